@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use hapax::{CanonicalJsonError, canonicalize};
+use hapax_core::{CanonicalJsonError, canonicalize};
 use libfuzzer_sys::fuzz_target;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};

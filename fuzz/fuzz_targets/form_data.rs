@@ -6,7 +6,7 @@
 #![no_main]
 
 use arbitrary::{Result, Unstructured};
-use hapax::Fingerprint;
+use hapax_core::Fingerprint;
 use hapax_http::fingerprint::HttpFingerprintScheme;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Uri};

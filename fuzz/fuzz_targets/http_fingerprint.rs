@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use hapax::{FingerprintScheme, JsonPointers};
+use hapax_core::{FingerprintScheme, JsonPointers};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
@@ -131,7 +131,7 @@ fn counts(asked: &Asked, form: BodyForm, names: &[&str]) -> Counts {
     });
     let kind = asked.headers[CONTENT_TYPE].to_str().expect("one of ours");
     let canonical = match form == BodyForm::Canonical && kind.contains("json") {
-        true => hapax::canonicalize(&asked.body).ok(),
+        true => hapax_core::canonicalize(&asked.body).ok(),
         false => None,
     };
     let body = match (form, canonical) {
@@ -147,7 +147,7 @@ fn counts(asked: &Asked, form: BodyForm, names: &[&str]) -> Counts {
     }
 }
 
-fn hashed(scheme: &HttpFingerprintScheme, asked: &Asked) -> hapax::Fingerprint {
+fn hashed(scheme: &HttpFingerprintScheme, asked: &Asked) -> hapax_core::Fingerprint {
     let target = match &asked.query {
         Some(query) => format!("{}?{query}", asked.path),
         None => asked.path.clone(),
@@ -176,7 +176,7 @@ fn forms(u: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn form(parts: &[Vec<u8>], edge: &str) -> hapax::Fingerprint {
+fn form(parts: &[Vec<u8>], edge: &str) -> hapax_core::Fingerprint {
     let mut body = Vec::new();
     for part in parts {
         body.extend_from_slice(format!("--{edge}\r\n").as_bytes());

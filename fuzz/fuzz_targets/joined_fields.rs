@@ -1,7 +1,7 @@
 //! Whatever joins fields: no two lists of fields give the same scope, fingerprint or store key.
 #![no_main]
 
-use hapax::{Fingerprint, Key, OperationId, Scope, Secret};
+use hapax_core::{Fingerprint, Key, OperationId, Scope, Secret};
 use libfuzzer_sys::fuzz_target;
 
 type Fields = Vec<(Vec<u8>, Vec<u8>)>;

@@ -5,7 +5,7 @@
 //! 3. `except` forgets what the pointers lead to; where they lead nowhere, nothing.
 #![no_main]
 
-use hapax::{JsonPointers, canonicalize, canonicalize_except, canonicalize_only};
+use hapax_core::{JsonPointers, canonicalize, canonicalize_except, canonicalize_only};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 

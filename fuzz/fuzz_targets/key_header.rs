@@ -7,7 +7,7 @@
 //! 5. Of two field lines none is the key.
 #![no_main]
 
-use hapax::Key;
+use hapax_core::Key;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, InvalidKey, decode, encode, key};
 use http::{HeaderMap, HeaderValue};
 use libfuzzer_sys::fuzz_target;

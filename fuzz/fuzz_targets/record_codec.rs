@@ -6,7 +6,7 @@
 
 use arbitrary::Unstructured;
 use bytes::Bytes;
-use hapax::codec::{DecodeError, decode, encode};
+use hapax_core::codec::{DecodeError, decode, encode};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

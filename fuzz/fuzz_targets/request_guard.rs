@@ -17,10 +17,10 @@ use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
-#[path = "../../crates/hapax-gateway/src/guard/head.rs"]
+#[path = "../../crates/program/hapax-gateway/src/guard/head.rs"]
 #[expect(dead_code, reason = "the gateway asks more of it")]
 mod head;
-#[path = "../../crates/hapax-gateway/src/guard/scan.rs"]
+#[path = "../../crates/program/hapax-gateway/src/guard/scan.rs"]
 #[expect(dead_code, reason = "the gateway asks more of it")]
 mod scan;
 

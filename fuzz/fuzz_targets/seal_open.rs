@@ -9,7 +9,7 @@
 use std::fmt;
 
 use arbitrary::{Result, Unstructured};
-use hapax::{Entropy, EntropyError, OperationId, Sealer, Secret, WriteId};
+use hapax_core::{Entropy, EntropyError, OperationId, Sealer, Secret, WriteId};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -8,7 +8,7 @@
 
 use arbitrary::{Result, Unstructured};
 use bytes::Bytes;
-use hapax::Outcome;
+use hapax_core::Outcome;
 use hapax_http::stored_response::{
     Cookies, FORMAT, FullResponse, StoredResponse, hop_by_hop, named_by_connection,
 };

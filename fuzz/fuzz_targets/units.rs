@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../crates/hapax-gateway/src/units.rs"]
+#[path = "../../crates/program/hapax-gateway/src/units.rs"]
 mod units;
 
 use units::{Size, parse_duration};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
-use hapax::codec::{MAX_DECISION, MAX_DESCRIPTION};
-use hapax::{
+use hapax_core::codec::{MAX_DECISION, MAX_DESCRIPTION};
+use hapax_core::{
     Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms,
 };
 

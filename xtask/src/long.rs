@@ -67,7 +67,7 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
             .show()?;
     }
     if images > 0 {
-        let test = ["test", "--release", "--package", "hapax-embedded", "--test", "it", "images"];
+        let test = ["test", "--release", "--package", "hapax-file", "--test", "it", "images"];
         // A filter that fits nothing would succeed.
         let listed = Run::cargo().args(test).args(["--", "--list"]).read()?;
         if !names_a_test(&listed) {

@@ -14,9 +14,9 @@ pub(crate) const COMMAND: Command = Command {
 installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
 fails. Does nothing where all is there. The servers are only installed: tests start
 their own, on ports of their own. Software of others, Stripe's and gRPC's clients and FastAPI
-for Python, in the versions of crates/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
+for Python, in the versions of crates/program/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
 into a virtual environment in the target folder; Stripe's client for Node and Express, in the versions of
-crates/hapax-gateway/tests/npm/package-lock.json, come from npm into the target folder.
+crates/program/hapax-gateway/tests/npm/package-lock.json, come from npm into the target folder.
 
   --skip NAME,…   do without: redis, postgres, pypi, npm",
     run: |args| {
@@ -140,7 +140,7 @@ fn missing(skip: &Skip) -> Vec<&'static str> {
 /// The clients from PyPI, where their tests look for them: unless what is there is what was asked for.
 fn clients_from_pypi() -> Outcome {
     let folder = target()?.join("pypi");
-    let wanted = root().join("crates/hapax-gateway/tests/pypi/requirements.txt");
+    let wanted = root().join("crates/program/hapax-gateway/tests/pypi/requirements.txt");
     let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
     let text = std::fs::read_to_string(&wanted).map_err(unreadable)?;
     // Written last: it says that all before it was done.
@@ -162,7 +162,7 @@ fn clients_from_pypi() -> Outcome {
 /// Installs the clients from npm where their tests look for them, unless they are there.
 fn clients_from_npm() -> Outcome {
     let folder = target()?.join("npm");
-    let manifests = root().join("crates/hapax-gateway/tests/npm");
+    let manifests = root().join("crates/program/hapax-gateway/tests/npm");
     let failed = |path: &Path, error| Failure::new(format!("{}: {error}", path.display()));
     let lock = manifests.join("package-lock.json");
     let wanted = std::fs::read_to_string(&lock).map_err(|error| failed(&lock, error))?;

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hapax::{
+use hapax_core::{
     Claim, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, OperationId, OperationRequest,
     Outcome, Policy, Scope,
 };

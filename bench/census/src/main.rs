@@ -20,7 +20,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax::{Idempotency, Inspect};
+use hapax_core::{Idempotency, Inspect};
 use hapax_operators::{Census, ListQuery};
 use load::{Load, fill, quantile};
 use store::{NAMES, Place, TIMEOUT, engine};

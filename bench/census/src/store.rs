@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax::store::Cursor as Position;
-use hapax::store::{BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
-use hapax::{
+use hapax_core::store::Cursor as Position;
+use hapax_core::store::{BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
+use hapax_core::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OperationId, Store, StoreError, SystemClock,
     SystemEntropy,
 };

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use futures_channel::oneshot;
-use hapax::store::{BoxFuture, Swap, Swapped};
-use hapax::{Sealer, Store, SystemEntropy};
-use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
+use hapax_core::store::{BoxFuture, Swap, Swapped};
+use hapax_core::{Sealer, Store, SystemEntropy};
+use hapax_file::{FileStore, FileOptions, SecretSource};
 
 use crate::engine::{self, Engine, Failure, Prepared};
 
@@ -54,7 +54,7 @@ impl Seam for Grouped {
     }
 }
 
-impl Seam for EmbeddedStore {
+impl Seam for FileStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<bool, Failure>> {
         Box::pin(async move { Ok(matches!(Store::swap(self, swap).await?, Swapped::Stored(_))) })
     }
@@ -86,8 +86,8 @@ pub fn open(name: &str, directory: &Path) -> Result<Arc<dyn Seam>, Failure> {
     std::fs::create_dir_all(directory)?;
     let options = FileOptions::new(directory.join("hapax.db")).secret(SecretSource::None);
     Ok(match name {
-        "hapax" => Arc::new(EmbeddedStore::open(options.quick_recovery_above(u64::MAX))?),
-        "hapax-quick" => Arc::new(EmbeddedStore::open(options.quick_recovery_above(0))?),
+        "hapax" => Arc::new(FileStore::open(options.quick_recovery_above(u64::MAX))?),
+        "hapax-quick" => Arc::new(FileStore::open(options.quick_recovery_above(0))?),
         name => Arc::new(Grouped::new(engine::open(name, directory)?)),
     })
 }

@@ -1,4 +1,4 @@
-//! Embedded engines behind one swap. `ENGINE.md` of the crate `hapax-embedded` has the results.
+//! Embedded engines behind one swap. `ENGINE.md` of the crate `hapax-file` has the results.
 //!
 //!     hapax-bench-engines rate ENGINE CALLERS SECONDS DIRECTORY
 //!     hapax-bench-engines fill ENGINE RECORDS DIRECTORY    # then single swaps until it is killed
@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 
 use engine::Failure;
 use group::Seam;
-use hapax::store::{Draft, Stamp, Swap};
-use hapax::{
+use hapax_core::store::{Draft, Stamp, Swap};
+use hapax_core::{
     Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
     Store, SystemEntropy, Terms, WriteId,
 };
-use hapax_embedded::{EmbeddedStore, FileOptions, SecretSource};
+use hapax_file::{FileStore, FileOptions, SecretSource};
 
 /// Bytes of an answer.
 const ANSWER: usize = 200;
@@ -188,7 +188,7 @@ async fn full(engine: &str, directory: &Path) -> Result<(), Failure> {
 async fn bulk(records: u64, directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)?;
     let path = directory.join("hapax.db");
-    EmbeddedStore::open(FileOptions::new(&path).secret(SecretSource::None))?.close().await;
+    FileStore::open(FileOptions::new(&path).secret(SecretSource::None))?.close().await;
     let cells = redb::TableDefinition::<&[u8; 32], &[u8]>::new("cells");
     let due = redb::TableDefinition::<&[u8; 40], ()>::new("due");
     let database = redb::Database::open(&path)?;
@@ -218,7 +218,7 @@ async fn bulk(records: u64, directory: &Path) -> Result<(), Failure> {
 async fn purge(records: u64, directory: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(directory)?;
     let options = FileOptions::new(directory.join("hapax.db")).secret(SecretSource::None);
-    let store = Arc::new(EmbeddedStore::open(options)?);
+    let store = Arc::new(FileStore::open(options)?);
     let left = Arc::new(AtomicU64::new(records));
     let mut tasks = Vec::new();
     for _ in 0..512 {
@@ -259,7 +259,7 @@ async fn purge(records: u64, directory: &Path) -> Result<(), Failure> {
 }
 
 /// The 99th percentile of requests by 16 callers over five seconds, in milliseconds.
-async fn claims(store: &Arc<EmbeddedStore>) -> Result<f64, Failure> {
+async fn claims(store: &Arc<FileStore>) -> Result<f64, Failure> {
     let started = Instant::now();
     let mut tasks = Vec::new();
     for _ in 0..16 {
@@ -306,7 +306,7 @@ async fn execute(seam: &dyn Seam) -> Result<(), Failure> {
 
 fn claim() -> Result<Swap, Failure> {
     let mut key = [0; 32];
-    hapax::Entropy::fill(&SystemEntropy, &mut key)?;
+    hapax_core::Entropy::fill(&SystemEntropy, &mut key)?;
     let lease_id = LeaseId::fresh(&SystemEntropy)?;
     let (lease, retention) = (Duration::from_secs(30), Duration::from_secs(86_400));
     let record = Record {
@@ -317,7 +317,7 @@ fn claim() -> Result<Swap, Failure> {
         attempt: 1,
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
-        notes: hapax::Notes::default(),
+        notes: hapax_core::Notes::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };

@@ -1,0 +1,161 @@
+//! A payment at a provider that takes idempotency keys itself, and is asked when nobody knows.
+//!
+//! ```text
+//! cargo run -p hapax --example payment
+//! ```
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_core::machine::HookTiming;
+use hapax_core::{
+    Function, Idempotency, MemoryStore, NaturalKey, OutcomeClass, ReconcileCall, Reconciled,
+    RunError, Scope,
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Payment {
+    order: String,
+    cents: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+enum PayError {
+    #[error("the card was declined")]
+    Declined,
+    #[error("the provider could not be reached")]
+    NotReached,
+    #[error("the provider did not answer")]
+    NoAnswer,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    run(|line| println!("{line}")).await
+}
+
+pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
+    let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+    let provider = Provider::default();
+    let pay = declare(&idempotency, &provider)?;
+
+    for (order, cents) in [("o-1", 500), ("o-1", 500), ("o-2", 0), ("o-2", 0), ("o-3", 700)] {
+        let said = match charge(&pay, &provider, order, cents).await {
+            Ok((charge, false)) => format!("charged {charge}"),
+            Ok((charge, true)) => format!("charged before: {charge}"),
+            Err(RunError::Failed { error, class, replayed: false }) => {
+                format!("{error}: {class:?}")
+            }
+            Err(RunError::Failed { error, .. }) => format!("{error}, as before"),
+            Err(other) => return Err(other.into()),
+        };
+        say(format!("{order}: {said}"));
+    }
+
+    // It charges, and its reply is lost. Whether it charged, nobody here can know; so the next call
+    // asks it, and is answered without a second charge.
+    provider.lose_next_reply();
+    for _ in 0..2 {
+        match charge(&pay, &provider, "o-4", 900).await {
+            Ok((charge, replayed)) => say(format!("o-4: {charge}, replayed: {replayed}")),
+            Err(error) => say(format!("o-4: {error}")),
+        }
+    }
+    say(format!("the provider charged {} times", provider.charges()));
+    Ok(())
+}
+
+fn declare(
+    idempotency: &Idempotency,
+    provider: &Provider,
+) -> Result<Function<String, PayError>, Box<dyn Error>> {
+    // A request that a dead process sent may still be on its way to the provider: after a lapse the
+    // hook waits for longer than that can take.
+    let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
+    let provider = provider.clone();
+    let ask = move |doubt: ReconcileCall| {
+        let provider = provider.clone();
+        async move {
+            // To say that it did not happen is to promise that it never will. So the provider is told
+            // to refuse this key and everything up to this fence from now on.
+            match provider.find_or_refuse(doubt.downstream.as_str(), doubt.fence.get()) {
+                Some(charge) => Reconciled::Happened(charge),
+                None => Reconciled::DidNotHappen,
+            }
+        }
+    };
+    let pay = idempotency.function("pay").reconcile_with(hook, ask).classify(|error| match error {
+        PayError::Declined => OutcomeClass::Final,
+        PayError::NotReached => OutcomeClass::Retryable,
+        PayError::NoAnswer => OutcomeClass::Unknown,
+    });
+    Ok(pay.build()?)
+}
+
+/// The charge, and whether it was made by an earlier call.
+async fn charge(
+    pay: &Function<String, PayError>,
+    provider: &Provider,
+    order: &str,
+    cents: u64,
+) -> Result<(String, bool), RunError<String, PayError>> {
+    let payment = Payment { order: order.into(), cents };
+    let key = NaturalKey::payment(order, cents, "EUR").key();
+    let customer = Scope::of([("customer", "c-1")]);
+    let (provider, asked) = (provider.clone(), payment.clone());
+    let answer = pay
+        .run(&customer, &key, &payment, |lease| async move {
+            // Not under `key`: to the provider all of our customers are one, and two of them may
+            // have an order of the same name.
+            provider.charge(lease.downstream().as_str(), lease.fence().get(), &asked)
+        })
+        .await?;
+    Ok((answer.value, answer.replayed))
+}
+
+/// A provider as there are: one charge for each key. This one also takes a fencing token.
+#[derive(Clone, Default)]
+struct Provider(Arc<Mutex<Ledger>>);
+
+#[derive(Default)]
+struct Ledger {
+    charges: BTreeMap<String, String>,
+    refused: BTreeMap<String, u64>,
+    loses_reply: bool,
+}
+
+impl Provider {
+    fn charge(&self, key: &str, fence: u64, payment: &Payment) -> Result<String, PayError> {
+        let mut ledger = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ledger { charges, refused, loses_reply } = &mut *ledger;
+        if refused.get(key).is_some_and(|until| fence <= *until) {
+            return Err(PayError::NotReached);
+        }
+        if payment.cents == 0 {
+            return Err(PayError::Declined);
+        }
+        let next = format!("ch_{} for {}", charges.len() + 1, payment.order);
+        let charge = charges.entry(key.to_owned()).or_insert(next).clone();
+        if std::mem::take(loses_reply) { Err(PayError::NoAnswer) } else { Ok(charge) }
+    }
+
+    fn find_or_refuse(&self, key: &str, fence: u64) -> Option<String> {
+        let mut ledger = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = ledger.charges.get(key).cloned();
+        if found.is_none() {
+            ledger.refused.insert(key.to_owned(), fence);
+        }
+        found
+    }
+
+    fn lose_next_reply(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).loses_reply = true;
+    }
+
+    fn charges(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).charges.len()
+    }
+}

@@ -1,0 +1,153 @@
+//! What was asked: a hash by which a retry is told from another request under the same key.
+
+mod canonical_json;
+mod pointers;
+#[cfg(feature = "serde")]
+mod value;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use canonical_json::{
+    CanonicalJsonError, canonicalize, canonicalize_except, canonicalize_only,
+};
+pub use pointers::{JsonPointers, PointerError};
+#[cfg(feature = "serde")]
+pub use value::{CanonicalValueError, canonicalize_value};
+
+/// A hash of what was asked. Equal fingerprints: the same request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Begins a fingerprint in `domain`. Two domains never give the same fingerprint.
+    #[must_use]
+    pub fn builder(domain: &'static str) -> FingerprintBuilder {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax 1 fingerprint");
+        field(&mut hasher, domain.as_bytes());
+        FingerprintBuilder { hasher }
+    }
+
+    /// The hash as stores write it.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// A hash read back from a store.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Hashes this fingerprint under a secret key. A request has few secrets in it, a card number for
+    /// instance: from an unkeyed hash of it they can be found by trying all of them.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keyed(&self, key: &[u8; 32]) -> Self {
+        Self(*blake3::keyed_hash(key, &self.0).as_bytes())
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A fingerprint in the making: every field is length-prefixed, so that no two lists of fields
+/// give the same bytes.
+///
+/// ```
+/// use hapax_core::Fingerprint;
+/// let one = Fingerprint::builder("example").field(b"ab").field(b"c").finish();
+/// let two = Fingerprint::builder("example").field(b"a").field(b"bc").finish();
+/// assert_ne!(one, two);
+/// ```
+#[derive(Clone, Debug)]
+pub struct FingerprintBuilder {
+    hasher: blake3::Hasher,
+}
+
+impl FingerprintBuilder {
+    /// Adds a field.
+    #[must_use]
+    pub fn field(mut self, bytes: &[u8]) -> Self {
+        field(&mut self.hasher, bytes);
+        self
+    }
+
+    /// The fingerprint of the fields so far.
+    #[must_use]
+    pub fn finish(&self) -> Fingerprint {
+        Fingerprint(*self.hasher.finalize().as_bytes())
+    }
+}
+
+fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_be_bytes());
+    hasher.update(bytes);
+}
+
+/// The name of the way a fingerprint was made, with its options: `http/1;body=canonical`, say.
+///
+/// It is stored with the record, and a retry is hashed by the record's own scheme: a changed
+/// configuration never makes a retry look like another request.
+///
+/// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name that a request has, and
+/// a keyed hash of its fingerprint. Records from before it had one keep their scheme, and retries of
+/// them are compared unkeyed.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct FingerprintScheme(Arc<str>);
+
+impl FingerprintScheme {
+    /// The longest name that is stored, in bytes. Names of requests have at most eight bytes less.
+    pub const MAX_LEN: usize = 4096;
+
+    /// What the name of a scheme begins with whose fingerprints are keyed.
+    const KEYED: &str = "keyed/1;";
+
+    /// A scheme of this name.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] where it would have more than [`FingerprintScheme::MAX_LEN`] bytes once it is keyed.
+    pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
+        let name = name.into();
+        let to_come = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
+        if name.len() + to_come > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+    }
+
+    /// Returns the name that the request gave, without what says that the fingerprint is keyed.
+    #[must_use]
+    pub fn of_request(&self) -> &str {
+        self.0.strip_prefix(Self::KEYED).unwrap_or(&self.0)
+    }
+
+    /// Returns this scheme with keyed fingerprints.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn keyed(&self) -> Self {
+        Self(format!("{}{}", Self::KEYED, self.0).into())
+    }
+
+    /// Returns the scheme whose fingerprints this one keys; `None` if it keys none.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unkeyed(&self) -> Option<Self> {
+        self.0.strip_prefix(Self::KEYED).map(|name| Self(name.into()))
+    }
+
+    /// One of ours, which is short.
+    #[cfg(feature = "function")]
+    pub(crate) fn known(name: &'static str) -> Self {
+        Self(name.into())
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A scheme's name is longer than [`FingerprintScheme::MAX_LEN`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the fingerprint scheme has more than 4088 bytes: choose fewer headers or pointers")]
+pub struct SchemeTooLong;

@@ -1,0 +1,105 @@
+//! The idempotency key: what the caller says is one operation.
+
+mod composite;
+mod make;
+mod natural;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use composite::{BucketError, CompositeKey};
+pub use make::{KeyMaker, MakeKeyError};
+pub use natural::{KeyPart, NaturalKey};
+
+/// An idempotency key: 1 to 255 characters of printable ASCII.
+///
+/// Whoever asks makes it, before the first attempt, and keeps it until the outcome is known:
+///
+/// | key | it is the same when | beware |
+/// | --- | --- | --- |
+/// | `Key::uuid_v4`, `uuid_v7`, `ulid` | it was kept | it must be kept |
+/// | [`NaturalKey`] | the business identifiers are | the same twice on purpose is one |
+/// | `Key::of_payload` | all that is asked is | likewise, and any change is another |
+/// | [`Key::composite`] | it is asked about the same time | likewise; retries across a boundary |
+///
+/// A key is compared as decoded text. Its `Debug` form never shows it, because keys may be
+/// guessable names of operations; [`Key::as_str`] does.
+///
+/// ```
+/// use hapax_core::Key;
+/// let key: Key = "8e03978e-40d5-43dd-bc93-6894a57f9324".parse()?;
+/// assert_eq!(format!("{key:?}"), "Key(36 characters)");
+/// assert!("".parse::<Key>().is_err());
+/// # Ok::<(), hapax_core::KeyError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Key(Box<str>);
+
+impl Key {
+    /// The longest key, in characters.
+    pub const MAX_LEN: usize = 255;
+
+    /// Parses a decoded key.
+    ///
+    /// # Errors
+    /// [`KeyError`] names what is wrong with it.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, KeyError> {
+        let text = text.as_ref();
+        if text.is_empty() {
+            return Err(KeyError::Empty);
+        }
+        if let Some(position) = text.bytes().position(|byte| !(0x20..=0x7e).contains(&byte)) {
+            return Err(KeyError::NotPrintable { position });
+        }
+        if text.len() > Self::MAX_LEN {
+            return Err(KeyError::TooLong { length: text.len() });
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The hash as a key.
+    pub(crate) fn hash(hasher: &blake3::Hasher) -> Self {
+        Self(hasher.finalize().to_hex().as_str().into())
+    }
+
+    /// The key as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Key {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        Self::new(text)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({} characters)", self.0.len())
+    }
+}
+
+/// Why a text is no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// It has no characters.
+    #[error("an idempotency key has at least 1 character")]
+    Empty,
+    /// It has more than [`Key::MAX_LEN`] characters.
+    #[error("an idempotency key has at most 255 characters, this one has {length}")]
+    TooLong {
+        /// Characters it has.
+        length: usize,
+    },
+    /// It has a control character or one outside ASCII.
+    #[error("an idempotency key has printable ASCII only, byte {position} is not")]
+    NotPrintable {
+        /// Which byte, from 0.
+        position: usize,
+    },
+}

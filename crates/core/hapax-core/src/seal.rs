@@ -1,0 +1,250 @@
+//! Sealing: a record's bytes bound to the cell they belong to.
+//!
+//! 1. A sealed record opens only under the store key and the tag it was sealed with: a record
+//!    copied to another cell, put back from an earlier write or damaged is an error.
+//! 2. Without a secret the seal is a checksum (BLAKE3): it finds accidents, it stops nobody.
+//! 3. With a secret it is XChaCha20-Poly1305 with a random nonce: what is stored can be neither
+//!    read nor made by anybody else. A record that was not sealed under a known secret is then an
+//!    error as well, or whoever can write to the store could leave the seal off.
+//! 4. Secrets rotate: new records are sealed under the current one, and a record names the secret
+//!    it was sealed under, so that previous ones still open it.
+//!
+//! ```
+//! use hapax_core::{Sealer, Secret};
+//! let secret = Secret::new([7; 32]); // from a random source, in earnest
+//! let old = Secret::new([6; 32]);
+//! let sealer = Sealer::keyed(&secret).previously(&old);
+//! assert!(sealer.is_keyed());
+//! ```
+
+use std::fmt;
+
+use bytes::Bytes;
+use chacha20poly1305::aead::{Aead, KeyInit, Payload};
+use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+
+use crate::codec::{self, DecodeError, EncodeError};
+use crate::entropy::{Entropy, EntropyError};
+use crate::record::{Record, WriteId};
+use crate::scope::OperationId;
+use crate::secret::Secret;
+
+const MAGIC: [u8; 3] = *b"hxs";
+const VERSION: u8 = 1;
+const CHECKSUM: u8 = 0;
+const ENCRYPTED: u8 = 1;
+
+const NONCE_LEN: usize = 24;
+const CHECKSUM_LEN: usize = 32;
+
+/// What stores seal records with.
+#[derive(Clone)]
+pub struct Sealer {
+    /// The current secret first.
+    ring: Vec<RingKey>,
+}
+
+#[derive(Clone)]
+struct RingKey {
+    id: [u8; 4],
+    cipher: XChaCha20Poly1305,
+}
+
+impl Sealer {
+    /// Seals with a checksum only.
+    #[must_use]
+    pub const fn checksum() -> Self {
+        Self { ring: Vec::new() }
+    }
+
+    /// Seals under `secret`.
+    #[must_use]
+    pub fn keyed(secret: &Secret) -> Self {
+        Self { ring: vec![RingKey::new(secret)] }
+    }
+
+    /// Also opens what was sealed under `secret`, an earlier one. On a sealer without a secret
+    /// it makes `secret` the current one.
+    #[must_use]
+    pub fn previously(mut self, secret: &Secret) -> Self {
+        self.ring.push(RingKey::new(secret));
+        self
+    }
+
+    /// With `Some`, [`Sealer::keyed`]; with `None`, [`Sealer::checksum`].
+    #[must_use]
+    pub fn new(secret: Option<&Secret>) -> Self {
+        secret.map_or_else(Self::checksum, Self::keyed)
+    }
+
+    /// Whether it has a secret.
+    #[must_use]
+    pub const fn is_keyed(&self) -> bool {
+        !self.ring.is_empty()
+    }
+
+    /// Seals `record` into the cell `key`, for the write `tag`.
+    ///
+    /// # Errors
+    /// [`SealError::TooLong`] and [`SealError::Entropy`].
+    pub fn seal(
+        &self,
+        key: &OperationId,
+        write_id: WriteId,
+        record: &Record,
+        entropy: &dyn Entropy,
+    ) -> Result<Vec<u8>, SealError> {
+        let payload = codec::encode(record)?;
+        let mut out = Vec::with_capacity(MAGIC.len() + 2 + 4 + NONCE_LEN + payload.len() + 32);
+        out.extend_from_slice(&MAGIC);
+        out.push(VERSION);
+        match self.ring.first() {
+            None => {
+                out.push(CHECKSUM);
+                out.extend_from_slice(&payload);
+                out.extend_from_slice(&checksum(key, write_id, &payload));
+            }
+            Some(RingKey { id, cipher }) => {
+                // 24 random bytes: never repeats under one secret, however many records.
+                let mut nonce = [0; NONCE_LEN];
+                entropy.fill(&mut nonce)?;
+                let aad = associated(key, write_id, *id);
+                let sealed = cipher
+                    .encrypt(&XNonce::from(nonce), Payload { msg: &payload, aad: &aad })
+                    .map_err(|_| SealError::Broken)?;
+                out.push(ENCRYPTED);
+                out.extend_from_slice(id);
+                out.extend_from_slice(&nonce);
+                out.extend_from_slice(&sealed);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Opens what [`Sealer::seal`] made for the same cell and write.
+    ///
+    /// # Errors
+    /// Every [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
+    pub fn open(
+        &self,
+        key: &OperationId,
+        write_id: WriteId,
+        sealed: &[u8],
+    ) -> Result<Record, SealError> {
+        let rest = sealed.strip_prefix(&MAGIC).ok_or(SealError::NotSealed)?;
+        let (&version, rest) = rest.split_first().ok_or(SealError::Broken)?;
+        if version != VERSION {
+            return Err(SealError::Version { found: version });
+        }
+        let (&kind, body) = rest.split_first().ok_or(SealError::Broken)?;
+        let payload = match kind {
+            CHECKSUM if self.is_keyed() => return Err(SealError::NotKeyed),
+            CHECKSUM => {
+                let (payload, sum) =
+                    body.split_last_chunk::<CHECKSUM_LEN>().ok_or(SealError::Broken)?;
+                if checksum(key, write_id, payload) != *sum {
+                    return Err(SealError::Broken);
+                }
+                Bytes::copy_from_slice(payload)
+            }
+            ENCRYPTED => self.decrypt(key, write_id, body)?,
+            _ => return Err(SealError::Broken),
+        };
+        Ok(codec::decode(&payload)?)
+    }
+
+    fn decrypt(
+        &self,
+        key: &OperationId,
+        write_id: WriteId,
+        body: &[u8],
+    ) -> Result<Bytes, SealError> {
+        let (id, body) = body.split_first_chunk::<4>().ok_or(SealError::Broken)?;
+        let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
+        let aad = associated(key, write_id, *id);
+        let mut known = false;
+        // Two secrets of one id are possible, if unlikely: each is tried.
+        for RingKey { cipher, .. } in self.ring.iter().filter(|entry| entry.id == *id) {
+            known = true;
+            if let Ok(payload) = cipher.decrypt(&XNonce::from(*nonce), Payload { msg, aad: &aad }) {
+                return Ok(payload.into());
+            }
+        }
+        Err(if known { SealError::Broken } else { SealError::UnknownSecret { id: *id } })
+    }
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sealer({} secrets)", self.ring.len())
+    }
+}
+
+impl RingKey {
+    fn new(secret: &Secret) -> Self {
+        let cipher = XChaCha20Poly1305::new(&secret.subkey("hapax 1 seal").into());
+        Self { id: secret.id(), cipher }
+    }
+}
+
+/// Why a record could not be sealed or opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealError {
+    /// A field is over its limit.
+    #[error(transparent)]
+    TooLong(#[from] EncodeError),
+    /// There was no randomness for a nonce.
+    #[error("no nonce could be made")]
+    Entropy,
+    /// The bytes do not begin as a sealed record.
+    #[error("these bytes are no sealed record")]
+    NotSealed,
+    /// A version written by a newer Hapax, or by none.
+    #[error("a seal of version {found}; this build reads version 1")]
+    Version {
+        /// Which.
+        found: u8,
+    },
+    /// There is a secret, but the record bears only a checksum.
+    #[error("the record was not sealed under a secret, but one is configured")]
+    NotKeyed,
+    /// It was sealed under a secret that is not in the ring.
+    #[error("the record was sealed under another secret ({:08x})", u32::from_be_bytes(*.id))]
+    UnknownSecret {
+        /// Names that secret.
+        id: [u8; 4],
+    },
+    /// Damaged, or sealed for another cell or another write.
+    #[error("the record is damaged, or belongs to another cell")]
+    Broken,
+    /// The seal is whole and what it holds is no record.
+    #[error(transparent)]
+    NotARecord(#[from] DecodeError),
+}
+
+impl From<EntropyError> for SealError {
+    fn from(_: EntropyError) -> Self {
+        Self::Entropy
+    }
+}
+
+/// Over what the seal binds, and the payload, which has no length to be mistaken about: it is
+/// all that follows the fields of fixed length.
+fn checksum(key: &OperationId, write_id: WriteId, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
+    let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
+    hasher.update(&[VERSION]);
+    hasher.update(key.as_bytes());
+    hasher.update(write_id.as_bytes());
+    hasher.update(payload);
+    *hasher.finalize().as_bytes()
+}
+
+fn associated(key: &OperationId, write_id: WriteId, id: [u8; 4]) -> [u8; 53] {
+    let mut bytes = [0; 53];
+    bytes[0] = VERSION;
+    bytes[1..33].copy_from_slice(key.as_bytes());
+    bytes[33..49].copy_from_slice(write_id.as_bytes());
+    bytes[49..].copy_from_slice(&id);
+    bytes
+}

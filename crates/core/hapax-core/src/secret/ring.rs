@@ -1,0 +1,205 @@
+//! Secrets that succeed one another.
+
+use super::Secret;
+use crate::seal::Sealer;
+
+/// The secrets of a store: one that names its records, one that seals them, and earlier ones that
+/// still open what they sealed.
+///
+/// Only sealing rotates. A record is found by its name, so that a new naming secret would make every
+/// retry of an earlier request a new operation; and it gives away less: who has it can tell a guessed
+/// key from a wrong one, and reads nothing.
+///
+/// # The file
+///
+/// ```text
+/// # lines are a word and 64 hexadecimal digits; a single line of digits alone names and seals
+/// name 8d969eef6ecad3c29a3a629280e686cf0c3f5d5a86aff3ca12020c923adc6c92
+/// seal 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
+/// open 8d969eef6ecad3c29a3a629280e686cf0c3f5d5a86aff3ca12020c923adc6c92
+/// ```
+///
+/// To rotate where several processes share a store: add the new secret as `open` everywhere; then
+/// make it `seal`, and the one before it `open`, everywhere; remove that once nothing is left that it
+/// sealed: after the longest retention, or never while records are kept for ever under `Block`.
+///
+/// ```
+/// use hapax_core::{KeyRing, Secret};
+/// let old = Secret::new([6; 32]); // from a random source, in earnest
+/// let new = Secret::new([7; 32]);
+/// let ring = KeyRing::new(old.clone()).sealing(new.clone());
+/// assert_eq!(ring.naming(), &old);
+/// assert_eq!(KeyRing::parse(&ring.to_text()), Ok(ring));
+/// assert_eq!(KeyRing::parse(&new.to_hex()), Ok(KeyRing::new(new)));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KeyRing {
+    naming: Secret,
+    sealing: Secret,
+    opening: Vec<Secret>,
+}
+
+impl KeyRing {
+    /// The most secrets that open which a file may name: more are a sign that nobody removes them.
+    /// What a program adds itself is not counted.
+    pub const MAX_OPENING: usize = 16;
+
+    /// One secret for everything.
+    #[must_use]
+    pub fn new(secret: Secret) -> Self {
+        Self { naming: secret.clone(), sealing: secret, opening: Vec::new() }
+    }
+
+    /// From now on `secret` seals, and the one before it opens.
+    #[must_use]
+    pub fn sealing(mut self, secret: Secret) -> Self {
+        self.opening.retain(|it| *it != secret && *it != self.sealing);
+        let before = std::mem::replace(&mut self.sealing, secret);
+        if before != self.sealing {
+            self.opening.insert(0, before);
+        }
+        self
+    }
+
+    /// `secret` opens as well: it sealed before, or will soon elsewhere.
+    #[must_use]
+    pub fn opening(mut self, secret: Secret) -> Self {
+        if secret != self.sealing && !self.opening.contains(&secret) {
+            self.opening.push(secret);
+        }
+        self
+    }
+
+    /// The secret that names records: give it to
+    /// [`IdempotencyBuilder::secret`](crate::IdempotencyBuilder::secret).
+    #[must_use]
+    pub const fn naming(&self) -> &Secret {
+        &self.naming
+    }
+
+    /// Seals and opens by this ring.
+    #[must_use]
+    pub fn sealer(&self) -> Sealer {
+        self.opening.iter().fold(Sealer::keyed(&self.sealing), Sealer::previously)
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`KeyRingError`], which never shows a secret.
+    pub fn parse(text: &str) -> Result<Self, KeyRingError> {
+        let (mut naming, mut sealing, mut opening) = (None, None, Vec::new());
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (word, digits) = line.split_once(char::is_whitespace).unwrap_or(("", line));
+            let secret = Secret::from_hex(digits).ok_or(KeyRingError::Line(number))?;
+            let twice = match word {
+                "" => naming.replace(secret.clone()).is_some() | sealing.replace(secret).is_some(),
+                "name" => naming.replace(secret).is_some(),
+                "seal" => sealing.replace(secret).is_some(),
+                "open" if opening.len() < Self::MAX_OPENING => {
+                    opening.push(secret);
+                    false
+                }
+                "open" => return Err(KeyRingError::TooMany),
+                _ => return Err(KeyRingError::Line(number)),
+            };
+            if twice {
+                return Err(KeyRingError::Twice(number));
+            }
+        }
+        let naming = naming.ok_or(KeyRingError::Missing("name"))?;
+        let sealing = sealing.ok_or(KeyRingError::Missing("seal"))?;
+        Ok(Self { naming, sealing, opening })
+    }
+
+    /// The text of a file, which [`parse`](Self::parse) reads, unless too many open.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        if self.naming == self.sealing && self.opening.is_empty() {
+            return format!("{}\n", self.naming.to_hex());
+        }
+        let mut text = format!("name {}\nseal {}\n", self.naming.to_hex(), self.sealing.to_hex());
+        for secret in &self.opening {
+            text.push_str("open ");
+            text.push_str(&secret.to_hex());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Why a text is no [`KeyRing`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyRingError {
+    /// A line is not a word and a secret.
+    #[error("line {0} is not `name`, `seal` or `open` and 64 hexadecimal digits")]
+    Line(usize),
+    /// There is one secret that names, and one that seals.
+    #[error("line {0} gives a second secret for the same")]
+    Twice(usize),
+    /// A secret is missing.
+    #[error("there is no line `{0}`, nor one of 64 hexadecimal digits alone")]
+    Missing(&'static str),
+    /// More than [`KeyRing::MAX_OPENING`].
+    #[error("more than {} secrets that open", KeyRing::MAX_OPENING)]
+    TooMany,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(byte: u8) -> Secret {
+        Secret::new([byte; 32])
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let one = KeyRing::new(secret(1));
+        let two = one.clone().sealing(secret(2));
+        let three = two.clone().sealing(secret(3)).opening(secret(4));
+        for ring in [one, two, three] {
+            assert_eq!(KeyRing::parse(&ring.to_text()), Ok(ring));
+        }
+    }
+
+    #[test]
+    fn a_ring_goes_on_opening() {
+        let ring = KeyRing::new(secret(1)).sealing(secret(2)).sealing(secret(3));
+        assert_eq!(ring.opening, [secret(2), secret(1)]);
+        assert_eq!((ring.naming(), &ring.sealing), (&secret(1), &secret(3)));
+        // Back again, as when a change is taken back.
+        let back = ring.sealing(secret(2));
+        assert_eq!((back.sealing, back.opening), (secret(2), vec![secret(3), secret(1)]));
+    }
+
+    #[test]
+    fn no_secret_is_dropped_unasked() {
+        let ring = (0..40).map(secret).fold(KeyRing::new(secret(99)), KeyRing::opening);
+        let ring = (40..80).map(secret).fold(ring, KeyRing::sealing);
+        assert_eq!(ring.opening.len(), 80);
+        assert_eq!(KeyRing::parse(&ring.to_text()), Err(KeyRingError::TooMany));
+    }
+
+    #[test]
+    fn mistakes_are_named_and_secrets_are_not() {
+        let hex = secret(0xab).to_hex();
+        for (text, error) in [
+            (String::new(), KeyRingError::Missing("name")),
+            (format!("name {hex}"), KeyRingError::Missing("seal")),
+            (format!("# x\nseal {hex}\nfoo {hex}\n"), KeyRingError::Line(3)),
+            (format!("{hex}\n{hex}"), KeyRingError::Twice(2)),
+            (format!("{hex}\nseal {hex}"), KeyRingError::Twice(2)),
+            (format!("name {}", &hex[1..]), KeyRingError::Line(1)),
+            (format!("{hex}\n{}", format!("open {hex}\n").repeat(17)), KeyRingError::TooMany),
+        ] {
+            assert_eq!(KeyRing::parse(&text), Err(error), "{text}");
+            assert!(!error.to_string().contains("abab"));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The engine over a store that fails on command, on a clock that tests control.
+
+mod faults;
+mod functions;
+mod ghosts;
+mod keyed;
+mod leases;
+mod limits;
+mod local;
+mod operators;
+mod transactions;
+mod waiting;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{
+    Claim, Clock, EngineLimits, Fingerprint, FingerprintScheme, Idempotency, Key, Lease,
+    MemoryCapacity, MemoryStore, OnUnknown, OperationRequest, Outcome, Policy, Scope, Timestamp,
+};
+use tokio::time::Instant;
+
+use faults::Unreliable;
+
+/// Wall-clock time that follows tokio's, which tests pause.
+#[derive(Debug)]
+struct TestClock(Instant);
+
+impl Clock for TestClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(1_000_000_000_000).after(self.0.elapsed())
+    }
+}
+
+/// A request that is told from others by its text.
+struct Text(&'static str);
+
+impl OperationRequest for Text {
+    fn scheme(&self) -> FingerprintScheme {
+        FingerprintScheme::new("text/2").unwrap()
+    }
+
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
+        let domain = match scheme.as_str() {
+            "text/1" => "text/1",
+            "text/2" => "text/2",
+            _ => return None,
+        };
+        Some(Fingerprint::builder(domain).field(self.0.as_bytes()).finish())
+    }
+}
+
+/// A world with one store and any number of processes over it.
+struct World {
+    store: Arc<Unreliable>,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Arc::new(TestClock(Instant::now()));
+        let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
+        Self { store: Arc::new(Unreliable::new(memory)) }
+    }
+
+    /// The same records, reached by another way.
+    fn elsewhere(&self) -> Self {
+        Self { store: Arc::new(self.store.elsewhere()) }
+    }
+
+    fn process(&self) -> Idempotency {
+        self.limited(EngineLimits::default())
+    }
+
+    fn limited(&self, limits: EngineLimits) -> Idempotency {
+        Idempotency::builder(Arc::clone(&self.store) as _).limits(limits).build()
+    }
+}
+
+fn policy(on_unknown: OnUnknown) -> Policy {
+    let mut policy = Policy::default();
+    policy.terms.on_unknown = on_unknown;
+    policy
+}
+
+/// A policy under which what is unknown executes again.
+fn reexecute() -> Policy {
+    policy(OnUnknown::Reexecute)
+}
+
+fn key() -> Key {
+    Key::new("k-1").unwrap()
+}
+
+async fn claim(process: &Idempotency, text: &'static str, policy: &Policy) -> Claim {
+    process.claim(&Scope::shared(), &key(), &Text(text), policy).await.unwrap()
+}
+
+async fn own(process: &Idempotency, policy: &Policy) -> Lease {
+    match claim(process, "a", policy).await {
+        Claim::Execute(lease) => lease,
+        other => panic!("expected to execute, got {other:?}"),
+    }
+}
+
+fn outcome(text: &'static str) -> Outcome {
+    Outcome::new("text", text)
+}
+
+async fn replayed(process: &Idempotency) -> Outcome {
+    match claim(process, "a", &Policy::default()).await {
+        Claim::Replay(replay) => replay.outcome,
+        other => panic!("expected a replay, got {other:?}"),
+    }
+}
+
+/// Lets every task run until all of them wait.
+async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}

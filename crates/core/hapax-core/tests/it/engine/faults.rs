@@ -1,0 +1,317 @@
+//! A store that is away, silent or forgetful on command; and what the engine makes of that.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::machine::{HookTiming, Verdict};
+use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::{
+    Claim, ClaimError, EngineLimits, FinishError, InFlight, MemoryStore, OnUnknown, Policy, Store,
+    StoreError,
+};
+use tokio::sync::watch;
+
+use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, settle};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Well,
+    /// Refuses at once; nothing is written.
+    Away,
+    /// Writes, and answers that it does not know.
+    LosesReplies,
+    /// Never answers. What was asked is written when [`Unreliable::deliver`] says so.
+    Silent,
+}
+
+#[derive(Debug)]
+pub(super) struct Unreliable {
+    memory: Arc<MemoryStore>,
+    mode: Mutex<Mode>,
+    late: Mutex<Vec<Swap>>,
+    swaps: watch::Sender<usize>,
+}
+
+impl Unreliable {
+    pub(super) fn new(memory: Arc<MemoryStore>) -> Self {
+        Self {
+            memory,
+            mode: Mutex::new(Mode::Well),
+            late: Mutex::default(),
+            swaps: watch::Sender::new(0),
+        }
+    }
+
+    /// Another way to the same records, with faults of its own.
+    pub(super) fn elsewhere(&self) -> Self {
+        Self::new(Arc::clone(&self.memory))
+    }
+
+    pub(super) fn set(&self, mode: Mode) {
+        *self.mode.lock().unwrap() = mode;
+    }
+
+    pub(super) fn swaps(&self) -> usize {
+        *self.swaps.borrow()
+    }
+
+    /// Applies what was asked while it was silent; returns how many swaps that were.
+    pub(super) async fn deliver(&self) -> usize {
+        let late = std::mem::take(&mut *self.late.lock().unwrap());
+        let count = late.len();
+        for swap in late {
+            self.memory.swap(swap).await.unwrap();
+        }
+        count
+    }
+
+    /// Resolves when it has been asked to swap so many times in all.
+    pub(super) async fn asked(&self, times: usize) {
+        self.swaps.subscribe().wait_for(|swaps| *swaps >= times).await.unwrap();
+    }
+}
+
+impl Store for Unreliable {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            self.swaps.send_modify(|swaps| *swaps += 1);
+            let mode = *self.mode.lock().unwrap();
+            match mode {
+                Mode::Well => self.memory.swap(swap).await,
+                Mode::Away => Err(StoreError::unavailable("away")),
+                Mode::LosesReplies => {
+                    self.memory.swap(swap).await?;
+                    Err(StoreError::ambiguous("the reply was lost"))
+                }
+                Mode::Silent => {
+                    self.late.lock().unwrap().push(swap);
+                    std::future::pending().await
+                }
+            }
+        })
+    }
+
+    fn load<'a>(
+        &'a self,
+        key: &'a hapax_core::OperationId,
+    ) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.memory.load(key)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.memory.reap(limit)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_replies_are_lost_is_refused_and_then_released() {
+    let world = World::new();
+    let process = world.process();
+    let block = policy(OnUnknown::Block);
+    world.store.set(Mode::LosesReplies);
+    let claimed = process.claim(&hapax_core::Scope::shared(), &key(), &Text("a"), &block).await;
+    assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Ambiguous(_)))), "{claimed:?}");
+    assert_eq!(process.stats().deferred, 1);
+    world.store.set(Mode::Well);
+    process.drain().await;
+    // Under `block` a claim left behind would be refused for ever.
+    assert_eq!(own(&world.process(), &block).await.attempt(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_lands_after_it_was_given_up_is_released() {
+    let world = World::new();
+    let process = world.process();
+    let block = policy(OnUnknown::Block);
+    world.store.set(Mode::Silent);
+    let claimed = process.claim(&hapax_core::Scope::shared(), &key(), &Text("a"), &block).await;
+    assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Ambiguous(_)))));
+    world.store.set(Mode::Well);
+    assert!(world.store.deliver().await > 0);
+    process.drain().await;
+    drop(own(&world.process(), &block).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_leaves_no_claim() {
+    let world = World::new();
+    let process = world.process();
+    let block = policy(OnUnknown::Block);
+    world.store.set(Mode::LosesReplies);
+    let caller = {
+        let process = process.clone();
+        tokio::spawn(async move { claim(&process, "a", &block).await })
+    };
+    world.store.asked(1).await;
+    caller.abort();
+    world.store.set(Mode::Well);
+    settle().await;
+    process.drain().await;
+    drop(own(&world.process(), &block).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_refuses_claims_at_once() {
+    let world = World::new();
+    let process = world.process();
+    world.store.set(Mode::Away);
+    let scope = hapax_core::Scope::shared();
+    let claimed = process.claim(&scope, &key(), &Text("a"), &reexecute()).await;
+    assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Unavailable(_)))));
+    assert_eq!(process.stats().deferred, 0, "nothing can land");
+    assert_eq!(world.store.swaps(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_later() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
+    assert_eq!(replayed(&process).await, outcome("done"));
+    let scope = hapax_core::Scope::shared();
+    let other = process.claim(&scope, &key(), &Text("b"), &reexecute()).await;
+    assert!(matches!(other, Ok(Claim::Mismatch)));
+    assert_eq!(process.stats().deferred_bytes, 4);
+
+    world.store.set(Mode::Well);
+    process.drain().await;
+    assert_eq!(replayed(&world.process()).await, outcome("done"));
+    assert_eq!(process.stats().deferred_bytes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replay_says_whether_it_is_in_the_store() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
+    let deferred = async || match claim(&process, "a", &reexecute()).await {
+        Claim::Replay(replay) => replay.deferred,
+        other => panic!("{other:?}"),
+    };
+    assert!(deferred().await);
+    world.store.set(Mode::Well);
+    process.drain().await;
+    assert!(!deferred().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
+    let world = World::new();
+    let process = world.process();
+    let scope = hapax_core::Scope::shared();
+    // In flight when the store was last heard of.
+    let lease = own(&world.elsewhere().process(), &reexecute()).await;
+    let wait = InFlight::Wait(Duration::from_secs(60));
+    let waiting = Policy { in_flight: wait, ..reexecute() };
+    let copy = tokio::spawn({
+        let (process, scope) = (process.clone(), scope.clone());
+        async move { process.claim(&scope, &key(), &Text("a"), &waiting).await }
+    });
+    settle().await;
+    world.store.set(Mode::Away);
+    lease.release().await.unwrap();
+    let told = copy.await.unwrap();
+    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+
+    // In doubt when the store was last heard of, and when the hook answered.
+    world.store.set(Mode::Well);
+    let mut reconciling = policy(OnUnknown::Reconcile);
+    reconciling.hook = Some(HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) });
+    own(&process, &reconciling).await.abandon(None).await.unwrap();
+    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
+    world.store.set(Mode::Away);
+    let told = question.conclude(Verdict::Happened(outcome("found")), &Text("a")).await;
+    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_seen_of_an_unknown_outcome_counts_while_it_is_held_back() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.abandon(Some(outcome("500"))).await, Err(FinishError::Pending));
+    assert_eq!(process.stats().deferred_bytes, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_too_large_is_not_held_back_for_ever() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &policy(OnUnknown::Block)).await;
+    let handle = lease.handle();
+    let checkpoint = bytes::Bytes::from(vec![0; hapax_core::codec::MAX_CHECKPOINT + 1]);
+    assert_eq!(handle.save(checkpoint).await, Err(FinishError::TooLarge));
+    let large = hapax_core::Outcome::new("text", vec![0; hapax_core::codec::MAX_OUTCOME + 1]);
+    assert_eq!(lease.complete(large, None).await, Err(FinishError::TooLarge));
+    assert_eq!(process.stats().deferred, 0);
+    // It happened: it does not run again.
+    let copy = claim(&process, "a", &policy(OnUnknown::Block)).await;
+    assert!(matches!(copy, Claim::Unknown { .. }), "{copy:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_completion_whose_reply_was_lost_is_recorded_once() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::LosesReplies);
+    let finishing = tokio::spawn(lease.complete(outcome("done"), None));
+    world.store.asked(2).await;
+    settle().await;
+    world.store.set(Mode::Well);
+    assert!(finishing.await.unwrap().is_ok());
+    assert_eq!(replayed(&world.process()).await, outcome("done"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_completion_goes_on_when_its_caller_is_dropped() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::LosesReplies);
+    let finishing = tokio::spawn(lease.complete(outcome("done"), None));
+    world.store.asked(2).await;
+    finishing.abort();
+    world.store.set(Mode::Well);
+    process.drain().await;
+    assert_eq!(replayed(&world.process()).await, outcome("done"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn claims_are_refused_while_too_much_is_held_back() {
+    let world = World::new();
+    let process = world.limited(EngineLimits { deferred: 1, ..EngineLimits::default() });
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
+    let other = hapax_core::Key::new("k-2").unwrap();
+    let scope = hapax_core::Scope::shared();
+    let refused = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
+    assert!(matches!(refused, Err(ClaimError::Overloaded)));
+    world.store.set(Mode::Well);
+    process.drain().await;
+    let taken = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
+    assert!(matches!(taken, Ok(Claim::Execute(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_back_outcome_that_came_too_late_is_not_written() {
+    let world = World::new();
+    let (slow, quick) = (world.process(), world.elsewhere().process());
+    let lease = own(&slow, &reexecute()).await;
+    world.store.set(Mode::Away);
+    assert_eq!(lease.complete(outcome("slow"), None).await, Err(FinishError::Pending));
+    // Its process does not reach the store again until another took over and finished.
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    let taken = own(&quick, &reexecute()).await;
+    assert!(taken.complete(outcome("quick"), None).await.is_ok());
+    world.store.set(Mode::Well);
+    slow.drain().await;
+    assert_eq!(replayed(&slow).await, outcome("quick"));
+}

@@ -1,0 +1,538 @@
+//! The table of `machine`, cell by cell.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::machine::{
+    ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
+    Verdict, step,
+};
+use hapax_core::store::{Snapshot, StoredRecord};
+use hapax_core::{
+    FencingToken, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, Outcome, Record, RecordState,
+    Terms, Timestamp, WriteId,
+};
+
+const NOW: u64 = 1_000_000_000;
+const LEASE: Duration = Duration::from_secs(30);
+const OWN: LeaseId = LeaseId::from_bytes([1; 16]);
+const TAKEN_OVER: LeaseId = LeaseId::from_bytes([2; 16]);
+const LIFE: LeaseId = LeaseId::from_bytes([3; 16]);
+const OTHER_LIFE: LeaseId = LeaseId::from_bytes([4; 16]);
+const NEW: LeaseId = LeaseId::from_bytes([5; 16]);
+const TAG: WriteId = WriteId::from_bytes([6; 16]);
+
+fn terms(on_unknown: OnUnknown) -> Terms {
+    Terms { lease: LEASE, retention: Duration::from_secs(3600), on_unknown }
+}
+
+fn outcome(text: &'static str) -> Outcome {
+    Outcome::new("text", text)
+}
+
+fn fingerprint(text: &str) -> Fingerprint {
+    Fingerprint::builder("test").field(text.as_bytes()).finish()
+}
+
+fn at(secs: i64) -> Timestamp {
+    Timestamp::from_micros(NOW.saturating_add_signed(secs * 1_000_000))
+}
+
+fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRecord {
+    StoredRecord {
+        write_id: TAG,
+        fence: FencingToken::new(at(-10).as_micros()),
+        lease_until: at(lease_secs),
+        keep_until: Some(at(100)),
+        record: Record {
+            scheme: FingerprintScheme::new("test/1").unwrap(),
+            fingerprint: fingerprint("same"),
+            lease_id: OWN,
+            generation: LIFE,
+            attempt: 3,
+            terms: terms(on_unknown),
+            checkpoint: Some(Bytes::from_static(b"half way")),
+            notes: hapax_core::Notes::default(),
+            state,
+        },
+    }
+}
+
+const UNKNOWN: RecordState = RecordState::Unknown { seen: None, reconciling: false };
+const ASKING: RecordState = RecordState::Unknown { seen: None, reconciling: true };
+
+/// The rows: a name, and what the store holds.
+fn rows() -> Vec<(&'static str, Option<StoredRecord>)> {
+    use OnUnknown::{Block, Reconcile, Reexecute};
+    let expired =
+        StoredRecord { keep_until: Some(at(0)), ..cell(RecordState::InFlight, 10, Reexecute) };
+    vec![
+        ("absent", None),
+        ("expired", Some(expired)),
+        ("released", Some(cell(RecordState::Released, 0, Reexecute))),
+        ("live", Some(cell(RecordState::InFlight, 10, Reexecute))),
+        ("lapsed", Some(cell(RecordState::InFlight, 0, Reexecute))),
+        ("lapsed-block", Some(cell(RecordState::InFlight, 0, Block))),
+        ("lapsed-reconcile", Some(cell(RecordState::InFlight, -60, Reconcile))),
+        ("just-lapsed-reconcile", Some(cell(RecordState::InFlight, -59, Reconcile))),
+        ("unknown", Some(cell(UNKNOWN, 0, Reexecute))),
+        ("unknown-block", Some(cell(UNKNOWN, 0, Block))),
+        ("unknown-reconcile", Some(cell(UNKNOWN, 0, Reconcile))),
+        ("being-asked", Some(cell(ASKING, 1, Reconcile))),
+        ("asked-in-vain", Some(cell(ASKING, 0, Reconcile))),
+        ("done", Some(cell(RecordState::Done(outcome("kept")), 0, Block))),
+    ]
+}
+
+/// One word for what a step does, and for what a draft writes.
+fn word(step: &Step) -> String {
+    match step {
+        Step::Execute(draft) => format!("execute#{}", draft.record.attempt),
+        Step::Write(draft) => match draft.record.state {
+            RecordState::InFlight => "in-flight",
+            RecordState::Unknown { .. } => "unknown",
+            RecordState::Done(_) => "done",
+            RecordState::Released => "released",
+        }
+        .into(),
+        Step::Own(_) => "own".into(),
+        Step::Reconcile(_) => "ask".into(),
+        Step::Replay(_) => "replay".into(),
+        Step::InFlight { .. } => "busy".into(),
+        Step::Mismatch => "mismatch".into(),
+        Step::Rehash(_) => "rehash".into(),
+        Step::Unknown { .. } => "blocked".into(),
+        Step::Recorded => "recorded".into(),
+        Step::Lost => "lost".into(),
+        Step::Gone => "gone".into(),
+        Step::NotFound => "not-found".into(),
+        Step::Rejected => "refused".into(),
+        Step::Changed => "changed".into(),
+    }
+}
+
+fn check(name: &str, event: &Event<'_>, expected: &str) {
+    let found: Vec<String> = rows()
+        .into_iter()
+        .map(|(row, stored)| {
+            let step = step(&Snapshot { now: at(0), stored }, event);
+            format!("{row}:{}", word(&step))
+        })
+        .collect();
+    let expected: Vec<&str> = expected.split_whitespace().collect();
+    assert_eq!(found, expected, "{name}");
+}
+
+fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let asked = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint(text),
+        terms: terms(on_unknown),
+        hook,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    check("claim", &Event::Claim(asked), expected);
+}
+
+const HOOK: Option<HookTiming> =
+    Some(HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) });
+
+#[test]
+fn a_claim_of_the_same_request() {
+    claim_as(
+        "same",
+        OnUnknown::Reexecute,
+        None,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:execute#4 \
+         lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
+         unknown:execute#4 unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
+         asked-in-vain:blocked done:replay",
+    );
+}
+
+#[test]
+fn a_claim_with_a_hook() {
+    claim_as(
+        "same",
+        OnUnknown::Reconcile,
+        HOOK,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
+         lapsed-block:blocked lapsed-reconcile:ask just-lapsed-reconcile:blocked \
+         unknown:ask unknown-block:blocked unknown-reconcile:ask being-asked:blocked \
+         asked-in-vain:ask done:replay",
+    );
+}
+
+#[test]
+fn a_claim_that_blocks_is_stricter_than_any_record() {
+    claim_as(
+        "same",
+        OnUnknown::Block,
+        HOOK,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
+         lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
+         unknown:blocked unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
+         asked-in-vain:blocked done:replay",
+    );
+}
+
+#[test]
+fn a_claim_of_another_request() {
+    claim_as(
+        "other",
+        OnUnknown::Reexecute,
+        None,
+        "absent:execute#1 expired:execute#1 released:execute#4 live:mismatch lapsed:mismatch \
+         lapsed-block:mismatch lapsed-reconcile:mismatch just-lapsed-reconcile:mismatch \
+         unknown:mismatch unknown-block:mismatch unknown-reconcile:mismatch \
+         being-asked:mismatch asked-in-vain:mismatch done:mismatch",
+    );
+}
+
+#[test]
+fn a_claim_by_another_scheme_is_hashed_again() {
+    let scheme = FingerprintScheme::new("test/2").unwrap();
+    let asked = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    let seen =
+        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
+    assert_eq!(
+        step(&seen, &Event::Claim(asked.clone())),
+        Step::Rehash(FingerprintScheme::new("test/1").unwrap())
+    );
+    let released = cell(RecordState::Released, 0, OnUnknown::Block);
+    let seen = Snapshot { now: at(0), stored: Some(released) };
+    assert_eq!(word(&step(&seen, &Event::Claim(asked))), "execute#4", "a released key forgets");
+}
+
+#[test]
+fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let asked = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[OWN],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Block),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
+                    lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
+                    unknown:blocked unknown-block:blocked unknown-reconcile:blocked \
+                    being-asked:blocked asked-in-vain:blocked done:replay";
+    check("own claim", &Event::Claim(asked), expected);
+}
+
+#[test]
+fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let fingerprint = fingerprint("same");
+    let asked = |own_lease_ids, local| ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids,
+        scheme: &scheme,
+        fingerprint: &fingerprint,
+        terms: terms(OnUnknown::Reexecute),
+        hook: HOOK,
+        may_reconcile: true,
+        local,
+        description: None,
+    };
+    let others = "expired:busy released:execute#4 live:busy lapsed:busy lapsed-block:busy \
+                  lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
+                  unknown-block:busy unknown-reconcile:busy being-asked:busy asked-in-vain:busy \
+                  done:replay";
+    let executing = [LocalExecution { lease_id: OWN, executes: true }];
+    check("executing", &Event::Claim(asked(&[], &executing)), &format!("absent:busy {others}"));
+    let claiming = [LocalExecution { lease_id: OWN, executes: false }];
+    let expected = format!("absent:execute#1 {others}");
+    check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
+    let another = [LocalExecution { lease_id: TAKEN_OVER, executes: false }];
+    let seen =
+        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
+    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
+    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
+}
+
+fn hold(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
+    check("hold", &Event::Owner(Owner { lease_id, generation }, action), expected);
+}
+
+#[test]
+fn a_holder_renews_or_saves() {
+    for action in [OwnerAction::Renew { lease: LEASE }, OwnerAction::Checkpoint(Bytes::new())] {
+        hold(
+            OWN,
+            LIFE,
+            action,
+            "absent:gone expired:gone released:gone live:in-flight lapsed:in-flight \
+             lapsed-block:in-flight lapsed-reconcile:in-flight just-lapsed-reconcile:in-flight \
+             unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
+             asked-in-vain:lost done:lost",
+        );
+    }
+}
+
+#[test]
+fn a_holder_completes() {
+    let complete = |text| OwnerAction::Complete { outcome: outcome(text), retention: None };
+    let rest = "absent:gone expired:gone released:gone live:done lapsed:done lapsed-block:done \
+                lapsed-reconcile:done just-lapsed-reconcile:done unknown:done unknown-block:done \
+                unknown-reconcile:done being-asked:done asked-in-vain:done";
+    hold(OWN, LIFE, complete("kept"), &format!("{rest} done:recorded"));
+    hold(OWN, LIFE, complete("other"), &format!("{rest} done:lost"));
+}
+
+#[test]
+fn a_holder_releases() {
+    hold(
+        OWN,
+        LIFE,
+        OwnerAction::Release,
+        "absent:gone expired:gone released:recorded live:released lapsed:released \
+         lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
+         unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
+         asked-in-vain:lost done:lost",
+    );
+}
+
+#[test]
+fn a_holder_abandons() {
+    hold(
+        OWN,
+        LIFE,
+        OwnerAction::Abandon { seen: Some(outcome("500")) },
+        "absent:gone expired:gone released:gone live:unknown lapsed:unknown lapsed-block:unknown \
+         lapsed-reconcile:unknown just-lapsed-reconcile:unknown unknown:recorded \
+         unknown-block:recorded unknown-reconcile:recorded being-asked:recorded \
+         asked-in-vain:recorded done:lost",
+    );
+}
+
+#[test]
+fn who_was_taken_over_lost_and_another_life_is_gone() {
+    let acts = [
+        OwnerAction::Renew { lease: LEASE },
+        OwnerAction::Complete { outcome: outcome("kept"), retention: None },
+        OwnerAction::Abandon { seen: None },
+        OwnerAction::Release,
+    ];
+    for action in acts {
+        for (generation, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
+            let nothing = ["absent", "expired", "released"];
+            let expected: Vec<String> = rows()
+                .iter()
+                .map(|(row, _)| match nothing.contains(row) {
+                    true => format!("{row}:gone"),
+                    false => format!("{row}:{word}"),
+                })
+                .collect();
+            hold(TAKEN_OVER, generation, action.clone(), &expected.join(" "));
+        }
+    }
+}
+
+#[test]
+fn an_answer_counts_only_for_the_write_that_asked() {
+    let answer = |announced, verdict| Event::Reconciled {
+        announced,
+        lease_id: NEW,
+        terms: terms(OnUnknown::Reconcile),
+        verdict,
+    };
+    let others = "absent:changed expired:changed released:changed live:changed lapsed:changed \
+                  lapsed-block:changed lapsed-reconcile:changed just-lapsed-reconcile:changed";
+    let five = |word: &str| {
+        let rows =
+            ["unknown", "unknown-block", "unknown-reconcile", "being-asked", "asked-in-vain"];
+        rows.map(|row| format!("{row}:{word}")).join(" ")
+    };
+    for (verdict, word) in [
+        (Verdict::Happened(outcome("found")), "done"),
+        (Verdict::DidNotHappen, "execute#4"),
+        (Verdict::CannotSay, "unknown"),
+    ] {
+        let expected = format!("{others} {} done:changed", five(word));
+        check("answer", &answer(TAG, verdict.clone()), &expected);
+        let expected = format!("{others} {} done:changed", five("changed"));
+        check("late answer", &answer(WriteId::from_bytes([9; 16]), verdict), &expected);
+    }
+}
+
+#[test]
+fn an_operator_decides() {
+    let fence = FencingToken::new(at(-10).as_micros());
+    let resolve = |expected, force, resolution| {
+        Event::Resolve(Resolve { expected, force, forget: false, resolution, note: None })
+    };
+    let nothing = "absent:not-found expired:not-found released:not-found";
+    let rest = |word: &str| {
+        let rows = [
+            "lapsed",
+            "lapsed-block",
+            "lapsed-reconcile",
+            "just-lapsed-reconcile",
+            "unknown",
+            "unknown-block",
+            "unknown-reconcile",
+            "being-asked",
+            "asked-in-vain",
+        ];
+        rows.map(|row| format!("{row}:{word}")).join(" ")
+    };
+    let release = resolve(fence, false, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:refused {} done:refused", rest("released"));
+    check("release", &release, &expected);
+    let forced = resolve(fence, true, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:released {} done:refused", rest("released"));
+    check("forced release", &forced, &expected);
+    let resolution = Resolution::DidNotHappen;
+    let forget = Resolve { expected: fence, force: false, forget: true, resolution, note: None };
+    let expected = format!("{nothing} live:refused {} done:released", rest("released"));
+    check("forget", &Event::Resolve(forget), &expected);
+    let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
+    let expected = format!("{nothing} live:refused {} done:changed", rest("done"));
+    check("happened", &happened, &expected);
+    let stale = resolve(FencingToken::new(1), true, Resolution::DidNotHappen);
+    let expected = format!("{nothing} live:changed {} done:changed", rest("changed"));
+    check("stale", &stale, &expected);
+}
+
+#[test]
+fn what_is_blocked_says_when_a_hook_may_be_asked() {
+    use OnUnknown::{Block, Reconcile};
+    let secs = |seconds| Some(Duration::from_secs(seconds));
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    for (stored, hook, may_reconcile, reconcile_in) in [
+        // It lapsed 59 s ago, and may be asked about 60 s after that.
+        (cell(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
+        (cell(ASKING, 1, Reconcile), HOOK, true, secs(1)),
+        // Another claim asked, and could not say.
+        (cell(UNKNOWN, 0, Reconcile), HOOK, false, secs(0)),
+        (cell(UNKNOWN, 0, Reconcile), None, true, None),
+        (cell(UNKNOWN, 0, Block), HOOK, true, None),
+        (cell(RecordState::InFlight, -90, Block), HOOK, true, None),
+    ] {
+        let asked = ClaimEvent {
+            lease_id: NEW,
+            own_lease_ids: &[],
+            local: &[],
+            scheme: &scheme,
+            fingerprint: &fingerprint("same"),
+            terms: terms(Reconcile),
+            hook,
+            may_reconcile,
+            description: None,
+        };
+        let seen = Snapshot { now: at(0), stored: Some(stored) };
+        assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { reconcile_in });
+    }
+}
+
+#[test]
+fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
+    for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
+        let stored = cell(RecordState::InFlight, 10, on_unknown);
+        let seen = Snapshot { now: at(0), stored: Some(stored) };
+        let owner = Owner { lease_id: OWN, generation: LIFE };
+        let hour = Some(Duration::from_secs(3600));
+        let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
+        let complete = OwnerAction::Complete { outcome: outcome("kept"), retention: None };
+        for (action, keep) in [
+            (OwnerAction::Renew { lease: LEASE }, unfinished),
+            (OwnerAction::Abandon { seen: None }, unfinished),
+            (complete, hour),
+            (OwnerAction::Release, Some(LEASE)),
+        ] {
+            let Step::Write(draft) = step(&seen, &Event::Owner(owner, action)) else { panic!() };
+            assert_eq!(draft.keep, keep);
+        }
+    }
+}
+
+#[test]
+fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
+    let stored = cell(RecordState::InFlight, 0, OnUnknown::Reexecute);
+    let seen = Snapshot { now: at(0), stored: Some(stored) };
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let asked = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
+    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, LIFE));
+    assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
+    assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
+
+    for (theirs, ours) in
+        [(OnUnknown::Reexecute, OnUnknown::Reconcile), (OnUnknown::Reconcile, OnUnknown::Reexecute)]
+    {
+        let seen = Snapshot { now: at(0), stored: Some(self::cell(ASKING, 1, theirs)) };
+        let verdict = Verdict::DidNotHappen;
+        let answer =
+            Event::Reconciled { announced: TAG, lease_id: NEW, terms: terms(ours), verdict };
+        let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
+        assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
+    }
+}
+
+#[test]
+fn an_operators_note_stays_in_the_record_until_another_decision() {
+    let note = Some(Bytes::from_static(b"by an operator"));
+    let expected = FencingToken::new(at(-10).as_micros());
+    let resolve = |resolution| {
+        let note = note.clone();
+        Event::Resolve(Resolve { expected, force: false, forget: false, resolution, note })
+    };
+    let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
+    let unknown = RecordState::Unknown { seen: None, reconciling: false };
+    let before = cell(unknown, 10, OnUnknown::Block);
+    for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
+        let step = step(&seen(before.clone()), &resolve(resolution));
+        let Step::Write(draft) = step else { panic!("{step:?}") };
+        assert_eq!(draft.record.notes.decision, note);
+    }
+    let mut released = cell(RecordState::Released, 10, OnUnknown::Block);
+    released.record.notes.decision.clone_from(&note);
+    released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
+    let described = Bytes::from_static(b"POST /payments");
+    let asked = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &released.record.scheme.clone(),
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Block),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: Some(&described),
+    };
+    let step = step(&seen(released), &Event::Claim(asked));
+    let Step::Execute(draft) = step else { panic!("{step:?}") };
+    assert_eq!(draft.record.notes.decision, note);
+    assert_eq!(draft.record.notes.description, Some(described));
+}

@@ -1,0 +1,217 @@
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_core::store::{
+    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+};
+use hapax_core::{Inspect, OperationId, Store, StoreError};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use crate::SeededEntropy;
+
+/// How often each fault happens, per mille.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultyRates {
+    /// [`StoreError::Unavailable`]: nothing happens.
+    pub unavailable: u32,
+    /// [`StoreError::Ambiguous`] for a swap that never happens.
+    pub ambiguous_lost: u32,
+    /// [`StoreError::Ambiguous`] for a swap that happened.
+    pub ambiguous_applied: u32,
+    /// [`StoreError::Ambiguous`] for a swap that happens some time after.
+    pub ambiguous_late: u32,
+    /// An answer comes after a while.
+    pub delay: u32,
+    /// The longest while.
+    pub delay_at_most: Duration,
+}
+
+/// What a [`FaultyStore`] did so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultyCounts {
+    /// Calls refused.
+    pub unavailable: u64,
+    /// Swaps lost.
+    pub lost: u64,
+    /// Swaps whose reply was lost.
+    pub applied: u64,
+    /// Swaps that happened after their caller had given up.
+    pub late: u64,
+    /// Answers delayed.
+    pub delays: u64,
+}
+
+/// A store that fails by a seed.
+#[derive(Debug)]
+pub struct FaultyStore<S> {
+    inner: Arc<S>,
+    dice: SeededEntropy,
+    rates: Mutex<FaultyRates>,
+    down: AtomicBool,
+    counts: [AtomicU64; 5],
+    /// Swaps that are still to happen.
+    pending: watch::Sender<usize>,
+}
+
+#[derive(Clone, Copy)]
+enum Count {
+    Unavailable,
+    Lost,
+    Applied,
+    Late,
+    Delay,
+}
+
+/// The fault of a [`FaultyStore`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this store fails on purpose")]
+pub struct InjectedFault;
+
+impl<S: Store> FaultyStore<S> {
+    /// `inner`, without faults until it is told otherwise.
+    #[must_use]
+    pub fn new(inner: Arc<S>, seed: u64) -> Self {
+        Self {
+            inner,
+            dice: SeededEntropy::new(seed),
+            rates: Mutex::default(),
+            down: AtomicBool::new(false),
+            counts: Default::default(),
+            pending: watch::Sender::new(0),
+        }
+    }
+
+    /// What goes wrong from now on.
+    pub fn set(&self, rates: FaultyRates) {
+        *self.rates.lock().unwrap_or_else(PoisonError::into_inner) = rates;
+    }
+
+    /// Whether every call from now on is [`StoreError::Unavailable`].
+    pub fn set_down(&self, down: bool) {
+        self.down.store(down, Ordering::SeqCst);
+    }
+
+    /// Resolves when every swap that was to happen late has happened.
+    pub async fn settled(&self) {
+        // The sender is `self`: it outlives the wait.
+        let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
+    }
+
+    /// The store behind it.
+    #[must_use]
+    pub const fn inner(&self) -> &Arc<S> {
+        &self.inner
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counts(&self) -> FaultyCounts {
+        let [unavailable, lost, applied, late, delays] =
+            self.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        FaultyCounts { unavailable, lost, applied, late, delays }
+    }
+
+    fn rates(&self) -> FaultyRates {
+        *self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hit(&self, per_mille: u32, count: Count) -> bool {
+        let hit = per_mille > 0 && self.dice.below(1_000) < u64::from(per_mille);
+        if hit {
+            self.counts[count as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        hit
+    }
+
+    fn pause(&self, rates: &FaultyRates) -> Duration {
+        let most = u64::try_from(rates.delay_at_most.as_micros()).unwrap_or(u64::MAX);
+        Duration::from_micros(self.dice.below(most.max(1)))
+    }
+
+    /// What comes before every call.
+    async fn enter(&self, rates: &FaultyRates) -> Result<(), StoreError> {
+        let unavailable = if self.down.load(Ordering::SeqCst) { 1_000 } else { rates.unavailable };
+        if self.hit(unavailable, Count::Unavailable) {
+            return Err(StoreError::unavailable(InjectedFault));
+        }
+        if self.hit(rates.delay, Count::Delay) {
+            sleep(self.pause(rates)).await;
+        }
+        Ok(())
+    }
+
+    async fn swap_or_fail(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let rates = self.rates();
+        self.enter(&rates).await?;
+        if self.hit(rates.ambiguous_lost, Count::Lost) {
+            return Err(StoreError::ambiguous(InjectedFault));
+        }
+        if self.hit(rates.ambiguous_late, Count::Late) {
+            let (inner, pause) = (Arc::clone(&self.inner), self.pause(&rates));
+            let pending = self.pending.clone();
+            pending.send_modify(|pending| *pending += 1);
+            tokio::spawn(async move {
+                sleep(pause).await;
+                // Nobody hears of it: its caller was told that nobody knows.
+                let _ = inner.swap(swap).await;
+                pending.send_modify(|pending| *pending -= 1);
+            });
+            return Err(StoreError::ambiguous(InjectedFault));
+        }
+        let swapped = self.inner.swap(swap).await;
+        if swapped.is_ok() && self.hit(rates.ambiguous_applied, Count::Applied) {
+            return Err(StoreError::ambiguous(InjectedFault));
+        }
+        swapped
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store> Store for FaultyStore<S> {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(self.swap_or_fail(swap))
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.load(key).await
+        })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.reap(limit).await
+        })
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Inspect> Inspect for FaultyStore<S> {
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.page(after, limit).await
+        })
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            self.inner.scan(from, limit, visit).await
+        })
+    }
+}

@@ -1,0 +1,315 @@
+//! Which scenarios there are, and playing them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use hapax_core::store::BoxFuture;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::http::client::Protocol;
+use crate::http::fixture::HttpFixture;
+use crate::http::stage::ScenarioContext;
+
+/// A scenario.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// Its name, which begins with the number of its statement.
+    pub name: &'static str,
+    run: fn(ScenarioContext) -> BoxFuture<'static, ()>,
+}
+
+impl Scenario {
+    #[doc(hidden)]
+    pub const fn new(
+        name: &'static str,
+        run: fn(ScenarioContext) -> BoxFuture<'static, ()>,
+    ) -> Self {
+        Self { name, run }
+    }
+}
+
+/// Scenarios that need the same of a fixture.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Group {
+    /// An address, and another start on the same store once the first has drained.
+    Any,
+    /// [`crate::http::Instance::kill`], and another start after it.
+    Crashes,
+    /// [`crate::http::Instance::link`].
+    Outages,
+    /// Two instances on the store at a time.
+    Several,
+    /// Both: one of two instances is cut off.
+    Partitions,
+}
+
+impl Group {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Any, Self::Crashes, Self::Outages, Self::Several, Self::Partitions];
+
+    /// Its scenarios.
+    #[must_use]
+    pub fn scenarios(self) -> &'static [Scenario] {
+        match self {
+            Self::Any => crate::__http_group!(any, list),
+            Self::Crashes => crate::__http_group!(crashes, list),
+            Self::Outages => crate::__http_group!(outages, list),
+            Self::Several => crate::__http_group!(several, list),
+            Self::Partitions => crate::__http_group!(partitions, list),
+        }
+    }
+}
+
+/// Plays one scenario.
+pub async fn play(fixture: Arc<dyn HttpFixture>, protocol: Protocol, scenario: &Scenario) {
+    (scenario.run)(ScenarioContext::new(fixture, protocol, scenario.name)).await;
+}
+
+/// Plays groups on one fixture, over these protocols, this many scenarios at a time: one where the
+/// store has a single owner. Answers how many there were; panics with the names of those that
+/// failed, once all have ended.
+pub async fn play_all(
+    fixture: Arc<dyn HttpFixture>,
+    protocols: &[Protocol],
+    groups: &[Group],
+    at_once: usize,
+) -> usize {
+    let turns = Arc::new(Semaphore::new(at_once));
+    let (mut playing, mut names) = (JoinSet::new(), HashMap::new());
+    for protocol in protocols.iter().copied() {
+        for scenario in groups.iter().flat_map(|group| group.scenarios()) {
+            let (fixture, turns) = (Arc::clone(&fixture), Arc::clone(&turns));
+            let played = playing.spawn(async move {
+                let _turn = turns.acquire_owned().await.unwrap();
+                play(fixture, protocol, scenario).await;
+            });
+            names.insert(played.id(), format!("{protocol:?} {}", scenario.name));
+        }
+    }
+    let mut failed = Vec::new();
+    while let Some(played) = playing.join_next_with_id().await {
+        if let Err(error) = played {
+            failed.extend(names.get(&error.id()).cloned());
+        }
+    }
+    failed.sort();
+    assert!(failed.is_empty(), "{} of {} failed: {failed:#?}", failed.len(), names.len());
+    names.len()
+}
+
+/// A test for each scenario of the named groups, in modules `http1` and `http2`: `fixture` is an
+/// asynchronous function in scope that makes a fixture, as `Arc<dyn HttpFixture>`.
+#[macro_export]
+macro_rules! http_suite {
+    ($fixture:ident; $($group:ident),+ $(,)?) => {
+        mod http1 {
+            use super::$fixture;
+            $($crate::__http_group! { $group, test $fixture Http1 })+
+        }
+        mod http2 {
+            use super::$fixture;
+            $($crate::__http_group! { $group, test $fixture Http2 })+
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __http_each {
+    ([test $fixture:ident $protocol:ident] $($module:ident: $($name:ident)+;)+) => {
+        $($(
+            #[::tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                let scenario = $crate::__http_scenario!($module $name);
+                $crate::http::play($fixture().await, $crate::http::Protocol::$protocol, &scenario).await;
+            }
+        )+)+
+    };
+    ([list] $($module:ident: $($name:ident)+;)+) => {
+        const { &[$($($crate::__http_scenario!($module $name),)+)+] }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __http_scenario {
+    ($module:ident $name:ident) => {
+        $crate::http::Scenario::new(stringify!($name), |arena| {
+            Box::pin($crate::http::scenarios::$module::$name(arena))
+        })
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __http_group {
+    (any, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            keys: w01_quoted_and_bare_are_one_key w01_parameters_are_parsed_and_ignored
+                w01_a_strict_route_takes_strings_only w02_a_key_has_1_to_255_characters
+                w02_a_quoted_key_holds_any_printable_ascii
+                w02_a_bare_key_holds_visible_ascii_but_four
+                w03_what_is_no_key_is_400_and_claims_nothing w03_the_body_need_not_be_read
+                w04_a_required_key_is_required
+                w04_without_an_optional_key_a_request_passes_untouched
+                w04_and_its_handler_gets_it_as_it_came
+                w05_post_and_patch_are_protected_by_default w05_protected_methods_are_the_routes;
+            identity: w06_two_scopes_never_see_each_others_records
+                w06_scope_and_key_are_not_run_together w06_a_missing_scope_is_refused
+                w06_a_missing_scope_may_be_one_of_its_own w06_one_global_scope
+                w06_credentials_that_change_by_request_are_refused
+                w07_json_members_in_any_order_are_the_same_request
+                w07_json_white_space_and_escapes_do_not_count w07_json_numbers_count_as_written
+                w07_json_without_one_meaning_counts_by_its_bytes
+                w07_other_bodies_count_by_their_bytes w07_canonical_and_raw_are_separate_domains
+                w07_method_path_and_query_count w07_query_pairs_are_sorted_by_name
+                w07_no_header_counts_but_chosen_ones w07_a_named_method_counts
+                w07_form_data_counts_without_its_boundary
+                w07_raw_bytes_may_count_always w07_no_body_may_count
+                w07_only_some_json_pointers_may_count w07_all_but_some_json_pointers_may_count
+                w07_a_changed_configuration_makes_no_false_422 w08_reuse_of_what_is_done_is_422
+                w08_reuse_of_what_is_in_flight_is_422 w08_reuse_of_what_is_unknown_is_422;
+            execution: w09_of_100_copies_one_executes
+                w10_a_client_that_hangs_up_neither_cancels_nor_loses_it
+                w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing
+                w12_a_handler_may_take_many_times_the_lease
+                w13_every_execution_has_a_larger_fence_and_its_attempt
+                w13_a_key_that_is_used_anew_has_a_larger_fence
+                w13_the_clients_own_key_reaches_the_handler
+                w13_a_fence_that_a_client_sends_is_dropped
+                w13_nor_does_one_reach_what_is_not_protected
+                w24_the_operation_id_is_that_of_scope_and_key;
+            headers: w29_a_route_may_have_the_key_in_another_header
+                w29_a_header_spelled_with_an_underscore_is_rejected;
+            outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
+                w14_an_answer_that_is_shorter_than_it_says_is_unknown
+                w14_a_503_is_unknown_unless_it_says_that_it_is_retryable
+                w14_a_503_is_retryable_under_reexecute w25_status_lists_count_before_the_profile
+                w25_an_answer_counts_before_the_status_lists w25_a_status_in_two_lists_is_refused
+                w27_outcome_unknown_says_when_to_come_again
+                w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
+                w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
+                w15_what_nobody_can_say_yet_is_409
+                w24_two_callers_with_one_key_get_their_own_outcomes w16_stripe_v1_keeps_all_but_409_and_429
+                w16_success_only_keeps_2xx w16_a_response_overrides_its_status
+                w16_a_response_sets_its_retention
+                w16_no_idempotency_header_of_a_handler_reaches_the_client
+                w23_an_invalid_override_is_ignored
+                w23_under_any_profile_an_answer_that_breaks_off_is_unknown;
+            grpc: w16_grpc_unavailable_is_retryable_under_reexecute w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only
+                w16_profiles_say_nothing_of_grpc w16_a_grpc_answer_overrides_its_status;
+            replay: w17_replays_of_all_shapes_are_exact
+                w17_cookies_are_replayed_where_the_route_says_so w17_a_replay_has_a_date_of_its_own
+                w17_hop_by_hop_headers_are_not_replayed w17_a_replay_says_so;
+            in_flight: w18_a_copy_is_told_when_to_come_again w18_no_later_than_the_lease_ends
+                w18_waiting_copies_get_the_replay
+                w18_a_waiting_copy_is_promoted_when_the_owner_gives_up w18_waiting_ends
+                w18_no_more_than_so_many_wait;
+            sizes: w19_a_request_over_its_limit_is_413_and_claims_nothing
+                w23_body_limits_are_for_protected_requests_with_a_key
+                w19_a_response_over_its_limit_is_given_whole_and_once
+                w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_all;
+            outages: w20_open_is_refused_together_with_block;
+            rejections: w21_refusals_are_problem_details w21_in_flight_has_retry_after
+                w21_refusals_tell_one_in_front_what_they_mean
+                w21_and_what_may_have_happened_is_unknown_to_it
+                w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
+                w21_all_that_a_page_gets_carries_cors_headers
+                w21_without_cors_there_are_no_such_headers
+                w28_every_problem_has_an_error_for_sdks;
+            protocols: w22_one_key_over_both_protocols w22_chunks_and_a_length_are_the_same_body
+                w22_request_trailers_reach_the_handler w22_trailers_are_stored_and_replayed
+                w22_a_100_of_the_server_is_not_the_answer
+                w22_answers_may_say_when_the_key_may_be_used_anew w22_by_default_they_do_not
+                w22_a_key_may_be_used_anew_after_its_retention;
+            details: w23_a_released_key_has_forgotten_its_fingerprint
+                w23_connection_must_not_name_key_or_scope
+                w23_connection_must_not_name_what_counts w23_malformed_framing_is_400
+                w23_paths_reach_the_handler_as_they_came w23_while_draining_new_requests_get_503
+                w23_what_a_drain_cuts_off_is_unknown;
+        }
+    };
+    (crashes, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            execution: w11_what_was_answered_is_recorded;
+            outcomes: w14_a_lease_that_lapsed_is_unknown
+                w15_a_lapsed_execution_runs_again_with_a_larger_fence;
+        }
+    };
+    (outages, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            execution: w11_no_answer_before_its_outcome_is_recorded;
+            grpc: w16_grpc_without_a_store_is_unavailable;
+            outages: w20_closed_executes_nothing w20_open_executes_unprotected
+                w21_a_page_may_read_that_the_store_is_away
+                w20_away_at_completion_the_answer_is_given_as_pending
+                w20_away_at_completion_the_answer_may_be_withheld
+                w23_a_lapsed_lease_that_nobody_took_is_renewed;
+        }
+    };
+    (several, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            execution: w09_of_copies_to_two_processes_one_executes;
+        }
+    };
+    (partitions, $($then:tt)*) => {
+        $crate::__http_each! {
+            [$($then)*]
+            execution: w13_whoever_was_taken_over_is_superseded;
+            outages: w20_held_back_beyond_the_lease_another_process_goes_by_the_policy;
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::Group;
+
+    /// Of the numbers alone: whether a scenario checks all that its statement says is for readers.
+    #[test]
+    fn every_statement_has_a_scenario() {
+        // Also where a store has one owner, and is never out of reach.
+        for groups in [&Group::ALL[..], &[Group::Any, Group::Crashes]] {
+            let scenarios = || groups.iter().flat_map(|group| group.scenarios());
+            let numbers: BTreeSet<&str> = scenarios().map(|scenario| &scenario.name[..3]).collect();
+            let all: BTreeSet<String> = (1..=23).map(|number| format!("w{number:02}")).collect();
+            // Of the statements since, some are about the gateway alone, whose tests have them.
+            let first = numbers.into_iter().filter(|number| *number <= "w23");
+            assert_eq!(first.map(str::to_owned).collect::<BTreeSet<_>>(), all);
+            let names: BTreeSet<&str> = scenarios().map(|scenario| scenario.name).collect();
+            assert_eq!(names.len(), scenarios().count());
+        }
+    }
+
+    #[test]
+    fn every_scenario_is_in_a_group() {
+        let written: usize = [
+            include_str!("scenarios/details.rs"),
+            include_str!("scenarios/execution.rs"),
+            include_str!("scenarios/grpc.rs"),
+            include_str!("scenarios/headers.rs"),
+            include_str!("scenarios/identity.rs"),
+            include_str!("scenarios/in_flight.rs"),
+            include_str!("scenarios/keys.rs"),
+            include_str!("scenarios/outages.rs"),
+            include_str!("scenarios/outcomes.rs"),
+            include_str!("scenarios/protocols.rs"),
+            include_str!("scenarios/rejections.rs"),
+            include_str!("scenarios/replay.rs"),
+            include_str!("scenarios/sizes.rs"),
+        ]
+        .iter()
+        .map(|source| source.matches("pub async fn w").count())
+        .sum();
+        let grouped: usize = Group::ALL.iter().map(|group| group.scenarios().len()).sum();
+        assert_eq!(written, grouped);
+    }
+}

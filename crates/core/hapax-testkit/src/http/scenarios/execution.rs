@@ -1,0 +1,342 @@
+//! 9–13: execution.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::OnUnknown;
+use http::Method;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::http::{
+    ExecutionCount, Handler, HandlerGate, HandlerRequest, Protocol, Raw2, ScenarioContext,
+    ScenarioPolicy, counting, handler, reply,
+};
+
+/// Counts a run, then waits for the gate, then answers with the run's number.
+pub(super) fn held(runs: &ExecutionCount, gate: &HandlerGate) -> Handler {
+    let held = (runs.clone(), gate.clone());
+    handler(move |_| {
+        let (runs, gate) = held.clone();
+        async move {
+            let run = runs.next();
+            gate.pass().await;
+            reply(201, run.to_string())
+        }
+    })
+}
+
+pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    // Many come at once, and it is not the store's speed that is tested.
+    let policy =
+        ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
+    runs.reach(1).await;
+    // Whoever comes while it runs is refused; those that have not come by then hear it replayed.
+    stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
+    gate.open();
+    let mut first = 0;
+    for copy in copies {
+        let answer = copy.await.unwrap();
+        match answer.header("idempotency-replayed") {
+            "" => answer.is_rejected(409, "in-flight"),
+            "true" => answer.is_replay(201, "1"),
+            _ => {
+                answer.is_first(201, "1");
+                first += 1;
+            }
+        }
+    }
+    assert_eq!((first, runs.count()), (1, 1));
+}
+
+pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
+    let client = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    client.abort();
+    assert!(client.await.unwrap_err().is_cancelled());
+    stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
+    gate.open();
+    stage.until(&stage.post("k"), |answer| answer.status != 409).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// What hangs up before it has sent all of its request has asked for nothing.
+pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
+    arena: ScenarioContext,
+) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
+    let (client, caller) = (stage.client(), arena.unique("caller"));
+    match arena.protocol() {
+        Protocol::Http1 => {
+            let head = format!(
+                "POST /payments HTTP/1.1\r\nhost: a\r\nauthorization: {caller}\r\nidempotency-key: k\r\n"
+            );
+            for rest in [
+                "content-length: 9\r\n\r\nhalf",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+                "transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\n",
+            ] {
+                let mut stream = TcpStream::connect(client.address).await.unwrap();
+                stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
+                stream.shutdown().await.unwrap();
+                // Until the server has done with it: it answers, or closes.
+                let mut said = Vec::new();
+                let read =
+                    tokio::time::timeout(crate::http::TIMEOUT, stream.read_to_end(&mut said));
+                drop(read.await.expect("no end in time"));
+                assert!(!said.starts_with(b"HTTP/1.1 2"), "{rest:?}");
+            }
+        }
+        Protocol::Http2 => {
+            let fields = [
+                (":method", "POST"),
+                (":scheme", "http"),
+                (":authority", "shop.example"),
+                (":path", "/payments"),
+                ("authorization", caller.as_str()),
+                ("idempotency-key", "k"),
+            ];
+            // Not an error, cancelled, and no word at all.
+            for reason in [Some(0), Some(8), None] {
+                let mut raw = Raw2::connect(client).await;
+                raw.head(1, &fields, false).await;
+                raw.data(1, b"half", false).await;
+                raw.read_by_then().await;
+                if let Some(reason) = reason {
+                    raw.reset(1, reason).await;
+                    raw.read_by_then().await;
+                }
+            }
+        }
+    }
+    // The key is free, or is again at once.
+    let post = stage.post("k").header("authorization", &caller);
+    let answer = stage.until(&post, |answer| answer.status != 409).await;
+    answer.is_first(201, "1");
+    // All that was under way has ended by then.
+    stage.end().await;
+    assert_eq!(runs.count(), 1);
+}
+
+pub async fn w12_a_handler_may_take_many_times_the_lease(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let count = runs.clone();
+    let lease = Duration::from_secs(4);
+    let slow = handler(move |_| {
+        let run = count.next();
+        async move {
+            // That it takes so long is what is tested.
+            tokio::time::sleep(lease * 3).await;
+            reply(201, run.to_string())
+        }
+    });
+    let stage = arena.start(ScenarioPolicy { lease, ..ScenarioPolicy::default() }, slow).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    let copy = stage.until(&stage.post("k"), |answer| answer.status != 409).await;
+    copy.is_replay(201, "1");
+    first.await.unwrap().is_first(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Answers 429, which is retryable, on its first run, else 201; and notes what it was called with.
+fn noting(calls: &Arc<Mutex<Vec<HandlerRequest>>>) -> Handler {
+    let calls = Arc::clone(calls);
+    handler(move |call| {
+        let mut calls = calls.lock().unwrap();
+        calls.push(call);
+        let status = if calls.len() == 1 { 429 } else { 201 };
+        async move { reply(status, "") }
+    })
+}
+
+pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: ScenarioContext) {
+    let calls = Arc::default();
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    stage.send(stage.post("k")).await.is_first(429, "");
+    stage.send(stage.post("k")).await.is_first(201, "");
+    stage.send(stage.post("k")).await.is_replay(201, "");
+    let calls = calls.lock().unwrap();
+    let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };
+    assert_eq!((first.attempt, second.attempt), (Some(1), Some(2)));
+    assert!(first.fence.unwrap() < second.fence.unwrap());
+}
+
+pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: ScenarioContext) {
+    let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
+    let noted = Arc::clone(&calls);
+    let note = handler(move |call| {
+        noted.lock().unwrap().push(call);
+        async { reply(201, "") }
+    });
+    let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
+    let stage =
+        arena.start(ScenarioPolicy { lease, retention, ..ScenarioPolicy::default() }, note).await;
+    stage.send(stage.post("k")).await.is_first(201, "");
+    let anew =
+        |answer: &crate::http::TestResponse| answer.header("idempotency-replayed") == "false";
+    stage.until(&stage.post("k"), anew).await;
+    let calls = calls.lock().unwrap();
+    let [first, second] = &calls[..] else { panic!("{} runs", calls.len()) };
+    assert_eq!((first.attempt, second.attempt), (Some(1), Some(1)));
+    assert!(first.fence.unwrap() < second.fence.unwrap());
+}
+
+pub async fn w13_the_clients_own_key_reaches_the_handler(arena: ScenarioContext) {
+    let calls = Arc::default();
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    stage.send(stage.post("\"my key\"")).await.is_first(429, "");
+    assert_eq!(calls.lock().unwrap()[0].headers["idempotency-key"], "\"my key\"");
+}
+
+pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: ScenarioContext) {
+    let calls = Arc::default();
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    let post = stage.post("k").header("idempotency-fence", "9".repeat(19));
+    let post = post.more("idempotency-fence", "8").header("idempotency-attempt", "77");
+    stage.send(post).await.is_first(429, "");
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls[0].attempt, Some(1));
+    for name in ["idempotency-fence", "idempotency-attempt"] {
+        let lines = calls[0].headers.get_all(name);
+        assert!(
+            lines.iter().all(|line| line != "8" && line != "77" && line.len() < 19),
+            "{lines:?}"
+        );
+        assert!(lines.iter().count() <= 1, "{lines:?}");
+    }
+}
+
+/// Nor where nothing is protected: a handler that sees one would take the request for one of ours.
+pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: ScenarioContext) {
+    let calls = Arc::default();
+    let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
+    let forged = |post: crate::http::TestRequest| {
+        post.header("idempotency-fence", "7").header("idempotency-attempt", "7")
+    };
+    stage.send(forged(stage.plain())).await.is_unmarked(429, "");
+    stage.send(forged(stage.post("k").method(Method::PUT))).await.is_unmarked(201, "");
+    let calls = calls.lock().unwrap();
+    assert_eq!(calls.len(), 2);
+    for call in &*calls {
+        assert_eq!((call.fence, call.attempt), (None, None));
+        for name in ["idempotency-fence", "idempotency-attempt"] {
+            assert!(!call.headers.contains_key(name), "{call:?}");
+        }
+    }
+}
+
+pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: ScenarioContext) {
+    let calls = Arc::default();
+    let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
+    let stage = arena.start(policy, noting(&calls)).await;
+    let forged = "f".repeat(64);
+    let post = || stage.post("k").header("idempotency-operation-id", &forged);
+    stage.send(post()).await.is_first(429, "");
+    stage.send(post()).await.is_first(201, "");
+    let other = arena.unique("Bearer other");
+    stage.send(post().header("authorization", other)).await.is_first(201, "");
+    stage.send(stage.post("l")).await.is_first(201, "");
+    stage.send(post().method(Method::PUT)).await.is_unmarked(201, "");
+    let calls = calls.lock().unwrap();
+    let ids: Vec<_> = calls.iter().map(|call| call.operation.clone()).collect();
+    let [Some(first), Some(second), Some(other), Some(another), None] = &ids[..] else {
+        panic!("{ids:?}");
+    };
+    assert_eq!(first, second);
+    assert!(first != other && first != another && other != another, "{ids:?}");
+    for id in [first, other, another] {
+        assert!(id.bytes().all(|byte| byte.is_ascii_hexdigit()) && *id != forged, "{id}");
+    }
+    for call in &*calls {
+        let lines = call.headers.get_all("idempotency-operation-id");
+        assert!(lines.iter().all(|line| *line != forged), "{call:?}");
+    }
+}
+
+/// Group `several`: two processes on one store.
+pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy =
+        ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
+    let here = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let there = arena.start(policy, held(&runs, &gate)).await;
+    let copies: Vec<_> =
+        (0..50).flat_map(|_| [here.begin(here.post("k")), there.begin(there.post("k"))]).collect();
+    runs.reach(1).await;
+    here.send(here.post("k")).await.is_rejected(409, "in-flight");
+    there.send(there.post("k")).await.is_rejected(409, "in-flight");
+    gate.open();
+    for copy in copies {
+        let answer = copy.await.unwrap();
+        assert!(matches!(answer.status.as_u16(), 201 | 409), "{answer:?}");
+    }
+    there.send(there.post("k")).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Group `outages`: while the store takes the outcome there is no answer.
+pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    // The store may be silent for longer than this takes.
+    let policy =
+        ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let mut first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.cut().await;
+    gate.open();
+    // Whatever answers first and writes then has long answered.
+    let early = tokio::time::timeout(Duration::from_secs(1), &mut first).await;
+    assert!(early.is_err(), "{early:?}");
+    stage.mend().await;
+    let answer = first.await.unwrap();
+    answer.is_first(201, "1");
+    assert_eq!(answer.header("idempotency-recorded"), "");
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+}
+
+/// Group `crashes`: what was answered is there after a crash at that moment.
+pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    for round in 1..=5 {
+        let key = format!("k-{round}");
+        let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
+        stage.send(stage.post(&key)).await.is_first(201, &round.to_string());
+        stage.instance().kill().await;
+        drop(stage);
+        let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
+        stage.send(stage.post(&key)).await.is_replay(201, &round.to_string());
+        stage.instance().kill().await;
+    }
+    assert_eq!(runs.count(), 5);
+}
+
+/// Groups `outages` and `several`: a holder that was cut off too long, and taken over.
+pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy {
+        lease: Duration::from_secs(1),
+        store_timeout: Duration::from_secs(1),
+        on_unknown: OnUnknown::Reexecute,
+        ..ScenarioPolicy::default()
+    };
+    let lost = arena.start(policy.clone(), held(&runs, &gate)).await;
+    let heir = arena.start(policy, counting(&runs)).await;
+    let first = lost.begin(lost.post("k"));
+    runs.reach(1).await;
+    lost.cut().await;
+    // Until its lease lapses.
+    let taken = heir.until(&heir.post("k"), |answer| answer.status == 201).await;
+    taken.is_first(201, "2");
+    lost.mend().await;
+    gate.open();
+    first.await.unwrap().is_rejected(409, "superseded");
+    heir.send(heir.post("k")).await.is_replay(201, "2");
+}

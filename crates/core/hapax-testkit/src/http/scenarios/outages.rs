@@ -1,0 +1,156 @@
+//! 20: while the store is away. Group `outages`, but for what is refused at the start.
+
+use std::time::Duration;
+
+use hapax_core::OnUnknown;
+use hapax_http::server::{CompletionOutage, StoreOutage};
+
+use super::execution::held;
+use crate::http::{
+    ExecutionCount, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance, counting,
+};
+
+fn brisk() -> ScenarioPolicy {
+    ScenarioPolicy { store_timeout: Duration::from_secs(2), ..ScenarioPolicy::default() }
+}
+
+pub async fn w20_closed_executes_nothing(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let stage = arena.start(brisk(), counting(&runs)).await;
+    stage.send(stage.post("before")).await.is_first(201, "1");
+    stage.cut().await;
+    for key in ["before", "new"] {
+        let answer = stage.send(stage.post(key)).await;
+        answer.is_rejected(503, "store-unavailable");
+        assert_eq!(answer.header("retry-after"), "1");
+    }
+    stage.send(stage.plain()).await.is_unmarked(201, "2");
+    stage.mend().await;
+    let back = stage.until(&stage.post("new"), |answer| answer.status == 201).await;
+    back.is_first(201, "3");
+    stage.send(stage.post("before")).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 3);
+}
+
+/// Group `outages`.
+pub async fn w21_a_page_may_read_that_the_store_is_away(arena: ScenarioContext) {
+    let policy = ScenarioPolicy { cors: Some("https://shop.example"), ..brisk() };
+    let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
+    stage.cut().await;
+    let answer = stage.send(stage.post("k").header("origin", "https://shop.example")).await;
+    answer.is_rejected(503, "store-unavailable");
+    assert_eq!(answer.header("access-control-allow-origin"), "https://shop.example");
+}
+
+pub async fn w20_open_executes_unprotected(arena: ScenarioContext) {
+    let runs = ExecutionCount::new();
+    let (store_outage, on_unknown) = (StoreOutage::Open, OnUnknown::Reexecute);
+    let policy = ScenarioPolicy { store_outage, on_unknown, ..brisk() };
+    let stage = arena.start(policy, counting(&runs)).await;
+    stage.cut().await;
+    for run in ["1", "2"] {
+        let answer = stage.send(stage.post("k")).await;
+        assert_eq!((answer.status.as_u16(), answer.text()), (201, run));
+        assert_eq!(answer.header("idempotency-protected"), "false");
+        assert_eq!(answer.header("idempotency-replayed"), "");
+    }
+}
+
+/// Group `any`.
+pub async fn w20_open_is_refused_together_with_block(arena: ScenarioContext) {
+    // Under `block`, which is the default.
+    let policy = ScenarioPolicy { store_outage: StoreOutage::Open, ..ScenarioPolicy::default() };
+    let said = arena.refused(policy, counting(&ExecutionCount::new())).await;
+    assert!(said.contains("open") && said.contains("block"), "{said}");
+}
+
+/// An execution whose store goes away before it ends.
+async fn in_between(
+    arena: &ScenarioContext,
+    completion_outage: CompletionOutage,
+) -> (TestInstance, ExecutionCount, crate::http::TestResponse) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let policy = ScenarioPolicy { completion_outage, ..brisk() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.cut().await;
+    gate.open();
+    let answer = first.await.unwrap();
+    (stage, runs, answer)
+}
+
+pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: ScenarioContext) {
+    let (stage, runs, answer) = in_between(&arena, CompletionOutage::Deliver).await;
+    answer.is_first(201, "1");
+    assert_eq!(answer.header("idempotency-recorded"), "pending");
+    // Copies that come here are answered from what is held back.
+    let copy = stage.send(stage.post("k")).await;
+    copy.is_replay(201, "1");
+    assert_eq!(copy.header("idempotency-recorded"), "pending");
+    stage.mend().await;
+    let recorded =
+        |answer: &crate::http::TestResponse| answer.header("idempotency-recorded").is_empty();
+    stage.until(&stage.post("k"), recorded).await.is_replay(201, "1");
+    // It is in the store: another process knows it.
+    stage.end().await;
+    let stage = arena.start(brisk(), counting(&runs)).await;
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioContext) {
+    let (stage, runs, answer) = in_between(&arena, CompletionOutage::Withhold).await;
+    answer.is_rejected(503, "outcome-pending");
+    assert_ne!(answer.header("retry-after"), "");
+    stage.send(stage.post("k")).await.is_rejected(503, "outcome-pending");
+    stage.mend().await;
+    stage.until(&stage.post("k"), |answer| answer.status == 201).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
+/// Groups `outages` and `several`.
+pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(
+    arena: ScenarioContext,
+) {
+    for (on_unknown, again) in [(OnUnknown::Reexecute, true), (OnUnknown::Block, false)] {
+        let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+        let lease = Duration::from_secs(1);
+        let policy = ScenarioPolicy { lease, on_unknown, ..brisk() };
+        let cut_off = arena.start(policy.clone(), held(&runs, &gate)).await;
+        let other = arena.start(policy, counting(&runs)).await;
+        let key = format!("{on_unknown:?}");
+        let first = cut_off.begin(cut_off.post(&key));
+        runs.reach(1).await;
+        cut_off.cut().await;
+        gate.open();
+        assert_eq!(first.await.unwrap().header("idempotency-recorded"), "pending");
+        let in_flight =
+            |answer: &crate::http::TestResponse| answer.header("retry-after").is_empty();
+        let answer = other.until(&other.post(&key), in_flight).await;
+        if again {
+            answer.is_first(201, "2");
+        } else {
+            answer.is_rejected(409, "outcome-unknown");
+        }
+    }
+}
+
+/// Group `outages`.
+pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: ScenarioContext) {
+    let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
+    let lease = Duration::from_secs(1);
+    let policy = ScenarioPolicy { lease, on_unknown: OnUnknown::Block, ..brisk() };
+    let stage = arena.start(policy, held(&runs, &gate)).await;
+    let first = stage.begin(stage.post("k"));
+    runs.reach(1).await;
+    stage.cut().await;
+    // Twice the lease: it has lapsed by the store's clock.
+    tokio::time::sleep(lease * 2).await;
+    stage.mend().await;
+    let renewed = |answer: &crate::http::TestResponse| answer.rejection().1 == "in-flight";
+    stage.until(&stage.post("k"), renewed).await;
+    gate.open();
+    first.await.unwrap().is_first(201, "1");
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+}

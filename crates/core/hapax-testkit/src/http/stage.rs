@@ -1,0 +1,230 @@
+//! Where a scenario is played.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_http::Body;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use tokio::task::JoinHandle;
+
+use crate::http::client::{Client, Protocol, TestResponse};
+use crate::http::fixture::{HttpFixture, Instance, ScenarioPolicy};
+use crate::http::handler::Handler;
+
+/// A scenario's fixture, protocol and name.
+#[derive(Clone)]
+pub struct ScenarioContext {
+    fixture: Arc<dyn HttpFixture>,
+    protocol: Protocol,
+    name: String,
+}
+
+impl ScenarioContext {
+    pub(crate) fn new(fixture: Arc<dyn HttpFixture>, protocol: Protocol, name: &str) -> Self {
+        Self { fixture, protocol, name: format!("{name}-{protocol:?}") }
+    }
+
+    /// An instance under this policy.
+    pub async fn start(&self, policy: ScenarioPolicy, handler: Handler) -> TestInstance {
+        let instance = self.fixture.start(policy, handler).await;
+        let instance = instance.unwrap_or_else(|error| panic!("it did not start: {error}"));
+        let client = Client { address: instance.address(), protocol: self.protocol };
+        TestInstance { instance, client, caller: self.unique("caller") }
+    }
+
+    /// What an instance says that refuses to start.
+    pub async fn refused(&self, policy: ScenarioPolicy, handler: Handler) -> String {
+        match self.fixture.start(policy, handler).await {
+            Ok(_) => panic!("it started"),
+            Err(error) => error,
+        }
+    }
+
+    /// What is spoken.
+    #[must_use]
+    pub const fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// A word that no other scenario uses: for keys of callers that cannot be told apart.
+    #[must_use]
+    pub fn unique(&self, word: &str) -> String {
+        format!("{word}-{}", self.name)
+    }
+}
+
+/// An instance, and a caller of it.
+pub struct TestInstance {
+    instance: Box<dyn Instance>,
+    client: Client,
+    caller: String,
+}
+
+impl TestInstance {
+    /// The instance.
+    #[must_use]
+    pub fn instance(&self) -> &dyn Instance {
+        &*self.instance
+    }
+
+    /// The caller's client.
+    #[must_use]
+    pub const fn client(&self) -> Client {
+        self.client
+    }
+
+    /// The same client in another protocol.
+    #[must_use]
+    pub const fn client_in(&self, protocol: Protocol) -> Client {
+        Client { protocol, ..self.client }
+    }
+
+    /// A payment under this key, of the scenario's caller.
+    #[must_use]
+    pub fn post(&self, key: &str) -> TestRequest {
+        self.plain().header("idempotency-key", key)
+    }
+
+    /// A payment without a key.
+    #[must_use]
+    pub fn plain(&self) -> TestRequest {
+        let post = TestRequest {
+            method: Method::POST,
+            target: "/payments".to_owned(),
+            headers: HeaderMap::new(),
+            body: Bytes::from_static(b"{\"amount\":100}"),
+        };
+        post.header(CONTENT_TYPE.as_str(), "application/json")
+            .header(AUTHORIZATION.as_str(), format!("Bearer {}", self.caller))
+    }
+
+    /// The answer to a request on a connection of its own.
+    pub async fn send(&self, post: TestRequest) -> TestResponse {
+        self.client.send(post.request()).await
+    }
+
+    /// Sends on a task of its own; aborting the task hangs up.
+    #[must_use]
+    pub fn begin(&self, post: TestRequest) -> JoinHandle<TestResponse> {
+        self.client.begin(post.request())
+    }
+
+    /// The answers to this many copies, sent together.
+    pub async fn duplicates(&self, count: usize, post: &TestRequest) -> Vec<TestResponse> {
+        let copies: Vec<_> = (0..count).map(|_| self.begin(post.clone())).collect();
+        let mut answers = Vec::new();
+        for copy in copies {
+            answers.push(copy.await.unwrap());
+        }
+        answers
+    }
+
+    /// Sends copies of `post` until an answer is `done`: what is awaited is the passing of time
+    /// elsewhere.
+    pub async fn until(
+        &self,
+        post: &TestRequest,
+        done: impl Fn(&TestResponse) -> bool,
+    ) -> TestResponse {
+        let attempts = async {
+            loop {
+                let answer = self.send(post.clone()).await;
+                if done(&answer) {
+                    return answer;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        let found = tokio::time::timeout(crate::http::TIMEOUT, attempts).await;
+        found.expect("the awaited answer never came")
+    }
+
+    /// Drains and ends, so that another instance may have the store.
+    pub async fn end(self) {
+        self.instance.drain().await;
+    }
+
+    /// Cuts the instance off from its store.
+    pub async fn cut(&self) {
+        self.instance.link().expect("outages need a link").cut().await;
+    }
+
+    /// Ends that.
+    pub async fn mend(&self) {
+        self.instance.link().expect("outages need a link").mend().await;
+    }
+}
+
+/// A request in the making.
+#[derive(Clone, Debug)]
+pub struct TestRequest {
+    method: Method,
+    target: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl TestRequest {
+    /// With another method.
+    #[must_use]
+    pub fn method(self, method: Method) -> Self {
+        Self { method, ..self }
+    }
+
+    /// To another path and query.
+    #[must_use]
+    pub fn to(self, target: &str) -> Self {
+        Self { target: target.to_owned(), ..self }
+    }
+
+    /// With this body.
+    #[must_use]
+    pub fn body(self, body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), ..self }
+    }
+
+    /// With this header instead of any of the name.
+    #[must_use]
+    pub fn header(self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.without(name).more(name, value)
+    }
+
+    /// With one more line of this name.
+    #[must_use]
+    pub fn more(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        let value = HeaderValue::from_bytes(value.as_ref()).unwrap();
+        self.headers.append(HeaderName::try_from(name).unwrap(), value);
+        self
+    }
+
+    /// Without any header of this name.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Self {
+        self.headers.remove(name);
+        self
+    }
+
+    /// With a body of this type.
+    #[must_use]
+    pub fn kind(self, kind: &str) -> Self {
+        self.header(CONTENT_TYPE.as_str(), kind)
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn request(self) -> Request<Body> {
+        let body = Body::from(self.body.clone());
+        self.with(body)
+    }
+
+    /// The request, with a body that is not one piece of bytes.
+    #[must_use]
+    pub fn with(self, body: Body) -> Request<Body> {
+        let mut request = Request::new(body);
+        *request.method_mut() = self.method;
+        *request.uri_mut() = self.target.parse().unwrap();
+        *request.headers_mut() = self.headers;
+        request
+    }
+}

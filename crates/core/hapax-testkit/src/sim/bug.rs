@@ -1,0 +1,195 @@
+//! Bugs to plant, each at the place where somebody could make it.
+
+use hapax_core::store::{Stamp, StoredRecord, Swap, Swapped};
+use hapax_core::{OnUnknown, RecordState, Timestamp};
+
+use super::ledger::SwapPurpose;
+use super::plan;
+use super::world::{ExchangeKind, SimClaim, SimExchange, World};
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $bug:ident,)*) => {
+        /// A bug that the simulator must find.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)*
+        }
+
+        impl Bug {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug,)*];
+        }
+    };
+}
+
+bugs! {
+    /// A process takes over from an execution of its own, whose lease has lapsed.
+    TakesOverFromItself,
+    /// The store checks the tag, and writes a moment later.
+    ChecksThenSets,
+    /// The store acknowledges some writes that it never makes.
+    LosesWrites,
+    /// The store reaps released records at once, so that fences fall back.
+    ReapsReleasedAtOnce,
+    /// The store reaps unfinished records by their lease, though they are kept for ever.
+    ReapsByTheLease,
+    /// Callers go by their own clock.
+    GoesByTheClientsClock,
+    /// A lost reply is resolved by loading the cell.
+    ResolvesByLoading,
+    /// A claim that was given up is forgotten, though it may land.
+    LeavesGhostClaims,
+    /// A completion without an answer is taken for recorded.
+    TakesSilenceForSuccess,
+    /// Whoever's fence is as large as the record's owns it, instead of whoever's grant is in it.
+    ComparesFences,
+    /// A holder renews whoever's record it finds.
+    RenewsWithoutOwnership,
+    /// A holder releases whoever's record it finds.
+    ReleasesWithoutOwnership,
+    /// A holder completes whoever's record it finds.
+    CompletesWithoutOwnership,
+    /// A completion after the lease, without a takeover, is reported as lost.
+    ReportsLateAsLost,
+    /// A completion that is recorded already is reported as lost.
+    CompletesOnceOnly,
+    /// A late completion overwrites another outcome.
+    OverwritesOutcomes,
+    /// What is undecided under `block` or `reconcile` is kept for its retention only.
+    ExpiresUnderBlock,
+    /// The claimer's policy decides alone.
+    IgnoresTheRecordsPolicy,
+    /// The record's policy decides alone.
+    IgnoresTheClaimersPolicy,
+    /// A takeover writes its own policy into the record, though the record's is stricter.
+    LoosensTerms,
+    /// A takeover keeps the fence.
+    TakesOverUnderTheSameFence,
+    /// A takeover begins a life of its own.
+    ForgetsTheLife,
+    /// A takeover drops the recovery point.
+    DropsTheCheckpoint,
+    /// A takeover is decided by the lease of the claim, whatever was renewed since.
+    IgnoresRenewals,
+    /// Attempts begin anew after a release.
+    ForgetsAttempts,
+    /// The fingerprint is not compared.
+    IgnoresTheFingerprint,
+    /// What may have happened is released.
+    ReleasesTheUnknown,
+    /// Asking takes the record from its owner.
+    AskingTakesTheGrant,
+    /// A hook's answer counts, though the record has changed.
+    CountsLateAnswers,
+    /// A hook is asked as soon as the lease lapsed, while what its owner sent is under way.
+    AsksTooSoon,
+    /// An operator's decision counts for an execution that the operator never saw.
+    ResolvesTheUnseen,
+    /// An operator interrupts a live lease without force.
+    ResolvesWithoutForce,
+}
+
+/// Rewrites what the store said before the core hears it.
+pub(super) fn garble(bug: Bug, world: &World, exchange: &SimExchange, swapped: &mut Swapped) {
+    if bug == Bug::GoesByTheClientsClock {
+        let skewed = world.store.clock(world.now).saturating_add_signed(
+            world.plan.skew[usize::from(exchange.process)] - world.store.offset,
+        );
+        let now = Timestamp::from_micros(skewed);
+        match swapped {
+            Swapped::Stored(stamped) => stamped.now = now,
+            Swapped::Conflict(seen) => seen.now = now,
+        }
+        return;
+    }
+    let Swapped::Conflict(seen) = swapped else { return };
+    let now = seen.now;
+    let Some(stored) = &mut seen.stored else { return };
+    match &exchange.talk {
+        ExchangeKind::Claim(claim) => garble_for_claimer(bug, now, claim, stored),
+        ExchangeKind::Write(write) => {
+            let Some(execution) = world.ledger.executions.get(write.execution as usize) else {
+                return;
+            };
+            let seize = match (bug, write.meaning) {
+                (Bug::ComparesFences, SwapPurpose::Operator { .. }) => false,
+                (Bug::ComparesFences, _) => execution.fence >= stored.fence.get(),
+                (Bug::RenewsWithoutOwnership, SwapPurpose::Renew { .. }) => true,
+                (Bug::ReleasesWithoutOwnership, SwapPurpose::Release) => true,
+                (Bug::CompletesWithoutOwnership, SwapPurpose::Complete { .. }) => true,
+                _ => false,
+            };
+            if seize {
+                stored.record.lease_id = execution.lease_id;
+                stored.record.generation = execution.record_life;
+            }
+            let own = stored.record.lease_id == execution.lease_id;
+            match (bug, write.meaning, &stored.record.state) {
+                (Bug::OverwritesOutcomes, SwapPurpose::Complete { .. }, RecordState::Done(_))
+                    if own =>
+                {
+                    stored.record.state = RecordState::InFlight;
+                }
+                (Bug::ResolvesTheUnseen, SwapPurpose::Operator { fence, .. }, _) => {
+                    stored.fence = hapax_core::FencingToken::new(fence);
+                }
+                (Bug::ResolvesWithoutForce, SwapPurpose::Operator { .. }, _) => {
+                    stored.lease_until = Timestamp::default();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut StoredRecord) {
+    match bug {
+        Bug::IgnoresTheRecordsPolicy => stored.record.terms.on_unknown = OnUnknown::Reexecute,
+        Bug::IgnoresRenewals => {
+            let claimed = stored.fence.issued_at().after(stored.record.terms.lease);
+            stored.lease_until = stored.lease_until.min(claimed);
+        }
+        Bug::ForgetsAttempts if stored.record.state == RecordState::Released => {
+            stored.record.attempt = 0
+        }
+        Bug::IgnoresTheFingerprint => {
+            stored.record.scheme = plan::scheme(claim.scheme);
+            stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
+        }
+        Bug::AsksTooSoon
+            if stored.record.state == RecordState::InFlight && stored.lease_until <= now =>
+        {
+            stored.lease_until = Timestamp::default();
+        }
+        _ => {}
+    }
+}
+
+/// Rewrites what the core wants to write before the store gets it.
+pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mut Swap) {
+    let draft = &mut swap.draft;
+    let takeover = matches!(meaning, SwapPurpose::Execute { anew: false, .. });
+    match bug {
+        Bug::ExpiresUnderBlock => {
+            draft.keep = draft.keep.or(Some(draft.record.terms.retention));
+        }
+        Bug::LoosensTerms if takeover => draft.record.terms.on_unknown = policy,
+        // The claim itself went out as `reexecute`.
+        Bug::IgnoresTheClaimersPolicy
+            if matches!(meaning, SwapPurpose::Execute { anew: true, .. }) =>
+        {
+            draft.record.terms.on_unknown = policy;
+            draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
+        }
+        Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
+        Bug::ForgetsTheLife if takeover => draft.record.generation = draft.record.lease_id,
+        Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
+        Bug::ReleasesTheUnknown if matches!(meaning, SwapPurpose::Abandon { .. }) => {
+            draft.record.state = RecordState::Released;
+        }
+        Bug::AskingTakesTheGrant if matches!(meaning, SwapPurpose::Announce { .. }) => {
+            draft.record.lease_id = hapax_core::LeaseId::from_bytes(*swap.write_id.as_bytes());
+        }
+        _ => {}
+    }
+}

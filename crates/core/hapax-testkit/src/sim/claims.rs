@@ -1,0 +1,201 @@
+//! Whether what a caller is told is true at the moment the store answered it.
+
+use hapax_core::OnUnknown;
+use hapax_core::exchange::WriteResult;
+
+use super::ledger::{Checked, KeyModel, Ledger, Phase, SimVerdict, SwapPurpose, ensure};
+
+/// What a claimer was told, in numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ClaimAnswer {
+    Replay { outcome: u16, fence: u64, expires_in: u64 },
+    InFlight { remaining: u64 },
+    Mismatch,
+    Unknown,
+}
+
+/// What a claimer asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClaimContext {
+    pub(super) request: u8,
+    pub(super) policy: OnUnknown,
+    /// How long after a lapse its hook may be asked, if it has one.
+    pub(super) hook_after: Option<u64>,
+    /// Its own answer was written, as it says.
+    pub(super) answered: Option<SimVerdict>,
+    /// The process that asks, and for which key.
+    pub(super) process: u8,
+    pub(super) key: u8,
+}
+
+impl Ledger {
+    /// Judges an answer to a claim.
+    pub(super) fn judge_claim(
+        &self,
+        seen: &KeyModel,
+        told: ClaimAnswer,
+        asker: &ClaimContext,
+    ) -> Checked {
+        let kept = !seen.vacant() && !seen.expired();
+        let same = kept && seen.request == asker.request;
+        let unfinished = matches!(seen.phase, Phase::Held | Phase::Unknown);
+        let here = unfinished && self.runs_in(seen, asker.process);
+        match (told, asker.answered) {
+            (ClaimAnswer::Replay { outcome, .. }, Some(SimVerdict::Happened(said))) => {
+                ensure(outcome == said, "S3", "another outcome than the hook's")
+            }
+            (ClaimAnswer::Replay { outcome, fence, expires_in }, _) => {
+                ensure(seen.request == asker.request, "S4", "the outcome of another request")?;
+                ensure(same && seen.phase == Phase::Done, "S3", "replayed what is not recorded")?;
+                ensure(outcome == seen.outcome, "S3", "replayed another outcome")?;
+                let denied = self.denied[usize::from(outcome)];
+                ensure(!denied, "S3", "replayed what its holder was told is lost")?;
+                let owner = self.executions[seen.execution as usize].fence;
+                ensure(fence == owner, "replay", "replayed with another fence")?;
+                let rest = seen.keep_until - seen.clock;
+                ensure(expires_in == rest, "replay", "says another time of expiry")
+            }
+            (ClaimAnswer::InFlight { remaining }, _) => {
+                // Its own process knows that it runs: lapsed, expired or purged.
+                if here {
+                    return ensure(seen.request == asker.request, "S4", "in flight for another");
+                }
+                if seen.phase == Phase::Absent && self.busy_in(asker.key, asker.process) {
+                    return Ok(());
+                }
+                ensure(same && seen.live(), "L1", "in flight, and nobody holds it")?;
+                let rest = seen.lease_until - seen.clock;
+                ensure(remaining == rest, "in flight", "says another remainder of the lease")
+            }
+            (ClaimAnswer::Mismatch, _) => {
+                let other = seen.request != asker.request;
+                ensure(
+                    (kept || here) && other,
+                    "mismatch",
+                    "refused its own request, or a free key",
+                )
+            }
+            (ClaimAnswer::Unknown, Some(SimVerdict::CannotSay)) => Ok(()),
+            (ClaimAnswer::Unknown, _) => judge_unknown(seen, same, asker),
+        }
+    }
+
+    /// Judges what a holder was told of its write, which has `landed` or not.
+    pub(super) fn judge_write(
+        &mut self,
+        seen: &KeyModel,
+        execution: u32,
+        meaning: SwapPurpose,
+        landed: bool,
+        wrote: &WriteResult,
+    ) -> Checked {
+        let own = self.owns(seen, execution);
+        let outcome = match meaning {
+            SwapPurpose::Complete { outcome, .. } => Some(outcome),
+            _ => None,
+        };
+        match wrote {
+            WriteResult::Recorded(_) => {
+                let already = own
+                    && match meaning {
+                        SwapPurpose::Complete { outcome, .. } => {
+                            seen.phase == Phase::Done && seen.outcome == outcome
+                        }
+                        SwapPurpose::Release => seen.phase == Phase::Released,
+                        SwapPurpose::Abandon { .. } => seen.phase == Phase::Unknown,
+                        _ => false,
+                    };
+                ensure(landed || already, "S3", "told recorded what is not")
+            }
+            // An old claim brought its life back: it looks like a takeover.
+            WriteResult::Lost if seen.echo && !own => Ok(()),
+            WriteResult::Lost => {
+                // A renewal may land and be overtaken; an outcome that landed stays.
+                ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
+                let same_life = !seen.vacant()
+                    && !seen.expired()
+                    && (own || seen.generation == self.executions[execution as usize].generation);
+                ensure(same_life, "holder", "told lost where nobody can know")?;
+                let settled = match seen.phase {
+                    Phase::Done => Some(seen.outcome) != outcome,
+                    Phase::Unknown => !matches!(
+                        meaning,
+                        SwapPurpose::Complete { .. } | SwapPurpose::Abandon { .. }
+                    ),
+                    _ => false,
+                };
+                ensure(!own || settled, "holder", "told lost though nobody took over")?;
+                if let Some(outcome) = outcome.map(usize::from) {
+                    self.denied[outcome] = true;
+                    ensure(!self.recorded[outcome], "S3", "told lost what had been recorded")?;
+                }
+                Ok(())
+            }
+            WriteResult::Gone => {
+                let over = seen.vacant()
+                    || seen.expired()
+                    || seen.generation != self.executions[execution as usize].generation;
+                ensure(over, "holder", "told gone though its life goes on")?;
+                let already = own && seen.phase == Phase::Released && !seen.expired();
+                let released = already && meaning == SwapPurpose::Release;
+                ensure(!released, "holder", "told gone though it is released")
+            }
+            WriteResult::Contended => Ok(()),
+            WriteResult::NotFound | WriteResult::Rejected | WriteResult::Changed => {
+                ensure(false, "holder", "told what only operators are told")
+            }
+        }
+    }
+
+    /// Judges what an operator was told.
+    pub(super) fn judge_operator(
+        &self,
+        seen: &KeyModel,
+        (fence, force, forget, outcome): (u64, bool, bool, Option<u16>),
+        landed: bool,
+        wrote: &WriteResult,
+    ) -> Checked {
+        let nothing = seen.vacant() || seen.expired();
+        let owner = self.executions.get(seen.execution as usize).map(|execution| execution.fence);
+        match wrote {
+            WriteResult::Recorded(_) => {
+                let already = seen.phase == Phase::Done && Some(seen.outcome) == outcome;
+                ensure(landed || already, "operator", "told recorded what is not")
+            }
+            WriteResult::NotFound => ensure(nothing, "operator", "told that there is nothing"),
+            WriteResult::Rejected => {
+                let done = seen.phase == Phase::Done && !forget && outcome.is_none();
+                let live = seen.live() && !force;
+                ensure(live || done, "operator", "refused for no reason")
+            }
+            WriteResult::Changed => {
+                let done = seen.phase == Phase::Done && outcome.is_some();
+                ensure(owner != Some(fence) || done, "operator", "told changed what is not")
+            }
+            WriteResult::Contended => Ok(()),
+            WriteResult::Lost | WriteResult::Gone => {
+                ensure(false, "operator", "told what only holders are told")
+            }
+        }
+    }
+}
+
+fn judge_unknown(seen: &KeyModel, same: bool, asker: &ClaimContext) -> Checked {
+    let doubt = match seen.phase {
+        Phase::Held => seen.clock >= seen.lease_until,
+        Phase::Unknown => true,
+        _ => false,
+    };
+    ensure(same && doubt, "L1", "unknown, and there is no doubt")?;
+    let may_reconcile = asker.hook_after.is_some_and(|after| match seen.phase {
+        Phase::Held => seen.clock >= seen.lease_until.saturating_add(after),
+        _ => !seen.reconciling || seen.clock >= seen.lease_until,
+    });
+    match seen.strict.max(asker.policy) {
+        OnUnknown::Block => Ok(()),
+        OnUnknown::Reconcile => {
+            ensure(!may_reconcile, "L1", "unknown, though a hook could be asked")
+        }
+        OnUnknown::Reexecute => ensure(false, "L1", "unknown, though it may run again"),
+    }
+}

@@ -1,0 +1,180 @@
+//! What a schedule is made of: drawn once, from its seed.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use hapax_core::machine::HookTiming;
+use hapax_core::{Fingerprint, FingerprintScheme, OnUnknown, OperationId, Outcome, Terms};
+
+use crate::SeededEntropy;
+
+pub(super) const WORKERS: usize = 4;
+/// Workers that are threads of one process: they crash and stand still together.
+pub(super) const TOGETHER: usize = 2;
+pub(super) const KEYS: usize = 3;
+pub(super) const OPERATIONS: u32 = 10;
+/// Outcomes that a schedule can tell apart.
+pub(super) const OUTCOMES: usize = 4_096;
+/// Those from here on are operators'.
+pub(super) const OPERATORS_OUTCOMES: u16 = 3_072;
+
+pub(super) const MS: u64 = 1_000;
+/// How long a sender waits for its first copy.
+pub(super) const TIMEOUT: u64 = 50 * MS;
+/// A process that stands still for so long finds every record of before expired.
+pub(super) const PAST_RETENTION: u64 = 8_000 * MS;
+/// No lease is shorter, and no clock steps back further, unless the schedule says so.
+const SHORTEST_LEASE: u64 = 400 * MS;
+
+/// Chances are per mille.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    pub(super) lose: u64,
+    pub(super) delay: u64,
+    pub(super) repeat: u64,
+    pub(super) refuse: u64,
+    pub(super) fail_load: u64,
+    /// Weights of the policies, in their order.
+    policies: [u64; 3],
+    pub(super) hookless: u64,
+    pub(super) other_request: u64,
+    pub(super) other_scheme: u64,
+    /// How far each process's clock is off; the last is the operators'.
+    pub(super) skew: [i64; WORKERS + 1],
+    pub(super) crashes: u64,
+    pub(super) pauses: u64,
+    pub(super) steps: u64,
+    /// The farthest that the store's clock steps back in all.
+    pub(super) back: u64,
+    pub(super) operators: u64,
+    pub(super) reaps: u64,
+}
+
+impl Plan {
+    pub(super) fn draw(rng: &SeededEntropy) -> Self {
+        let rate = [5, 30, 120][rng.below(3) as usize];
+        let policies = match rng.below(6) {
+            0 => [1, 0, 0],
+            1 => [0, 1, 0],
+            2 => [0, 0, 1],
+            _ => [3, 2, 2],
+        };
+        let far_back = rng.below(4) == 0;
+        Self {
+            lose: rate,
+            delay: rate,
+            repeat: rate,
+            refuse: rate / 2,
+            fail_load: 2 * rate,
+            policies,
+            hookless: 300,
+            other_request: 100,
+            other_scheme: if rng.below(2) == 0 { 300 } else { 0 },
+            skew: std::array::from_fn(|_| rng.below(6_000 * MS) as i64 - 3_000 * MS as i64),
+            crashes: rng.below(4),
+            pauses: rng.below(4),
+            steps: rng.below(4),
+            back: if far_back { 10_000 * MS } else { SHORTEST_LEASE - MS },
+            operators: rng.below(9),
+            reaps: 16,
+        }
+    }
+
+    /// Whether the fences of purged keys are out of what is promised.
+    pub(super) const fn far_back(&self) -> bool {
+        self.back > SHORTEST_LEASE
+    }
+
+    pub(super) fn terms(&self, rng: &SeededEntropy) -> Terms {
+        let micros = Duration::from_micros;
+        let mut at = rng.below(self.policies.iter().sum());
+        let mut on_unknown = OnUnknown::Block;
+        for (policy, weight) in
+            [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block].iter().zip(self.policies)
+        {
+            if at < weight {
+                on_unknown = *policy;
+                break;
+            }
+            at -= weight;
+        }
+        let lease = micros([SHORTEST_LEASE, 1_000 * MS][rng.below(2) as usize]);
+        let retention = lease * [1, 2, 3, 6][rng.below(4) as usize];
+        Terms { lease, retention, on_unknown }
+    }
+
+    pub(super) fn hook(&self, rng: &SeededEntropy, policy: OnUnknown) -> Option<HookTiming> {
+        let without = policy != OnUnknown::Reconcile && rng.below(1_000) < self.hookless;
+        let hook = HookTiming {
+            after: Duration::from_micros(200 * MS),
+            timeout: Duration::from_micros(300 * MS),
+        };
+        (!without).then_some(hook)
+    }
+}
+
+/// The bytes of all outcomes; each is its own number.
+static NUMBERS: [u8; OUTCOMES * 2] = {
+    let mut bytes = [0; OUTCOMES * 2];
+    let mut at = 0;
+    while at < OUTCOMES {
+        [bytes[2 * at], bytes[2 * at + 1]] = (at as u16).to_be_bytes();
+        at += 1;
+    }
+    bytes
+};
+
+static FORMAT: LazyLock<Arc<str>> = LazyLock::new(|| "sim".into());
+
+static NAMES: LazyLock<Names> = LazyLock::new(|| {
+    let schemes = ["sim/0", "sim/1"];
+    Names {
+        schemes: schemes.map(|name| {
+            // Far shorter than a scheme may be.
+            FingerprintScheme::new(name).unwrap_or_else(|_| unreachable!("{name} is short"))
+        }),
+        fingerprints: schemes.map(|name| {
+            [0u8, 1].map(|request| Fingerprint::builder(name).field(&[request]).finish())
+        }),
+    }
+});
+
+/// The process of a worker.
+pub(super) const fn process(worker: u8) -> u8 {
+    worker / TOGETHER as u8
+}
+
+struct Names {
+    schemes: [FingerprintScheme; 2],
+    fingerprints: [[Fingerprint; 2]; 2],
+}
+
+pub(super) fn key(number: usize) -> OperationId {
+    OperationId::from_bytes([number as u8; 32])
+}
+
+pub(super) fn scheme(number: u8) -> FingerprintScheme {
+    NAMES.schemes[usize::from(number)].clone()
+}
+
+/// Which scheme it is, of those above.
+pub(super) fn scheme_number(scheme: &FingerprintScheme) -> u8 {
+    u8::from(*scheme == NAMES.schemes[1])
+}
+
+pub(super) fn fingerprint(request: u8, scheme: u8) -> Fingerprint {
+    NAMES.fingerprints[usize::from(scheme)][usize::from(request)]
+}
+
+pub(super) fn bytes(number: u16) -> bytes::Bytes {
+    bytes::Bytes::from_static(&NUMBERS[2 * usize::from(number)..][..2])
+}
+
+pub(super) fn outcome(number: u16) -> Outcome {
+    Outcome::new(Arc::clone(&FORMAT), bytes(number))
+}
+
+/// The number that `bytes` are.
+pub(super) fn number(bytes: &bytes::Bytes) -> u16 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u16::from(*byte))
+}

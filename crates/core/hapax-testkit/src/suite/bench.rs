@@ -1,0 +1,239 @@
+//! What the rules are written with.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use hapax_core::store::{Draft, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
+use hapax_core::{
+    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, StoreError, Terms, WriteId,
+};
+
+use super::StoreFixture;
+use crate::SeededEntropy;
+
+/// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
+/// through in a handful.
+const MAX_ATTEMPTS: u32 = 200;
+
+pub(super) const LEASE: Duration = Duration::from_secs(3);
+pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+
+pub(super) struct Bench<'a, F: StoreFixture> {
+    fixture: &'a F,
+    pub(super) store: Arc<F::Store>,
+    entropy: SeededEntropy,
+    /// Calls of `reap` so far, and those among them that failed.
+    reaps: AtomicU32,
+    failed_reaps: AtomicU32,
+}
+
+impl<'a, F: StoreFixture> Bench<'a, F> {
+    pub(super) async fn open(fixture: &'a F) -> Self {
+        Self {
+            fixture,
+            store: fixture.open().await,
+            entropy: SeededEntropy::new(1),
+            reaps: AtomicU32::new(0),
+            failed_reaps: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn key(&self) -> OperationId {
+        let mut bytes = [0; 32];
+        bytes.chunks_mut(8).for_each(|chunk| {
+            chunk.copy_from_slice(&self.entropy.next().to_be_bytes());
+        });
+        OperationId::from_bytes(bytes)
+    }
+
+    pub(super) fn write_id(&self) -> WriteId {
+        WriteId::fresh(&self.entropy).unwrap()
+    }
+
+    pub(super) fn lease_id(&self) -> LeaseId {
+        LeaseId::fresh(&self.entropy).unwrap()
+    }
+
+    pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.entropy.next() as u8).collect()
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        self.entropy.below(bound)
+    }
+
+    /// A first execution: lease [`LEASE`], kept [`LONG`].
+    pub(super) fn draft(&self) -> Draft {
+        let lease_id = self.lease_id();
+        let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
+        let record = Record {
+            scheme: FingerprintScheme::new("suite/1").unwrap(),
+            fingerprint: Fingerprint::from_bytes([7; 32]),
+            lease_id,
+            generation: lease_id,
+            attempt: 1,
+            terms,
+            checkpoint: None,
+            notes: hapax_core::Notes::default(),
+            state: RecordState::InFlight,
+        };
+        Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }
+    }
+
+    /// Its completion with `outcome`.
+    pub(super) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
+        let outcome = Outcome::new("suite/1", outcome.to_vec());
+        Draft {
+            record: Record { state: RecordState::Done(outcome), ..of.record.clone() },
+            stamp: Stamp::Keep,
+            lease: Duration::ZERO,
+            keep: Some(LONG),
+        }
+    }
+
+    pub(super) fn swap(&self, key: OperationId, expected: Option<WriteId>, draft: Draft) -> Swap {
+        Swap { id: key, expected, write_id: self.write_id(), draft }
+    }
+
+    pub(super) async fn send(&self, swap: &Swap) -> Swapped {
+        send(&*self.store, swap).await
+    }
+
+    /// Writes, and returns how the store stamped it.
+    pub(super) async fn stored(&self, swap: &Swap) -> Stamped {
+        match self.send(swap).await {
+            Swapped::Stored(stamped) => stamped,
+            Swapped::Conflict(seen) => panic!("{:?} met a conflict: {seen:?}", swap.write_id),
+        }
+    }
+
+    /// Writes where something else is expected, and returns what is there.
+    pub(super) async fn refused(&self, swap: &Swap) -> Snapshot {
+        match self.send(swap).await {
+            Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.write_id, swap.expected),
+            Swapped::Conflict(seen) => seen,
+        }
+    }
+
+    /// Writes `draft` under a new key and returns key and cell.
+    pub(super) async fn put(&self, draft: Draft) -> (OperationId, StoredRecord) {
+        let key = self.key();
+        self.stored(&self.swap(key, None, draft)).await;
+        (key, self.record(&key).await)
+    }
+
+    /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
+    pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, WriteId) {
+        let swap = self.swap(self.key(), None, draft);
+        self.stored(&swap).await;
+        (swap.id, swap.write_id)
+    }
+
+    pub(super) async fn load(&self, key: &OperationId) -> Snapshot {
+        load(&*self.store, key).await
+    }
+
+    pub(super) async fn record(&self, key: &OperationId) -> StoredRecord {
+        self.load(key).await.stored.expect("the cell was written and is not due")
+    }
+
+    /// What a call of `reap` answers that is answered.
+    pub(super) async fn reap(&self, limit: u32) -> Reaped {
+        let limit = NonZeroU32::new(limit).unwrap();
+        let mut last = None;
+        for _ in 0..MAX_ATTEMPTS {
+            self.reaps.fetch_add(1, Ordering::Relaxed);
+            match self.store.reap(limit).await {
+                Ok(reaped) => {
+                    assert!(reaped.removed <= limit.get(), "reaped more than it may: {reaped:?}");
+                    return reaped;
+                }
+                Err(error) => last = Some(error),
+            }
+            self.failed_reaps.fetch_add(1, Ordering::Relaxed);
+            pause().await;
+        }
+        panic!("no answer to {MAX_ATTEMPTS} calls of reap: {last:?}")
+    }
+
+    pub(super) fn reaps(&self) -> u32 {
+        self.reaps.load(Ordering::Relaxed)
+    }
+
+    /// Whether a call of `reap` failed: it may be under way yet, beside the next ones.
+    pub(super) fn reaps_failed(&self) -> bool {
+        self.failed_reaps.load(Ordering::Relaxed) > 0
+    }
+
+    /// Reaps until nothing more is due.
+    pub(super) async fn reap_all(&self) {
+        for _ in 0..MAX_ATTEMPTS {
+            if !self.reap(100).await.more {
+                return;
+            }
+        }
+        panic!("reap says that there is more, {MAX_ATTEMPTS} times in a row");
+    }
+
+    /// Whether reaping removes a cell that is due. Where it removes itself, or where an earlier
+    /// reaping may be under way, that may take a moment.
+    pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
+        for _ in 0..MAX_ATTEMPTS {
+            self.reap_all().await;
+            let gone = self.load(key).await.stored.is_none();
+            if gone || !(F::EXPIRES_BY_ITSELF || self.reaps_failed()) {
+                return gone;
+            }
+            pause().await;
+        }
+        false
+    }
+
+    pub(super) async fn pass(&self, by: Duration) {
+        self.fixture.pass(&self.store, by).await;
+    }
+
+    pub(super) const fn fixture(&self) -> &F {
+        self.fixture
+    }
+}
+
+/// Sends a swap as the engine does: the same one again until the answer is definite.
+pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
+    let mut last = None;
+    for _ in 0..MAX_ATTEMPTS {
+        match store.swap(swap.clone()).await {
+            Ok(swapped) => return swapped,
+            Err(error) => last = Some(readable(error)),
+        }
+        pause().await;
+    }
+    panic!("no answer to {MAX_ATTEMPTS} sends of a swap: {last:?}")
+}
+
+pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
+    let mut last = None;
+    for _ in 0..MAX_ATTEMPTS {
+        match store.load(key).await {
+            Ok(seen) => return seen,
+            Err(error) => last = Some(readable(error)),
+        }
+        pause().await;
+    }
+    panic!("no answer to {MAX_ATTEMPTS} loads: {last:?}")
+}
+
+fn readable(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Corrupt(source) => panic!("the store cannot read its own writes: {source}"),
+        other => other,
+    }
+}
+
+/// Room for a store to connect anew.
+async fn pause() {
+    tokio::time::sleep(Duration::from_millis(2)).await;
+}

@@ -1,0 +1,190 @@
+//! What every store must satisfy, one test for each rule.
+//!
+//! A store's crate says how to open one for a test, by [`StoreFixture`], and calls the macros:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! use hapax_core::{MemoryCapacity, MemoryStore};
+//! use hapax_testkit::ManualClock;
+//! use hapax_testkit::suite::{ClockFixture, StoreFixture};
+//!
+//! #[derive(Default)]
+//! struct Memory(Arc<ManualClock>);
+//!
+//! impl StoreFixture for Memory {
+//!     type Store = MemoryStore;
+//!     const EXPIRES_BY_ITSELF: bool = false;
+//!
+//!     async fn open(&self) -> Arc<MemoryStore> {
+//!         Arc::new(MemoryStore::new(self.0.clone(), MemoryCapacity::default()))
+//!     }
+//!
+//!     async fn pass(&self, _: &MemoryStore, by: Duration) {
+//!         self.0.advance(by);
+//!     }
+//! }
+//!
+//! mod suite {
+//!     hapax_testkit::store_suite!(super::Memory::default());   // every store
+//!     hapax_testkit::inspect_suite!(super::Memory::default()); // those that can be paged through
+//! }
+//! ```
+//!
+//! `clock_suite!` is for stores whose clock tests can set back ([`ClockFixture`]). Each rule is a `#[tokio::test]` of its own, so the crate needs tokio with `rt-multi-thread`
+//! among its dev-dependencies. Where opening is dear (a server), [`store_rules`] and its like run
+//! all the rules within one test.
+//!
+//! The rules hold under a network that loses replies: a swap whose outcome is ambiguous is sent
+//! again, as the engine does it.
+
+#![allow(
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a suite fails by panicking"
+)]
+
+mod bench;
+mod clocks;
+mod emptied;
+mod pages;
+mod races;
+mod swaps;
+mod times;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{Inspect, OperationId, Store};
+
+use bench::Bench;
+pub use clocks::*;
+pub use emptied::*;
+pub use pages::*;
+pub use races::*;
+pub use swaps::*;
+pub use times::*;
+
+/// How to open a store for a test.
+pub trait StoreFixture: Send + Sync + 'static {
+    /// The store.
+    type Store: Store;
+
+    /// Whether cells vanish by themselves once they are due, without a call of `reap`.
+    const EXPIRES_BY_ITSELF: bool;
+
+    /// An empty store, which no other test uses.
+    fn open(&self) -> impl Future<Output = Arc<Self::Store>> + Send;
+
+    /// Returns once the store's clock shows at least `by` more than at the call: moves the clock,
+    /// where the test has it in its hands, or [`wait`]s for it.
+    fn pass(&self, store: &Self::Store, by: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// A [`StoreFixture`] whose stores read a clock that tests can set.
+pub trait ClockFixture: StoreFixture {
+    /// Sets the store's clock back by `by`.
+    fn step_back(&self, store: &Self::Store, by: Duration) -> impl Future<Output = ()> + Send;
+}
+
+/// Waits until the store's own clock shows at least `by` more than now.
+pub async fn wait(store: &dyn Store, by: Duration) {
+    let key = OperationId::from_bytes([0; 32]);
+    let mut until = None;
+    loop {
+        // A load that fails says nothing about the time: ask again.
+        if let Ok(seen) = store.load(&key).await {
+            let until = *until.get_or_insert(seen.now.after(by));
+            if seen.now >= until {
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+macro_rules! rules {
+    ($(#[$doc:meta])* $all:ident, $suite:ident, $bound:path $(, $store:path)?: $($rule:ident)*) => {
+        $(#[$doc])*
+        pub async fn $all<F: $bound>(fixture: &F) $(where F::Store: $store)? {
+            $(
+                eprintln!("rule {}", stringify!($rule));
+                $rule(fixture).await;
+            )*
+        }
+
+        // Tests of their own for each rule.
+        rules!(@export ($) $(#[$doc])* $suite $($rule)*);
+    };
+    (@export ($d:tt) $(#[$doc:meta])* $suite:ident $($rule:ident)*) => {
+        $(#[$doc])*
+        ///
+        /// Takes an expression that gives the [`StoreFixture`]($crate::suite::StoreFixture); makes a
+        /// `#[tokio::test]` of each rule.
+        #[macro_export]
+        macro_rules! $suite {
+            ($d fixture:expr) => {
+                $(
+                    #[::tokio::test(flavor = "multi_thread", worker_threads = 4)]
+                    async fn $rule() {
+                        $d crate::suite::$rule(&$d fixture).await;
+                    }
+                )*
+            };
+        }
+    };
+}
+
+rules! {
+    /// Every rule that holds for all stores.
+    store_rules, store_suite, StoreFixture:
+    absent_cells_load_as_absent
+    a_swap_writes_where_nothing_is
+    a_swap_replaces_what_it_expected
+    a_swap_that_expected_something_else_changes_nothing
+    a_conflict_brings_what_a_load_finds
+    the_same_swap_again_is_stored_and_changes_nothing
+    a_repeated_swap_that_was_overtaken_is_a_conflict
+    a_conflicting_swap_may_be_stored_later
+    keys_do_not_share_cells
+    every_state_comes_back_as_written
+    big_records_come_back_as_written
+    new_executions_get_larger_fences
+    other_writes_keep_the_fence
+    a_fence_survives_a_release
+    deadlines_count_from_the_stores_clock
+    what_is_kept_for_ever_has_no_end
+    immense_durations_do_not_wrap
+    an_expired_cell_stays_until_it_is_reaped
+    reaping_waits_a_lease_past_the_keep
+    reaping_goes_by_the_last_write
+    reaping_spares_what_is_kept_for_ever
+    reaping_stops_at_its_limit
+    one_of_many_claims_is_stored
+    one_of_many_swaps_on_one_tag_is_stored
+    no_write_is_lost
+    a_dropped_swap_is_whole_or_absent
+    reaping_never_takes_a_renewed_cell
+    histories_are_linearizable
+}
+
+rules! {
+    /// Every rule of stores that can be paged through.
+    inspect_rules, inspect_suite, StoreFixture, Inspect:
+    an_empty_store_has_an_empty_page
+    pages_are_in_order_and_whole
+    a_page_begins_after_a_key
+    pages_hold_expired_cells
+    a_walk_visits_every_undecided_cell
+}
+
+rules! {
+    /// Every rule of stores whose clock can be set.
+    clock_rules, clock_suite, ClockFixture:
+    fences_grow_while_the_clock_steps_back
+    fences_are_the_clock_in_microseconds
+}

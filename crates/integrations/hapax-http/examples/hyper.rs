@@ -1,0 +1,58 @@
+//! The layer around a function, served by bare hyper.
+//!
+//! ```text
+//! cargo run -p hapax-http --example hyper
+//! curl -i 127.0.0.1:3000 -H 'Idempotency-Key: p-1' -d 100
+//! ```
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+
+use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
+use hapax_http::Body;
+use hapax_http::server::{IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource};
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tower::{Layer, service_fn};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("http://{}", listener.local_addr()?);
+    Ok(serve(listener, layer()?).await?)
+}
+
+pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
+    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+    let engine = Idempotency::builder(Arc::new(store)).build();
+    // All callers are one: only right where they trust each other.
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default())?;
+    Ok(IdempotencyLayer::new(engine, policy))
+}
+
+pub(crate) async fn serve(listener: TcpListener, layer: IdempotencyLayer) -> io::Result<()> {
+    let service = layer.layer(service_fn(charge));
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let service = TowerToHyperService::new(service.clone());
+        tokio::spawn(async move {
+            let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            if let Err(error) = served.await {
+                eprintln!("a connection broke: {error}");
+            }
+        });
+    }
+}
+
+async fn charge(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let answer = match request.into_body().collect().await {
+        Ok(body) => format!("charged {}\n", String::from_utf8_lossy(&body.to_bytes())),
+        Err(error) => format!("not charged: {error}\n"),
+    };
+    Ok(Response::new(Body::from(bytes::Bytes::from(answer))))
+}

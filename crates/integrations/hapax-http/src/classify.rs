@@ -1,0 +1,224 @@
+//! What a response means for its key.
+//!
+//! A response is *final* (kept, and replayed), *retryable* (the key is released) or *unknown* (it
+//! may or may not have happened). Which one, is decided in this order:
+//!
+//! 1. The handler's own word, through [`Execution::outcome`](crate::server::ExecutionHandle::outcome).
+//! 2. [`ClassifiedResponse`] in the response's extensions: for a response that no handler gave.
+//! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
+//! 4. The route's own function.
+//! 5. For gRPC (`application/grpc`), the status in `grpc-status`: [`classify_grpc`]. gRPC-Web has
+//!    its status in its body, which is not looked into: it goes by the HTTP status, as does whatever
+//!    follows.
+//! 6. The route's [lists](crate::statuses::StatusLists) of HTTP statuses.
+//! 7. The route's [`Profile`], by the HTTP status. Lists and profiles say nothing of gRPC.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use hapax_core::OnUnknown;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
+
+/// What a response means for its key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OutcomeClass {
+    /// Kept, and replayed until its retention ends.
+    Final,
+    /// Not kept: the next request executes.
+    Retryable,
+    /// It may or may not have happened.
+    Unknown,
+}
+
+impl OutcomeClass {
+    /// The word on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Final => "final",
+            Self::Retryable => "retryable",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The class of this name.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        [Self::Final, Self::Retryable, Self::Unknown].into_iter().find(|it| it.as_str() == word)
+    }
+}
+
+/// A response extension: the class of a response that no handler gave. A proxy marks with it what
+/// it answers itself, such as *unknown* when the upstream broke off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ClassifiedResponse(pub OutcomeClass);
+
+/// A whole table of classes by HTTP status.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Profile {
+    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which say that nothing was
+    /// done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
+    /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services answer it after effects too.
+    #[default]
+    Standard,
+    /// Every status is final, 500 included; 409 and 429 are retryable.
+    StripeV1,
+    /// 2xx is final, anything else retryable: errors are never kept.
+    SuccessOnly,
+}
+
+impl Profile {
+    /// Returns the class of a status that a handler gave, on a route with this policy.
+    #[must_use]
+    pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> OutcomeClass {
+        match (self, status.as_u16()) {
+            (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429)
+            | (Self::StripeV1, 409 | 429) => OutcomeClass::Retryable,
+            (Self::Standard, 503) => unavailable(on_unknown),
+            (Self::Standard, 500..) => OutcomeClass::Unknown,
+            (Self::SuccessOnly, _) if !status.is_success() => OutcomeClass::Retryable,
+            _ => OutcomeClass::Final,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Standard => "standard",
+            Self::StripeV1 => "stripe-v1",
+            Self::SuccessOnly => "success-only",
+        }
+    }
+}
+
+/// The class of *unavailable*, 503 or 14. A service that is overloaded answers it before it does
+/// anything, another one after an effect whose confirmation it lost. Where a second execution does no
+/// harm it is retryable.
+const fn unavailable(on_unknown: OnUnknown) -> OutcomeClass {
+    match on_unknown {
+        OnUnknown::Reexecute => OutcomeClass::Retryable,
+        OnUnknown::Reconcile | OnUnknown::Block => OutcomeClass::Unknown,
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Profile {
+    type Err = UnknownProfile;
+
+    fn from_str(name: &str) -> Result<Self, UnknownProfile> {
+        [Self::Standard, Self::StripeV1, Self::SuccessOnly]
+            .into_iter()
+            .find(|profile| profile.as_str() == name)
+            .ok_or(UnknownProfile)
+    }
+}
+
+/// There is no profile of this name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a profile is `standard`, `stripe-v1` or `success-only`")]
+pub struct UnknownProfile;
+
+/// What a response's headers say instead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HeaderOverride {
+    /// Its class.
+    pub class: Option<OutcomeClass>,
+    /// For how long it is kept, if it is final.
+    pub retention: Option<Duration>,
+    /// How many of the headers were ignored because their values are invalid.
+    pub invalid: u32,
+}
+
+impl HeaderOverride {
+    /// Reads `Idempotency-Outcome` and `Idempotency-Retention`.
+    ///
+    /// A retention is 1 to 9,999,999,999 seconds; zero would forget what just happened.
+    #[must_use]
+    pub fn from_headers(headers: &HeaderMap) -> Self {
+        let mut found = Self::default();
+        found.class = found.read(headers, &IDEMPOTENCY_OUTCOME, OutcomeClass::named);
+        found.retention = found.read(headers, &IDEMPOTENCY_RETENTION, |digits| {
+            let plain = digits.len() <= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+            let seconds = digits.parse().ok().filter(|seconds| plain && *seconds > 0)?;
+            Some(Duration::from_secs(seconds))
+        });
+        found
+    }
+
+    fn read<T>(
+        &mut self,
+        headers: &HeaderMap,
+        name: &HeaderName,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        let mut lines = headers.get_all(name).iter();
+        let line = lines.next()?;
+        let one = lines.next().is_none().then_some(line);
+        let value = one.and_then(|line| parse(line.to_str().ok()?));
+        self.invalid += u32::from(value.is_none());
+        value
+    }
+}
+
+/// Whether messages with these headers are gRPC.
+#[must_use]
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    after_kind(headers, b"application/grpc")
+        .is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
+}
+
+/// Whether these headers are of gRPC-Web, whose status is in its body.
+pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
+    after_kind(headers, b"application/grpc-web").is_some()
+}
+
+/// What follows this kind of content, in capitals or not.
+fn after_kind<'a>(headers: &'a HeaderMap, kind: &[u8]) -> Option<&'a [u8]> {
+    let value = headers.get(CONTENT_TYPE)?.as_bytes();
+    let (start, rest) = value.split_at_checked(kind.len())?;
+    start.eq_ignore_ascii_case(kind).then_some(rest)
+}
+
+/// Whether a gRPC answer that was read to its end says *ok* (0).
+pub(crate) fn is_grpc_ok(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> bool {
+    grpc_status(headers, trailers) == Some(b"0")
+}
+
+fn grpc_status<'a>(headers: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> Option<&'a [u8]> {
+    let status = trailers.and_then(|map| map.get("grpc-status")).or(headers.get("grpc-status"));
+    status.map(HeaderValue::as_bytes)
+}
+
+/// Returns the class of a unary gRPC answer on a route with this policy: *resource exhausted* (8) says
+/// that nothing was done; *unavailable* (14) does so under [`OnUnknown::Reexecute`] and leaves it open
+/// otherwise, like 503; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
+/// one that is none of gRPC's, 0 to 16. *Cancelled* (1), *permission denied* (7) and
+/// *unauthenticated* (16) are final as the others: a service that did nothing then says so by
+/// `Idempotency-Outcome`.
+///
+/// An answer that is not read to its end, being too large to keep or a stream, has no status yet
+/// when its class is needed: its head decides, by the profile.
+#[must_use]
+pub fn classify_grpc(
+    headers: &HeaderMap,
+    trailers: Option<&HeaderMap>,
+    on_unknown: OnUnknown,
+) -> OutcomeClass {
+    match grpc_status(headers, trailers) {
+        Some(b"8") => OutcomeClass::Retryable,
+        Some(b"14") => unavailable(on_unknown),
+        Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
+            OutcomeClass::Final
+        }
+        // Of whatever else is there nobody knows what it says.
+        _ => OutcomeClass::Unknown,
+    }
+}

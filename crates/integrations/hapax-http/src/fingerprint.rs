@@ -1,0 +1,342 @@
+//! Whether two requests are the same request.
+//!
+//! 1. Method and path count as received, byte by byte.
+//! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
+//!    their order.
+//! 3. Chosen headers count with all their values; those that name another method for a POST
+//!    ([`METHOD_OVERRIDES`]) count wherever they are.
+//! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`)
+//!    is compared by [`hapax_core::canonicalize`] and `multipart/form-data` without its boundary, which
+//!    clients make anew for every attempt. What has no canonical form, any other body, and one
+//!    with two content types, is compared by its bytes.
+//!
+//! A canonical body and the same bytes compared raw never give the same fingerprint.
+//!
+//! A record says by which scheme it was made, and a retry is compared by that one. A scheme that
+//! this version does not know was written by a newer one: nobody can tell then whether the retry
+//! is the same request, so that it is neither answered nor executed, whatever the route says of
+//! outages, but refused as if the store were away (503 `store-unavailable`), until a version
+//! answers that knows it or the record ends.
+
+mod multipart;
+
+use std::borrow::Cow;
+use std::fmt;
+
+use hapax_core::{
+    CanonicalJsonError, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers,
+    SchemeTooLong,
+};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Uri};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+/// Headers by which clients have a POST count as another method. Where one is there it is part of
+/// what is asked for, chosen or not.
+pub const METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+];
+
+/// How the body counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum BodyForm {
+    /// JSON and form data by what they say, anything else by its bytes.
+    #[default]
+    Canonical,
+    /// By its bytes, whatever it is.
+    Raw,
+    /// Not at all.
+    Ignored,
+}
+
+/// Which parts of a JSON body count, in canonical form.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum JsonParts {
+    /// All of it.
+    #[default]
+    All,
+    /// What these pointers lead to; that something is not there counts too.
+    Only(JsonPointers),
+    /// All but what these pointers lead to: time stamps, trace ids.
+    Except(JsonPointers),
+}
+
+/// What of a request counts. Its name, stored with each record, says all of it, so that a retry
+/// is compared as the first request was, whatever is configured by then.
+///
+/// ```
+/// use hapax_core::JsonPointers;
+/// use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
+/// let noise = JsonParts::Except(JsonPointers::new(["/sent at"])?);
+/// let scheme = HttpFingerprintScheme::new(BodyForm::Canonical, ["x-tenant".parse()?])?.json(noise)?;
+/// let name = "http/1;body=canonical;except=/sent%20at;headers=x-tenant";
+/// assert_eq!(scheme.name().as_str(), name);
+/// assert_eq!(HttpFingerprintScheme::named(scheme.name()), Some(scheme));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HttpFingerprintScheme {
+    body: BodyForm,
+    json: JsonParts,
+    headers: Vec<HeaderName>,
+    name: FingerprintScheme,
+}
+
+impl HttpFingerprintScheme {
+    /// A scheme by which these headers count, and the body in this form.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] if the names of the headers do not fit.
+    pub fn new(
+        body: BodyForm,
+        headers: impl IntoIterator<Item = HeaderName>,
+    ) -> Result<Self, SchemeTooLong> {
+        let mut headers: Vec<_> = headers.into_iter().collect();
+        headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
+        headers.dedup();
+        let name = name(body, &JsonParts::All, &headers)?;
+        Ok(Self { body, json: JsonParts::All, headers, name })
+    }
+
+    /// The scheme by which only these parts of a JSON body count. It says nothing where bodies
+    /// are not compared in canonical form.
+    ///
+    /// # Errors
+    /// [`SchemeTooLong`] if the pointers do not fit.
+    pub fn json(self, json: JsonParts) -> Result<Self, SchemeTooLong> {
+        let json = if self.body == BodyForm::Canonical { json } else { JsonParts::All };
+        let name = name(self.body, &json, &self.headers)?;
+        Ok(Self { json, name, ..self })
+    }
+
+    /// The scheme of this name; `None` if it is not one that this version knows.
+    #[must_use]
+    pub fn named(name: &FingerprintScheme) -> Option<Self> {
+        let mut fields = name.as_str().strip_prefix("http/1;body=")?.split(';');
+        let body = fields.next()?;
+        let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
+        let body = forms.into_iter().find(|form| form.word() == body)?;
+        let (mut json, mut headers) = (JsonParts::All, Vec::new());
+        for field in fields {
+            let (word, list) = field.split_once('=').unzip();
+            match (word.unwrap_or(field), list) {
+                ("only", list) => json = JsonParts::Only(pointers(list)?),
+                ("except", list) => json = JsonParts::Except(pointers(list)?),
+                ("headers", Some(list)) => {
+                    headers = list.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+                }
+                _ => return None,
+            }
+        }
+        let scheme = Self::new(body, headers).ok()?.json(json).ok()?;
+        // Names have one form: another spelling is not ours.
+        (scheme.name == *name).then_some(scheme)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &FingerprintScheme {
+        &self.name
+    }
+
+    /// How the body counts.
+    #[must_use]
+    pub const fn body_form(&self) -> BodyForm {
+        self.body
+    }
+
+    /// Which parts of a JSON body count.
+    #[must_use]
+    pub const fn json_parts(&self) -> &JsonParts {
+        &self.json
+    }
+
+    /// Which headers count, sorted by name.
+    #[must_use]
+    pub fn headers(&self) -> &[HeaderName] {
+        &self.headers
+    }
+
+    /// The fingerprint of a request.
+    #[must_use]
+    pub fn fingerprint(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Fingerprint {
+        let (domain, body) = self.body_fields(headers, body);
+        let mut fields = Fingerprint::builder(domain)
+            .field(method.as_str().as_bytes())
+            .field(uri.path().as_bytes());
+        fields = list(fields, &pairs(uri.query()));
+        for name in &self.headers {
+            let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            fields = list(fields.field(name.as_str().as_bytes()), &values);
+        }
+        let body: Vec<_> = body.iter().map(AsRef::as_ref).collect();
+        fields = list(fields, &body);
+        // Only where they are there: without them nothing follows the body.
+        for name in METHOD_OVERRIDES.iter().filter(|name| headers.contains_key(*name)) {
+            let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            fields = list(fields.field(name.as_str().as_bytes()), &values);
+        }
+        fields.finish()
+    }
+
+    /// The domain to hash in, and the body as fields.
+    fn body_fields<'a>(&self, headers: &HeaderMap, body: &'a [u8]) -> Fields<'a> {
+        let raw = || ("http/1 raw", vec![Cow::Borrowed(body)]);
+        match self.body {
+            BodyForm::Ignored => ("http/1 no body", Vec::new()),
+            BodyForm::Raw => raw(),
+            BodyForm::Canonical => {
+                let kind = multipart::content_type(headers);
+                if is_json(kind) {
+                    return self.json_fields(body).unwrap_or_else(|_| raw());
+                }
+                match multipart::parts(kind, body) {
+                    Some(parts) => ("http/1 form data", parts),
+                    None => raw(),
+                }
+            }
+        }
+    }
+
+    fn json_fields(&self, body: &[u8]) -> Result<Fields<'static>, CanonicalJsonError> {
+        Ok(match &self.json {
+            JsonParts::All => ("http/1 json", vec![hapax_core::canonicalize(body)?.into()]),
+            JsonParts::Except(pointers) => {
+                ("http/1 json parts", vec![hapax_core::canonicalize_except(body, pointers)?.into()])
+            }
+            JsonParts::Only(pointers) => {
+                let found = hapax_core::canonicalize_only(body, pointers)?;
+                // No value is written as nothing: what is not there is told from all that is.
+                let fields = found.into_iter().map(|part| part.unwrap_or_default().into());
+                ("http/1 json parts", fields.collect())
+            }
+        })
+    }
+}
+
+type Fields<'a> = (&'static str, Vec<Cow<'a, [u8]>>);
+
+impl Default for HttpFingerprintScheme {
+    /// Canonical bodies, no headers.
+    fn default() -> Self {
+        let name = FingerprintScheme::new("http/1;body=canonical");
+        #[allow(clippy::unreachable, reason = "the name is shorter than any limit")]
+        let Ok(name) = name else { unreachable!() };
+        Self { body: BodyForm::Canonical, json: JsonParts::All, headers: Vec::new(), name }
+    }
+}
+
+impl BodyForm {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Canonical => "canonical",
+            Self::Raw => "raw",
+            Self::Ignored => "none",
+        }
+    }
+}
+
+/// `/` stands for itself; all that means something in a name, or is not ASCII, is escaped.
+const ESCAPED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
+
+fn name(
+    body: BodyForm,
+    json: &JsonParts,
+    headers: &[HeaderName],
+) -> Result<FingerprintScheme, SchemeTooLong> {
+    let mut name = format!("http/1;body={}", body.word());
+    let (word, pointers) = match json {
+        JsonParts::All => ("", None),
+        JsonParts::Only(pointers) => (";only", Some(pointers)),
+        JsonParts::Except(pointers) => (";except", Some(pointers)),
+    };
+    name += word;
+    if let Some(pointers) = pointers.filter(|pointers| pointers.iter().len() > 0) {
+        let escaped: Vec<_> =
+            pointers.iter().map(|text| utf8_percent_encode(text, ESCAPED).to_string()).collect();
+        name += &format!("={}", escaped.join(","));
+    }
+    if !headers.is_empty() {
+        let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
+        name += &format!(";headers={}", names.join(","));
+    }
+    FingerprintScheme::new(name)
+}
+
+/// A list of nothing at all has no `=`: after one, nothing is the pointer to everything.
+fn pointers(list: Option<&str>) -> Option<JsonPointers> {
+    let texts: Result<Vec<_>, _> = list
+        .into_iter()
+        .flat_map(|list| list.split(','))
+        .map(|text| percent_decode_str(text).decode_utf8())
+        .collect();
+    JsonPointers::new(texts.ok()?).ok()
+}
+
+/// A request as it is claimed: what counts of it, and by which scheme. Its `Debug` form shows
+/// nothing that was sent but the method and the body's length.
+#[derive(Clone)]
+pub struct HttpRequest<'a> {
+    /// The scheme in force.
+    pub scheme: &'a HttpFingerprintScheme,
+    /// The method.
+    pub method: &'a Method,
+    /// The target; its path and query count.
+    pub uri: &'a Uri,
+    /// The headers, from which the scheme chooses.
+    pub headers: &'a HeaderMap,
+    /// The whole body.
+    pub body: &'a [u8],
+}
+
+impl fmt::Debug for HttpRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asked")
+            .field("scheme", &self.scheme.name())
+            .field("method", &self.method)
+            .field("body_bytes", &self.body.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl hapax_core::OperationRequest for HttpRequest<'_> {
+    fn scheme(&self) -> FingerprintScheme {
+        self.scheme.name().clone()
+    }
+
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
+        let Self { method, uri, headers, body, .. } = self;
+        if scheme == self.scheme.name() {
+            return Some(self.scheme.fingerprint(method, uri, headers, body));
+        }
+        Some(HttpFingerprintScheme::named(scheme)?.fingerprint(method, uri, headers, body))
+    }
+}
+
+/// Adds a list so that it cannot be taken for a longer or a shorter one.
+fn list(fields: FingerprintBuilder, items: &[&[u8]]) -> FingerprintBuilder {
+    let fields = fields.field(&(items.len() as u64).to_be_bytes());
+    items.iter().fold(fields, |fields, item| fields.field(item))
+}
+
+fn pairs(query: Option<&str>) -> Vec<&[u8]> {
+    let mut pairs: Vec<_> = query.into_iter().flat_map(|query| query.split('&')).collect();
+    // Stable: values of one name keep their order.
+    pairs.sort_by_key(|pair| pair.split_once('=').map_or(*pair, |(name, _)| name));
+    pairs.into_iter().map(str::as_bytes).collect()
+}
+
+fn is_json(kind: &str) -> bool {
+    let media = kind.split(';').next().unwrap_or_default().trim();
+    media.eq_ignore_ascii_case("application/json")
+        || media.len() > 5 && media.as_bytes()[media.len() - 5..].eq_ignore_ascii_case(b"+json")
+}

@@ -1,0 +1,248 @@
+//! The headers, and the grammar of `Idempotency-Key`.
+//!
+//! 1. The value is a Structured Field Item of type String (RFC 9651, RFC 8941), as
+//!    draft-ietf-httpapi-idempotency-key-header-07 has it: `"8e03978e"`. Parameters are parsed and
+//!    ignored.
+//! 2. [`Grammar::Lenient`] also takes a bare value, because most clients in the field send one:
+//!    visible ASCII without `"`, `,`, `;` and `\`. `abc` and `"abc"` are the same key.
+//! 3. There is one field line with one key. Two lines, or a list, are no key: no reader may pick
+//!    one where another reader would pick the other.
+
+use hapax_core::{Key, KeyError, OperationId, Timestamp};
+use http::header::{
+    AUTHORIZATION, COOKIE, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    ORIGIN, VIA,
+};
+use sfv::BareItemFromInput;
+use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
+
+use crate::stored_response::hop_by_hop;
+
+/// Request: the key, unless a route names another header.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Request to an upstream: the fencing token of this execution, a decimal number.
+pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
+/// Request to an upstream: which execution of the record it is, from 1.
+pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
+/// Request to an upstream: the operation id, the name of scope and key. It is the same for every
+/// attempt, and another one for another caller's same key: services look operations up by it.
+pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
+    HeaderName::from_static("idempotency-operation-id");
+/// Response of a handler: `final`, `retryable` or `unknown`, in place of what its status says.
+/// Refusals say it to a layer or gateway in front ([`crate::error_format`]).
+pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
+/// Response of a handler: for how many seconds this outcome is replayed.
+pub const IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
+/// Response: `true` on a replay, `false` on the answer of the execution itself.
+pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+/// Response: `pending` where the store has not taken the outcome yet.
+pub const IDEMPOTENCY_RECORDED: HeaderName = HeaderName::from_static("idempotency-recorded");
+/// Response: `false` where the store was away and the route executes all the same.
+pub const IDEMPOTENCY_PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected");
+
+/// Response, where a route says so: from when on the key may be used anew, as a Date (RFC 9651,
+/// 3.3.7): `@` and seconds since 1970, by the store's clock.
+pub const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
+
+/// The value of [`IDEMPOTENCY_EXPIRES`]: rounded up, so that nobody comes too early.
+#[must_use]
+pub fn date(moment: Timestamp) -> HeaderValue {
+    let date = format!("@{}", moment.as_micros().div_ceil(1_000_000));
+    // Digits are fit for every header.
+    HeaderValue::try_from(date).unwrap_or_else(|_| HeaderValue::from_static("@0"))
+}
+
+/// Removes every `Idempotency-*` header: those of a handler are for this layer only.
+pub fn strip(headers: &mut HeaderMap) {
+    *headers = retain(headers, |name, _| !is_protocol_header(name));
+}
+
+/// Whether a header is an `Idempotency-*` one.
+pub(crate) fn is_protocol_header(name: &HeaderName) -> bool {
+    name.as_str().starts_with("idempotency-")
+}
+
+/// Whether a header is for whoever executes a request. A client's own would be taken for ours.
+pub(crate) fn is_sent_upstream(name: &HeaderName) -> bool {
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID].contains(name)
+}
+
+/// Returns the value of [`IDEMPOTENCY_OPERATION_ID`]: 64 hexadecimal digits.
+#[must_use]
+pub fn operation_id(id: OperationId) -> HeaderValue {
+    // Digits are fit for every header.
+    HeaderValue::try_from(id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("0"))
+}
+
+/// The lines that `keep` keeps, in their order; `HeaderMap::remove` would disturb it.
+pub(crate) fn retain(
+    headers: &HeaderMap,
+    keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
+) -> HeaderMap {
+    let mut kept = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in headers.iter().filter(|(name, value)| keep(name, value)) {
+        kept.append(name, value.clone());
+    }
+    kept
+}
+
+/// Returns whether a key may be in this header: not in one that describes a message, its sender or
+/// its connection, nor in another one of ours.
+#[must_use]
+pub fn may_have_key(name: &HeaderName) -> bool {
+    let plain = name.as_str().replace('_', "-");
+    let is_others = plain.starts_with("content-")
+        || plain.starts_with("x-forwarded-")
+        || plain.starts_with("idempotency-")
+        || hop_by_hop(name)
+        || [AUTHORIZATION, COOKIE, DATE, EXPECT, FORWARDED, HOST, ORIGIN, VIA].contains(name);
+    *name == IDEMPOTENCY_KEY || !is_others
+}
+
+/// Returns a header of the request that differs from one of `names` only in an underscore for a
+/// hyphen, with the name that it resembles: CGI and its heirs take one for the other.
+pub fn other_spelling<'a, 'n>(
+    headers: &'a HeaderMap,
+    names: impl IntoIterator<Item = &'n HeaderName>,
+) -> Option<(&'a HeaderName, &'n HeaderName)> {
+    let plain = |name: &HeaderName| name.as_str().replace('_', "-");
+    let names: Vec<_> = names.into_iter().map(|name| (name, plain(name))).collect();
+    let mut fields = headers.keys().filter(|field| !names.iter().any(|(name, _)| name == field));
+    fields.find_map(|field| {
+        let of_field = plain(field);
+        let (name, _) = names.iter().find(|(_, of_name)| *of_name == of_field)?;
+        Some((field, *name))
+    })
+}
+
+/// Which values of `Idempotency-Key` are keys.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grammar {
+    /// A String Item, or a bare value.
+    #[default]
+    Lenient,
+    /// A String Item only, as the draft says.
+    Strict,
+}
+
+/// The key of a request; `None` where it has none.
+///
+/// ```
+/// use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, key};
+/// let mut headers = http::HeaderMap::new();
+/// headers.insert(IDEMPOTENCY_KEY, "\"8e03978e\"; origin=mobile".parse()?);
+/// let key = key(&headers, Grammar::Strict)?.map(|key| key.as_str().to_owned());
+/// assert_eq!(key.as_deref(), Some("8e03978e"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// [`InvalidKey`] says what is wrong with it; it never repeats the value.
+pub fn key(headers: &HeaderMap, grammar: Grammar) -> Result<Option<Key>, InvalidKey> {
+    key_in(headers, &IDEMPOTENCY_KEY, grammar)
+}
+
+/// Returns the key of a request whose key is in the header `name`, by the same grammar.
+///
+/// # Errors
+/// [`InvalidKey`].
+pub fn key_in(
+    headers: &HeaderMap,
+    name: &HeaderName,
+    grammar: Grammar,
+) -> Result<Option<Key>, InvalidKey> {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => Ok(None),
+        (Some(line), None) => decode(line.as_bytes(), grammar).map(Some),
+        (Some(_), Some(_)) => Err(InvalidKey::Repeated),
+    }
+}
+
+/// The key in one value of the header.
+///
+/// # Errors
+/// [`InvalidKey`].
+pub fn decode(value: &[u8], grammar: Grammar) -> Result<Key, InvalidKey> {
+    let value = trimmed(value);
+    if value.is_empty() {
+        return Err(InvalidKey::Key(KeyError::Empty));
+    }
+    if value.starts_with(b"\"") {
+        return sfv::Parser::new(value)
+            .parse_item_with_visitor(as_string)
+            .map_err(|_| InvalidKey::Malformed)
+            .and_then(|text| Key::new(text).map_err(InvalidKey::Key));
+    }
+    let bare =
+        |byte: &u8| matches!(byte, 0x21..=0x7e) && !matches!(byte, b'"' | b',' | b';' | b'\\');
+    match (grammar, std::str::from_utf8(value)) {
+        (Grammar::Lenient, Ok(text)) if value.iter().all(bare) => {
+            Key::new(text).map_err(InvalidKey::Key)
+        }
+        _ => Err(InvalidKey::Malformed),
+    }
+}
+
+/// The key as a String Item: the one form that every grammar reads.
+///
+/// ```
+/// use hapax_http::header::{Grammar, decode, encode};
+/// let key: hapax_core::Key = r#"a "quoted" key"#.parse()?;
+/// assert_eq!(encode(&key), r#""a \"quoted\" key""#);
+/// assert_eq!(decode(encode(&key).as_bytes(), Grammar::Strict)?, key);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use]
+pub fn encode(key: &Key) -> HeaderValue {
+    let mut item = String::with_capacity(key.as_str().len() + 2);
+    item.push('"');
+    for character in key.as_str().chars() {
+        if matches!(character, '"' | '\\') {
+            item.push('\\');
+        }
+        item.push(character);
+    }
+    item.push('"');
+    // A key is printable ASCII, which every header value may hold.
+    HeaderValue::try_from(item).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
+}
+
+/// Why the value of `Idempotency-Key` is no key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidKey {
+    /// There is more than one field line.
+    #[error("it was sent more than once")]
+    Repeated,
+    /// It is not in the grammar.
+    #[error("it is neither one quoted string nor one bare word")]
+    Malformed,
+    /// It is in the grammar, but no key.
+    #[error(transparent)]
+    Key(KeyError),
+}
+
+/// An Item is a String with parameters, or not what is wanted.
+fn as_string(
+    item: BareItemFromInput<'_>,
+) -> Result<impl ParameterVisitor<'_, Out = String>, NotString> {
+    match item {
+        BareItemFromInput::String(text) => {
+            let text = text.as_str().to_owned();
+            Ok(parameter_visitor_with(Ignored, move |_| Ok(text)))
+        }
+        _ => Err(NotString),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("not a string")]
+struct NotString;
+
+fn trimmed(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
+        value = rest;
+    }
+    value
+}

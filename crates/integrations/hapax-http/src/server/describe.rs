@@ -1,0 +1,150 @@
+//! A request as operators see it: its key, method, path and caller.
+//!
+//! 1. It is sealed in the record, and kept only where the engine has a secret.
+//! 2. The value of a scope header is shown where the header's name says that it names somebody, like
+//!    `X-Tenant`. Any other value may be a credential: of it there is a short keyed hash, which an
+//!    operator finds by giving the value again.
+//! 3. The query is left out, since keys of APIs are sent in it.
+
+use bytes::Bytes;
+use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue};
+use serde_json::{Value, json};
+
+use crate::fingerprint::HttpRequest;
+
+/// The longest path that is shown, in bytes.
+const MAX_TARGET: usize = 1024;
+
+/// The longest value of a header that is shown, in bytes.
+const MAX_VALUE: usize = 128;
+
+/// Parts of the names of headers that name somebody.
+const NAMES: [&str; 16] = [
+    "account",
+    "client",
+    "company",
+    "customer",
+    "host",
+    "member",
+    "merchant",
+    "org",
+    "project",
+    "shop",
+    "site",
+    "store",
+    "team",
+    "tenant",
+    "user",
+    "workspace",
+];
+
+/// Parts of the names of headers that may be credentials, whatever else is in the name.
+const CREDENTIALS: [&str; 13] = [
+    "api",
+    "assertion",
+    "auth",
+    "bearer",
+    "cookie",
+    "cred",
+    "jwt",
+    "key",
+    "pass",
+    "secret",
+    "session",
+    "sign",
+    "token",
+];
+
+/// A request, and what it is claimed with.
+pub(super) struct DescribedHttpRequest<'a> {
+    pub(super) request: &'a HttpRequest<'a>,
+    pub(super) engine: &'a Idempotency,
+    pub(super) key: &'a Key,
+    pub(super) parts: &'a Parts,
+    /// The headers that are its scope.
+    pub(super) scope: &'a [HeaderName],
+    /// The name of its route; that of the rest is empty.
+    pub(super) route: &'a str,
+}
+
+impl OperationRequest for DescribedHttpRequest<'_> {
+    fn scheme(&self) -> FingerprintScheme {
+        self.request.scheme()
+    }
+
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
+        self.request.fingerprint(scheme)
+    }
+
+    fn description(&self) -> Option<Bytes> {
+        let path = self.parts.uri.path();
+        let target = &path[..path.floor_char_boundary(MAX_TARGET)];
+        let values = self.scope.iter().flat_map(|name| {
+            let values = self.parts.headers.get_all(name).iter();
+            values.filter_map(move |value| self.caller(name, value))
+        });
+        let mut described = json!({
+            "key": self.key.as_str(),
+            "method": self.parts.method.as_str(),
+            "target": target,
+            "caller": values.take(4).collect::<Vec<_>>(),
+        });
+        if !self.route.is_empty() {
+            described["route"] = self.route.into();
+        }
+        let trace = self.parts.headers.get("traceparent").filter(|value| value.len() <= 64);
+        if let Some(trace) = trace.and_then(|value| value.to_str().ok()) {
+            described["traceparent"] = trace.into();
+        }
+        serde_json::to_vec(&described).ok().map(Bytes::from)
+    }
+}
+
+impl DescribedHttpRequest<'_> {
+    /// Returns a header of the scope as operators see it.
+    fn caller(&self, name: &HeaderName, value: &HeaderValue) -> Option<Value> {
+        let shown =
+            value.to_str().ok().filter(|text| names_somebody(name) && text.len() <= MAX_VALUE);
+        match shown {
+            Some(text) => Some(json!({ "header": name.as_str(), "value": text })),
+            None => {
+                let hash = self.engine.pseudonym(value.as_bytes())?;
+                Some(json!({ "header": name.as_str(), "hash": hash }))
+            }
+        }
+    }
+}
+
+/// Returns whether the values of a header name somebody and are no credentials.
+fn names_somebody(name: &HeaderName) -> bool {
+    let has = |part: &&str| name.as_str().contains(*part);
+    NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_may_be_credentials_are_not_shown() {
+        for name in ["x-tenant", "x-user-id", "x-customer", "host", "x-org"] {
+            assert!(names_somebody(&HeaderName::from_static(name)), "{name}");
+        }
+        for name in [
+            "authorization",
+            "cookie",
+            "proxy-authorization",
+            "x-api-key",
+            "x-user-token",
+            "x-client-secret",
+            "x-session-user",
+            "x-signature",
+            "x-forwarded-access",
+            "apikey",
+        ] {
+            assert!(!names_somebody(&HeaderName::from_static(name)), "{name}");
+        }
+    }
+}

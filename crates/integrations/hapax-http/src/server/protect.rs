@@ -1,0 +1,450 @@
+//! A request with a key, from its body to its answer.
+//!
+//! Everything here runs on the client's connection and may be dropped at any await. Before the
+//! claim there is nothing to undo. While claiming, the engine releases what was claimed for
+//! nobody. From the moment a lease is held, the work is on a task of its own.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::exchange::Replay;
+use hapax_core::machine::Verdict;
+use hapax_core::{Claim, ClaimError, Key, Lease, Reconciliation, Scope, StoreError};
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response, Version};
+use http_body::SizeHint;
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::collect::{Collected, collect};
+use super::concurrency::ConcurrencyPermit;
+use super::describe::DescribedHttpRequest;
+use super::execute::{
+    BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
+};
+use super::layer::IdempotencyLayer;
+use super::observe::RequestEvent;
+use super::policy::{
+    CompletionOutage, RETRY_AFTER, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    StoreOutage,
+};
+use super::response_info::{ResponseInfo, ResponseSource};
+use super::service::{AdmittedRequest, draining};
+use crate::body::{Body, BoxError, WithoutTrailers, erase};
+use crate::classify::is_grpc;
+use crate::error_format::ErrorFormat;
+use crate::fingerprint::HttpRequest;
+use crate::header::{
+    self, IDEMPOTENCY_EXPIRES, IDEMPOTENCY_PROTECTED, IDEMPOTENCY_RECORDED, IDEMPOTENCY_REPLAYED,
+    is_protocol_header, is_sent_upstream, retain,
+};
+use crate::length::{self, DeclaredLength};
+use crate::problem::{Code, Problem, retry_after};
+use crate::stored_response::{FullResponse, StoredResponse};
+
+/// How long a request may wait for room for its body. What holds the room may be handlers that
+/// hang, and whoever waits behind them takes up a connection.
+const ROOM: Duration = Duration::from_secs(30);
+
+/// What a refusal says that is for now. Only of this attempt: another one with the same key may have
+/// been executed.
+const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
+
+pub(super) async fn protect<S, Q, B>(
+    layer: Arc<IdempotencyLayer>,
+    ticket: AdmittedRequest,
+    mut inner: S,
+    mut parts: Parts,
+    body: Q,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
+
+    let claimed = {
+        let claiming = async {
+            let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
+            if parts.version == Version::HTTP_2 {
+                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as a
+                // whole one does. The server drops the request of a stream that was reset once that
+                // waits: it gets to, before anything is claimed for half a request.
+                tokio::task::yield_now().await;
+            }
+            let concurrency = take_permit(&layer, &policy, &scope, &key)?;
+            let target = policy.options.target.as_ref().map(|target| target(&parts));
+            let request = HttpRequest {
+                scheme: &policy.options.fingerprint,
+                method: &parts.method,
+                uri: target.as_ref().unwrap_or(&parts.uri),
+                headers: &parts.headers,
+                body: &body,
+            };
+            let engine = &layer.engine;
+            let names = policy.scope.names();
+            let route = &*policy.options.name;
+            let described = DescribedHttpRequest {
+                request: &request,
+                engine,
+                key: &key,
+                parts: &parts,
+                scope: names,
+                route,
+            };
+            let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
+            while let Ok(Claim::Reconcile(question)) = claim {
+                layer.observe(&policy, RequestEvent::ReconcileStarted);
+                let fence = question.fence();
+                claim = ask(&policy, &key, &parts, question, &request).await;
+                if let Ok(Claim::Execute(lease)) = &claim {
+                    tracing::info!(
+                        route = &*policy.options.name,
+                        id = %engine.operation_id(&scope, &key),
+                        did_not_happen = %fence,
+                        fence = %lease.fence(),
+                        "the reconcile hook allows an execution"
+                    );
+                }
+            }
+            Ok((claim, concurrency, body, trailers))
+        };
+        tokio::select! {
+            // What is claimed is answered or, when time is up, released: not left to lapse.
+            biased;
+            claimed = claiming => claimed,
+            () = permit.gate().stopping() => Err(draining()),
+        }
+    };
+    let (claim, concurrency, body, trailers) = match claimed {
+        Ok(claimed) => claimed,
+        Err(problem) => return Ok(layer.reject(&policy, error_format, &problem)),
+    };
+    let permit = match concurrency {
+        Some(concurrency) => permit.with(concurrency),
+        None => permit,
+    };
+    if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
+        // After a length HTTP/1.1 would forward no trailers.
+        parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
+    }
+    let received = BufferedRequest { parts, body, trailers };
+    match settle(&layer, &policy, error_format, claim) {
+        ClaimDecision::Respond(mut response) => {
+            let by = response
+                .extensions()
+                .get()
+                .map_or(ResponseSource::Replay, |it: &ResponseInfo| it.by);
+            let operation = Some(layer.engine.operation_id(&scope, &key));
+            response.extensions_mut().insert(ResponseInfo { operation, by });
+            Ok(response)
+        }
+        // No await since the claim was granted: it cannot be dropped in between.
+        ClaimDecision::Execute(lease) => {
+            let operation = layer.engine.operation_id(&scope, &key);
+            let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
+            let named = ExecutionLabel::new(operation, &received.parts);
+            let work = RequestExecution { layer, policy, error_format, permit, named };
+            let mut response = detach(work, inner, received, lease).await?;
+            let operation = Some(operation);
+            let by = match response.extensions_mut().remove::<NotBegun>() {
+                Some(NotBegun) => ResponseSource::Rejection,
+                None => by,
+            };
+            response.extensions_mut().insert(ResponseInfo { operation, by });
+            Ok(response)
+        }
+        ClaimDecision::Unprotected if permit.gate().is_stopping() => {
+            Ok(layer.reject(&policy, error_format, &draining()))
+        }
+        ClaimDecision::Unprotected => {
+            layer.observe(&policy, RequestEvent::Unprotected);
+            let mut response = tokio::select! {
+                biased;
+                response = inner.call(received.request()) => response?.map(|body| {
+                    let body = erase(WithoutTrailers { body, drop: is_protocol_header });
+                    Body::resumed(Bytes::new(), body)
+                }),
+                () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
+            };
+            header::strip(response.headers_mut());
+            response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
+            Ok(response)
+        }
+    }
+}
+
+async fn read<Q>(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    headers: &HeaderMap,
+    body: Q,
+) -> Result<(Bytes, Option<HeaderMap>), Problem>
+where
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+{
+    let limit = policy.options.max_request_body;
+    let mut body = erase(WithoutTrailers { body, drop: is_sent_upstream });
+    let requests = &layer.memory.requests;
+    match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
+        Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),
+        Collected::MemoryFull => {
+            let detail = format!("There is no room for the request's body now. {NOTHING}");
+            Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER))
+        }
+        Collected::TooLarge { .. } => {
+            let detail = format!("A request with a key has at most {limit} bytes of body.");
+            Err(Problem::new(Code::BodyTooLarge, detail))
+        }
+        Collected::Broken(error) if is_timed_out(&*error) => {
+            let detail = format!("The request body came too slowly. {NOTHING}");
+            Err(Problem::new(Code::RequestTimeout, detail))
+        }
+        Collected::Broken(error) => {
+            tracing::debug!(error, "a request body broke off");
+            Err(Problem::new(Code::MalformedRequest, "The request body broke off."))
+        }
+    }
+}
+
+/// Returns whether a body failed because its client was too slow: with an [`io::Error`] of the kind
+/// [`TimedOut`](io::ErrorKind::TimedOut), or because of one.
+fn is_timed_out(error: &(dyn Error + 'static)) -> bool {
+    let mut error = Some(error);
+    while let Some(cause) = error {
+        let io = cause.downcast_ref::<io::Error>();
+        if io.is_some_and(|io| io.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        error = cause.source();
+    }
+    false
+}
+
+/// Among the keys of this caller in flight; `None` where any number may be.
+fn take_permit(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    scope: &Scope,
+    key: &Key,
+) -> Result<Option<ConcurrencyPermit>, Problem> {
+    let RouteOptions { name, max_in_flight_per_scope, .. } = &policy.options;
+    let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
+    let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
+    permit.ok_or_else(|| {
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
+        Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
+    })
+}
+
+/// Asks the hook. Dropped, the question lapses, and a later claim asks again.
+async fn ask(
+    policy: &RoutePolicy,
+    key: &Key,
+    parts: &Parts,
+    question: Reconciliation,
+    request: &HttpRequest<'_>,
+) -> Result<Claim, ClaimError> {
+    let options = &policy.options;
+    let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
+        return question.conclude(Verdict::CannotSay, request).await;
+    };
+    let doubt = ReconcileRequest {
+        fence: question.fence(),
+        id: question.id(),
+        attempt: question.attempt(),
+        key: key.clone(),
+        request: parts.clone(),
+    };
+    // In one future, so that a panic in making the answer counts like one in awaiting it.
+    let answer = catch(async { reconcile.reconcile(doubt).await });
+    let verdict = match tokio::time::timeout(hook.timeout, answer).await {
+        Ok(Ok(Reconciled::Happened(response, trailers))) => {
+            happened(policy, parts, response, trailers)
+        }
+        Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
+        Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
+        Ok(Err(_)) | Err(_) => {
+            tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
+            Verdict::CannotSay
+        }
+    };
+    question.conclude(verdict, request).await
+}
+
+/// What the hook's answer makes of the key. One that is not as long as it says is no answer.
+fn happened(
+    policy: &RoutePolicy,
+    retry: &Parts,
+    response: Response<Bytes>,
+    trailers: Option<HeaderMap>,
+) -> Verdict {
+    if length::is_of_the_body(&retry.method, response.status()) {
+        let hint = SizeHint::new();
+        let announced = DeclaredLength::new(response.headers(), &hint);
+        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
+        if let Err(error) = checked {
+            tracing::warn!(%error, "the reconcile hook's answer is none");
+            return Verdict::CannotSay;
+        }
+    }
+    let mut whole = FullResponse::of(&response, trailers.as_ref(), policy.options.cookies);
+    if is_grpc(&retry.headers) {
+        whole = whole.for_grpc();
+    }
+    Verdict::Happened(keep(whole))
+}
+
+enum ClaimDecision {
+    Respond(Response<Body>),
+    Execute(Lease),
+    Unprotected,
+}
+
+fn settle(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    error_format: ErrorFormat,
+    claim: Result<Claim, ClaimError>,
+) -> ClaimDecision {
+    let problem = match claim {
+        Ok(Claim::Execute(lease)) => return ClaimDecision::Execute(lease),
+        Ok(Claim::Replay(replay)) => match replayed(layer, policy, &replay) {
+            Ok(response) => {
+                layer.observe(policy, RequestEvent::Replayed { expires_in: replay.expires_in });
+                return ClaimDecision::Respond(response);
+            }
+            Err(problem) => problem,
+        },
+        Ok(Claim::InFlight { elapsed, remaining }) => {
+            Problem::new(Code::InFlight, "The first request with this key has no outcome yet.")
+                .retry_after(retry_after(elapsed, remaining))
+        }
+        Ok(Claim::Mismatch) => Problem::new(
+            Code::KeyReused,
+            "A request that differs in method, target or content came with this key before.",
+        ),
+        Ok(Claim::Unknown { reconcile_in }) => {
+            let problem = unknown();
+            // Without it an operator has to decide, and coming again does not help.
+            match reconcile_in {
+                Some(reconcile_in) => problem.retry_after(reconcile_in),
+                None => problem,
+            }
+        }
+        Ok(Claim::Reconcile(_)) => unknown(),
+        Err(error) => match outage(layer, policy, &error) {
+            Some(problem) => problem,
+            None => return ClaimDecision::Unprotected,
+        },
+    };
+    ClaimDecision::Respond(layer.reject(policy, error_format, &problem))
+}
+
+fn unknown() -> Problem {
+    let detail = "An earlier request with this key may have taken effect. It is not run again until that is \
+         known.";
+    Problem::new(Code::OutcomeUnknown, detail)
+}
+
+/// The refusal, or `None` where the route executes without a record. Only where the store is
+/// away, and was before it said anything: a record that is there but cannot be read, or that
+/// the store told of before it went away, may be that of a first execution.
+fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
+    let outage_log = matches!(
+        error,
+        ClaimError::Overloaded
+            | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
+    );
+    // While the store is away every request would have its own line, with the same error.
+    let due = if outage_log { layer.outage_log.due() } else { Some(0) };
+    if let Some(left_out) = due {
+        let error = error as &dyn Error;
+        tracing::warn!(error, left_out, "no claim could be made");
+    }
+    if outage_log && policy.options.store_outage == StoreOutage::Open {
+        return None;
+    }
+    let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
+    Some(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER))
+}
+
+/// What was kept, given again; or why it cannot be.
+fn replayed(
+    layer: &IdempotencyLayer,
+    policy: &RoutePolicy,
+    replay: &Replay,
+) -> Result<Response<Body>, Problem> {
+    if replay.deferred && policy.options.completion_outage == CompletionOutage::Withhold {
+        return Err(pending());
+    }
+    let FullResponse { status, headers, body, trailers } =
+        match StoredResponse::from_outcome(&replay.outcome) {
+            Ok(StoredResponse::Whole(whole)) => whole,
+            Ok(StoredResponse::NotRetained { status }) => {
+                let detail =
+                    "The request took effect. Its response was too large to keep, or was streamed.";
+                return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+            }
+            Err(error) => {
+                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+                let detail = "The request took effect. What was kept of it is no HTTP response.";
+                return Err(Problem::new(Code::ResponseNotRetained, detail));
+            }
+        };
+    let Some(body) = layer.memory.answers.hold_now(body) else {
+        let detail = format!("There is no room for the answer now. {NOTHING}");
+        return Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER));
+    };
+    let mut response = Response::new(Body::whole(body, trailers));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    if let Some(until) = replay.expires_at.filter(|_| policy.options.expires) {
+        response.headers_mut().insert(IDEMPOTENCY_EXPIRES, header::date(until));
+    }
+    if replay.deferred {
+        let pending = HeaderValue::from_static("pending");
+        response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
+    }
+    Ok(response)
+}
+
+/// Runs the work on a task of its own, and waits for its answer as long as the client does.
+async fn detach<S, B>(
+    work: RequestExecution,
+    inner: S,
+    received: BufferedRequest,
+    lease: Lease,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (layer, policy, error_format) =
+        (Arc::clone(&work.layer), Arc::clone(&work.policy), work.error_format);
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let work = async move {
+        // Nobody listens any more: the outcome is recorded all the same.
+        drop(answer.send(work.run(lease, inner, received).await));
+    };
+    tokio::spawn(work.in_current_span());
+    answered.await.unwrap_or_else(|_| {
+        // The task ends without an answer only when the runtime shuts down.
+        let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
+        Ok(layer.reject(&policy, error_format, &problem))
+    })
+}

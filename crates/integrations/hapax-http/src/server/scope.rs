@@ -1,0 +1,193 @@
+//! Whose key it is.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hapax_core::Scope;
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
+use http::request::Parts;
+
+use crate::problem::{Code, Problem};
+
+/// Where the scope of a key comes from. There is no default: two callers in one scope can see
+/// each other's answers.
+///
+/// A replay does not check credentials again. With credentials as the scope, whoever can present
+/// them gets the answer, even after they were revoked.
+#[derive(Clone)]
+pub struct ScopeSource(Source);
+
+#[derive(Clone)]
+enum Source {
+    Shared,
+    Headers { names: Arc<[HeaderName]>, missing: MissingScope },
+    Function(Arc<ScopeFn>),
+}
+
+type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync;
+
+/// What becomes of a request without one of the headers that name the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MissingScope {
+    /// It is refused: 400 `missing-scope`.
+    #[default]
+    Reject,
+    /// A header that is not there is a caller of its own: all who send none share a scope.
+    Shared,
+}
+
+/// Why a request has no scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScopeError {
+    /// It does not say who the caller is: 400 `missing-scope`.
+    Missing,
+    /// It says it in a way that changes with every request: 400 `unstable-scope`.
+    Unstable,
+}
+
+impl ScopeSource {
+    /// One scope for every caller. Only right where all callers trust each other.
+    #[must_use]
+    pub const fn shared() -> Self {
+        Self(Source::Shared)
+    }
+
+    /// All values of these headers together. A value without content counts as missing: whoever
+    /// sends one says no more of the caller than whoever sends none.
+    ///
+    /// Credentials (`Authorization`, `Proxy-Authorization`) that change by request are refused:
+    /// under them every retry would come from another caller. They are told by their scheme:
+    ///
+    /// - signatures of each request: AWS (all versions), Signature, Hawk, SharedKey, SharedKeyLite,
+    ///   whatever has HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth` with
+    ///   a plain token is a stable credential);
+    /// - proofs, challenges and counters: DPoP, Digest, MAC, Mutual, HOBA, SCRAM, NTLM, Negotiate,
+    ///   Concealed, PrivateToken.
+    ///
+    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between
+    /// two attempts still is another scope: then a [`function`](Self::function) should name the
+    /// user.
+    #[must_use]
+    pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
+        Self(Source::Headers { names: names.into_iter().collect(), missing })
+    }
+
+    /// What a function of the request's head says: an authenticated user out of the extensions,
+    /// say. It must be the same for every attempt of the same caller.
+    #[must_use]
+    pub fn function(
+        scope: impl Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Source::Function(Arc::new(scope)))
+    }
+
+    pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Problem> {
+        let refused = match &self.0 {
+            Source::Shared => return Ok(Scope::shared()),
+            Source::Function(scope) => scope(parts),
+            Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
+        };
+        refused.map_err(|refused| match refused {
+            ScopeError::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
+            ScopeError::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
+        })
+    }
+
+    /// The detail of 400 `missing-scope`.
+    fn missing(&self, parts: &Parts) -> String {
+        let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
+        match self.names().iter().find(lacks) {
+            Some(name) => format!(
+                "An idempotency key needs its caller: the request must have the header `{name}`, \
+                 and it is missing or empty. A client sends it. An operator can name another \
+                 header in `scope`, or set `scope_missing` to `shared` or `scope` to `none`: \
+                 callers who share a scope get each other's answers when their keys are equal."
+            ),
+            None => "An idempotency key needs its caller, and the server finds none in this \
+                     request. A client sends its credentials."
+                .to_owned(),
+        }
+    }
+
+    /// The detail of 400 `unstable-scope`.
+    fn unstable(&self, parts: &Parts) -> String {
+        let changes = |name: &&HeaderName| {
+            is_credentials(name) && parts.headers.get_all(*name).iter().any(changes_by_request)
+        };
+        match self.names().iter().find(changes) {
+            Some(name) => format!(
+                "The scheme of `{name}` makes other credentials for each request, so a retry would \
+                 count as another caller's request and could execute again. A client uses a scheme \
+                 whose value stays the same (Bearer, Basic). An operator names in `scope` a header \
+                 that stays the same for all attempts of one caller, or has the caller named by \
+                 forward authorisation (`auth_scope`)."
+            ),
+            None => "The caller's credentials change with each request, so a retry would count as \
+                     another caller's request and could execute again. A client uses credentials \
+                     that stay the same for all attempts."
+                .to_owned(),
+        }
+    }
+
+    /// The headers it reads.
+    pub(super) fn names(&self) -> &[HeaderName] {
+        match &self.0 {
+            Source::Headers { names, .. } => names,
+            Source::Shared | Source::Function(_) => &[],
+        }
+    }
+}
+
+impl fmt::Debug for ScopeSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Source::Shared => f.write_str("ScopeSource(shared)"),
+            Source::Headers { names, missing } => {
+                f.debug_tuple("ScopeSource").field(names).field(missing).finish()
+            }
+            Source::Function(_) => f.write_str("ScopeSource(function)"),
+        }
+    }
+}
+
+fn from_headers(
+    headers: &HeaderMap,
+    names: &[HeaderName],
+    missing: MissingScope,
+) -> Result<Scope, ScopeError> {
+    let mut parts = Vec::new();
+    for name in names {
+        let before = parts.len();
+        for value in headers.get_all(name).iter().filter(|value| says(value)) {
+            if is_credentials(name) && changes_by_request(value) {
+                return Err(ScopeError::Unstable);
+            }
+            parts.push((name.as_str(), value.as_bytes()));
+        }
+        if parts.len() == before && missing == MissingScope::Reject {
+            return Err(ScopeError::Missing);
+        }
+    }
+    Ok(Scope::of(parts))
+}
+
+fn says(value: &HeaderValue) -> bool {
+    !value.as_bytes().trim_ascii().is_empty()
+}
+
+fn is_credentials(name: &HeaderName) -> bool {
+    [AUTHORIZATION, PROXY_AUTHORIZATION].contains(name)
+}
+
+fn changes_by_request(credentials: &HeaderValue) -> bool {
+    let text = String::from_utf8_lossy(credentials.as_bytes().trim_ascii()).to_ascii_lowercase();
+    let (scheme, rest) = text.split_once([' ', '\t']).unwrap_or((&text, ""));
+    match scheme {
+        "oauth" => rest.contains("oauth_"),
+        "signature" | "hawk" | "sharedkey" | "sharedkeylite" | "dpop" | "digest" | "mac"
+        | "mutual" | "hoba" | "ntlm" | "negotiate" | "concealed" | "privatetoken" => true,
+        _ => {
+            ["aws", "scram-"].iter().any(|head| scheme.starts_with(head)) || scheme.contains("hmac")
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The service: what is let through, refused, or guarded, by a request's head alone.
+
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hapax_core::{Key, Scope};
+use http::request::Parts;
+use http::{HeaderName, Request, Response};
+use tower_service::Service;
+
+use super::drain::DrainPermit;
+use super::future::ResponseFuture;
+use super::layer::IdempotencyLayer;
+use super::policy::{KeyRule, RETRY_AFTER, RoutePolicy};
+use super::protect::protect;
+use crate::body::{Body, BoxError, WithoutTrailers};
+use crate::error_format::ErrorFormat;
+use crate::fingerprint::METHOD_OVERRIDES;
+use crate::header::{self, is_sent_upstream, retain};
+use crate::problem::{Code, Problem};
+use crate::stored_response::named_by_connection;
+
+/// A service behind an [`IdempotencyLayer`].
+#[derive(Clone, Debug)]
+pub struct IdempotencyService<S> {
+    layer: Arc<IdempotencyLayer>,
+    inner: S,
+}
+
+impl<S> IdempotencyService<S> {
+    pub(super) const fn new(layer: Arc<IdempotencyLayer>, inner: S) -> Self {
+        Self { layer, inner }
+    }
+}
+
+impl<S, Q, B> Service<Request<Q>> for IdempotencyService<S>
+where
+    S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Q: http_body::Body<Data = Bytes> + Send + 'static,
+    Q::Error: Into<BoxError>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Q>) -> Self::Future {
+        // The one that is ready is called; a clone of it need not be.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let (mut parts, body) = request.into_parts();
+        let admission = admit(&self.layer, &parts);
+        // Whoever asks what became of an execution names it by its fence, with a safe method that the
+        // route does not protect; nothing is executed by that.
+        let asks = matches!(admission, Admission::Pass) && parts.method.is_safe();
+        if !asks
+            && !matches!(admission, Admission::Other)
+            && parts.headers.keys().any(is_sent_upstream)
+        {
+            parts.headers = retain(&parts.headers, |name, _| !is_sent_upstream(name));
+        }
+        match admission {
+            Admission::Other => {
+                let request = Request::from_parts(parts, Body::new(body));
+                ResponseFuture::passing(inner.call(request))
+            }
+            Admission::Pass => {
+                let body = Body::new(WithoutTrailers { body, drop: is_sent_upstream });
+                ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
+            }
+            Admission::Reject(response) => ResponseFuture::rejected(response),
+            Admission::Guard(ticket) => {
+                let layer = Arc::clone(&self.layer);
+                ResponseFuture::guarded(Box::pin(protect(layer, ticket, inner, parts, body)))
+            }
+        }
+    }
+}
+
+enum Admission {
+    /// Of no route: untouched.
+    Other,
+    /// Not protected: unmarked, and untouched but for what only we say to handlers.
+    Pass,
+    Reject(Response<Body>),
+    Guard(AdmittedRequest),
+}
+
+/// A request that has a key and a scope.
+pub(super) struct AdmittedRequest {
+    pub(super) policy: Arc<RoutePolicy>,
+    pub(super) error_format: ErrorFormat,
+    pub(super) key: Key,
+    pub(super) scope: Scope,
+    pub(super) permit: DrainPermit,
+}
+
+fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
+    let Some(policy) = layer.routes.policy(parts) else {
+        return Admission::Other;
+    };
+    let options = &policy.options;
+    let error_format = ErrorFormat::of(&parts.headers);
+    let Some(permit) = layer.gate.enter() else {
+        return Admission::Reject(layer.reject(&policy, error_format, &draining()));
+    };
+    if !options.methods.contains(&parts.method) {
+        return Admission::Pass;
+    }
+    let identity = std::iter::once(&options.key_header).chain(policy.scope.names());
+    if let Some((field, name)) = header::other_spelling(&parts.headers, identity) {
+        let problem = misspelt(field, name);
+        return Admission::Reject(layer.reject(&policy, error_format, &problem));
+    }
+    let key = match header::key_in(&parts.headers, &options.key_header, options.grammar) {
+        Ok(Some(key)) => key,
+        Ok(None) if options.key == KeyRule::Optional => return Admission::Pass,
+        Ok(None) => {
+            let (method, name) = (&parts.method, &options.key_header);
+            let detail = format!("{method} requests here need an idempotency key, in `{name}`.");
+            let problem = Problem::new(Code::MissingKey, detail);
+            return Admission::Reject(layer.reject(&policy, error_format, &problem));
+        }
+        Err(error) => {
+            let name = &options.key_header;
+            let detail = format!("The header `{name}` holds no key: {error}.");
+            let problem = Problem::new(Code::InvalidKey, detail);
+            return Admission::Reject(layer.reject(&policy, error_format, &problem));
+        }
+    };
+    let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
+    match scope {
+        Err(problem) => Admission::Reject(layer.reject(&policy, error_format, &problem)),
+        Ok(scope) => Admission::Guard(AdmittedRequest { policy, error_format, key, scope, permit }),
+    }
+}
+
+/// A sender that has the key, its scope or what else counts of the request removed on the way would
+/// have it mean something else here than behind the next hop.
+fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
+    let named = named_by_connection(&parts.headers);
+    let ours = |name: &HeaderName| {
+        *name == policy.options.key_header
+            || policy.scope.names().contains(name)
+            || policy.options.fingerprint.headers().contains(name)
+            || METHOD_OVERRIDES.contains(name)
+    };
+    match named.iter().find(|name| ours(name)) {
+        Some(name) => {
+            let detail = format!("Connection must not name {name}.");
+            Err(Problem::new(Code::MalformedRequest, detail))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A header that some services behind would take for the key, or for who the caller is.
+fn misspelt(field: &HeaderName, name: &HeaderName) -> Problem {
+    let detail = format!(
+        "The header `{field}` has an underscore; `{name}` is expected, because some services take \
+         one for the other."
+    );
+    Problem::new(Code::MalformedRequest, detail)
+}
+
+pub(super) fn draining() -> Problem {
+    Problem::new(Code::Draining, "This server is shutting down; another one may answer.")
+        .retry_after(RETRY_AFTER)
+}

@@ -1,0 +1,75 @@
+//! What is printed for people who debug shows nothing that was sent.
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+use hapax_core::{FencingToken, Key, OperationId, Scope};
+use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
+use hapax_http::server::{ReconcileRequest, Reconciled};
+use hapax_http::stored_response::{Cookies, FullResponse, StoredResponse};
+use http::{HeaderMap, Request, Response};
+
+/// In every place that a request or a response has for it.
+const SECRET: &str = "s3cr3t";
+
+#[track_caller]
+fn assert_silent(value: &impl Debug) {
+    // The bytes themselves may be printed as numbers, too.
+    let numbers = format!("{:?}", SECRET.as_bytes());
+    let numbers = numbers.trim_matches(['[', ']']);
+    for text in [format!("{value:?}"), format!("{value:#?}")] {
+        let flat: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(!text.contains(SECRET) && !flat.contains(numbers), "{text}");
+    }
+}
+
+fn response() -> Response<Bytes> {
+    Response::builder()
+        .header("location", format!("/payments/{SECRET}"))
+        .body(Bytes::from_static(SECRET.as_bytes()))
+        .unwrap()
+}
+
+fn request() -> http::request::Parts {
+    let request = Request::post(format!("/payments/{SECRET}?token={SECRET}"))
+        .header("authorization", format!("Bearer {SECRET}"))
+        .header("idempotency-key", SECRET)
+        .body(())
+        .unwrap();
+    request.into_parts().0
+}
+
+#[test]
+fn a_doubt_and_its_end() {
+    let key: Key = SECRET.parse().unwrap();
+    let id = OperationId::derive(None, &Scope::shared(), &key);
+    let doubt =
+        ReconcileRequest { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
+    assert_silent(&doubt);
+    assert!(format!("{doubt:?}").contains("17"));
+    assert_silent(&Reconciled::Happened(response(), None));
+}
+
+#[test]
+fn a_request_as_it_is_claimed() {
+    let request = request();
+    assert_silent(&HttpRequest {
+        scheme: &HttpFingerprintScheme::default(),
+        method: &request.method,
+        uri: &request.uri,
+        headers: &request.headers,
+        body: SECRET.as_bytes(),
+    });
+}
+
+#[test]
+fn a_stored_response() {
+    let trailers = HeaderMap::from_iter([(
+        http::HeaderName::from_static("x-sum"),
+        http::HeaderValue::from_static(SECRET),
+    )]);
+    let whole = FullResponse::of(&response(), Some(&trailers), Cookies::Keep);
+    assert_silent(&whole);
+    assert_silent(&StoredResponse::Whole(whole.clone()));
+    assert_silent(&StoredResponse::Whole(whole).outcome());
+}

@@ -1,0 +1,256 @@
+//! wire.md 23: draining.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hapax_core::{EngineLimits, Idempotency, InFlight, OnUnknown};
+use hapax_http::server::{
+    DrainReport, IdempotencyLayer, RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+};
+use tokio::time::{Instant, advance, sleep};
+
+use super::world::{
+    Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send, with_policy,
+};
+
+const GRACE: Duration = Duration::from_secs(25);
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
+    let world = World::new();
+    let (runs, go) = (Runs::default(), Signal::new());
+    let handler = (runs.clone(), go.clone());
+    let layer = world.layer(RouteOptions::default());
+    let app = app_of(&layer, move |_| {
+        let (runs, go) = handler.clone();
+        async move {
+            runs.next();
+            go.wait().await;
+            respond(201, "done")
+        }
+    });
+    let first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let drain = tokio::spawn({
+        let layer = layer.clone();
+        async move { layer.drain(GRACE).await }
+    });
+    sleep(Duration::from_secs(1)).await;
+    let refused = send(&app, pay("other", "{}")).await;
+    assert_eq!((refused.status.as_u16(), &*refused.code()), (503, "draining"));
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert!(!drain.is_finished());
+    go.give();
+    assert_eq!(drain.await.unwrap(), DrainReport { cut_off: 0, left: 0 });
+    assert_eq!(first.await.unwrap().status, 201);
+
+    let next = world.other_process();
+    let app = next.app(RouteOptions::default(), |_| async { respond(201, "twice") });
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_what_is_not_back_in_time_is_unknown() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = || with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block);
+    let layer = world.layer(options());
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
+    assert!(began.elapsed() < GRACE + Duration::from_secs(1));
+    let answer = client.await.unwrap();
+    assert_eq!((answer.status.as_u16(), &*answer.code()), (504, "upstream-timeout"));
+
+    let next = world.other_process();
+    let app = next.app(options(), |_| async { respond(201, "twice") });
+    assert_eq!(send(&app, pay("k", "{}")).await.code(), "outcome-unknown");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = with_policy(|policy| policy.in_flight = InFlight::Wait(GRACE * 4));
+    let layer = world.layer(options);
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    let _first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let waiting = begin(&app, pay("k", "{}"));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 2, left: 0 });
+    assert_eq!(waiting.await.unwrap().code(), "draining");
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_23_what_runs_unprotected_is_cut_off_too() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+    let layer = world.layer(options);
+    let app = app_of(&layer, move |_| {
+        count.next();
+        std::future::pending()
+    });
+    world.store.is(Mood::Down);
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
+    assert_eq!(client.await.unwrap().code(), "upstream-timeout");
+}
+
+/// A client that is gone does not keep a drain from waiting for its work.
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_detached_work() {
+    let world = World::new();
+    let (runs, ended) = (Runs::default(), Runs::default());
+    let handler = (runs.clone(), ended.clone());
+    let layer = world.layer(RouteOptions::default());
+    let app = app_of(&layer, move |_| {
+        let (runs, ended) = handler.clone();
+        async move {
+            runs.next();
+            sleep(Duration::from_secs(10)).await;
+            ended.next();
+            respond(201, "")
+        }
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    client.abort();
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 0, left: 0 });
+    assert_eq!(ended.count(), 1);
+}
+
+/// Polls once, and says whether it is ready.
+fn poll<F: Future + Unpin>(future: &mut F) -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    Pin::new(future).poll(&mut cx).is_ready()
+}
+
+/// The handler's answer and the end of the grace come between two polls: the answer counts.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_there_when_time_is_up_counts() {
+    const GRACE: Duration = Duration::from_secs(1);
+    for mood in [Mood::Well, Mood::Down] {
+        // Where both are ready and either may be taken, some of these would be cut off.
+        for _ in 0..20 {
+            let world = World::new();
+            let (runs, go) = (Runs::default(), Signal::new());
+            let handler = (runs.clone(), go.clone());
+            let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+            let layer = world.layer(options);
+            let app = app_of(&layer, move |_| {
+                let (runs, go) = handler.clone();
+                async move {
+                    runs.next();
+                    go.wait().await;
+                    respond(201, "paid")
+                }
+            });
+            world.store.is(mood);
+            let client = begin(&app, pay("k", "{}"));
+            runs.reach(1).await;
+            let mut drain = Box::pin(layer.drain(GRACE));
+            assert!(!poll(&mut drain));
+            advance(GRACE * 2).await;
+            // No await from here to the end of the grace: the work is not polled in between.
+            go.give();
+            assert!(!poll(&mut drain));
+            let answer = client.await.unwrap();
+            assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"paid"[..]), "{mood:?}");
+            assert_eq!(drain.await, DrainReport { cut_off: 1, left: 0 });
+        }
+    }
+}
+
+/// Neither a handler that gives no way nor a store that is away keeps a process from ending.
+#[tokio::test(start_paused = true)]
+async fn wire_23_a_drain_ends_whatever_happens() {
+    let world = World::new();
+    let limits = EngineLimits { deferred_bytes: 1, ..EngineLimits::default() };
+    let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
+    let engine = Idempotency::builder(store).limits(limits).build();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(engine.clone(), policy);
+    let runs = Runs::default();
+    let (count, store) = (runs.clone(), std::sync::Arc::clone(&world.store));
+    let app = app_of(&layer, move |_| {
+        count.next();
+        store.is(Mood::Down);
+        async { respond(201, "done") }
+    });
+    let client = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let began = Instant::now();
+    // Its outcome is held back, and waits to be told so until there is room for it.
+    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 1 });
+    assert_eq!(began.elapsed(), GRACE + engine.store_timeout() * 2);
+    world.store.is(Mood::Well);
+    engine.drain().await;
+    assert_eq!(client.await.unwrap().header("idempotency-recorded"), Some("pending"));
+    let next = world.other_process();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(next.engine.clone(), policy);
+    let app = app_of(&layer, |_| async { respond(201, "twice") });
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"done");
+}
+
+/// What is claimed when time is up is released, not begun and cut off.
+#[tokio::test(start_paused = true)]
+async fn nothing_begins_when_time_is_up() {
+    const GRACE: Duration = Duration::from_millis(500);
+    for _ in 0..20 {
+        let world = World::new();
+        let runs = Runs::default();
+        let count = runs.clone();
+        let layer = world.layer(RouteOptions::default());
+        let app = app_of(&layer, move |_| {
+            count.next();
+            async { respond(201, "") }
+        });
+        world.store.is(Mood::Slow);
+        let client = begin(&app, pay("k", "{}"));
+        sleep(GRACE / 5).await;
+        // Tasks take turns: the claim's own comes next, and after this one the request's, which
+        // then hears at once that the claim is granted and that time is up.
+        let store = std::sync::Arc::clone(&world.store);
+        let drain = tokio::spawn(async move {
+            let mut drain = Box::pin(layer.drain(GRACE));
+            assert!(!poll(&mut drain));
+            advance(GRACE * 2).await;
+            store.is(Mood::Well);
+            while store.len() == 0 {
+                let mut turn = false;
+                poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    if std::mem::replace(&mut turn, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+            assert!(!poll(&mut drain));
+            drain.await
+        });
+        let answer = client.await.unwrap();
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "draining"));
+        assert_eq!((drain.await.unwrap(), runs.count()), (DrainReport { cut_off: 1, left: 0 }, 0));
+        world.engine.drain().await;
+        let next = world.other_process();
+        let app = next.app(RouteOptions::default(), |_| async { respond(201, "next") });
+        assert_eq!(send(&app, pay("k", "{}")).await.status, 201);
+    }
+}

@@ -1,0 +1,255 @@
+//! wire.md 20: the store is away.
+
+use hapax_core::{InFlight, OnUnknown};
+use hapax_http::Body;
+use hapax_http::problem::Code;
+use hapax_http::server::{
+    CompletionOutage, ExecutionHandle, IdempotencyLayer, RecordStatus, RequestEvent, RouteError,
+    RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+};
+use http::Request;
+use tokio::time::{Duration, sleep};
+
+use super::world::{
+    App, LEASE, Mood, Runs, Signal, World, app_of, begin, pay, reexecute, respond, send,
+    with_policy,
+};
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_closed_executes_nothing() {
+    for mood in [Mood::Down, Mood::Slow, Mood::Damaged] {
+        let world = World::new();
+        let runs = Runs::default();
+        let count = runs.clone();
+        let app = world.app(RouteOptions::default(), move |_| {
+            count.next();
+            async { respond(201, "") }
+        });
+        world.store.is(mood);
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "store-unavailable"));
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        assert_eq!(runs.count(), 0);
+        // What the refused claim may have left is gone once the store is back.
+        world.store.is(Mood::Well);
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("false"), "{mood:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_open_executes_unprotected() {
+    let world = World::new();
+    let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+    let app = world.app(options, |request: Request<Body>| async move {
+        let protected = request.extensions().get::<ExecutionHandle>().is_some();
+        let mut response = respond(201, protected.to_string());
+        response.headers_mut().insert("idempotency-outcome", "final".parse().unwrap());
+        response
+    });
+    for mood in [Mood::Down, Mood::Slow] {
+        world.store.is(mood);
+        let answer = send(&app, pay("k", "{}")).await;
+        assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"false"[..]));
+        assert_eq!(answer.header("idempotency-protected"), Some("false"));
+        assert_eq!((answer.replayed(), answer.header("idempotency-outcome")), (None, None));
+        assert_eq!(world.events(), [RequestEvent::Unprotected]);
+    }
+    // A record that is there but cannot be read may be that of a first execution.
+    world.store.is(Mood::Damaged);
+    assert_eq!(send(&app, pay("k", "{}")).await.code(), "store-unavailable");
+}
+
+/// A copy that was told of the first one is no first one, however far the store is away by then.
+#[tokio::test(start_paused = true)]
+async fn wire_20_open_does_not_run_a_copy_that_waited() {
+    let world = World::new();
+    let runs = Runs::default();
+    let count = runs.clone();
+    let options = || {
+        let mut options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
+        options.policy.in_flight = InFlight::Wait(LEASE * 4);
+        options
+    };
+    let handler = move |_| {
+        let run = count.next();
+        async move {
+            if run == 1 {
+                std::future::pending::<()>().await;
+            }
+            respond(201, "twice")
+        }
+    };
+    // The process that executes finds its own execution in flight, and claims nothing.
+    let app = world.app(options(), handler.clone());
+    let elsewhere = world.other_process().app(options(), handler);
+    let _first = begin(&app, pay("k", "{}"));
+    runs.reach(1).await;
+    let copy = begin(&elsewhere, pay("k", "{}"));
+    sleep(Duration::from_secs(1)).await;
+    // The owner cannot renew; the copy sees that, and cannot claim.
+    world.store.is(Mood::ReadOnly);
+    let copy = copy.await.unwrap();
+    assert_eq!((copy.status.as_u16(), &*copy.code()), (503, "store-unavailable"));
+    assert_eq!(runs.count(), 1);
+}
+
+#[test]
+fn wire_20_open_is_refused_with_block_and_reconcile() {
+    let open = |options| RouteOptions { store_outage: StoreOutage::Open, ..options };
+    // The default is `block`.
+    let mut reconcile = RouteOptions::default();
+    reconcile.policy.terms.on_unknown = OnUnknown::Reconcile;
+    reconcile.policy.hook = Some(hapax_core::machine::HookTiming {
+        after: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
+    });
+    for options in [RouteOptions::default(), reconcile] {
+        let refused = RoutePolicy::new(ScopeSource::shared(), open(options)).unwrap_err();
+        assert_eq!(refused, RouteError::OpenWithoutReexecute);
+    }
+}
+
+/// An app whose store goes away while its handler runs; the second run would say so.
+fn leaving(world: &World, options: RouteOptions, status: u16) -> (impl App, Runs) {
+    let runs = Runs::default();
+    let count = runs.clone();
+    let store = std::sync::Arc::clone(&world.store);
+    let app = world.app(options, move |_| {
+        let run = count.next();
+        store.is(Mood::Down);
+        async move { respond(status, format!("run {run}")) }
+    });
+    (app, runs)
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
+    let world = World::new();
+    let (app, runs) = leaving(&world, RouteOptions::default(), 201);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (first.status.as_u16(), first.header("idempotency-recorded")),
+        (201, Some("pending"))
+    );
+    assert_eq!(first.replayed(), Some("false"));
+    // Copies that reach this process are answered from what is held back, and told so.
+    let copy = send(&app, pay("k", "{}")).await;
+    assert_eq!((copy.replayed(), &*copy.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(copy.header("idempotency-recorded"), Some("pending"));
+    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
+    let other = world.other_process();
+    let elsewhere = other.app(RouteOptions::default(), |_| async { respond(201, "twice") });
+    assert_eq!(send(&elsewhere, pay("k", "{}")).await.code(), "store-unavailable");
+
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    let replay = send(&elsewhere, pay("k", "{}")).await;
+    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(replay.header("idempotency-recorded"), None);
+    assert_eq!(runs.count(), 1);
+    let pending = world.events().iter().any(|event| {
+        matches!(event, RequestEvent::Executed { recorded: RecordStatus::Pending, attempt: 1, .. })
+    });
+    assert!(pending);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_completion_the_answer_may_be_withheld() {
+    let world = World::new();
+    let options =
+        RouteOptions { completion_outage: CompletionOutage::Withhold, ..RouteOptions::default() };
+    let (app, runs) = leaving(&world, options, 201);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!((first.status.as_u16(), &*first.code()), (503, "outcome-pending"));
+    // What is withheld from the first is not given to a copy.
+    let copy = send(&app, pay("k", "{}")).await;
+    assert_eq!((copy.status.as_u16(), &*copy.code()), (503, "outcome-pending"));
+    assert_eq!(copy.header("retry-after"), Some("1"));
+    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    let replay = send(&app, pay("k", "{}")).await;
+    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
+    assert_eq!(runs.count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_away_at_release_the_next_one_runs_when_it_is_back() {
+    let world = World::new();
+    let (app, runs) = leaving(&world, RouteOptions::default(), 429);
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!(
+        (first.status.as_u16(), first.header("idempotency-recorded")),
+        (429, Some("pending"))
+    );
+    world.store.is(Mood::Well);
+    world.engine.drain().await;
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"run 2");
+    assert_eq!(runs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
+    for (policy, code) in [(OnUnknown::Reexecute, ""), (OnUnknown::Block, "outcome-unknown")] {
+        let world = World::new();
+        let options = || with_policy(|it| it.terms.on_unknown = policy);
+        let (runs, go) = (Runs::default(), Signal::new());
+        let handler = (runs.clone(), go.clone());
+        let app = world.app(options(), move |_| {
+            let (runs, go) = handler.clone();
+            async move {
+                runs.next();
+                go.wait().await;
+                respond(201, "here")
+            }
+        });
+        let first = begin(&app, pay("k", "{}"));
+        runs.reach(1).await;
+        world.store.is(Mood::Down);
+        go.give();
+        assert_eq!(first.await.unwrap().header("idempotency-recorded"), Some("pending"));
+        // Held-back writes are tried about every second: somebody else is quicker here.
+        sleep(LEASE * 2).await;
+        world.store.is(Mood::Well);
+        let other = world.other_process();
+        let elsewhere = other.app(options(), |_| async { respond(201, "there") });
+        let answer = send(&elsewhere, pay("k", "{}")).await;
+        assert_eq!(answer.code(), code);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
+    let world = World::new();
+    let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
+    let limits = hapax_core::EngineLimits { deferred: 1, ..hapax_core::EngineLimits::default() };
+    let engine = hapax_core::Idempotency::builder(store).limits(limits).build();
+    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
+    let layer = IdempotencyLayer::new(engine.clone(), policy);
+    let (runs, store) = (Runs::default(), std::sync::Arc::clone(&world.store));
+    let count = runs.clone();
+    let app = app_of(&layer, move |_| {
+        count.next();
+        store.is(Mood::Down);
+        async { respond(201, "paid") }
+    });
+    assert_eq!(send(&app, pay("k", "{}")).await.header("idempotency-recorded"), Some("pending"));
+    // Even once the store is back, until it has taken what is held back.
+    world.store.is(Mood::ReadOnly);
+    assert_eq!(send(&app, pay("other", "{}")).await.code(), "store-unavailable");
+    assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("true"));
+    world.store.is(Mood::Well);
+    engine.drain().await;
+    assert_eq!(send(&app, pay("other", "{}")).await.status, 201);
+    assert_eq!(runs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_20_what_is_refused_is_counted() {
+    let world = World::new();
+    let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
+    world.store.is(Mood::Down);
+    send(&app, pay("k", "{}")).await;
+    assert_eq!(world.events(), [RequestEvent::Rejected(Code::StoreUnavailable)]);
+}

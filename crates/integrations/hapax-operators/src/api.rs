@@ -1,0 +1,326 @@
+//! The API: JSON in, JSON out.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{ConnectInfo, FromRequestParts, Path, Query, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hapax_core::{ClaimError, Key, OperationId, StoreError};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::OperatorsState;
+use crate::audit::Decider;
+use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView};
+
+type Api = State<Arc<OperatorsState>>;
+
+/// What is here: method, path, what it is.
+pub(crate) const INDEX: [(&str, &str, &str); 7] = [
+    ("GET", "/api/stats", "what is under way, and what was counted"),
+    (
+        "GET",
+        "/api/keys",
+        "records: ?state=in-flight|done|unknown|released|expired &limit=N &after=ID &caller=HASH",
+    ),
+    ("GET", "/api/keys/ID", "one record"),
+    ("POST", "/api/keys/lookup", r#"{"key": "…", "scope": "…"}: the record of a key"#),
+    (
+        "POST",
+        "/api/callers/hash",
+        r#"{"value": "…"}: the hash by which records name the caller with this value of a scope header"#,
+    ),
+    (
+        "POST",
+        "/api/keys/ID/release",
+        r#"{"fence": N, "reason": "…"}: it did not happen, and the next request executes; with "force": true even if it is in flight, with "forget": true even if it is done, with "any_kind": true even if it is not of an HTTP request"#,
+    ),
+    (
+        "POST",
+        "/api/keys/ID/resolve",
+        r#"{"fence": N, "reason": "…", "outcome": "happened", "status": 201, "body": "…"}, or "did-not-happen""#,
+    ),
+];
+
+/// The reason why no record is found by its caller.
+pub const NO_CALLERS: &str =
+    "records name their callers only where there is a secret: set --secret-file";
+
+pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
+    let api = Router::new()
+        .route("/", get(index))
+        .route("/stats", get(stats))
+        .route("/keys", get(list))
+        .route("/keys/lookup", post(lookup))
+        .route("/callers/hash", post(caller_hash))
+        .route("/keys/{id}", get(show))
+        .route("/keys/{id}/release", post(release))
+        .route("/keys/{id}/resolve", post(resolve))
+        .fallback(|| async {
+            error(StatusCode::NOT_FOUND, "not-found", "GET /api lists the paths")
+        });
+    Router::new().nest("/api", api).route("/api/", get(index))
+}
+
+/// Returns an error as the API answers it.
+#[must_use]
+pub fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    (status, Json(json!({ "code": code, "error": message }))).into_response()
+}
+
+async fn index() -> Response {
+    let line = |(method, path, about): &(&str, &str, &str)| json!({ "method": method, "path": path, "about": about });
+    Json(json!({ "api": INDEX.iter().map(line).collect::<Vec<_>>() })).into_response()
+}
+
+async fn stats(State(shared): Api) -> Response {
+    Json((shared.stats)()).into_response()
+}
+
+async fn list(State(shared): Api, list: Result<Query<ListQuery>, QueryRejection>) -> Response {
+    match list {
+        Err(rejected) => error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text()),
+        Ok(Query(ListQuery { caller: Some(hash), .. })) if !is_hash(&hash) => {
+            let message = "`caller` is a hash of 12 hexadecimal digits: POST /api/callers/hash gives that \
+                           of a value";
+            error(StatusCode::BAD_REQUEST, "bad-request", message)
+        }
+        // All of them are known, the oldest first; a page from an id on is for who wants another order.
+        Ok(Query(list @ ListQuery { state: Some(StateView::Unknown), after: None, .. })) => {
+            answer(Ok(shared.keys.known(&shared.census, &list)))
+        }
+        Ok(Query(list)) => answer(shared.keys.list(list).await),
+    }
+}
+
+fn is_hash(text: &str) -> bool {
+    text.len() == 12 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
+    match OperationId::from_hex(&id) {
+        None => bad_id(),
+        Some(id) => answer(shared.keys.show(&id).await),
+    }
+}
+
+/// A value of a scope header: in a body, so that it is in the log of no proxy.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CallerValue {
+    value: String,
+}
+
+async fn caller_hash(
+    State(shared): Api,
+    body: Result<Json<CallerValue>, JsonRejection>,
+) -> Response {
+    let CallerValue { value } = match body {
+        Ok(Json(caller)) => caller,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    match shared.keys.caller_hash(&value) {
+        Some(hash) => Json(json!({ "hash": hash })).into_response(),
+        None => error(StatusCode::BAD_REQUEST, "no-secret", NO_CALLERS),
+    }
+}
+
+/// Which key: in a body, so that neither key nor scope is in the log of any proxy.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lookup {
+    key: String,
+    /// The value of the one header that names the caller, or each by its name.
+    #[serde(default)]
+    scope: Option<ScopeText>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ScopeText {
+    Value(String),
+    Headers(Vec<(String, String)>),
+}
+
+async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -> Response {
+    let Lookup { key, scope } = match body {
+        Ok(Json(lookup)) => lookup,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    let key = match Key::new(&key) {
+        Ok(key) => key,
+        Err(invalid) => {
+            return error(StatusCode::BAD_REQUEST, "bad-request", &invalid.to_string());
+        }
+    };
+    // Routes may name callers by different headers: what is meant is what there is a record of.
+    let named_by = (shared.scope_headers)();
+    let of_now = named_by.iter().filter_map(|names| headers(names, &scope));
+    // It may be of a scope that held before.
+    let mut scopes = of_now.chain(as_given(&scope));
+    let Some(first) = scopes.next() else {
+        let message = "`scope` is the value of the header that names the caller, or a list of \
+                       [header, value]";
+        return error(StatusCode::BAD_REQUEST, "bad-request", message);
+    };
+    let mut shown = shared.keys.show(&shared.keys.id(&first, &key)).await;
+    for scope in scopes {
+        if !matches!(shown, Err(OperatorError::NotFound)) {
+            break;
+        }
+        shown = shared.keys.show(&shared.keys.id(&scope, &key)).await;
+    }
+    answer(shown)
+}
+
+/// Each by its name, in the order in which they are given.
+fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let Some(ScopeText::Headers(given)) = scope else { return None };
+    let parse = |(name, value): &(String, String)| {
+        let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+        Some((name, HeaderValue::from_bytes(value.as_bytes()).ok()?))
+    };
+    given.iter().map(parse).collect()
+}
+
+/// In the order in which the gateway reads them.
+fn headers(
+    names: &[HeaderName],
+    scope: &Option<ScopeText>,
+) -> Option<Vec<(HeaderName, HeaderValue)>> {
+    let given = match scope {
+        None => return Some(Vec::new()),
+        Some(ScopeText::Value(value)) => {
+            let [name] = names else { return None };
+            return Some(vec![(name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?)]);
+        }
+        Some(ScopeText::Headers(given)) => given,
+    };
+    let mut left = given.len();
+    let mut found = Vec::new();
+    for name in names {
+        for (_, value) in given.iter().filter(|(it, _)| name.as_str().eq_ignore_ascii_case(it)) {
+            found.push((name.clone(), HeaderValue::from_bytes(value.as_bytes()).ok()?));
+            left -= 1;
+        }
+    }
+    (left == 0).then_some(found)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Release {
+    fence: u64,
+    reason: String,
+    #[serde(default)]
+    who: Option<String>,
+    #[serde(default)]
+    any_kind: bool,
+    #[serde(default)]
+    force: bool,
+    #[serde(default)]
+    forget: bool,
+}
+
+async fn release(
+    State(shared): Api,
+    Path(id): Path<String>,
+    PeerAddr(peer): PeerAddr,
+    body: Result<Json<Release>, JsonRejection>,
+) -> Response {
+    let Release { fence, reason, who, any_kind, force, forget } = match body {
+        Ok(Json(release)) => release,
+        Err(rejected) => return bad_body(&rejected),
+    };
+    let decision = Decision {
+        fence,
+        force,
+        forget,
+        any_kind,
+        reason,
+        who,
+        outcome: OperatorVerdict::DidNotHappen,
+        status: None,
+        headers: Vec::new(),
+        body: None,
+        body_base64: None,
+    };
+    decide(&shared, &id, peer, decision).await
+}
+
+async fn resolve(
+    State(shared): Api,
+    Path(id): Path<String>,
+    PeerAddr(peer): PeerAddr,
+    body: Result<Json<Decision>, JsonRejection>,
+) -> Response {
+    match body {
+        Ok(Json(decision)) => decide(&shared, &id, peer, decision).await,
+        Err(rejected) => bad_body(&rejected),
+    }
+}
+
+/// The address that a request came from, where the server says it
+/// ([`ConnectInfo`](axum::extract::ConnectInfo)).
+#[derive(Clone, Copy, Debug)]
+pub struct PeerAddr(pub Option<SocketAddr>);
+
+impl<S: Sync> FromRequestParts<S> for PeerAddr {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.extensions.get().map(|ConnectInfo(peer)| *peer)))
+    }
+}
+
+async fn decide(
+    shared: &OperatorsState,
+    id: &str,
+    peer: Option<SocketAddr>,
+    decision: Decision,
+) -> Response {
+    let Some(id) = OperationId::from_hex(id) else { return bad_id() };
+    let decider = Decider::by_api(decision.who.clone(), peer);
+    let decided = shared.keys.resolve(&id, decision, decider).await;
+    answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
+}
+
+/// Returns a result as the API answers it.
+pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response {
+    let refused = match result {
+        Ok(value) => return Json(value).into_response(),
+        Err(refused) => refused,
+    };
+    let status = match &refused {
+        OperatorError::NotFound => StatusCode::NOT_FOUND,
+        OperatorError::InFlight
+        | OperatorError::Released { .. }
+        | OperatorError::Done { .. }
+        | OperatorError::Changed { .. }
+        | OperatorError::OtherKind { .. }
+        | OperatorError::Contended => StatusCode::CONFLICT,
+        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => StatusCode::BAD_REQUEST,
+        OperatorError::Store(StoreError::Corrupt(_))
+        | OperatorError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+        OperatorError::Store(_) | OperatorError::Engine(_) | OperatorError::Audit(_) => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    };
+    error(status, refused.code(), &refused.to_string())
+}
+
+fn bad_id() -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", "an id has 64 hexadecimal digits")
+}
+
+fn bad_body(rejected: &JsonRejection) -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", &rejected.body_text())
+}

@@ -1,0 +1,362 @@
+//! The census: which records of a store wait for a decision.
+//!
+//! 1. A store has no index on the state of records, which would cost every write. So the census
+//!    walks through all of them, page by page, and pauses four times as long as each page took:
+//!    a million records take some minutes, and claims hardly notice.
+//! 2. Between two walks it knows what this process wrote through [`Census::watch`].
+//! 3. What another process decided since is listed until the next walk; a decision about it is then
+//!    rejected, since it names the fence.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use hapax_core::store::{
+    BoxFuture, Cursor, Reaped, ScanStep, Snapshot, Stamped, StoredRecord, Swap, Swapped,
+};
+use hapax_core::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp};
+use serde::Serialize;
+use tokio::time::{Instant, sleep};
+
+use crate::keys::{RecordView, StateView, rfc3339};
+
+/// The most records that are listed; further ones are counted by a later walk, once there is room.
+const MOST: usize = 10_000;
+
+/// The most routes that are told apart.
+const MOST_ROUTES: usize = 1_000;
+
+/// Records of a page, beside requests and alone.
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
+const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// Pauses after each page, and between two walks.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
+const BETWEEN: Duration = Duration::from_secs(60);
+
+/// The time after which a walk is tried again that the store broke off.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// The records of a store that wait for a decision, as far as they are known.
+#[derive(Default)]
+pub struct Census {
+    known: Mutex<CensusState>,
+    /// How many are known, to be read without the lock.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct CensusState {
+    entries: HashMap<OperationId, CensusEntry>,
+    /// The number of the walk under way.
+    walk: u64,
+    /// The beginning of the last whole walk.
+    as_of: Option<Timestamp>,
+}
+
+struct CensusEntry {
+    view: RecordView,
+    lapsed: bool,
+    undecided: bool,
+    walk: u64,
+}
+
+/// How many records wait for a decision.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Undecided {
+    /// Whose owner said that the outcome is unknown.
+    pub unknown: usize,
+    /// Whose owner's lease lapsed.
+    pub lapsed: usize,
+    /// Of these, the unknown and the lapsed ones of each route that has a name.
+    pub by_route: BTreeMap<String, [usize; 2]>,
+    /// When the execution of the oldest began.
+    pub oldest: Option<Timestamp>,
+    /// When the last whole walk began; `None` during the first.
+    pub as_of: Option<Timestamp>,
+}
+
+/// What a census has to list.
+#[derive(Debug, Serialize)]
+pub(crate) struct CensusList {
+    pub(crate) keys: Vec<RecordView>,
+    pub(crate) more: bool,
+    pub(crate) as_of: Option<String>,
+}
+
+impl Census {
+    /// Returns `store` so that the census knows at once what is written through it.
+    #[must_use]
+    pub fn watch(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(CensusStore { store, census: Arc::clone(self) })
+    }
+
+    /// Returns how many records wait for a decision.
+    #[must_use]
+    pub fn undecided(&self) -> Undecided {
+        let known = self.lock();
+        let mut found = Undecided { as_of: known.as_of, ..Undecided::default() };
+        for entry in known.entries.values().filter(|entry| entry.undecided) {
+            if entry.lapsed {
+                found.lapsed += 1;
+            } else {
+                found.unknown += 1;
+            }
+            let described = entry.view.described.as_ref();
+            if let Some(route) = described.and_then(|described| described.route.as_ref())
+                && (found.by_route.len() < MOST_ROUTES || found.by_route.contains_key(route))
+            {
+                found.by_route.entry(route.clone()).or_default()[usize::from(entry.lapsed)] += 1;
+            }
+            let began = Timestamp::from_micros(entry.view.fence);
+            found.oldest = Some(found.oldest.map_or(began, |oldest| oldest.min(began)));
+        }
+        found
+    }
+
+    /// Returns the oldest ones.
+    pub(crate) fn oldest(&self, limit: usize) -> CensusList {
+        let known = self.lock();
+        let mut keys: Vec<_> = known.entries.values().map(|entry| entry.view.clone()).collect();
+        keys.sort_by(|a, b| (a.fence, &a.id).cmp(&(b.fence, &b.id)));
+        let more = keys.len() > limit;
+        keys.truncate(limit);
+        CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
+    }
+
+    /// Walks again and again, until nobody has the census any more.
+    pub(crate) async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
+        loop {
+            let Some(census) = this.upgrade() else { return };
+            let begun = Instant::now();
+            let walked = census.walk(&*store, true).await;
+            drop(census);
+            match walked {
+                Ok(()) => sleep(begun.elapsed().max(BETWEEN)).await,
+                Err(error) => {
+                    tracing::debug!(%error, "the census did not come to its end");
+                    sleep(AGAIN).await;
+                }
+            }
+        }
+    }
+
+    /// Looks at all records once, with pauses or without.
+    ///
+    /// # Errors
+    /// [`StoreError`]; what was found until then is known.
+    pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
+        let (mut place, mut began) = (Cursor::default(), None);
+        let walk = {
+            let mut known = self.lock();
+            known.walk += 1;
+            known.walk
+        };
+        loop {
+            let asked = Instant::now();
+            let mut visit =
+                |id: &OperationId, stored: &Result<StoredRecord, StoreError>, now: Timestamp| {
+                    if let Ok(stored) = stored {
+                        self.saw(id, stored, now);
+                    }
+                };
+            let page = if pause { PAGE } else { LARGE_PAGE };
+            let ScanStep { now, next } = store.scan(place, page, &mut visit).await?;
+            let took = asked.elapsed();
+            began.get_or_insert(now);
+            let Some(next) = next else { break };
+            place = next;
+            if pause {
+                sleep((took * 4).clamp(PAUSE.0, PAUSE.1)).await;
+            }
+        }
+        self.look_again(store, walk).await?;
+        self.lock().as_of = began;
+        Ok(())
+    }
+
+    /// Loads the known records that the walk did not visit: one that is written during a walk may move
+    /// past it.
+    async fn look_again(&self, store: &dyn Inspect, walk: u64) -> Result<(), StoreError> {
+        let missed: Vec<OperationId> = {
+            let known = self.lock();
+            let missed = known.entries.iter().filter(|(_, entry)| entry.walk < walk);
+            missed.map(|(id, _)| *id).collect()
+        };
+        for id in missed {
+            match store.load(&id).await {
+                Ok(Snapshot { now, stored: Some(stored) }) => self.saw(&id, &stored, now),
+                Ok(Snapshot { stored: None, .. }) => self.forget(&id),
+                Err(StoreError::Corrupt(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, id: &OperationId) {
+        let mut known = self.lock();
+        known.entries.remove(id);
+        self.count.store(known.entries.len(), Ordering::Relaxed);
+    }
+
+    fn saw(&self, id: &OperationId, stored: &StoredRecord, now: Timestamp) {
+        let unknown = StateView::of(stored, now) == StateView::Unknown;
+        if !unknown && self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        // A view is texts: it is made of the few records that are listed, before the lock.
+        let view = unknown.then(|| RecordView::named(id, stored, now));
+        let mut known = self.lock();
+        match view {
+            Some(view) if known.entries.len() < MOST || known.entries.contains_key(id) => {
+                let entry = CensusEntry {
+                    view,
+                    lapsed: matches!(stored.record.state, RecordState::InFlight),
+                    undecided: stored.record.terms.on_unknown != OnUnknown::Reexecute,
+                    walk: known.walk,
+                };
+                known.entries.insert(*id, entry);
+            }
+            Some(_) => {}
+            None => {
+                known.entries.remove(id);
+            }
+        }
+        self.count.store(known.entries.len(), Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CensusState> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Census {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Census").field("undecided", &self.undecided()).finish()
+    }
+}
+
+/// A store whose writes a census sees.
+#[derive(Debug)]
+struct CensusStore {
+    store: Arc<dyn Store>,
+    census: Arc<Census>,
+}
+
+impl Store for CensusStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        let unknown = matches!(swap.draft.record.state, RecordState::Unknown { .. });
+        if !unknown && self.census.count.load(Ordering::Relaxed) == 0 {
+            return self.store.swap(swap);
+        }
+        Box::pin(async move {
+            let (id, write_id, draft) = (swap.id, swap.write_id, swap.draft.clone());
+            let swapped = self.store.swap(swap).await?;
+            if let Swapped::Stored(Stamped { now, fence, lease_until }) = swapped {
+                let keep_until = draft.keep.map(|keep| now.after(keep));
+                let stored =
+                    StoredRecord { write_id, fence, lease_until, keep_until, record: draft.record };
+                self.census.saw(&id, &stored, now);
+            }
+            Ok(swapped)
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store.load(key)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::{
+        Claim, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryCapacity, MemoryStore,
+        OperationRequest, Policy, Scope, Secret, SystemClock, Terms,
+    };
+
+    use super::*;
+
+    struct Asked;
+
+    impl OperationRequest for Asked {
+        fn scheme(&self) -> FingerprintScheme {
+            FingerprintScheme::new("http/test").unwrap()
+        }
+
+        fn fingerprint(&self, _: &FingerprintScheme) -> Option<Fingerprint> {
+            Some(Fingerprint::from_bytes([1; 32]))
+        }
+
+        fn description(&self) -> Option<bytes::Bytes> {
+            Some(r#"{"key":"a key","method":"POST","target":"/pay","route":"pay"}"#.into())
+        }
+    }
+
+    fn engine(store: Arc<dyn Store>) -> Idempotency {
+        Idempotency::builder(store).secret(Secret::new([7; 32])).build()
+    }
+
+    async fn claim(engine: &Idempotency, key: &str, on_unknown: OnUnknown) -> hapax_core::Lease {
+        let terms = Terms {
+            lease: Duration::from_millis(1),
+            retention: Duration::from_secs(3600),
+            on_unknown,
+        };
+        let policy = Policy { terms, ..Policy::default() };
+        let key = Key::new(key).unwrap();
+        match engine.claim(&Scope::shared(), &key, &Asked, &policy).await.unwrap() {
+            Claim::Execute(lease) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn records_left_by_a_crash_and_unknown_ones_are_counted_oldest_first() {
+        let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+        let census = Arc::new(Census::default());
+        let elsewhere = engine(Arc::clone(&store) as Arc<dyn Store>);
+        let here = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
+        // Dropped leases stand for processes that died.
+        for (key, policy) in [("first", OnUnknown::Block), ("runs-again", OnUnknown::Reexecute)] {
+            drop(claim(&elsewhere, key, policy).await);
+        }
+        for number in 0..600 {
+            let lease = claim(&elsewhere, &format!("done-{number}"), OnUnknown::Block).await;
+            lease.complete(hapax_core::Outcome::new("http/1", ""), None).await.unwrap();
+        }
+        assert_eq!(census.undecided(), Undecided::default());
+        claim(&here, "second", OnUnknown::Reconcile).await.abandon(None).await.unwrap();
+        assert_eq!(census.undecided().unknown, 1, "known without a walk");
+        census.walk(&*store, false).await.unwrap();
+        let found = census.undecided();
+        assert_eq!((found.unknown, found.lapsed), (1, 1));
+        assert_eq!(found.by_route, BTreeMap::from([("pay".to_owned(), [1, 1])]));
+        assert!(found.oldest.is_some() && found.as_of.is_some());
+        let listed = census.oldest(10);
+        assert!(listed.keys.is_sorted_by_key(|key| key.fence) && !listed.more);
+        assert_eq!(listed.keys.len(), 3);
+        let described = listed.keys[0].described.as_ref().unwrap();
+        assert_eq!((described.key.as_str(), described.method.as_deref()), ("a key", Some("POST")));
+        assert_eq!(census.oldest(2).keys.len(), 2);
+        // It is decided here: the census knows without another walk.
+        let id = here.operation_id(&Scope::shared(), &Key::new("second").unwrap());
+        let fence = store.load(&id).await.unwrap().stored.unwrap().fence;
+        let resolve = hapax_core::machine::Resolve {
+            expected: fence,
+            force: false,
+            forget: false,
+            resolution: hapax_core::machine::Resolution::DidNotHappen,
+            note: None,
+        };
+        here.resolve(id, resolve).await.unwrap();
+        assert_eq!(census.undecided().unknown, 0);
+    }
+}

@@ -1,0 +1,494 @@
+//! What operators see of the store, and what they may do to it.
+//!
+//! One implementation for the admin listener and for `hapax keys` on a file. A record is named by its
+//! id, a hash of key and scope; where there is a secret, it has both in a sealed description.
+
+mod list;
+mod time;
+mod view;
+
+use std::io;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::exchange::{Resolved, WriteResult};
+use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::{
+    ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
+    SystemEntropy,
+};
+use hapax_http::classify::is_grpc;
+use hapax_http::stored_response::{FullResponse, StoredResponse, bodiless, hop_by_hop};
+use http::header::{CONTENT_LENGTH, DATE, TRAILER};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use crate::audit::{Audit, AuditCase, AuditStage, Decider};
+pub use list::{ListQuery, RecordList};
+pub use time::rfc3339;
+pub use view::{
+    CallerView, OperationDescription, RecordBefore, RecordView, ResponseView, StateView,
+};
+
+/// How many read records at one time; further ones wait for their turn, in order. Records may be
+/// large.
+const READERS: usize = 2;
+
+/// The records of a store, for operators.
+#[derive(Clone, Debug)]
+pub struct OperatorRecords {
+    engine: Idempotency,
+    store: Arc<dyn Inspect>,
+    audit: Arc<Audit>,
+    store_timeout: Duration,
+    permits: Arc<Semaphore>,
+}
+
+/// What an operator says of an operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// The fence that was seen: what changed since is not touched.
+    pub fence: u64,
+    /// Even if it is in flight and its lease is live.
+    #[serde(default)]
+    pub force: bool,
+    /// Even if it is done: its answer is forgotten, and it executes again.
+    #[serde(default)]
+    pub forget: bool,
+    /// Even if the record is not that of an HTTP request.
+    #[serde(default)]
+    pub any_kind: bool,
+    /// The reason, for the record and the audit file: one line of at most 1,000 bytes.
+    pub reason: String,
+    /// The name of the operator. Default: that of the user, or `token` over HTTP.
+    #[serde(default)]
+    pub who: Option<String>,
+    /// What became of it.
+    pub outcome: OperatorVerdict,
+    /// With which status it is answered from now on, 200 to 599. Default 200.
+    #[serde(default)]
+    pub status: Option<u16>,
+    /// With which headers.
+    #[serde(default)]
+    pub headers: Vec<(String, String)>,
+    /// With which body, as text.
+    #[serde(default)]
+    pub body: Option<String>,
+    /// With which body, as base64; instead of `body`.
+    #[serde(default)]
+    pub body_base64: Option<String>,
+}
+
+impl Decision {
+    /// Returns the body that a response is given.
+    pub(crate) fn body_bytes(&self) -> Result<Bytes, OperatorError> {
+        match (&self.body, &self.body_base64) {
+            (Some(_), Some(_)) => {
+                Err(OperatorError::Invalid("either `body` or `body_base64`, not both"))
+            }
+            (Some(text), None) => Ok(Bytes::from(text.clone())),
+            (None, Some(coded)) => view::from_base64(coded)
+                .map(Bytes::from)
+                .ok_or(OperatorError::Invalid("`body_base64` is not base64")),
+            (None, None) => Ok(Bytes::new()),
+        }
+    }
+}
+
+/// What became of an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OperatorVerdict {
+    /// It happened, and this is the answer.
+    Happened,
+    /// It did not happen: the next request executes.
+    DidNotHappen,
+}
+
+/// Why an operator's wish was not fulfilled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OperatorError {
+    /// There is no such record, or it has expired.
+    #[error(
+        "no record of this key for this caller, or it has expired: check the key and the scope"
+    )]
+    NotFound,
+    /// It was released before.
+    #[error("the key was released at {at} already: the next request with it executes")]
+    Released {
+        /// When.
+        at: String,
+    },
+    /// Somebody is executing it.
+    #[error("the key is in flight; to decide all the same, force it")]
+    InFlight,
+    /// It is done, and was to be something else.
+    #[error("{}", done(at, *status, *wanted))]
+    Done {
+        /// Since when.
+        at: String,
+        /// The status it is answered with; `None` if it is no HTTP response.
+        status: Option<u16>,
+        /// What was said of it.
+        wanted: OperatorVerdict,
+    },
+    /// Another execution or decision came in between.
+    #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
+    Changed {
+        /// What it is now.
+        state: StateView,
+        /// Its fence now.
+        fence: u64,
+    },
+    /// What was said makes no response.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// It is not of an HTTP request: a response there could be read by no program.
+    #[error(
+        "expected the record of an HTTP request, found another kind ({scheme}): only its own program \
+         can say that it happened, and with which value"
+    )]
+    NotHttp {
+        /// The scheme of its fingerprint.
+        scheme: String,
+    },
+    /// It is not of an HTTP request, and the operator did not say that it may be another kind.
+    #[error(
+        "expected the record of an HTTP request, found another kind ({scheme}): to release it all the \
+         same, say that any kind is meant"
+    )]
+    OtherKind {
+        /// The scheme of its fingerprint.
+        scheme: String,
+    },
+    /// The audit file cannot be written; nothing was decided.
+    #[error("nothing was decided, since the audit file cannot be written: {0}")]
+    Audit(#[source] io::Error),
+    /// Others kept changing it.
+    #[error("the record changes too fast")]
+    Contended,
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The engine.
+    #[error(transparent)]
+    Engine(ClaimError),
+}
+
+impl OperatorError {
+    /// Its name in the API.
+    #[must_use]
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::NotFound => "not-found",
+            Self::Released { .. } => "released",
+            Self::InFlight => "in-flight",
+            Self::Done { .. } => "done",
+            Self::Changed { .. } => "changed",
+            Self::Invalid(_) | Self::NotHttp { .. } => "bad-request",
+            Self::OtherKind { .. } => "other-kind",
+            Self::Audit(_) => "audit",
+            Self::Contended => "contended",
+            Self::Store(StoreError::Corrupt(_))
+            | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
+            Self::Store(_) | Self::Engine(_) => "store-unavailable",
+        }
+    }
+}
+
+impl OperatorRecords {
+    /// Returns the records of `store`, on which `engine` runs. Decisions go to `audit`; a read may
+    /// take as long as `patience`.
+    #[must_use]
+    pub fn new(
+        engine: Idempotency,
+        store: Arc<dyn Inspect>,
+        audit: Audit,
+        store_timeout: Duration,
+    ) -> Self {
+        let permits = Arc::new(Semaphore::new(READERS));
+        Self { engine, store, audit: Arc::new(audit), store_timeout, permits }
+    }
+
+    /// Returns the audit file.
+    #[must_use]
+    pub const fn audit(&self) -> &Arc<Audit> {
+        &self.audit
+    }
+
+    /// The id of `key` in the scope that these headers make.
+    #[must_use]
+    pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> OperationId {
+        let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
+        self.engine.operation_id(&scope, key)
+    }
+
+    /// What is known of a record.
+    ///
+    /// # Errors
+    /// [`OperatorError::NotFound`], [`OperatorError::Store`].
+    pub async fn show(&self, id: &OperationId) -> Result<RecordView, OperatorError> {
+        let _turn = self.permit().await;
+        let seen = self.within(self.store.load(id)).await?;
+        let stored = seen.stored.ok_or(OperatorError::NotFound)?;
+        Ok(RecordView::of(id, &stored, seen.now))
+    }
+
+    /// Decides what became of an operation; copies that wait for it get the outcome. Returns what it
+    /// was just before.
+    ///
+    /// It runs on a task of its own: a caller that is dropped leaves no decision between its two
+    /// lines in the audit file.
+    ///
+    /// # Errors
+    /// [`OperatorError`]; after a store's error it may have been written: look again.
+    pub async fn resolve(
+        &self,
+        id: &OperationId,
+        decision: Decision,
+        decider: Decider,
+    ) -> Result<RecordBefore, OperatorError> {
+        let (keys, id) = (self.clone(), *id);
+        let task = tokio::spawn(async move { keys.execute(id, decision, decider).await });
+        task.await.unwrap_or(Err(OperatorError::Engine(ClaimError::Shutdown)))
+    }
+
+    async fn execute(
+        self,
+        id: OperationId,
+        decision: Decision,
+        decider: Decider,
+    ) -> Result<RecordBefore, OperatorError> {
+        let mut number = [0; 16];
+        SystemEntropy.fill(&mut number).map_err(|error| OperatorError::Engine(error.into()))?;
+        let case = Arc::new(AuditCase::new(number, &id, &decision, &decider)?);
+        let (expected, wanted) = (FencingToken::new(decision.fence), decision.outcome);
+        let (force, forget, any_kind) = (decision.force, decision.forget, decision.any_kind);
+        let resolution = resolution(decision)?;
+        let before = self.decidable(&id, wanted, any_kind).await?;
+        // On the disk before anything is written to the store: a process that ends in between
+        // leaves an intention, never a decision without a line.
+        self.note(&case, None, before.clone()).await.map_err(OperatorError::Audit)?;
+        let note = serde_json::to_vec(&case.decided).map(Bytes::from).ok();
+        let resolve = Resolve { expected, force, forget, resolution, note };
+        let decided = match self.engine.resolve(id, resolve).await {
+            Ok(resolved) => outcome_of(resolved, expected, wanted),
+            Err(error) => Err(OperatorError::Engine(error)),
+        };
+        let AuditCase { id, decided: said, .. } = &*case;
+        let (result, second) = match decided {
+            Ok(was) => {
+                tracing::info!(
+                    %id, fence = expected.get(), outcome = ?wanted, force, forget,
+                    decision = said.decision, who = said.who, why = said.why,
+                    was = ?was.state, was_answered = was.status,
+                    "an operator decided what became of a key"
+                );
+                let noted = self.note(&case, Some(Ok(())), was.clone()).await;
+                (Ok(was), noted)
+            }
+            // It may have been written: the intention alone says so.
+            Err(OperatorError::Engine(ClaimError::Store(StoreError::Ambiguous(error)))) => {
+                (Err(OperatorError::Engine(StoreError::Ambiguous(error).into())), Ok(()))
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                let noted = self.note(&case, Some(Err(Arc::clone(&error))), before).await;
+                // The line is written: nobody else has it.
+                (Err(Arc::into_inner(error).unwrap_or(OperatorError::Contended)), noted)
+            }
+        };
+        if let Err(error) = second {
+            tracing::error!(
+                %error, decision = said.decision, decided = result.is_ok(),
+                "the audit file has the intention only: its second line could not be written"
+            );
+        }
+        result
+    }
+
+    /// Writes a line: without an end the intention.
+    async fn note(
+        &self,
+        case: &Arc<AuditCase>,
+        end: Option<Result<(), Arc<OperatorError>>>,
+        before: RecordBefore,
+    ) -> io::Result<()> {
+        let (audit, case) = (Arc::clone(&self.audit), Arc::clone(case));
+        let written = tokio::task::spawn_blocking(move || {
+            let stage = match &end {
+                None => AuditStage::Intended,
+                Some(Ok(())) => AuditStage::Done,
+                Some(Err(error)) => AuditStage::Rejected(error),
+            };
+            audit.append(&case, stage, &before)
+        });
+        written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    }
+
+    /// Returns what the record is now, if it is of a kind that can be decided about so. A record
+    /// keeps its scheme for as long as it has the fence that is decided about.
+    async fn decidable(
+        &self,
+        id: &OperationId,
+        wanted: OperatorVerdict,
+        any_kind: bool,
+    ) -> Result<RecordBefore, OperatorError> {
+        let _turn = self.permit().await;
+        let seen = self.within(self.store.load(id)).await?;
+        let stored = seen.stored.ok_or(OperatorError::NotFound)?;
+        let scheme = stored.record.scheme.of_request();
+        if !scheme.starts_with("http/") {
+            let scheme = scheme.to_owned();
+            match wanted {
+                OperatorVerdict::Happened => return Err(OperatorError::NotHttp { scheme }),
+                OperatorVerdict::DidNotHappen if !any_kind => {
+                    return Err(OperatorError::OtherKind { scheme });
+                }
+                OperatorVerdict::DidNotHappen => {}
+            }
+        }
+        Ok(RecordBefore::of(&stored, seen.now))
+    }
+
+    /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
+    /// more.
+    ///
+    /// # Errors
+    /// [`OperatorError::Store`]; what was removed until then stays removed.
+    pub async fn purge(&self, limit: NonZeroU32) -> Result<(u32, bool), OperatorError> {
+        let reaped = self.store.reap(limit).await?;
+        Ok((reaped.removed, reaped.more))
+    }
+
+    /// Whether the store answers in time.
+    pub async fn store_answers(&self) -> bool {
+        // Any key: nothing is known of it, and nothing is changed.
+        let probe = OperationId::from_bytes([0; 32]);
+        match self.within(self.store.load(&probe)).await {
+            Ok(_) | Err(StoreError::Corrupt(_)) => true,
+            Err(error) => {
+                tracing::warn!(%error, "the store does not answer");
+                false
+            }
+        }
+    }
+
+    /// Dropped while it waits, the turn goes to the next one.
+    async fn permit(&self) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.permits.acquire().await.ok()
+    }
+
+    async fn within<T>(
+        &self,
+        read: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        timeout(self.store_timeout, read)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("no answer in time")))
+    }
+}
+
+fn outcome_of(
+    resolved: Resolved,
+    expected: FencingToken,
+    wanted: OperatorVerdict,
+) -> Result<RecordBefore, OperatorError> {
+    let Resolved { result: wrote, was } = resolved;
+    let (now, stored) = (was.now, was.stored.ok_or(OperatorError::NotFound)?);
+    let was = RecordBefore::of(&stored, now);
+    match wrote {
+        WriteResult::Recorded(_) => Ok(was),
+        WriteResult::Rejected | WriteResult::NotFound | WriteResult::Changed => {
+            Err(why_not(was, stored.fence, expected, wanted))
+        }
+        WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => {
+            Err(OperatorError::Contended)
+        }
+    }
+}
+
+/// What the record was, under which fence, instead of what was decided about.
+fn why_not(
+    was: RecordBefore,
+    fence: FencingToken,
+    expected: FencingToken,
+    wanted: OperatorVerdict,
+) -> OperatorError {
+    let RecordBefore { state, ended, status } = was;
+    let is_it = fence == expected;
+    match (state, ended) {
+        (StateView::Expired, _) => OperatorError::NotFound,
+        (StateView::Released, Some(at)) => OperatorError::Released { at },
+        (StateView::InFlight, _) if is_it => OperatorError::InFlight,
+        (StateView::Done, Some(at)) if is_it => OperatorError::Done { at, status, wanted },
+        _ => OperatorError::Changed { state, fence: fence.get() },
+    }
+}
+
+fn done(at: &str, status: Option<u16>, wanted: OperatorVerdict) -> String {
+    let answer = status.map_or_else(String::new, |status| format!(" with status {status}"));
+    let done = format!("the key is done since {at}{answer}, and retries get that answer");
+    match wanted {
+        OperatorVerdict::DidNotHappen => {
+            format!("{done}; forget it, and the next request with this key executes again")
+        }
+        OperatorVerdict::Happened => format!("{done}; it cannot be given another one"),
+    }
+}
+
+/// What a replay can carry. With the others it would contradict itself on the wire.
+fn may_be_given(name: &HeaderName) -> bool {
+    !(hop_by_hop(name)
+        || name.as_str().starts_with("idempotency-")
+        || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
+}
+
+fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
+    if decision.outcome == OperatorVerdict::DidNotHappen {
+        let Decision { status, headers, body, body_base64, .. } = &decision;
+        if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
+            return Err(OperatorError::Invalid("what did not happen has no response"));
+        }
+        return Ok(Resolution::DidNotHappen);
+    }
+    let body = decision.body_bytes()?;
+    let Decision { status, headers, .. } = decision;
+    let status = StatusCode::from_u16(status.unwrap_or(200))
+        .ok()
+        .filter(|status| (200..=599).contains(&status.as_u16()))
+        .ok_or(OperatorError::Invalid("a status is 200 to 599"))?;
+    if body.len() > view::MAX_BODY {
+        return Err(OperatorError::Invalid("the body is larger than 1 MiB"));
+    }
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes());
+        let value = HeaderValue::from_bytes(value.as_bytes());
+        let (Ok(name), Ok(value)) = (name, value) else {
+            return Err(OperatorError::Invalid("a header has an invalid name or value"));
+        };
+        if !may_be_given(&name) {
+            return Err(OperatorError::Invalid(
+                "a header cannot be given that belongs to a connection or is made anew for each \
+                 answer: Connection, Transfer-Encoding, Content-Length, Date, Idempotency-* and \
+                 the like",
+            ));
+        }
+        map.append(name, value);
+    }
+    if bodiless(status) && !body.is_empty() {
+        return Err(OperatorError::Invalid("a response of status 204, 205 or 304 has no body"));
+    }
+    let grpc = is_grpc(&map);
+    let whole = FullResponse { status, headers: map, body, trailers: None };
+    let whole = if grpc { whole.for_grpc() } else { whole };
+    Ok(Resolution::Happened(StoredResponse::Whole(whole).outcome()))
+}

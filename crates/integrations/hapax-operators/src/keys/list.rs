@@ -1,0 +1,157 @@
+//! Lists of records.
+
+use std::num::NonZeroU32;
+
+use hapax_core::OperationId;
+use serde::{Deserialize, Serialize};
+
+use super::view::{RecordView, StateView, id_or_none};
+use super::{OperatorError, OperatorRecords};
+use crate::census::{Census, CensusList};
+
+/// How many records are looked at for one page, at most; with a filter, few of them may match.
+const MAX_LOOKED_AT: u32 = 10_000;
+
+/// How many pages of the store are read for one, at most. Large records fill a page of the store
+/// before they are as many as were asked for.
+const MAX_PAGES: u32 = 320;
+
+/// How many are read from the store at once.
+const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
+
+/// A choice of records to list.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    /// In this state only.
+    #[serde(default)]
+    pub state: Option<StateView>,
+    /// After this id.
+    #[serde(default, deserialize_with = "id_or_none")]
+    pub after: Option<OperationId>,
+    /// At most so many; 1 to 1,000. Default 100.
+    #[serde(default)]
+    pub limit: Option<u32>,
+    /// Of the caller with this hash ([`OperatorRecords::caller_hash`]).
+    #[serde(default)]
+    pub caller: Option<String>,
+}
+
+/// A page of records, in the order of their ids.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RecordList {
+    /// The records.
+    pub keys: Vec<RecordView>,
+    /// Records that cannot be read: id and reason.
+    pub damaged: Vec<(String, String)>,
+    /// Where to go on, as `after`; `None` at the end.
+    pub next: Option<String>,
+    /// Whether there are more than the limit, where they are listed oldest first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
+    /// Where a census lists them, oldest first: the time from which on it may not know what other
+    /// processes did; `None` while it looks through the store for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<String>,
+}
+
+impl RecordList {
+    /// Returns what a census knows.
+    pub(crate) fn of(counted: CensusList) -> Self {
+        let CensusList { keys, more, as_of } = counted;
+        Self { keys, damaged: Vec::new(), next: None, more, as_of }
+    }
+}
+
+impl OperatorRecords {
+    /// Returns the hash by which records name the caller with this value of a scope header, if it may
+    /// be a credential; `None` without a secret, where records name no callers.
+    #[must_use]
+    pub fn caller_hash(&self, value: &str) -> Option<String> {
+        self.engine.pseudonym(value.as_bytes())
+    }
+
+    fn is_by(&self, view: &RecordView, hash: &str) -> bool {
+        let callers = view.described.iter().flat_map(|described| &described.caller);
+        let hashes = callers.map(|caller| match &caller.value {
+            Some(value) => self.caller_hash(value),
+            None => caller.hash.clone(),
+        });
+        hashes.flatten().any(|it| it == hash)
+    }
+
+    /// A page of records. Expired and released ones are left out unless asked for by state.
+    ///
+    /// # Errors
+    /// [`OperatorError::Store`].
+    pub async fn list(&self, list: ListQuery) -> Result<RecordList, OperatorError> {
+        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
+        let mut listed = RecordList {
+            keys: Vec::new(),
+            damaged: Vec::new(),
+            next: None,
+            more: false,
+            as_of: None,
+        };
+        let (mut after, mut looked_at) = (list.after, 0);
+        let _turn = self.permit().await;
+        for _ in 0..MAX_PAGES {
+            // On Redis a page is a walk over all keys: as long as it takes, each of its steps
+            // being bounded by the store.
+            let page = self.store.page(after, PAGE).await?;
+            for (key, stored) in page.records {
+                if listed.keys.len() + listed.damaged.len() == limit {
+                    listed.next = after.map(|id| id.to_string());
+                    return Ok(listed);
+                }
+                after = Some(key);
+                looked_at += 1;
+                match stored {
+                    Err(error) => listed.damaged.push((key.to_string(), error.to_string())),
+                    Ok(stored) => {
+                        // A page names records; `show` has what was answered.
+                        let view = RecordView::named(&key, &stored, page.now);
+                        let wanted = match list.state {
+                            Some(state) => view.state == state,
+                            None => !matches!(view.state, StateView::Expired | StateView::Released),
+                        };
+                        let by = list.caller.as_deref();
+                        if wanted && by.is_none_or(|hash| self.is_by(&view, hash)) {
+                            listed.keys.push(view);
+                        }
+                    }
+                }
+            }
+            if !page.more {
+                return Ok(listed);
+            }
+            if looked_at >= MAX_LOOKED_AT {
+                break;
+            }
+        }
+        listed.next = after.map(|id| id.to_string());
+        Ok(listed)
+    }
+
+    /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
+    ///
+    /// # Errors
+    /// [`OperatorError::Store`].
+    pub async fn unknown(&self, list: &ListQuery) -> Result<RecordList, OperatorError> {
+        let census = Census::default();
+        let _turn = self.permit().await;
+        census.walk(&*self.store, false).await?;
+        Ok(self.known(&census, list))
+    }
+
+    /// Returns the oldest of the records that a census knows.
+    pub(crate) fn known(&self, census: &Census, list: &ListQuery) -> RecordList {
+        let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
+        let Some(hash) = &list.caller else { return RecordList::of(census.oldest(limit)) };
+        let mut listed = RecordList::of(census.oldest(usize::MAX));
+        listed.keys.retain(|view| self.is_by(view, hash));
+        listed.more = listed.keys.len() > limit;
+        listed.keys.truncate(limit);
+        listed
+    }
+}

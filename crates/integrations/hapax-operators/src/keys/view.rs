@@ -1,0 +1,296 @@
+//! A record as operators see it.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hapax_core::store::StoredRecord;
+use hapax_core::{OperationId, Outcome, Record, RecordState, Timestamp};
+use hapax_http::stored_response::StoredResponse;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::time::rfc3339;
+use crate::audit::DecisionNote;
+
+/// How much of a body is shown, and may be given, in bytes.
+pub(super) const MAX_BODY: usize = 1 << 20;
+
+/// Where an operation stands, for operators.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StateView {
+    /// Somebody is executing it.
+    InFlight,
+    /// It happened, and its answer is replayed.
+    Done,
+    /// It may or may not have happened: it was given up, or its process died.
+    Unknown,
+    /// It did not happen; the next request executes.
+    Released,
+    /// It is past its retention; the next request executes.
+    Expired,
+}
+
+impl StateView {
+    /// Returns the state of a record at `now`.
+    pub(crate) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
+        match &stored.record.state {
+            _ if stored.keep_until.is_some_and(|until| until <= now) => Self::Expired,
+            RecordState::InFlight if now < stored.lease_until => Self::InFlight,
+            RecordState::InFlight | RecordState::Unknown { .. } => Self::Unknown,
+            RecordState::Done(_) => Self::Done,
+            RecordState::Released => Self::Released,
+        }
+    }
+
+    /// Its name, as in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::InFlight => "in-flight",
+            Self::Done => "done",
+            Self::Unknown => "unknown",
+            Self::Released => "released",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl fmt::Display for StateView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What is known of a record. Where there is a secret, it has a sealed description of the operation,
+/// with its key and its caller; without one neither is in the store.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RecordView {
+    /// The record's name: 64 hexadecimal digits.
+    pub id: String,
+    /// Where it stands.
+    pub state: StateView,
+    /// The fencing token of its last execution.
+    pub fence: u64,
+    /// Executions so far.
+    pub attempt: u32,
+    /// What a retry gets while it is unknown.
+    pub on_unknown: String,
+    /// How the request was fingerprinted.
+    pub scheme: String,
+    /// The first eight hexadecimal digits of the fingerprint. From all of it what was asked could be
+    /// guessed, where it is not keyed.
+    pub fingerprint: String,
+    /// The store's clock, RFC 3339, like all times here.
+    pub now: String,
+    /// When the last execution began.
+    pub began: String,
+    /// When it was done, or released; `None` while it is neither.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// Until when its owner holds it.
+    pub lease_until: String,
+    /// When it expires; `None` for never.
+    pub keep_until: Option<String>,
+    /// The operation as it was described at its claim; only where there is a secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub described: Option<OperationDescription>,
+    /// The last decision of an operator about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<DecisionNote>,
+    /// What it is answered with; of an unknown outcome, what was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response: Option<ResponseView>,
+}
+
+/// An operation as its record describes it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OperationDescription {
+    /// The idempotency key.
+    #[serde(default)]
+    pub key: String,
+    /// The name of a function.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The method of an HTTP request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<String>,
+    /// Its path, without the query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The name of its route, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<String>,
+    /// The headers of its scope.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caller: Vec<CallerView>,
+    /// Its trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
+}
+
+/// A header of a request's scope: its value, or a short keyed hash of one that may be a credential.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CallerView {
+    /// The name of the header.
+    pub header: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The hash of its value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash: Option<String>,
+}
+
+/// What a record was before it was decided about.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RecordBefore {
+    /// Where it stood.
+    pub state: StateView,
+    /// When it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// The status of its answer; of an unknown outcome, of what was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<u16>,
+}
+
+impl RecordBefore {
+    pub(super) fn of(stored: &StoredRecord, now: Timestamp) -> Self {
+        let status = outcome(stored).and_then(|outcome| {
+            match StoredResponse::from_outcome(outcome).ok()? {
+                StoredResponse::NotRetained { status } => Some(status.as_u16()),
+                StoredResponse::Whole(whole) => Some(whole.status.as_u16()),
+            }
+        });
+        Self { state: StateView::of(stored, now), ended: ended(stored).map(rfc3339), status }
+    }
+}
+
+/// A stored response.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ResponseView {
+    /// Its status.
+    pub status: u16,
+    /// Whether headers and body were kept; if not, a retry gets 409 `response-not-retained`.
+    pub retained: bool,
+    /// Its headers.
+    pub headers: Vec<(String, String)>,
+    /// Its body, if it is text of at most 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
+    /// Its body, if it is no text and of at most 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body_base64: Option<String>,
+    /// Bytes of its body.
+    pub body_bytes: usize,
+}
+
+impl RecordView {
+    /// With what it is answered with.
+    pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
+        Self {
+            response: outcome(stored).and_then(ResponseView::of),
+            ..Self::named(id, stored, now)
+        }
+    }
+
+    /// Without it: nothing that is large is copied.
+    pub(crate) fn named(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
+        let record = &stored.record;
+        Self {
+            id: id.to_string(),
+            state: StateView::of(stored, now),
+            fence: stored.fence.get(),
+            attempt: record.attempt,
+            on_unknown: record.terms.on_unknown.as_str().to_owned(),
+            scheme: record.scheme.as_str().to_owned(),
+            fingerprint: crate::hex(&record.fingerprint.as_bytes()[..4]),
+            now: rfc3339(now),
+            began: rfc3339(stored.fence.issued_at()),
+            ended: ended(stored).map(rfc3339),
+            lease_until: rfc3339(stored.lease_until),
+            keep_until: stored.keep_until.map(rfc3339),
+            described: described(record),
+            decision: decided(record),
+            response: None,
+        }
+    }
+}
+
+impl ResponseView {
+    /// `None` for an outcome of another door than HTTP.
+    fn of(outcome: &Outcome) -> Option<Self> {
+        match StoredResponse::from_outcome(outcome).ok()? {
+            StoredResponse::NotRetained { status } => Some(Self {
+                status: status.as_u16(),
+                retained: false,
+                headers: Vec::new(),
+                body: None,
+                body_base64: None,
+                body_bytes: 0,
+            }),
+            StoredResponse::Whole(whole) => {
+                let shown = (whole.body.len() <= MAX_BODY).then_some(&whole.body);
+                let body = shown.and_then(|body| std::str::from_utf8(body).ok());
+                let headers = whole.headers.iter().map(|(name, value)| {
+                    (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned())
+                });
+                Some(Self {
+                    status: whole.status.as_u16(),
+                    retained: true,
+                    headers: headers.collect(),
+                    body: body.map(str::to_owned),
+                    body_base64: match body {
+                        Some(_) => None,
+                        None => shown.map(|body| STANDARD.encode(body)),
+                    },
+                    body_bytes: whole.body.len(),
+                })
+            }
+        }
+    }
+}
+
+/// Returns the description; `None` also for one that this version cannot read.
+fn described(record: &Record) -> Option<OperationDescription> {
+    serde_json::from_slice(record.notes.description.as_ref()?).ok()
+}
+
+/// Returns the last decision; `None` also for one that this version cannot read.
+fn decided(record: &Record) -> Option<DecisionNote> {
+    serde_json::from_slice(record.notes.decision.as_ref()?).ok()
+}
+
+/// What it is answered with, or what was seen of an unknown outcome.
+const fn outcome(stored: &StoredRecord) -> Option<&Outcome> {
+    match &stored.record.state {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
+            Some(outcome)
+        }
+        RecordState::InFlight | RecordState::Unknown { .. } | RecordState::Released => None,
+    }
+}
+
+/// Its end is when its keeping began: a retention ago, or, of what was released, a lease ago.
+fn ended(stored: &StoredRecord) -> Option<Timestamp> {
+    let kept_for = match stored.record.state {
+        RecordState::Done(_) => stored.record.terms.retention,
+        RecordState::Released => stored.record.terms.lease,
+        RecordState::InFlight | RecordState::Unknown { .. } => return None,
+    };
+    let micros = u64::try_from(kept_for.as_micros()).unwrap_or(u64::MAX);
+    Some(Timestamp::from_micros(stored.keep_until?.as_micros().saturating_sub(micros)))
+}
+
+pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}
+
+pub(super) fn id_or_none<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<OperationId>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let id = OperationId::from_hex(&text);
+    id.map(Some).ok_or_else(|| serde::de::Error::custom("an id has 64 hexadecimal digits"))
+}

@@ -1,0 +1,217 @@
+//! The operators' API of Hapax: list, show, release and resolve idempotency keys over HTTP.
+//!
+//! The gateway serves it on its admin listener. A service that keeps its records itself, with the
+//! layer of [`hapax_http`] or the engine of [`hapax`], mounts the same API, so that `hapax keys`
+//! works on its store as well.
+//!
+//! 1. [`Operators::router`] is an [`axum::Router`]; every path in it needs the [`AdminToken`].
+//! 2. The token is made as a file that only its owner can read. `hapax keys` finds it beside a file
+//!    store and in the working directory.
+//! 3. Where the store is a file, its lock names the address of the API to `hapax keys`
+//!    (`FileStore::set_admin`).
+//! 4. Every decision has a reason. It is kept in the record, and in a file that is only appended to
+//!    ([`Audit`]).
+//! 5. [`OperatorRecords`] is the same without HTTP, for programs that open a store themselves.
+//!
+//! It is not meant for the public network: it has no TLS and one token.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use hapax_core::{Idempotency, Inspect, MemoryCapacity, MemoryStore, Store, SystemClock, SystemEntropy};
+//! use hapax_operators::{AdminToken, Audit, Operators};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = std::env::temp_dir().join(format!("hapax-operators-{}", std::process::id()));
+//! # std::fs::create_dir_all(&folder)?;
+//! # let path = folder.join("token");
+//! let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+//! let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+//! let token = AdminToken::read_or_make(&path, &SystemEntropy)?;
+//! let audit = Audit::new(folder.join("audit.jsonl"), "payments");
+//! let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token, audit);
+//! let app: axum::Router = operators.router();
+//! # drop(app);
+//! # std::fs::remove_dir_all(&folder)?;
+//! # Ok(()) }
+//! ```
+
+mod access;
+mod api;
+mod audit;
+mod census;
+mod keys;
+mod token;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::HeaderName;
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::from_fn_with_state;
+use hapax_core::{Idempotency, Inspect};
+use serde_json::Value;
+
+pub use api::{NO_CALLERS, PeerAddr, answer, error};
+pub use audit::{Audit, Decider, DecisionChannel, DecisionNote};
+pub use census::{Census, Undecided};
+pub use keys::{
+    CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
+    OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
+};
+pub use token::{AdminToken, TokenError, is_open_to_others};
+
+/// The largest body of a request: a response of a mebibyte as base64 in JSON.
+const MAX_BODY: usize = 2 << 20;
+
+type ScopeHeaders = Arc<dyn Fn() -> Vec<Vec<HeaderName>> + Send + Sync>;
+type Stats = Arc<dyn Fn() -> Value + Send + Sync>;
+
+/// The operators' API on one store.
+#[derive(Clone, Debug)]
+pub struct Operators(Arc<OperatorsState>);
+
+/// Settings of [`Operators`].
+#[must_use = "`build` makes the API"]
+pub struct OperatorsBuilder {
+    engine: Idempotency,
+    store: Arc<dyn Inspect>,
+    store_timeout: Duration,
+    scope_headers: ScopeHeaders,
+    stats: Option<Stats>,
+    census: Arc<Census>,
+}
+
+/// State of the handlers.
+pub(crate) struct OperatorsState {
+    pub(crate) keys: OperatorRecords,
+    pub(crate) token: AdminToken,
+    pub(crate) scope_headers: ScopeHeaders,
+    pub(crate) stats: Stats,
+    pub(crate) census: Arc<Census>,
+}
+
+impl fmt::Debug for OperatorsState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for OperatorsBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OperatorsBuilder").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl Operators {
+    /// Begins the API on `store`, which `engine` runs on.
+    pub fn builder(engine: Idempotency, store: Arc<dyn Inspect>) -> OperatorsBuilder {
+        OperatorsBuilder {
+            engine,
+            store,
+            store_timeout: Duration::from_secs(2),
+            scope_headers: Arc::new(|| vec![vec![AUTHORIZATION]]),
+            stats: None,
+            census: Arc::default(),
+        }
+    }
+
+    /// Returns the routes of the API, below `/api`.
+    pub fn router(&self) -> Router {
+        self.guarded(api::routes().with_state(Arc::clone(&self.0)))
+    }
+
+    /// Returns `router` so that every path in it needs the token.
+    pub fn guarded(&self, router: Router) -> Router {
+        router
+            .layer(from_fn_with_state(Arc::clone(&self.0), access::guard))
+            .layer(DefaultBodyLimit::max(MAX_BODY))
+    }
+
+    /// Returns the paths of the API: method, path, purpose.
+    #[must_use]
+    pub const fn index() -> &'static [(&'static str, &'static str, &'static str)] {
+        &api::INDEX
+    }
+
+    /// Returns the census of records that wait for a decision.
+    #[must_use]
+    pub fn census(&self) -> &Census {
+        &self.0.census
+    }
+
+    /// Returns the records themselves.
+    #[must_use]
+    pub fn keys(&self) -> &OperatorRecords {
+        &self.0.keys
+    }
+}
+
+impl OperatorsBuilder {
+    /// Sets the time after which the store counts as unreachable. Default 2 s.
+    pub const fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.store_timeout = timeout;
+        self
+    }
+
+    /// Sets the headers whose values are the scope, one list for each way in which a caller may be
+    /// named; a look-up by key tries all of them. Default `Authorization` alone.
+    pub fn scope_headers(
+        mut self,
+        headers: impl Fn() -> Vec<Vec<HeaderName>> + Send + Sync + 'static,
+    ) -> Self {
+        self.scope_headers = Arc::new(headers);
+        self
+    }
+
+    /// Sets the JSON that `/api/stats` answers. Default: the engine's counts.
+    pub fn stats(mut self, stats: impl Fn() -> Value + Send + Sync + 'static) -> Self {
+        self.stats = Some(Arc::new(stats));
+        self
+    }
+
+    /// Sets the census, where the engine runs on a store that it [watches](Census::watch). Default:
+    /// one that knows what its walks find.
+    pub fn census(mut self, census: Arc<Census>) -> Self {
+        self.census = census;
+        self
+    }
+
+    /// Builds the API, which admits requests that show `token`.
+    /// Decisions go to `audit`. A task begins that walks through the store, slowly, for as long as
+    /// there is the API.
+    #[must_use]
+    pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
+        let Self { engine, store, store_timeout, scope_headers, stats, census } = self;
+        tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
+        let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
+        let stats =
+            stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
+        Operators(Arc::new(OperatorsState { keys, token, scope_headers, stats, census }))
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use fmt::Write;
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Returns the counts of an engine as JSON.
+#[must_use]
+pub fn now(engine: &Idempotency) -> Value {
+    let stats = engine.stats();
+    serde_json::json!({
+        "in_flight": stats.in_flight,
+        "waiting": stats.waiting,
+        "held_back": stats.deferred,
+        "held_back_bytes": stats.deferred_bytes,
+    })
+}

@@ -1,0 +1,316 @@
+//! What can go wrong, and what is then known.
+
+use std::error::Error;
+
+/// A driver's error.
+pub type DriverError = Box<dyn Error + Send + Sync>;
+
+/// What the server said, by its code.
+#[derive(Debug, thiserror::Error)]
+#[error("the database refused it ({code}): {message}")]
+pub struct ServerError {
+    /// The SQLSTATE.
+    pub code: String,
+    /// In the server's language.
+    pub message: String,
+    /// The constraint that was violated, if one was.
+    pub constraint: Option<String>,
+    /// The driver's error.
+    #[source]
+    pub source: DriverError,
+}
+
+/// Why there is no outcome.
+///
+/// Where the server answered with an error (all that have a [`ServerError`]), that statement did nothing,
+/// and a transaction is over; on a plain connection earlier statements of the same call were
+/// committed, and calling again finds what they did. After [`Lost`](Self::Lost),
+/// [`Contended`](Self::Contended), [`NoUniqueConstraint`](Self::NoUniqueConstraint),
+/// [`NoVersion`](Self::NoVersion), [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) what was asked
+/// for may have been written; in a transaction, who does not want it rolls back. With the others
+/// nothing was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DataError {
+    /// An item does not fit the layout; nothing was sent.
+    #[error("item {index}: {problem}")]
+    Item {
+        /// Which, from 0.
+        index: usize,
+        /// What is wrong with it.
+        #[source]
+        problem: ItemError,
+    },
+    /// More than [`BatchLimits::items`](crate::BatchLimits::items) items; nothing was sent.
+    #[error("{items} items in a call, and {most} are allowed")]
+    TooMany {
+        /// How many.
+        items: usize,
+        /// How many may be.
+        most: usize,
+    },
+    /// More than [`BatchLimits::bytes`](crate::BatchLimits::bytes); nothing was sent.
+    #[error("{bytes} bytes in a call, and {most} are allowed")]
+    TooLarge {
+        /// How many.
+        bytes: usize,
+        /// How many may be.
+        most: usize,
+    },
+    /// The table does not have the unique constraint that this rests on (SQLSTATE 42P10): none, or one
+    /// that takes other values for equal than the columns do, by a collation of its own. Or two
+    /// rows have one key: in a table that lost its constraint; or, under REPEATABLE READ and
+    /// SERIALIZABLE, where a transaction has written what others have deleted and it still sees.
+    #[error(
+        "{table} needs a unique constraint on exactly ({columns}), not deferrable, not partial, by \
+         the columns' own collations"
+    )]
+    NoUniqueConstraint {
+        /// The table, quoted.
+        table: String,
+        /// The columns, quoted.
+        columns: String,
+    },
+    /// `json` or `jsonb` that is [read as text](crate::Column::read_as_text) and written too; nothing
+    /// was sent but a question about the table.
+    #[error("{column} of {table} is JSON, which is not written as text: do not read it as text")]
+    JsonAsText {
+        /// The table, quoted.
+        table: String,
+        /// The column.
+        column: String,
+    },
+    /// Another unique constraint than that of the layout does not allow the row (SQLSTATE 23505).
+    #[error("the unique constraint {constraint:?} does not allow it")]
+    UniqueViolation {
+        /// Which item of a batch of rows, from 0. Without it, and with what else may be wrong, the
+        /// same call tells about the others. Unknown for events.
+        item: Option<usize>,
+        /// Its name.
+        constraint: String,
+        /// The server's words.
+        #[source]
+        source: Box<ServerError>,
+    },
+    /// The server rolled the transaction back in favour of another: under REPEATABLE READ and
+    /// SERIALIZABLE it began before what it meets was committed, and does not see it (SQLSTATE
+    /// 40001); or there was a deadlock (40P01). Run the transaction again, from BEGIN. On a plain
+    /// connection the call did that by itself, and gave up. (Where others have taken a place
+    /// without being in the way, outcomes tell of the past: see [the crate](crate#isolation).)
+    #[error("the transaction has to be run again: {0}")]
+    Again(#[source] ServerError),
+    /// Others were in the way in every one of [`BatchLimits::rounds`](crate::BatchLimits::rounds) rounds: rows
+    /// deleted as fast as they were met; or what is in the way cannot be seen here, as by a policy of
+    /// row level security or a trigger that drops rows.
+    #[error("no outcome in {rounds} rounds")]
+    Contended {
+        /// How many.
+        rounds: u32,
+    },
+    /// The server refused it for another reason.
+    #[error(transparent)]
+    Rejected(ServerError),
+    /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
+    /// have happened, or may yet: ask again.
+    #[error("the connection to the database is lost")]
+    Lost(#[source] DriverError),
+    /// A row cannot be read as what it is to be read as.
+    #[error("a row cannot be read: {0}")]
+    Row(#[source] serde_json::Error),
+    /// What came back does not belong to what was sent: a trigger or a rule that changes keys.
+    #[error(
+        "the database answered with other rows than were asked for: does a trigger change keys?"
+    )]
+    OtherRows,
+    /// A row has no version: null, or below 0.
+    #[error("a version that is null or negative: {0:?}")]
+    NoVersion(Option<String>),
+    /// The operation's id was used for another row, of this table or another, or for something else
+    /// that was [asked](crate::UpdateId::for_request).
+    #[error("the operation {0:?} was used for something else")]
+    OperationReused(String),
+}
+
+/// Why an item does not fit its layout.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ItemError {
+    /// It cannot be written as JSON.
+    #[error("it cannot be written as JSON: {0}")]
+    Json(#[source] serde_json::Error),
+    /// What is asked by an operation cannot be compared.
+    #[error("it has no canonical form: {0}")]
+    NoCanonicalForm(#[source] hapax_core::CanonicalValueError),
+    /// It is no struct or map.
+    #[error("it has no fields")]
+    NotAnObject,
+    /// A column of the layout is not among its fields. Null would have to be said.
+    #[error("it has no field {0:?}")]
+    Missing(String),
+    /// A field of it is no column of the layout.
+    #[error("its field {0:?} is no column of the layout")]
+    Unknown(String),
+    /// A column of the key is null, and nulls are not unique.
+    #[error("{0:?} is null, and is part of the key")]
+    NullKey(String),
+    /// Two events of one call have the same id.
+    #[error("an earlier event has the same id")]
+    DuplicateId,
+    /// A version or position past what `bigint` holds.
+    #[error("a position past 2⁶³ - 1")]
+    Position,
+    /// A change that is to leave the key alone did not.
+    #[error("its key was changed")]
+    KeyChanged,
+}
+
+impl ItemError {
+    pub(crate) const fn at(self, index: usize) -> DataError {
+        DataError::Item { index, problem: self }
+    }
+}
+
+/// Why a statement has no rows to show.
+#[derive(Debug)]
+pub enum StatementError {
+    /// The server said that it did not happen, and the connection is good.
+    Rejected(ServerError),
+    /// Nobody knows.
+    Lost(DriverError),
+}
+
+/// In the transaction an earlier statement failed: nothing can be asked any more.
+const IN_FAILED_TRANSACTION: &str = "25P02";
+const UNIQUE_VIOLATION: &str = "23505";
+const NO_SUCH_CONSTRAINT: &str = "42P10";
+
+impl StatementError {
+    /// By code and severity alone; texts are translated. A server, or a pooler between, that ends
+    /// the connection (FATAL, PANIC; 08, 57P) does not say what became of the statement; 40003 says
+    /// that nobody knows.
+    pub(crate) fn of(server: ServerError, is_error: bool) -> Self {
+        let unknown = ["08", "57P", "40003"].iter().any(|code| server.code.starts_with(code));
+        if is_error && !unknown { Self::Rejected(server) } else { Self::Lost(server.source) }
+    }
+
+    pub(crate) fn is(&self, code: &str) -> bool {
+        matches!(self, Self::Rejected(server) if server.code == code)
+    }
+
+    pub(crate) fn lacks_constraint(&self) -> bool {
+        self.is(NO_SUCH_CONSTRAINT)
+    }
+
+    pub(crate) fn into_error(self) -> DataError {
+        let server = match self {
+            Self::Rejected(server) => server,
+            Self::Lost(source) => return DataError::Lost(source),
+        };
+        match server.code.as_str() {
+            "40001" | "40P01" => DataError::Again(server),
+            UNIQUE_VIOLATION => {
+                let constraint = server.constraint.clone().unwrap_or_default();
+                DataError::UniqueViolation { item: None, constraint, source: server.into() }
+            }
+            _ => DataError::Rejected(server),
+        }
+    }
+}
+
+impl DataError {
+    /// Whether another attempt may mend it. Besides races, what a server refuses for the time being:
+    /// locks that are held, time limits of its own, resources.
+    pub(crate) fn passes(&self) -> bool {
+        match self {
+            Self::Again(_) | Self::Lost(_) => true,
+            Self::Rejected(ServerError { code, .. }) => {
+                matches!(&code[..], "55P03" | "57014") || code.starts_with("53")
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Races that were lost, of which the last is told if there is no better answer.
+///
+/// After one of them a plain connection just asks again. Within a transaction the next statement
+/// fails (25P02), and the race is what there is to tell: so nobody has to know whether there is a
+/// transaction.
+#[derive(Debug, Default)]
+pub(crate) struct LostRaces(Option<DataError>);
+
+impl LostRaces {
+    /// Remembers a failure that asking again may mend.
+    ///
+    /// # Errors
+    /// With any other.
+    pub(crate) fn lost(&mut self, failure: StatementError) -> Result<(), DataError> {
+        self.lost_by(failure, None)
+    }
+
+    /// The same of a statement that was about one item.
+    pub(crate) fn lost_by(
+        &mut self,
+        failure: StatementError,
+        about: Option<usize>,
+    ) -> Result<(), DataError> {
+        if failure.is(IN_FAILED_TRANSACTION)
+            && let Some(race) = self.0.take()
+        {
+            return Err(race);
+        }
+        let mut error = failure.into_error();
+        if let DataError::UniqueViolation { item, .. } = &mut error {
+            *item = about;
+        }
+        match error {
+            race @ (DataError::Again(_) | DataError::UniqueViolation { .. }) => {
+                self.0 = Some(race);
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
+    /// What was in the way turned out to be a copy of the item.
+    pub(crate) fn explained(&mut self) {
+        self.0.take_if(|race| matches!(race, DataError::UniqueViolation { .. }));
+    }
+
+    /// A unique constraint that is not ours was in the way of a statement that the constraint of
+    /// the layout was not.
+    pub(crate) fn violation(&mut self) -> Result<(), DataError> {
+        match self.0.take() {
+            Some(violation @ DataError::UniqueViolation { .. }) => Err(violation),
+            other => {
+                self.0 = other;
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn into_error(self, rounds: u32) -> DataError {
+        self.0.unwrap_or(DataError::Contended { rounds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_the_connection_says_nothing_of_the_statement() {
+        let refused = |code: &str, is_error| {
+            let (code, message, source) = (code.into(), String::new(), "it".into());
+            let server = ServerError { code, message, constraint: None, source };
+            matches!(StatementError::of(server, is_error), StatementError::Rejected(_))
+        };
+        for code in ["40001", "57014", "53100"] {
+            assert!(refused(code, true) && !refused(code, false), "{code}");
+        }
+        // Of a pooler, as an error, too.
+        for code in ["08006", "08P01", "57P01", "57P03", "40003"] {
+            assert!(!refused(code, true), "{code}");
+        }
+    }
+}

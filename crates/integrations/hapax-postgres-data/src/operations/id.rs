@@ -1,0 +1,83 @@
+//! What an operation is called.
+
+use hapax_core::{Fingerprint, canonicalize_value};
+use serde::Serialize;
+
+use crate::error::{DataError, ItemError};
+
+/// The id of an operation, made once by whoever asks for it, and sent again with every retry.
+///
+/// Without more, an id that is used again for another change of the same row is
+/// [`AlreadyApplied`](crate::IdentifiedUpdate::AlreadyApplied), and that change is never made: versions differ from one
+/// attempt to the next, and so do values that are made from them, so that an item does not tell.
+/// What is [asked](Self::for_request) for does.
+///
+/// ```
+/// use hapax_postgres_data::UpdateId;
+/// use serde_json::json;
+///
+/// let plain: UpdateId = "deposit-7".into();
+/// let told = UpdateId::from("deposit-7").for_request(&json!({"account": "a-1", "cents": 500}))?;
+/// # Ok::<(), hapax_postgres_data::DataError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UpdateId {
+    id: String,
+    asked: Option<Fingerprint>,
+}
+
+impl UpdateId {
+    /// What is asked under the id: the request, not what is to be in the row after it. The fingerprint
+    /// of its [canonical JSON](hapax_core::canonicalize_value) is kept with the id, and under
+    /// the same id with another one, or with none, it is [`DataError::OperationReused`].
+    ///
+    /// # Errors
+    /// [`ItemError::NoCanonicalForm`].
+    pub fn for_request<T: Serialize + ?Sized>(mut self, request: &T) -> Result<Self, DataError> {
+        let form = canonicalize_value(request);
+        let form = form.map_err(|problem| ItemError::NoCanonicalForm(problem).at(0))?;
+        let fingerprint = Fingerprint::builder("hapax-postgres-data/asked/1").field(&form).finish();
+        self.asked = Some(fingerprint);
+        Ok(self)
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.id
+    }
+
+    /// Nothing is empty.
+    pub(crate) fn request_fingerprint(&self) -> String {
+        self.asked
+            .iter()
+            .flat_map(Fingerprint::as_bytes)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+}
+
+impl<S: Into<String>> From<S> for UpdateId {
+    fn from(id: S) -> Self {
+        Self { id: id.into(), asked: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_asked_is_the_same_in_any_order_of_its_fields() {
+        let of = |text: &str| {
+            let request: serde_json::Value = serde_json::from_str(text).unwrap();
+            UpdateId::from("o").for_request(&request).unwrap().request_fingerprint()
+        };
+        assert_eq!(of(r#"{"a": 1, "b": [2]}"#), of(r#"{"b":[2],"a":1}"#));
+        assert_ne!(of(r#"{"a": 1}"#), of(r#"{"a": 2}"#));
+        assert_eq!(of("1").len(), 64);
+        assert_eq!(UpdateId::from("o").request_fingerprint(), "");
+        let twice = std::collections::BTreeMap::from([(vec![1], json!(1))]);
+        assert!(UpdateId::from("o").for_request(&twice).is_err());
+    }
+}

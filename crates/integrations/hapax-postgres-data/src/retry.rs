@@ -1,0 +1,126 @@
+//! How often, how long and with which pauses.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{Entropy, SystemEntropy};
+
+/// Limits of [`UpdateLog::retrying`](crate::UpdateLog::retrying).
+///
+/// Pauses have full jitter: before attempt n + 1 anything between nothing and `base` · 2ⁿ⁻¹, but no
+/// more than `longest`. So those who collided once spread, and the more the longer they collide.
+#[derive(Clone, Debug)]
+pub struct Retry {
+    attempts: NonZeroU32,
+    base: Duration,
+    longest: Duration,
+    deadline: Duration,
+    entropy: Arc<dyn Entropy>,
+}
+
+/// No clock overflows by it.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+impl Default for Retry {
+    /// 5 attempts within 10 s, with pauses from 10 ms to 1 s.
+    fn default() -> Self {
+        Self {
+            attempts: NonZeroU32::MIN.saturating_add(4),
+            base: Duration::from_millis(10),
+            longest: Duration::from_secs(1),
+            deadline: Duration::from_secs(10),
+            entropy: Arc::new(SystemEntropy),
+        }
+    }
+}
+
+impl Retry {
+    /// How often it is tried. Many writers of one row need more: of n at a time, one gets through.
+    #[must_use]
+    pub const fn attempts(mut self, attempts: NonZeroU32) -> Self {
+        self.attempts = attempts;
+        self
+    }
+
+    /// The bound of the first pause, which doubles, and the bound of all: a year at most.
+    #[must_use]
+    pub const fn pauses(mut self, base: Duration, longest: Duration) -> Self {
+        (self.base, self.longest) = (base, longest);
+        self
+    }
+
+    /// When to give up, counted from the call: connections, answers and pauses included; a year
+    /// at most.
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Where jitter comes from; the operating system by default.
+    #[must_use]
+    pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
+        self.entropy = entropy;
+        self
+    }
+
+    pub(crate) const fn most_attempts(&self) -> u32 {
+        self.attempts.get()
+    }
+
+    pub(crate) fn within(&self) -> Duration {
+        self.deadline.min(YEAR)
+    }
+
+    /// How long to wait after attempt `made`, counted from 1.
+    pub(crate) fn pause(&self, made: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
+        let bound = self.base.saturating_mul(doubled).min(self.longest).min(YEAR);
+        let mut bytes = [0; 4];
+        match self.entropy.fill(&mut bytes) {
+            Ok(()) => bound.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
+            // Without dice the longest pause is the kindest.
+            Err(_) => bound,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::EntropyError;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Always(u8);
+
+    impl Entropy for Always {
+        fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError> {
+            if self.0 == 1 {
+                return Err(EntropyError);
+            }
+            bytes.fill(self.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pauses_are_anything_up_to_a_bound_that_doubles() {
+        let with = |byte| {
+            let retry = Retry::default().entropy(Arc::new(Always(byte)));
+            [1, 2, 3, 7, 8, 40].map(|made| retry.pause(made).as_millis())
+        };
+        assert_eq!(with(0), [0; 6]);
+        assert_eq!(with(255), [10, 20, 40, 640, 1_000, 1_000]);
+        assert_eq!(with(128), [5, 10, 20, 321, 501, 501]);
+        assert_eq!(with(1), with(255));
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let retry = Retry::default().entropy(Arc::new(Always(255)));
+        let retry = retry.pauses(Duration::MAX, Duration::MAX).deadline(Duration::MAX);
+        assert_eq!((retry.pause(1), retry.pause(99), retry.within()), (YEAR, YEAR, YEAR));
+    }
+}

@@ -1,0 +1,115 @@
+//! `hapax doctor`: does a store keep what it promises?
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use hapax_gateway::{CacheUrl, Finding, Gateway, Severity, StoreOpener, StoreUrl, UrlText};
+
+use crate::exit::{CliError, of};
+use crate::gateway::StoreSettings;
+use crate::keys;
+
+/// Look for what would silently break a store's promise
+///
+/// One line for each finding, with what to do about it. Nothing in the store is changed. With a
+/// gateway's file, each --reconcile-url in it is probed too.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
+store cannot be reached.")]
+pub(crate) struct DoctorArgs {
+    /// The gateway's file: for what is not said here
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
+    /// file:./hapax.db]
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    store: Option<UrlText<StoreUrl>>,
+    /// The cache in front of it
+    #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
+    cache: Option<UrlText<CacheUrl>>,
+    /// The file of its secrets [default: PATH.secret of a file, else none]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    secret_file: Option<PathBuf>,
+    /// The file of the gateway's admin token [default: as for the gateway]
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
+    admin_token_file: Option<PathBuf>,
+    /// Write what is whole of a damaged file of records to a new one, and report what is lost;
+    /// nothing else is looked at
+    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
+    salvage: Option<Vec<PathBuf>>,
+    /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
+    crate::gateway::environment::warn_of_unknown();
+    if let Some([old, new]) = args.salvage.as_deref() {
+        return salvage(old, new, args.json);
+    }
+    let store = args.store.map(UrlText::read).transpose().map_err(of("--store"))?;
+    let cache = args.cache.map(UrlText::read).transpose().map_err(of("--cache"))?;
+    let file = StoreSettings::for_the_rest(args.config.as_deref(), store.is_some())?;
+    let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
+    let opening = StoreOpener {
+        cache: cache.or(file.cache),
+        secret_file: args.secret_file.or(file.secret_file),
+        token_file: args.admin_token_file.or(file.admin_token_file),
+        make: false,
+        ..StoreOpener::new(store)
+    };
+    let mut findings = opening.diagnose().await.map_err(CliError::unavailable)?;
+    if let Some(admin) = findings.iter().find_map(|finding| finding.gateway) {
+        match keys::is_replaced(admin, &opening.store, opening.token_file.clone()).await {
+            Ok(replaced) => findings.extend(replaced.then(Finding::unconfirmed)),
+            Err(error) => findings.push(Finding::not_asked(error)),
+        }
+    }
+    if let Some(path) = &args.config {
+        // Where the store was said, a file that cannot be is warned of above.
+        if let Ok(config) = crate::gateway::to_probe(path) {
+            findings.extend(Gateway::probe(&config).await.map_err(CliError::usage)?);
+        }
+    }
+    let text = if args.json {
+        let json = serde_json::to_string_pretty(&findings).map_err(CliError::unavailable)?;
+        json + "\n"
+    } else {
+        findings.iter().map(|finding| format!("{finding}\n")).collect()
+    };
+    // Nobody reads on: the exit code says it as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
+    Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+/// Reports what was read of a damaged file, what it says that it had, and the difference.
+fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
+    let done = hapax_file::salvage(old, new).map_err(CliError::unavailable)?;
+    let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
+    let text = if json {
+        let report = serde_json::json!({
+            "read": read, "expected": expected, "lost": lost, "damaged_blocks": damaged,
+        });
+        format!("{report}\n")
+    } else {
+        let (old, new) = (old.display(), new.display());
+        let then = match lost {
+            0 => String::new(),
+            _ => "The keys of lost records look unused there: requests with them execute again. \
+                  Compare with your own books before you use it.\n"
+                .to_owned(),
+        };
+        format!(
+            "{read} of {expected} records read from {old} and written to {new}, {lost} lost, \
+             {damaged} damaged blocks.\n{then}Copy the secret as well: cp {old}.secret \
+             {new}.secret\n"
+        )
+    };
+    // Nobody reads on: the exit code says it as well.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(if lost > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}

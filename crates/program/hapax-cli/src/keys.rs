@@ -1,0 +1,341 @@
+//! `hapax keys`.
+
+mod args;
+mod backup;
+mod gateway;
+mod render;
+mod user;
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{Idempotency, OperationId, Store};
+use hapax_file::{FileStore, LockOwner, OpenError};
+use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
+use hapax_operators::{
+    Audit, Decider, Decision, DecisionChannel, ListQuery, NO_CALLERS, OperatorError,
+    OperatorRecords, OperatorVerdict, RecordList, RecordView, StateView,
+};
+use indicatif::ProgressBar;
+
+use crate::exit::CliError;
+pub(crate) use args::KeysArgs;
+pub(crate) use args::StoreSelector;
+use args::{KeysCommand, RecordSelector, StoreLocation, VerdictArg};
+pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
+use gateway::Remote;
+use render::{DecisionOutput, Purged};
+
+/// How long the store may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The largest body that a response can be given.
+const MAX_BODY: u64 = 1 << 20;
+
+/// Does what an operator asks.
+pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
+    // A slip in the name of the store's would have another one looked into.
+    crate::gateway::environment::warn_of_unknown();
+    match args.command {
+        KeysCommand::List { at, state, caller, caller_hash, after, limit, json } => {
+            let after = after.as_deref().map(id).transpose()?;
+            let records = Records::find(&at).await?;
+            let caller = match caller {
+                Some(value) => Some(records.caller_hash(value).await?),
+                // Lists show it with this sign.
+                None => caller_hash.map(|hash| hash.trim_start_matches('#').to_owned()),
+            };
+            let list =
+                ListQuery { state: state.map(Into::into), after, limit: Some(limit), caller };
+            let listed = records.list(list).await?;
+            print(&if json { render::json(&listed)? } else { render::list(&listed) });
+        }
+        KeysCommand::Show { at, target, json } => {
+            let view = Records::find(&at).await?.look(&target).await?;
+            print(&if json { render::json(&view)? } else { render::show(&view) });
+        }
+        KeysCommand::Release { at, target, sure, json } => {
+            let records = Records::find(&at).await?;
+            let decision = Decision {
+                fence: sure.fence.unwrap_or_default(),
+                force: sure.force,
+                forget: sure.forget,
+                any_kind: sure.any_kind,
+                reason: sure.reason.clone(),
+                who: Some(user::user()),
+                outcome: OperatorVerdict::DidNotHappen,
+                status: None,
+                headers: Vec::new(),
+                body: None,
+                body_base64: None,
+            };
+            let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(&if json { render::json(&decided)? } else { decided.released(sure.forget) });
+        }
+        KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
+            let happened = matches!(outcome, VerdictArg::Happened);
+            let body = body.map(|body| read(&body)).transpose()?;
+            let (body, body_base64) = render::body(body);
+            let decision = Decision {
+                fence: sure.fence.unwrap_or_default(),
+                force: sure.force,
+                forget: sure.forget,
+                any_kind: sure.any_kind,
+                reason: sure.reason.clone(),
+                who: Some(user::user()),
+                outcome: if happened {
+                    OperatorVerdict::Happened
+                } else {
+                    OperatorVerdict::DidNotHappen
+                },
+                status,
+                headers,
+                body,
+                body_base64,
+            };
+            let records = Records::find(&at).await?;
+            let decided = records.decide(&target, sure.fence.is_some(), decision).await?;
+            print(&if json { render::json(&decided)? } else { decided.resolved() });
+        }
+        KeysCommand::Purge { at, json } => {
+            let purged = Records::find(&at).await?.purge().await?;
+            print(&if json { render::json(&purged)? } else { purged.said() });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The records of a store: our own while nobody else has it open, else through whoever has.
+#[derive(Debug)]
+enum Records {
+    Here(OperatorRecords),
+    There(Remote),
+}
+
+/// A store that is open here, or the gateway that has it open.
+enum OpenedStore {
+    Here(OpenStore),
+    There(Remote),
+}
+
+/// Accepts the store as it is. Returns whether it had been emptied or replaced.
+pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, CliError> {
+    let place = at.place()?;
+    match OpenedStore::find(&place, true).await? {
+        OpenedStore::Here(opened) => {
+            let replaced = opened.is_replaced();
+            let audit = Arc::new(Audit::new(place.audit_file, user::process()));
+            let store = opened.clone();
+            let confirm = async move { store.confirm().await };
+            let confirmed = audit.confirm_store(reason, here(), confirm).await;
+            opened.close().await;
+            confirmed.map(|()| replaced).map_err(|error| refused(&error))
+        }
+        OpenedStore::There(remote) => remote.confirm(reason, &user::user()).await,
+    }
+}
+
+/// Returns whether the gateway at `admin` found its store emptied or replaced, and no operator
+/// confirmed it. Its token is in `token_file`, or else where a gateway on `store` keeps it.
+pub(crate) async fn is_replaced(
+    admin: SocketAddr,
+    store: &StoreUrl,
+    token_file: Option<PathBuf>,
+) -> Result<bool, CliError> {
+    Remote::new(admin, args::token(store, token_file.as_deref())?).is_replaced().await
+}
+
+/// Returns the author of a decision on a store that is open here.
+fn here() -> Decider {
+    Decider { who: user::user(), by: DecisionChannel::Cli, from: user::host() }
+}
+
+impl OpenedStore {
+    /// Opens the store, or finds the gateway that has it open. With `make`, what is missing on a server
+    /// is made.
+    async fn find(place: &StoreLocation, make: bool) -> Result<Self, CliError> {
+        if let Some(admin) = place.admin {
+            return Ok(Self::There(Remote::new(admin, place.token()?)));
+        }
+        let StoreLocation { store, secret_file, .. } = place.clone();
+        match &store {
+            StoreUrl::Memory => {
+                return Err(CliError::usage(
+                    "a `memory:` store is inside of its gateway: name its --admin address",
+                ));
+            }
+            // To look at a store is no reason to make one.
+            StoreUrl::File(path) if !path.exists() => {
+                // Removed under a gateway, it is there until that ends.
+                if let Ok(Some(LockOwner { admin: Some(admin), .. })) = FileStore::lock_owner(path)
+                {
+                    return Ok(Self::There(Remote::new(admin, place.token()?)));
+                }
+                let none = match make {
+                    true => ": start the gateway, which makes one, and confirm that",
+                    false => "",
+                };
+                let none = format!("there is no store at {}{none}", path.display());
+                return Err(CliError::unavailable(none));
+            }
+            _ => {}
+        }
+        let opening =
+            StoreOpener { secret_file, timeout: TIMEOUT, make, ..StoreOpener::new(store) };
+        match opening.open().await {
+            Ok(opened) => Ok(Self::Here(opened)),
+            Err(StoreOpenError::File {
+                source: OpenError::InUse { admin: Some(admin), .. },
+                ..
+            }) => Ok(Self::There(Remote::new(admin, place.token()?))),
+            Err(StoreOpenError::File {
+                path,
+                source: OpenError::InUse { pid, admin: None, .. },
+            }) => {
+                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                Err(CliError::unavailable(format!(
+                    "{} is in use by {who}, which has no admin address: ask after it has ended",
+                    path.display()
+                )))
+            }
+            Err(error @ (StoreOpenError::Secret { .. } | StoreOpenError::Url { .. })) => {
+                Err(CliError::usage(error))
+            }
+            Err(error) => Err(CliError::unavailable(error)),
+        }
+    }
+}
+
+impl Records {
+    async fn find(at: &StoreSelector) -> Result<Self, CliError> {
+        let place = at.place()?;
+        let opened = match OpenedStore::find(&place, false).await? {
+            OpenedStore::Here(opened) => opened,
+            OpenedStore::There(remote) => return Ok(Self::There(remote)),
+        };
+        let store = Arc::clone(&opened.store) as Arc<dyn Store>;
+        let mut engine = Idempotency::builder(store).store_timeout(TIMEOUT);
+        if let Some(secret) = opened.secret.clone() {
+            engine = engine.secret(secret);
+        }
+        let audit = Audit::new(place.audit_file, user::process());
+        Ok(Self::Here(OperatorRecords::new(engine.build(), opened.store, audit, TIMEOUT)))
+    }
+
+    /// Returns the hash by which records name the caller that sends a value.
+    async fn caller_hash(&self, value: String) -> Result<String, CliError> {
+        match self {
+            Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| CliError::usage(NO_CALLERS)),
+            Self::There(remote) => remote.caller_hash(value).await,
+        }
+    }
+
+    async fn list(&self, list: ListQuery) -> Result<RecordList, CliError> {
+        match self {
+            Self::Here(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
+                keys.unknown(&list).await.map_err(|error| refused(&error))
+            }
+            Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
+            Self::There(remote) => remote.list(list).await,
+        }
+    }
+
+    async fn look(&self, target: &RecordSelector) -> Result<RecordView, CliError> {
+        match (self, target.parse()?) {
+            (Self::Here(keys), args::RecordName::Id(id)) => keys.show(&id).await,
+            (Self::Here(keys), args::RecordName::Key(key, scope)) => {
+                keys.show(&keys.id(&scope.headers()?, &key)).await
+            }
+            (Self::There(remote), named) => return remote.look(named).await,
+        }
+        .map_err(|error| refused(&error))
+    }
+
+    /// Decides about what is there now, unless the operator named the fence to decide about.
+    async fn decide(
+        &self,
+        target: &RecordSelector,
+        fence_is_given: bool,
+        mut decision: Decision,
+    ) -> Result<DecisionOutput, CliError> {
+        let seen = self.look(target).await?;
+        if !fence_is_given {
+            decision.fence = seen.fence;
+        }
+        let (id_seen, outcome) = (seen.id, decision.outcome);
+        let was = match self {
+            Self::Here(keys) => {
+                let wanted = decision.outcome;
+                keys.resolve(&id(&id_seen)?, decision, here()).await.map_err(|error| {
+                    refused(&error).and(render::all_the_same(error.code(), wanted))
+                })
+            }
+            Self::There(remote) => remote.resolve(&id_seen, &decision).await,
+        }?;
+        Ok(DecisionOutput { id: id_seen, outcome, was })
+    }
+
+    async fn purge(&self) -> Result<Purged, CliError> {
+        let Self::Here(keys) = self else {
+            return Ok(Purged { removed: 0, by_gateway: true });
+        };
+        let progress = ProgressBar::new_spinner();
+        let round = NonZeroU32::MIN.saturating_add(999);
+        let mut removed = 0_u64;
+        loop {
+            let (count, more) = keys.purge(round).await.map_err(|error| refused(&error))?;
+            removed += u64::from(count);
+            progress.set_message(format!("{removed} expired records removed"));
+            progress.tick();
+            if !more {
+                progress.finish_and_clear();
+                return Ok(Purged { removed, by_gateway: false });
+            }
+        }
+    }
+}
+
+fn refused(error: &OperatorError) -> CliError {
+    let failure = match error {
+        OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => CliError::usage(error),
+        OperatorError::NotFound
+        | OperatorError::OtherKind { .. }
+        | OperatorError::InFlight
+        | OperatorError::Released { .. }
+        | OperatorError::Done { .. }
+        | OperatorError::Changed { .. }
+        | OperatorError::Contended => CliError::no(error),
+        _ => CliError::unavailable(error),
+    };
+    failure.named(error.code())
+}
+
+fn id(text: &str) -> Result<OperationId, CliError> {
+    OperationId::from_hex(text).ok_or_else(|| CliError::usage("an id has 64 hexadecimal digits"))
+}
+
+/// Text, or `@PATH` for the content of a file, or `@-` for standard input.
+fn read(body: &str) -> Result<Vec<u8>, CliError> {
+    let Some(path) = body.strip_prefix('@') else { return Ok(body.as_bytes().to_vec()) };
+    let failed = |error: std::io::Error| CliError::usage(format!("--body {body}: {error}"));
+    let source: Box<dyn Read> = match path {
+        "-" => Box::new(std::io::stdin()),
+        path => Box::new(std::fs::File::open(path).map_err(failed)?),
+    };
+    let mut bytes = Vec::new();
+    source.take(MAX_BODY + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_BODY {
+        return Err(CliError::usage("--body is larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
+fn print(text: &str) {
+    // Nobody reads on: nothing to do about it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

@@ -1,0 +1,318 @@
+//! The flags of `hapax keys`.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand, ValueEnum};
+use hapax_core::{Key, OperationId};
+use hapax_gateway::{StoreUrl, UrlText};
+use hapax_operators::{AdminToken, StateView};
+use http::header::AUTHORIZATION;
+use http::{HeaderName, HeaderValue};
+
+use crate::exit::{CliError, of};
+use crate::gateway::StoreSettings;
+
+/// What a store holds: see, release and resolve keys
+///
+/// While a gateway has the store open, it is asked through its admin address, which the lock file
+/// names. With a secret, records keep a sealed description, which `list` and `show` open: key,
+/// method, path and caller, of whom credentials are hashes. Without one they have ids alone, and
+/// `show` finds the id of a key.
+#[derive(Debug, Args)]
+pub(crate) struct KeysArgs {
+    #[command(subcommand)]
+    pub(super) command: KeysCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum KeysCommand {
+    /// List records
+    List {
+        #[command(flatten)]
+        at: StoreSelector,
+        /// Only those in this state [default: all that are neither released nor expired]
+        #[arg(long, value_enum)]
+        state: Option<StateArg>,
+        /// Only those of the caller that sends this value of a header of the gateway's --scope or
+        /// --auth-scope
+        #[arg(long, value_name = "VALUE")]
+        caller: Option<String>,
+        /// Only those of the caller with this hash, as records show it
+        #[arg(long, value_name = "HASH", conflicts_with = "caller")]
+        caller_hash: Option<String>,
+        /// Go on after this id
+        #[arg(long, value_name = "ID")]
+        after: Option<String>,
+        /// At most so many
+        #[arg(long, value_name = "N", default_value_t = 100,
+            value_parser = clap::value_parser!(u32).range(1..=1000))]
+        limit: u32,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one record: state, fingerprint, fence, times, response
+    Show {
+        #[command(flatten)]
+        at: StoreSelector,
+        #[command(flatten)]
+        target: RecordSelector,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Release a key: the next request with it executes; what is done needs --forget
+    Release {
+        #[command(flatten)]
+        at: StoreSelector,
+        #[command(flatten)]
+        target: RecordSelector,
+        #[command(flatten)]
+        sure: DecisionArgs,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what became of a request
+    Resolve {
+        #[command(flatten)]
+        at: StoreSelector,
+        #[command(flatten)]
+        target: RecordSelector,
+        #[command(flatten)]
+        sure: DecisionArgs,
+        /// What became of it
+        #[arg(long, value_enum)]
+        outcome: VerdictArg,
+        /// With which status retries are answered [default: 200]
+        #[arg(long, value_name = "N")]
+        status: Option<u16>,
+        /// With which header, like 'content-type: application/json'; may be repeated
+        #[arg(long = "header", value_name = "LINE", value_parser = header_line)]
+        headers: Vec<(String, String)>,
+        /// With which body: text, @PATH or @- for standard input
+        #[arg(long, value_name = "BODY")]
+        body: Option<String>,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove records that have expired
+    ///
+    /// A record goes a lease after it has expired, since copies may still be under way until then.
+    Purge {
+        #[command(flatten)]
+        at: StoreSelector,
+        /// As JSON; refusals too, on standard error, with a code
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which store.
+#[derive(Debug, Args)]
+pub(crate) struct StoreSelector {
+    /// The gateway's file: for what is not said here
+    #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
+    /// file:./hapax.db]
+    #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
+    store: Option<UrlText<StoreUrl>>,
+    /// The file of its secrets [default: PATH.secret of a file, else none]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    secret_file: Option<PathBuf>,
+    /// Ask the gateway whose admin address this is, whatever its store
+    #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
+    admin: Option<SocketAddr>,
+    /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else
+    /// ./hapax.admin-token]
+    #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
+    admin_token_file: Option<PathBuf>,
+    /// The file that decisions are appended to, where no gateway does it [default: PATH.audit.jsonl
+    /// beside a file: store, else ./hapax.audit.jsonl]
+    #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
+    audit_file: Option<PathBuf>,
+}
+
+/// Where records are, all in all.
+#[derive(Clone, Debug)]
+pub(super) struct StoreLocation {
+    pub(super) store: StoreUrl,
+    pub(super) secret_file: Option<PathBuf>,
+    /// Whom to ask instead.
+    pub(super) admin: Option<SocketAddr>,
+    pub(super) admin_token_file: Option<PathBuf>,
+    pub(super) audit_file: PathBuf,
+}
+
+impl StoreLocation {
+    pub(super) fn token(&self) -> Result<Option<AdminToken>, CliError> {
+        token(&self.store, self.admin_token_file.as_deref())
+    }
+}
+
+/// Reads the token of a gateway: of the file that was named, else of the one beside the store, else of
+/// the one in the working directory. Where neither is there, the gateway is asked without, and its
+/// answer says what is missing.
+pub(super) fn token(
+    store: &StoreUrl,
+    named: Option<&Path>,
+) -> Result<Option<AdminToken>, CliError> {
+    let read = |path: &Path| {
+        let failed =
+            |error| CliError::usage(format!("--admin-token-file: {}: {error}", path.display()));
+        AdminToken::read(path).map(Some).map_err(failed)
+    };
+    if let Some(path) = named {
+        return read(path);
+    }
+    let default = [store.token_file(), AdminToken::default_path(None)];
+    default.iter().find(|path| path.exists()).map_or(Ok(None), |path| read(path))
+}
+
+impl StoreSelector {
+    /// What was said, with what the gateway's file says of the rest.
+    pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
+        let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
+        let said = store.is_some() || self.admin.is_some();
+        let file = StoreSettings::for_the_rest(self.config.as_deref(), said)?;
+        let store = store.or(file.store);
+        let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
+        // What is in memory only its gateway can be asked for.
+        let admin = file.admin.filter(|_| store == StoreUrl::Memory);
+        let audit_file = self.audit_file.clone().or(file.audit_file);
+        Ok(StoreLocation {
+            audit_file: audit_file.unwrap_or_else(|| store.audit_file()),
+            store,
+            secret_file: self.secret_file.clone().or(file.secret_file),
+            admin: self.admin.or(admin),
+            admin_token_file: self.admin_token_file.clone().or(file.admin_token_file),
+        })
+    }
+}
+
+/// Which record.
+#[derive(Debug, Args)]
+pub(super) struct RecordSelector {
+    /// The Idempotency-Key, without quotes
+    #[arg(value_name = "KEY", required_unless_present = "id")]
+    key: Option<String>,
+    /// The caller it belongs to: the value of Authorization, or 'NAME: VALUE' for each header of the
+    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope
+    /// none or --scope-missing shared
+    #[arg(long, value_name = "VALUE")]
+    scope: Vec<String>,
+    /// The record of this id, instead of a key's
+    #[arg(long, value_name = "ID", conflicts_with_all = ["key", "scope"])]
+    id: Option<String>,
+}
+
+/// How sure the operator is.
+#[derive(Debug, Args)]
+pub(super) struct DecisionArgs {
+    /// Only if its fence is this one [default: the one it has now]
+    #[arg(long, value_name = "N")]
+    pub(super) fence: Option<u64>,
+    /// Even while it is executing
+    #[arg(long)]
+    pub(super) force: bool,
+    /// Even if it is done: its answer is forgotten, and it executes again
+    #[arg(long)]
+    pub(super) forget: bool,
+    /// Even if the record is not that of an HTTP request, but of a function, say
+    #[arg(long)]
+    pub(super) any_kind: bool,
+    /// The reason: kept with the record and in the audit file
+    #[arg(long, value_name = "TEXT")]
+    pub(super) reason: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum StateArg {
+    InFlight,
+    Done,
+    Unknown,
+    Released,
+    Expired,
+}
+
+impl From<StateArg> for StateView {
+    fn from(state: StateArg) -> Self {
+        match state {
+            StateArg::InFlight => Self::InFlight,
+            StateArg::Done => Self::Done,
+            StateArg::Unknown => Self::Unknown,
+            StateArg::Released => Self::Released,
+            StateArg::Expired => Self::Expired,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(super) enum VerdictArg {
+    Happened,
+    DidNotHappen,
+}
+
+/// How a record is named.
+#[derive(Debug)]
+pub(super) enum RecordName {
+    Id(OperationId),
+    Key(Key, ScopeText),
+}
+
+/// The caller as it was typed.
+#[derive(Debug)]
+pub(super) enum ScopeText {
+    /// One that sends nothing.
+    NoCaller,
+    /// The value of the one header that names the caller.
+    Value(String),
+    /// Each by its name.
+    Headers(Vec<(String, String)>),
+}
+
+impl RecordSelector {
+    pub(super) fn parse(&self) -> Result<RecordName, CliError> {
+        if let Some(id) = &self.id {
+            return super::id(id).map(RecordName::Id);
+        }
+        let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(CliError::usage)?;
+        let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
+        let scope = match (&self.scope[..], named) {
+            ([], _) => ScopeText::NoCaller,
+            (_, Ok(named)) => ScopeText::Headers(named),
+            ([value], Err(_)) => ScopeText::Value(value.clone()),
+            (_, Err(error)) => return Err(CliError::usage(format!("--scope: {error}"))),
+        };
+        Ok(RecordName::Key(key, scope))
+    }
+}
+
+impl ScopeText {
+    /// As headers, a value alone being that of `Authorization`.
+    pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
+        let bad = || CliError::usage("--scope: not a header's name or value");
+        let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
+        match self {
+            Self::NoCaller => Ok(Vec::new()),
+            Self::Value(text) => Ok(vec![(AUTHORIZATION, value(text)?)]),
+            Self::Headers(named) => named
+                .iter()
+                .map(|(name, text)| {
+                    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| bad())?;
+                    Ok((name, value(text)?))
+                })
+                .collect(),
+        }
+    }
+}
+
+/// `NAME: VALUE`, with the space: `Bearer a:b` is a value.
+fn header_line(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once(": ").ok_or("expected 'NAME: VALUE'")?;
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| "expected 'NAME: VALUE'")?;
+    Ok((name.to_ascii_lowercase(), value.trim().to_owned()))
+}

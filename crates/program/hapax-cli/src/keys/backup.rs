@@ -1,0 +1,170 @@
+//! `hapax backup` and `hapax restore`: copies of a file of records.
+
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use hapax_file::{FileStore, OpenError, SecretSource};
+use hapax_gateway::StoreUrl;
+use http::Method;
+use serde_json::json;
+
+use super::args::StoreSelector;
+use super::gateway::Remote;
+use crate::exit::CliError;
+
+/// How long a gateway may take to copy a whole store.
+const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Copy the records of a `file:` store to a new file, while its gateway runs or is stopped
+///
+/// A running gateway writes the copy itself, as of one moment, and goes on meanwhile. The copy has no
+/// secret: keep PATH.secret of the store apart, without which no copy can be used. Do not use `cp`
+/// while the gateway runs: the file that it makes does not open.
+#[derive(Debug, Args)]
+pub(crate) struct BackupArgs {
+    /// The new file, on the machine of the gateway; its folder must exist
+    #[arg(value_name = "PATH")]
+    to: PathBuf,
+    #[command(flatten)]
+    at: StoreSelector,
+}
+
+/// Make a `file:` store of a backup; keys that were used after the backup look unused
+///
+/// Requests with those keys execute again when they are retried. What was in flight when the backup
+/// was made may have happened since, and becomes unknown. The backup is only read.
+#[derive(Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// The backup
+    #[arg(value_name = "BACKUP")]
+    from: PathBuf,
+    /// The file of the new store
+    #[arg(value_name = "TO")]
+    to: PathBuf,
+    /// Accept that what was done after the backup is forgotten, and may be done again
+    #[arg(long)]
+    accept_forgetting: bool,
+    /// The file of the store's secrets [default: TO.secret]
+    #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
+    secret_file: Option<PathBuf>,
+}
+
+#[derive(serde::Deserialize)]
+struct Written {
+    records: u64,
+}
+
+pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, CliError> {
+    crate::gateway::environment::warn_of_unknown();
+    let place = args.at.place()?;
+    let to = std::path::absolute(&args.to)
+        .map_err(|error| CliError::usage(format!("{}: {error}", args.to.display())))?;
+    // A file that was removed under a gateway is there until that ends.
+    let removed = match &place.store {
+        StoreUrl::File(path) if !path.exists() => {
+            FileStore::lock_owner(path).ok().flatten().and_then(|holder| holder.admin)
+        }
+        _ => None,
+    };
+    let records = match (&place.store, place.admin.or(removed)) {
+        (_, Some(admin)) => through(&Remote::new(admin, place.token()?), &to).await?,
+        (StoreUrl::File(path), None) => match hapax_file::backup_closed(path, &to) {
+            Ok(records) => records,
+            Err(OpenError::InUse { admin: Some(admin), .. }) => {
+                through(&Remote::new(admin, place.token()?), &to).await?
+            }
+            Err(error @ OpenError::InUse { admin: None, .. }) => {
+                return Err(CliError::unavailable(format!(
+                    "{error}, which has no admin address: stop it, or start it with --admin"
+                )));
+            }
+            Err(error) => return Err(misnamed_or_unavailable(&error)),
+        },
+        (StoreUrl::Memory, None) => {
+            return Err(CliError::usage(
+                "a `memory:` store has no file, and ends with its gateway",
+            ));
+        }
+        (_, None) => {
+            return Err(CliError::usage(
+                "`hapax backup` copies `file:` stores; back up this one with its server's tools",
+            ));
+        }
+    };
+    say(&format!(
+        "{records} records written to {}. The secret is not in it: keep a copy of it elsewhere.\n",
+        to.display()
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn through(gateway: &Remote, to: &Path) -> Result<u64, CliError> {
+    let Some(to) = to.to_str() else {
+        let reason = "is not UTF-8, and cannot be sent to the gateway: name another file";
+        return Err(CliError::usage(format!("{} {reason}", to.display())));
+    };
+    let body = json!({ "path": to });
+    let written = gateway.ask_within(TIMEOUT, Method::POST, "/api/backup", Some(body)).await;
+    let Written { records } = written?;
+    Ok(records)
+}
+
+/// Makes a store of a backup. Blocks on the disk.
+pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
+    crate::gateway::environment::warn_of_unknown();
+    let RestoreArgs { from, to, accept_forgetting, secret_file } = args;
+    if !accept_forgetting {
+        return Err(CliError::usage(
+            "a restore forgets what was done after the backup: those keys look unused, and retries \
+             execute again. If that is acceptable, say --accept-forgetting",
+        ));
+    }
+    let secret = secret_file.clone().unwrap_or_else(|| {
+        let mut beside = to.clone().into_os_string();
+        beside.push(".secret");
+        beside.into()
+    });
+    let restored = hapax_file::restore(from, to, &SecretSource::File(secret.clone()));
+    let restored = restored.map_err(|error| match error {
+        OpenError::OtherSecret => CliError::usage(format!(
+            "{} is not the secret under which {} was written: name that one by --secret-file",
+            secret.display(),
+            from.display()
+        )),
+        OpenError::SecretMissing { .. } => CliError::usage(format!(
+            "there is no secret at {}: put the secret of the store there, or name it by \
+             --secret-file",
+            secret.display()
+        )),
+        error @ OpenError::SecretUnreadable { .. } => CliError::usage(error),
+        error => misnamed_or_unavailable(&error),
+    })?;
+    let (to, secret) = (to.display(), secret.display());
+    say(&format!(
+        "{} records restored to {to}; {} of them were in flight and are unknown now.\n\
+         What was done after the backup is forgotten: requests with those keys execute again.\n\
+         Start the gateway with --store file:{to} --secret-file {secret}\n",
+        restored.records, restored.unknown
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn misnamed_or_unavailable(error: &OpenError) -> CliError {
+    use ErrorKind::{AlreadyExists, IsADirectory, NotFound};
+    match error {
+        OpenError::Io { source, .. }
+            if matches!(source.kind(), AlreadyExists | IsADirectory | NotFound) =>
+        {
+            CliError::usage(error)
+        }
+        _ => CliError::unavailable(error),
+    }
+}
+
+fn say(text: &str) {
+    // A closed standard output is no failure: the file is written, and the exit code says so.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}

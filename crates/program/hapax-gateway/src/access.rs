@@ -1,0 +1,216 @@
+//! The access log: one JSON object a line for each request, without its key and its caller.
+//!
+//! A thread writes the lines, so that no request waits for a disk. While it cannot keep up, lines
+//! are left out, and a warning says how many.
+
+use std::fs::OpenOptions;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use hapax_core::{Clock, SystemClock, Timestamp};
+use hapax_http::server::{ResponseInfo, ResponseSource};
+use hapax_operators::rfc3339;
+use http::{Request, Response};
+use serde::Serialize;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Lines that wait to be written, at most.
+const ROOM: usize = 8192;
+
+/// The longest `traceparent` that is logged, in bytes; of a method as much is logged.
+const MAX_TRACE: usize = 64;
+
+/// Where lines go.
+#[derive(Debug)]
+pub(crate) struct AccessLog {
+    lines: SyncSender<Message>,
+    left_out: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Line(Vec<u8>),
+    /// Answered once every line before it is written.
+    Flush(oneshot::Sender<()>),
+}
+
+/// A request under way. Dropped without an answer, its line says `unanswered`: the connection ended
+/// before an answer began.
+#[derive(Debug)]
+pub(crate) struct AccessEntry {
+    log: Arc<AccessLog>,
+    at: Timestamp,
+    since: Instant,
+    method: String,
+    /// The name of its route, once that is known.
+    pub(crate) route: String,
+    traceparent: Option<String>,
+    is_answered: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    at: String,
+    method: &'a str,
+    route: &'a str,
+    status: Option<u16>,
+    outcome: &'static str,
+    operation: Option<String>,
+    fence: Option<u64>,
+    attempt: Option<u32>,
+    milliseconds: f64,
+    traceparent: Option<&'a str>,
+}
+
+impl AccessLog {
+    /// Opens the file for appending; `-` is standard output.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let out: Box<dyn Write + Send> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let mut options = OpenOptions::new();
+            options.append(true).create(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            Box::new(options.open(path)?)
+        };
+        let (lines, written) = sync_channel(ROOM);
+        let left_out = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&left_out);
+        let run = move || write(BufWriter::new(out), &written, &counted);
+        std::thread::Builder::new().name("access-log".into()).spawn(run)?;
+        Ok(Self { lines, left_out })
+    }
+
+    /// Returns the entry of a request that begins now.
+    pub(crate) fn begin<B>(self: &Arc<Self>, request: &Request<B>) -> AccessEntry {
+        let trace = request.headers().get("traceparent").filter(|it| it.len() <= MAX_TRACE);
+        AccessEntry {
+            log: Arc::clone(self),
+            at: SystemClock.now(),
+            since: Instant::now(),
+            method: request.method().as_str().chars().take(MAX_TRACE).collect(),
+            route: String::new(),
+            traceparent: trace.and_then(|it| it.to_str().ok()).map(str::to_owned),
+            is_answered: false,
+        }
+    }
+
+    /// Waits until every line before this call is written, at most for `limit`.
+    pub(crate) async fn flush(&self, limit: Duration) {
+        let flushed = async {
+            let (done, flushed) = oneshot::channel();
+            let mut message = Message::Flush(done);
+            // Where the queue is full, the disk is slow: there is no signal for room in it.
+            while let Err(TrySendError::Full(back)) = self.lines.try_send(message) {
+                message = back;
+                sleep(Duration::from_millis(10)).await;
+            }
+            flushed.await
+        };
+        if !matches!(timeout(limit, flushed).await, Ok(Ok(()))) {
+            tracing::warn!("the access log could not be written to its end: lines may be missing");
+        }
+    }
+}
+
+impl AccessEntry {
+    /// Appends the line of a request whose answer begins now.
+    pub(crate) fn end<B>(mut self, response: &Response<B>) {
+        self.is_answered = true;
+        let answered = response.extensions().get::<ResponseInfo>();
+        let (outcome, fence, attempt) = match answered.map(|answered| answered.by) {
+            Some(ResponseSource::Execution { fence, attempt }) => {
+                ("executed", Some(fence.get()), Some(attempt))
+            }
+            Some(ResponseSource::Replay) => ("replayed", None, None),
+            Some(_) => ("rejected", None, None),
+            None => ("passed", None, None),
+        };
+        let operation = answered.and_then(|answered| answered.operation);
+        let status = Some(response.status().as_u16());
+        let operation = operation.map(|id| id.to_string());
+        self.append(Line { status, operation, fence, attempt, ..self.line(outcome) });
+    }
+
+    fn line(&self, outcome: &'static str) -> Line<'_> {
+        Line {
+            at: rfc3339(self.at),
+            method: &self.method,
+            route: &self.route,
+            status: None,
+            outcome,
+            operation: None,
+            fence: None,
+            attempt: None,
+            milliseconds: self.since.elapsed().as_micros() as f64 / 1000.0,
+            traceparent: self.traceparent.as_deref(),
+        }
+    }
+
+    fn append(&self, line: Line<'_>) {
+        let line = serde_json::to_vec(&line).map(|mut line| {
+            line.push(b'\n');
+            line
+        });
+        if !line.is_ok_and(|line| self.log.lines.try_send(Message::Line(line)).is_ok()) {
+            self.log.left_out.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for AccessEntry {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.append(self.line("unanswered"));
+        }
+    }
+}
+
+/// Writes until the gateway is gone. What waits is written at once, then flushed.
+fn write(mut out: impl Write, messages: &Receiver<Message>, left_out: &AtomicU64) {
+    let mut failing = false;
+    while let Ok(message) = messages.recv() {
+        let (mut count, mut flushes) = (0, Vec::new());
+        let mut written = Ok(());
+        let mut next = Some(message);
+        while let Some(message) = next {
+            match message {
+                Message::Line(line) => {
+                    count += 1;
+                    written = out.write_all(&line);
+                }
+                Message::Flush(done) => flushes.push(done),
+            }
+            next = written.as_ref().ok().and_then(|()| messages.try_recv().ok());
+        }
+        let written = written.and_then(|()| out.flush());
+        if let Err(error) = &written {
+            left_out.fetch_add(count, Relaxed);
+            if !failing {
+                tracing::warn!(%error, "the access log cannot be written");
+            }
+        }
+        failing = written.is_err();
+        if failing {
+            // Dropped, what `flushes` has says that lines are missing.
+            continue;
+        }
+        let count = left_out.swap(0, Relaxed);
+        if count > 0 {
+            tracing::warn!(
+                count,
+                "the access log could not be written for a time: lines were left out"
+            );
+        }
+        for done in flushes {
+            // Whoever asked may have given up.
+            done.send(()).ok();
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The operators' listener.
+//!
+//! 1. `/healthz`, `/readyz` and `/metrics` need no token.
+//! 2. The API, and the list of paths at `/`, need the token, on loopback too: any local user could
+//!    act as operator otherwise.
+
+mod backup;
+mod listener;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::State;
+use axum::extract::rejection::JsonRejection;
+use axum::http::StatusCode;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::middleware::map_response;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use hapax_operators::{Decider, Operators, PeerAddr, answer, error};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::metrics::{Gauges, Metrics};
+use crate::shutdown::{Shutdown, ShutdownPhase};
+use crate::store::OpenStore;
+
+/// What is here beside the API: method, path, what it is.
+const PROBES: [(&str, &str, &str); 3] = [
+    ("GET", "/healthz", "whether this process answers"),
+    ("GET", "/readyz", "whether its store answers and it is not draining"),
+    ("GET", "/metrics", "for Prometheus"),
+];
+
+/// The paths of the store as a whole.
+const STORE: [(&str, &str, &str); 2] = [
+    (
+        "GET",
+        "/api/store",
+        "whether the store was emptied or replaced, and no operator confirmed it",
+    ),
+    (
+        "POST",
+        "/api/store/confirm",
+        r#"{"confirm": true, "reason": "…"}: the store was emptied or replaced on purpose, and new keys may execute"#,
+    ),
+];
+
+/// State of the admin listener.
+#[derive(Debug)]
+pub(crate) struct Admin {
+    pub(crate) engine: hapax_core::Idempotency,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) shutdown: Shutdown,
+    /// The store, for what it counts.
+    pub(crate) opened: OpenStore,
+    /// Whether the store answered when last asked.
+    pub(crate) store_up: AtomicBool,
+}
+
+/// The admin listener at work, from the moment that the gateway listens.
+///
+/// Until [`open`](Self::open) it answers probes alone: the process is there and not ready.
+#[derive(Debug)]
+pub(crate) struct AdminServer {
+    task: JoinHandle<()>,
+    app: watch::Sender<Router>,
+}
+
+impl AdminServer {
+    /// Begins to accept connections, until `work` closes. The caller aborts the task, or awaits it.
+    pub(crate) fn begin(listener: TcpListener, shutdown: Shutdown) -> Self {
+        let (app, current) = watch::channel(before_the_store());
+        Self { task: tokio::spawn(listener::serve(listener, current, shutdown)), app }
+    }
+
+    /// Serves everything from the next request on, on connections that are there as well.
+    pub(crate) fn open(self, admin: Arc<Admin>, operators: &Operators) -> JoinHandle<()> {
+        drop(self.app.send_replace(app(admin, operators)));
+        self.task
+    }
+
+    pub(crate) fn abort(&self) {
+        self.task.abort();
+    }
+}
+
+/// The routes while there is no store yet.
+fn before_the_store() -> Router {
+    let away = (StatusCode::SERVICE_UNAVAILABLE, "the store was not reached yet\n");
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .fallback(move || async move { away })
+        .layer(map_response(async |response: Response| secured(response)))
+}
+
+/// The routes of a gateway whose store is open.
+fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
+    let guarded = Router::new()
+        .route("/", get(|| async { index() }))
+        .route(STORE[0].1, get(store))
+        .route(STORE[1].1, post(confirm))
+        .with_state((Arc::clone(&admin), operators.clone()));
+    let guarded = operators.guarded(guarded.merge(backup::routes(&admin.opened)));
+    let probes = Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .layer(map_response(async |response: Response| secured(response)))
+        .with_state((admin, operators.clone()));
+    guarded.merge(operators.router()).merge(probes)
+}
+
+/// Adds the fields that keep a browser from storing or embedding a response.
+fn secured(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'"));
+    response
+}
+
+fn index() -> String {
+    let lines = PROBES.iter().chain(Operators::index()).chain(&STORE).chain([&backup::INDEX]);
+    lines.fold("hapax gateway\n\n".to_owned(), |text, (method, path, about)| {
+        text + &format!("{method:<4} {path:<24} {about}\n")
+    })
+}
+
+impl Admin {
+    /// The JSON of `/api/stats`.
+    pub(crate) fn stats(&self) -> Value {
+        let mut now = hapax_operators::now(&self.engine);
+        now["requests"] = self.shutdown.active_requests().into();
+        now["store_up"] = self.store_up.load(Ordering::Relaxed).into();
+        json!({ "now": now, "since_start": self.metrics.totals() })
+    }
+}
+
+/// Returns whether new keys are rejected because the store is another one than before.
+async fn store(State((admin, _)): Shared) -> Json<Value> {
+    Json(json!({ "replaced": admin.opened.is_replaced() }))
+}
+
+/// The body of a confirmation: an empty request confirms nothing.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Confirm {
+    confirm: bool,
+    reason: String,
+    #[serde(default)]
+    who: Option<String>,
+}
+
+/// Accepts an emptied or replaced store. The answer has whether it was one.
+async fn confirm(
+    State((admin, operators)): Shared,
+    PeerAddr(peer): PeerAddr,
+    body: Result<Json<Confirm>, JsonRejection>,
+) -> Response {
+    let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
+    let Confirm { reason, who, .. } = match body {
+        Ok(Json(sure @ Confirm { confirm: true, .. })) => sure,
+        Ok(Json(_)) => return bad("`confirm` has to be true"),
+        Err(rejected) => return bad(&rejected.body_text()),
+    };
+    let replaced = admin.opened.is_replaced();
+    let audit = operators.keys().audit();
+    let decider = Decider::by_api(who, peer);
+    let opened = admin.opened.clone();
+    let confirm = async move { opened.confirm().await };
+    let confirmed = audit.confirm_store(&reason, decider, confirm).await;
+    answer(confirmed.map(|()| json!({ "replaced": replaced })))
+}
+
+type Shared = State<(Arc<Admin>, Operators)>;
+
+async fn ready(State((admin, operators)): Shared) -> Response {
+    if admin.shutdown.phase() > ShutdownPhase::Serving {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
+    }
+    let up = operators.keys().store_answers().await;
+    admin.store_up.store(up, Ordering::Relaxed);
+    if !up {
+        (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
+    } else if admin.opened.is_replaced() {
+        // Another gateway would reject the same keys, and what has none is still served.
+        "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
+    } else if !admin.metrics.calls.are_written() {
+        // Nor would it take them from another gateway, and what has no key is still served.
+        "ready, but the store did not take what was last written\n".into_response()
+    } else if admin.metrics.auth_is_up() {
+        "ready\n".into_response()
+    } else {
+        // Another gateway would ask the same URL, and what needs no asking is still served.
+        "ready, but the auth URL did not answer when last asked\n".into_response()
+    }
+}
+
+async fn metrics(State((admin, operators)): Shared) -> Response {
+    let gauges = Gauges {
+        engine: admin.engine.stats(),
+        requests: admin.shutdown.active_requests(),
+        store_up: operators.keys().store_answers().await,
+        undecided: operators.census().undecided(),
+    };
+    admin.store_up.store(gauges.store_up, Ordering::Relaxed);
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(CONTENT_TYPE, kind)], admin.metrics.render(gauges, &admin.opened)).into_response()
+}

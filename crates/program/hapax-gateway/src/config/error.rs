@@ -1,0 +1,133 @@
+//! Why a configuration is refused.
+
+use std::net::SocketAddr;
+
+use hapax_core::PolicyError;
+use hapax_http::server::RouteError;
+use hapax_http::statuses::StatusOverlap;
+use http::HeaderName;
+
+use crate::units::ByteSize;
+
+/// Why a configuration is refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "each says itself what it is")]
+pub enum ConfigError {
+    #[error("--upstream must be a URL like http://127.0.0.1:3000")]
+    Upstream,
+    #[error("--upstream is --listen ({0}): the gateway would call itself")]
+    Loop(SocketAddr),
+    #[error("--admin is --listen ({0}): give the operators' listener another port")]
+    AdminIsListen(SocketAddr),
+    #[error("--upstream must not have a path: paths are forwarded as they came")]
+    UpstreamPath,
+    #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]
+    ReconcileTarget,
+    #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
+    ReconcileUrl,
+    #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
+    ReconcileUrlUnused,
+    #[error("--auth-url must be a URL like http://127.0.0.1:4180/check")]
+    AuthTarget,
+    #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
+    AuthLoop(SocketAddr),
+    #[error(
+        "--auth-scope contradicts --scope: either the auth answer or the request says who the caller is"
+    )]
+    TwoScopes,
+    #[error("--auth-scope contradicts --scope-missing: an auth answer without them counts as none")]
+    CallerIsNamed,
+    #[error(
+        "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
+    )]
+    AuthHeader { flag: &'static str, name: HeaderName },
+    #[error("--cache on a server is for stores that are slower: `file:` and `postgres://`")]
+    CacheFor,
+    #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
+    CacheSecret,
+    #[error("--methods names no method")]
+    NoMethods,
+    #[error("--methods cannot be CONNECT: it is not served")]
+    Connect,
+    #[error("--max-waiters 0 contradicts --in-flight wait: nobody could wait")]
+    NoWaiters,
+    #[error("--retention is longer than ten years")]
+    LongRetention,
+    #[error(
+        "--key-header cannot be `{0}`: that header describes the message, its sender or its connection, or names the caller; a header of its own, like `X-Idempotency-Key`, is expected"
+    )]
+    KeyHeader(HeaderName),
+    #[error("--scope names no header; `none` makes one scope for everyone")]
+    NoScopeHeaders,
+    #[error(
+        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
+    StrippedScope(HeaderName),
+    #[error(
+        "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not believe it"
+    )]
+    StrippedFingerprint(HeaderName),
+    #[error("{0} is zero: nothing could ever happen in time")]
+    ZeroTimeout(&'static str),
+    #[error(
+        "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
+    )]
+    Memory { memory: ByteSize, connections: usize, needed: ByteSize },
+    #[error(
+        "--store-outage open contradicts --on-unknown {0}: a request that runs without a record could \
+         run twice. Leave --store-outage closed, or say --on-unknown reexecute"
+    )]
+    OpenContradicts(&'static str),
+    #[error(
+        "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
+    )]
+    CorsMethod,
+    #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
+    TlsUnused(&'static str),
+    #[error("--cors-origins names no origin")]
+    NoOrigins,
+    #[error(
+        "--cors-origins: `{0}` is no origin, which is a scheme and a host, like https://shop.example"
+    )]
+    Origin(String),
+    #[error(
+        "--cors-credentials contradicts `*` in {0}: browsers refuse that, or take `*` for a name"
+    )]
+    CorsCredentials(&'static str),
+    #[error("{0}: `*` stands alone")]
+    CorsMixed(&'static str),
+    #[error("--max-in-flight-per-scope is for callers, and --scope none makes one of all of them")]
+    OneCaller,
+    #[error(
+        "`observe` cannot go with --auth-scope: nobody is asked, so that nobody says who the caller is"
+    )]
+    ObserveAuth,
+    #[error("the path {reason}")]
+    RoutePath { reason: String },
+    #[error("the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`")]
+    RouteName,
+    #[error("there can be {0} routes")]
+    ManyRoutes(usize),
+    #[error("route {path}: {error}")]
+    Route { index: usize, path: String, error: Box<ConfigError> },
+    #[error(transparent)]
+    Transport(#[from] super::TransportError),
+    #[error("{flag}: {0}", flag = flag(.0))]
+    Policy(#[from] PolicyError),
+    #[error(transparent)]
+    Statuses(#[from] StatusOverlap),
+    #[error(transparent)]
+    Options(#[from] RouteError),
+}
+
+/// What was said where the engine takes no such policy.
+const fn flag(error: &PolicyError) -> &'static str {
+    match error {
+        PolicyError::NoLease | PolicyError::ShortLease => "--lease",
+        // Either of them may be what was said.
+        PolicyError::ShortRetention => "--retention and --lease",
+        PolicyError::NoHook | PolicyError::NoHookTimeout => "--reconcile-url",
+        _ => "--on-unknown",
+    }
+}

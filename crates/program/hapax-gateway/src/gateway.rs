@@ -1,0 +1,538 @@
+//! A gateway's life: start, run, drain, end.
+
+mod reload;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use hapax_core::{Idempotency, Store, SystemEntropy};
+use hapax_http::log_throttle::LogThrottle;
+use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::access::AccessLog;
+use crate::admin::{self, Admin};
+use crate::budget::{self, MemoryPlan};
+use crate::config::{Config, ConfigError, ResolvedConfig};
+use crate::connection_limit::{ClientLimits, ConnectionLimit};
+use crate::handler::RequestHandler;
+use crate::housekeeping::housekeeping;
+use crate::listener::{self, ListenerContext};
+use crate::metrics::Metrics;
+use crate::reconcile;
+use crate::shutdown::{Shutdown, ShutdownPhase};
+use crate::snapshot::{CurrentConfig, SharedResources};
+use crate::store::{Finding, MeasuredStore, OpenStore, StoreOpenError, StoreOpener, StoreUrl};
+use crate::tls::{AllCertificates, ReadCertificates, TlsError};
+use crate::upstream::ConnectOptions;
+pub use reload::ReloadError;
+use reload::ReloadState;
+
+/// How many requests to the upstream may be under way for each connection: its own, and that of a
+/// client that has hung up.
+const UNDER_WAY: usize = 2;
+
+/// How long connections may take to write their last answers.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// Starts gateways.
+#[derive(Clone, Copy, Debug)]
+pub struct Gateway;
+
+/// A gateway that runs. Dropping it closes its listeners and connections at once; executions under
+/// way end with the runtime, or by themselves.
+#[derive(Debug)]
+pub struct RunningGateway {
+    local_addr: SocketAddr,
+    admin_addr: Option<SocketAddr>,
+    resources: SharedResources,
+    current: Arc<CurrentConfig>,
+    reloading: ReloadState,
+    engine: Idempotency,
+    opened: OpenStore,
+    certificates: AllCertificates,
+    shutdown: Shutdown,
+    access: Option<Arc<AccessLog>>,
+    store_timeout: Duration,
+    listener: Task,
+    admin: Option<Task>,
+    housekeeping: Task,
+}
+
+/// What a drain left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShutdownReport {
+    /// Requests that did not end in time: what was sent is recorded as unknown.
+    pub cut_off: usize,
+    /// Outcomes that the store did not take in time. They are lost; their leases lapse.
+    pub not_recorded: usize,
+}
+
+/// Why a gateway did not start. Nothing is left running.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// It was told something that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address could not be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// There is no admin token.
+    #[error("--admin-token-file: {}: {source}", path.display())]
+    AdminToken {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: TokenError,
+    },
+    /// The access log cannot be written.
+    #[error("--access-log: {}: {source}", path.display())]
+    AccessLog {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The store did not open.
+    #[error(transparent)]
+    Store(#[from] StoreOpenError),
+}
+
+impl Gateway {
+    /// Starts a gateway as `config` says. It must be called on a tokio runtime.
+    ///
+    /// It listens at once, and accepts once the store is open; a store that is away is waited for, for
+    /// [`Config::store_wait`] at most. Meanwhile `/healthz` of the admin listener is answered, and
+    /// `/readyz` is 503. Dropped, it has accepted no client.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(config: Config) -> Result<RunningGateway, StartError> {
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(&config).await?;
+        // Clients that connect from here on wait in the kernel's queue until the store is open.
+        let listeners = Listeners::bind(&config)?;
+        let listen = local_addr(&listeners.data)?;
+        let opening = opening(&config, &resolved, listeners.admin_addr);
+        let opened = opening.open_within(config.store_wait, listen).await?;
+        run(&config, resolved, certificates, listeners, opened)
+    }
+
+    /// Finds out whether a gateway could be started, as far as that can be told without listening,
+    /// connecting, opening or making anything: what contradicts what, what URLs say, and what is in
+    /// the files of certificates and secrets.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn check(config: &Config) -> Result<(), StartError> {
+        config.check()?;
+        let resolved = config.resolve()?;
+        resolved.certificates(config).await?;
+        if let Some(path) = config.token_file().filter(|path| path.exists()) {
+            AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
+        }
+        let opening = opening(config, &resolved, None);
+        // It reads a file. Dropped, it ends by itself.
+        let checked = tokio::task::spawn_blocking(move || opening.check()).await;
+        checked.map_err(|_| StoreOpenError::Shutdown)??;
+        Ok(())
+    }
+
+    /// Asks each reconcile URL of a configuration about an operation that never existed, and says
+    /// whether it answers as it must. Nothing is listened on or opened.
+    ///
+    /// # Errors
+    /// [`StartError`] where the configuration cannot be.
+    pub async fn probe(config: &Config) -> Result<Vec<Finding>, StartError> {
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(config).await?;
+        let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build();
+        let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
+        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)
+            .snapshot(config, resolved, None)?;
+        let mut findings = Vec::new();
+        for asker in snapshot.reconcile_clients() {
+            findings.push(reconcile::finding(asker.clone()).await);
+        }
+        Ok(findings)
+    }
+
+    /// Starts a gateway on a store that is open already; `config.store` is ignored,
+    /// and the store's part of the memory is for whoever opened it to keep.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start_on(config: Config, opened: OpenStore) -> Result<RunningGateway, StartError> {
+        let resolved = config.resolve()?;
+        let certificates = resolved.certificates(&config).await?;
+        let listeners = Listeners::bind(&config)?;
+        run(&config, resolved, certificates, listeners, opened)
+    }
+}
+
+impl RunningGateway {
+    /// Where clients connect.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Where operators connect.
+    #[must_use]
+    pub const fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin_addr
+    }
+
+    /// The engine, and what it has in hand.
+    #[must_use]
+    pub const fn engine(&self) -> &Idempotency {
+        &self.engine
+    }
+
+    /// Reads the files of certificates again. Connections that begin from then on have what they say;
+    /// where they cannot be used, what held before still holds. It is done by itself every few
+    /// seconds.
+    ///
+    /// # Errors
+    /// [`TlsError`], the first one.
+    pub async fn reload_certificates(&self) -> Result<(), TlsError> {
+        self.certificates.reload().await
+    }
+
+    /// Reads the files of certificates again, without any of them holding yet: so that they and a
+    /// configuration hold both or neither. Dropped, nothing has changed.
+    ///
+    /// # Errors
+    /// [`TlsError`], the first one.
+    pub async fn read_certificates(&self) -> Result<ReadCertificates, TlsError> {
+        self.certificates.read_again().await
+    }
+
+    /// Has `config` hold for new requests. Those under way keep what they began with.
+    ///
+    /// All of it or nothing: where something in it needs a restart, nothing changes.
+    ///
+    /// # Errors
+    /// [`ReloadError`] where it cannot be, or not without a restart; what held before holds on.
+    pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
+        self.reloading.reload(config, &self.resources, &self.current)
+    }
+
+    /// Drains and ends.
+    ///
+    /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that balancers send
+    ///    them elsewhere before any is refused.
+    /// 1. No new connections; new requests on those that are there get 503 `draining`.
+    /// 2. What is in hand may end within `drain_timeout`, and is recorded.
+    /// 3. What has not ended then is cut off. Of what was sent to the upstream the outcome is
+    ///    recorded as unknown; what was not sent is released.
+    /// 4. What is held back for the store gets one more store time-out; then everything is closed.
+    pub async fn shutdown(mut self) -> ShutdownReport {
+        let delay = self.reloading.drain_delay();
+        if !delay.is_zero() {
+            tracing::info!(?delay, "not ready any more; connections are accepted until the drain");
+            self.shutdown.enter(ShutdownPhase::Leaving);
+            sleep(delay).await;
+        }
+        tracing::info!(requests = self.shutdown.active_requests(), "draining");
+        self.shutdown.enter(ShutdownPhase::Draining);
+        let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
+        let idle = || shutdown.active_requests() == 0 && engine.stats().in_flight == 0;
+        let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
+        let mut ended = ShutdownReport::default();
+        if !in_time {
+            ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
+            self.resources.upstreams.cut();
+        }
+        // What the cut ended is recorded now; what hangs elsewhere is unknown.
+        let drained = self.resources.layer.drain(self.store_timeout).await;
+        ended.cut_off = ended.cut_off.max(drained.cut_off);
+        if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
+            ended.not_recorded = self.engine.stats().deferred;
+        }
+        self.shutdown.enter(ShutdownPhase::Closing);
+        self.listener.join(CLOSE).await;
+        if let Some(access) = &self.access {
+            // Requests that were aborted write their lines as they are dropped.
+            listener::settled(CLOSE / 10, || shutdown.active_requests() == 0).await;
+            access.flush(CLOSE).await;
+        }
+        if let Some(admin) = &mut self.admin {
+            admin.join(CLOSE).await;
+        }
+        self.housekeeping.0.abort();
+        self.opened.close().await;
+        tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
+        ended
+    }
+}
+
+/// A task that ends with its owner.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Task {
+    async fn join(&mut self, limit: Duration) {
+        if timeout(limit, &mut self.0).await.is_err() {
+            self.0.abort();
+            // At its next await it ends.
+            (&mut self.0).await.ok();
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Connections that may wait to be accepted, within what the system allows (`net.core.somaxconn`).
+const BACKLOG: u32 = 4096;
+
+struct Listeners {
+    data: TcpListener,
+    admin: Option<Probed>,
+    /// With the port that the kernel chose, where it was to choose one.
+    admin_addr: Option<SocketAddr>,
+    shutdown: Shutdown,
+}
+
+/// An admin listener that answers; dropping it ends that.
+struct Probed(Option<admin::AdminServer>);
+
+impl Probed {
+    fn open(mut self, admin: Arc<Admin>, operators: &Operators) -> Option<Task> {
+        self.0.take().map(|serving| Task(serving.open(admin, operators)))
+    }
+}
+
+impl Drop for Probed {
+    fn drop(&mut self) {
+        if let Some(serving) = &self.0 {
+            serving.abort();
+        }
+    }
+}
+
+impl Listeners {
+    fn bind(config: &Config) -> Result<Self, StartError> {
+        let shutdown = Shutdown::new();
+        let data = bind(config.listen)?;
+        let admin = config.admin.map(bind).transpose()?;
+        let admin_addr = admin.as_ref().map(local_addr).transpose()?;
+        let begin = |listener| Probed(Some(admin::AdminServer::begin(listener, shutdown.clone())));
+        Ok(Self { data, admin: admin.map(begin), admin_addr, shutdown })
+    }
+}
+
+fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4(),
+            SocketAddr::V6(_) => TcpSocket::new_v6(),
+        }?;
+        // A port whose last connections the kernel still remembers can be had, one in use cannot.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bound().map_err(|source| StartError::Listen { address, source })
+}
+
+fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    let unbound = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+    listener.local_addr().map_err(|source| StartError::Listen { address: unbound, source })
+}
+
+fn run(
+    config: &Config,
+    resolved: ResolvedConfig,
+    certificates: AllCertificates,
+    listeners: Listeners,
+    opened: OpenStore,
+) -> Result<RunningGateway, StartError> {
+    let token = config.token_file().map(|path| admin_token(&path)).transpose()?;
+    let access = config.access_log.as_deref().map(access_log).transpose()?.map(Arc::new);
+    let metrics = Arc::new(Metrics::new());
+    let MemoryPlan { bodies, observed, .. } = resolved.memory;
+    let census = Arc::new(Census::default());
+    let engine = engine(config, &resolved, &opened, &metrics, &census);
+    let connect = dialling(config, &certificates);
+    let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
+    let resources = SharedResources::new(
+        engine.clone(),
+        bodies,
+        observed,
+        Arc::clone(&metrics),
+        concurrent,
+        connect,
+    );
+    let reloading = ReloadState::new(config.clone(), resolved.largest);
+    let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
+    reloading.probe(&current);
+    let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
+    let handler = Arc::new(RequestHandler {
+        current: Arc::clone(&current),
+        shutdown: shutdown.clone(),
+        stall: config.limits.stall,
+        access: access.clone(),
+    });
+    let context = Arc::new(ListenerContext {
+        handler,
+        limits: config.limits,
+        tls: certificates.listener.clone(),
+        streams: config.transport.streams,
+        trusted: config.transport.trusted.clone(),
+        permits: ConnectionLimit::new(config.limits.connections, "clients", listener::SILENT),
+        clients: ClientLimits::new(config.limits.per_peer(), config.transport.trusted.clone()),
+        abuse: LogThrottle::default(),
+    });
+    let local_addr = local_addr(&data)?;
+    let admin = Arc::new(Admin {
+        opened: opened.clone(),
+        engine: engine.clone(),
+        metrics: Arc::clone(&metrics),
+        shutdown: shutdown.clone(),
+        store_up: AtomicBool::new(true),
+    });
+    warn(config, &opened);
+    let serving = probed.zip(token).and_then(|(probed, token)| {
+        let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
+        let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
+            .store_timeout(config.store_timeout)
+            .scope_headers(move || snapshot.now().callers().to_vec())
+            .stats(move || stats.stats())
+            .census(census)
+            .build(token, audit(config, local_addr));
+        probed.open(admin, &operators)
+    });
+    Ok(RunningGateway {
+        local_addr,
+        admin_addr,
+        engine,
+        housekeeping: Task(tokio::spawn(housekeeping(
+            Arc::clone(&opened.store) as Arc<dyn Store>,
+            Arc::clone(&resources.observed) as Arc<dyn Store>,
+            metrics,
+            Arc::clone(&resources.upstreams),
+            certificates.clone(),
+        ))),
+        resources,
+        current,
+        reloading,
+        opened,
+        certificates,
+        shutdown,
+        access,
+        store_timeout: config.store_timeout,
+        listener: Task(tokio::spawn(listener::serve(data, context))),
+        admin: serving,
+    })
+}
+
+/// Reads the token, or makes it. Only once the store is open, so that no start that fails for
+/// another reason leaves a file.
+fn admin_token(path: &Path) -> Result<AdminToken, StartError> {
+    let failed = |source| StartError::AdminToken { path: path.into(), source };
+    AdminToken::read_or_make(path, &SystemEntropy).map_err(failed)
+}
+
+fn dialling(config: &Config, certificates: &AllCertificates) -> ConnectOptions {
+    ConnectOptions {
+        protocol: config.transport.upstream_protocol,
+        tls: certificates.upstream.clone(),
+        timeout: config.transport.connect_timeout,
+        idle: config.transport.upstream_idle,
+        fresh: config.transport.fresh_connections,
+    }
+}
+
+fn access_log(path: &Path) -> Result<AccessLog, StartError> {
+    AccessLog::open(path).map_err(|source| StartError::AccessLog { path: path.to_owned(), source })
+}
+
+fn audit(config: &Config, listens: SocketAddr) -> Audit {
+    let path = config.audit_file.clone().unwrap_or_else(|| config.store.audit_file());
+    Audit::new(path, format!("{listens}, process {}", std::process::id()))
+}
+
+fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>) -> StoreOpener {
+    StoreOpener {
+        store: config.store.clone(),
+        cache: config.cache.clone(),
+        secret_file: config.secret_file.clone(),
+        token_file: config.token_file(),
+        admin,
+        memory: resolved.memory.store,
+        // Sooner than the engine gives up: a store that says that nothing was sent is worth more
+        // than silence, after which anything may have happened.
+        timeout: config.store_timeout * 3 / 4,
+        make: true,
+    }
+}
+
+fn engine(
+    config: &Config,
+    resolved: &ResolvedConfig,
+    opened: &OpenStore,
+    metrics: &Metrics,
+    census: &Arc<Census>,
+) -> Idempotency {
+    let store = MeasuredStore::new(
+        Arc::clone(&opened.store),
+        Arc::clone(&metrics.calls),
+        config.store_timeout,
+    );
+    let mut limits = hapax_core::EngineLimits {
+        waiters_per_key: config.max_waiters,
+        deferred_bytes: resolved.memory.deferred,
+        ..hapax_core::EngineLimits::default()
+    };
+    if let Some(told) = opened.replies() {
+        limits.claims = budget::claims(told, resolved.largest.response);
+    }
+    let mut builder = Idempotency::builder(census.watch(Arc::new(store)))
+        .store_timeout(config.store_timeout)
+        .limits(limits);
+    if let Some(secret) = &opened.secret {
+        builder = builder.secret(secret.clone());
+    }
+    if let Some(notify) = &opened.notify {
+        builder = builder.notify(Arc::clone(notify));
+    }
+    builder.build()
+}
+
+fn warn(config: &Config, opened: &OpenStore) {
+    if opened.secret.is_none() {
+        tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
+    }
+    if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &config.store
+        && url.is_in_the_clear()
+    {
+        tracing::warn!("the store is reached in the clear: use rediss://, or sslmode=require");
+    }
+    let secret = config.secret_file.clone().or_else(|| config.store.secret_file());
+    for path in secret.into_iter().chain(config.token_file()) {
+        if is_open_to_others(&path) {
+            tracing::warn!(path = %path.display(), "other users can read this secret: chmod 600 it");
+        }
+    }
+    reload::warn(config);
+}

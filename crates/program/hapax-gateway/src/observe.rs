@@ -1,0 +1,437 @@
+//! Observing: what protection would make of requests, while they pass through untouched.
+//!
+//! A request is forwarded as on a route that is not protected. Beside it a *shadow* of it, head and a
+//! copy of the body, goes through the same layer as a protected request would, over an engine of its
+//! own; where the layer would execute it, the shadow waits for the answer that the real request gets,
+//! and records what would have been recorded. So the same code decides. All that remains of it is
+//! counts.
+//!
+//! 1. *Nothing of it is in the store.* Under observation a copy is executed, whatever was decided
+//!    about it. A record that said otherwise ("this key is done, and this is its one outcome") would be
+//!    untrue, and would be replayed once the route is protected; a claim would hold off requests that
+//!    other gateways protect; and a store that is away must not matter here. So observation has a
+//!    store in memory, that nothing but observation reads.
+//! 2. *Protection begins with nothing.* When a route is protected from now on, its keys are new. The
+//!    retry of a request that was observed executes, as it did before. No promise was made about it,
+//!    and none is broken; from the first request on that comes after, everything is promised.
+//! 3. *Its memory is bounded*, records and copies alike; what finds no room is counted as not
+//!    measured. It is forgotten with the process and known to no other, so that it may count too few
+//!    replays, never too many.
+//! 4. *A client that hangs up* ends its request, as without a gateway. Protected, it would have gone
+//!    on, most likely to its end; so it counts as ended well.
+//! 5. *Nobody is asked*: neither the auth URL, whose answer could not be heeded, nor the reconcile URL.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use hapax_core::{InFlight, OnUnknown};
+use hapax_http::classify::ClassifiedResponse;
+use hapax_http::problem::Code;
+use hapax_http::server::{
+    IdempotencyLayer, IdempotencyService, KeyRule, Observer, RequestEvent, RouteOptions,
+    RoutePolicy,
+};
+use hapax_http::{Body, BoxError};
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::metrics::{ObservedResult, RouteCounts};
+use crate::proxy::headers::drop_own;
+use crate::proxy::{KeepOutcomeHeaders, Proxy};
+use crate::snapshot::PolicyExtension;
+
+/// Bytes of a permit for copies of bodies.
+pub(crate) const UNIT: usize = 1024;
+
+/// A copy is there twice while it is read.
+const TIMES: usize = 2;
+
+/// A route that is observed.
+#[derive(Clone, Debug)]
+pub(crate) struct ObservedRoute {
+    shadow: IdempotencyService<ShadowUpstream>,
+    policy: Arc<RoutePolicy>,
+    proxy: Proxy,
+    budget: Arc<Semaphore>,
+    counts: Arc<RouteCounts>,
+}
+
+/// What would change for clients under `options`, but for what others would have to be asked.
+pub(crate) fn options(mut options: RouteOptions) -> RouteOptions {
+    options.policy.in_flight = InFlight::Reject;
+    options.policy.hook = None;
+    options.reconcile = None;
+    if options.policy.terms.on_unknown == OnUnknown::Reconcile {
+        options.policy.terms.on_unknown = OnUnknown::Block;
+    }
+    options
+}
+
+impl ObservedRoute {
+    /// `layer`: over the engine for what is observed; `policy`: with [`options`] of those that would
+    /// hold, of which `waits` and `asks` tell what is not in them any more.
+    pub(crate) fn new(
+        layer: &IdempotencyLayer,
+        policy: Arc<RoutePolicy>,
+        proxy: Proxy,
+        budget: Arc<Semaphore>,
+        counts: Arc<RouteCounts>,
+        (waits, asks): (bool, bool),
+    ) -> Self {
+        let observer = Arc::new(ShadowObserver { counts: Arc::clone(&counts), waits, asks });
+        let shadow = layer.clone().observer(observer).layer(ShadowUpstream);
+        Self { shadow, policy, proxy, budget, counts }
+    }
+
+    /// Forwards a request, and finds out about it.
+    ///
+    /// Dropped, it ends the request, and the shadow records that it ended well.
+    pub(crate) async fn call(&self, mut parts: Parts, body: Body) -> Response<Body> {
+        let options = self.policy.options();
+        let has_key = parts.headers.contains_key(&options.key_header);
+        let concerned = options.methods.contains(&parts.method)
+            && (has_key || options.key == KeyRule::Required);
+        if !concerned {
+            return forward(&self.proxy, Request::from_parts(parts, body)).await;
+        }
+        let (answer, answered) = oneshot::channel();
+        let mut shadow = parts.clone();
+        shadow.extensions.insert(PolicyExtension(Arc::clone(&self.policy)));
+        shadow.extensions.insert(RealResponseSlot(Arc::new(Mutex::new(Some(answered)))));
+        let limit = if has_key { options.max_request_body } else { 0 };
+        let copied = CopiedBody {
+            body,
+            copy: Some(BodyCopy {
+                observed: self.clone(),
+                head: shadow,
+                bytes: BytesMut::new(),
+                limit,
+                share: None,
+            }),
+        };
+        parts.extensions.insert(KeepOutcomeHeaders);
+        let body = Body::new(copied.looked_at());
+        let response = forward(&self.proxy, Request::from_parts(parts, body)).await;
+        let (mut head, body) = response.into_parts();
+        let (end, ended) = oneshot::channel();
+        let told = RealResponse {
+            status: head.status,
+            headers: head.headers.clone(),
+            class: head.extensions.get::<ClassifiedResponse>().cloned(),
+            ended,
+        };
+        // The shadow may be gone, having been refused.
+        drop(answer.send(told));
+        drop_own(&mut head.headers, false);
+        Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
+    }
+}
+
+async fn forward(proxy: &Proxy, request: Request<Body>) -> Response<Body> {
+    match proxy.clone().call(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}
+
+/// The copy of a body that is being read.
+struct BodyCopy {
+    observed: ObservedRoute,
+    head: Parts,
+    bytes: BytesMut,
+    limit: usize,
+    share: Option<OwnedSemaphorePermit>,
+}
+
+impl BodyCopy {
+    /// Whether there was room. Of what is over the limit only so much is copied as shows it.
+    fn add(&mut self, data: &[u8]) -> bool {
+        let take = data.len().min((self.limit + 1).saturating_sub(self.bytes.len()));
+        let have = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let need = ((self.bytes.len() + take) * TIMES).div_ceil(UNIT);
+        if let Some(more) = need.checked_sub(have).filter(|more| *more > 0) {
+            let budget = &self.observed.budget;
+            let more = u32::try_from(more).ok();
+            let more = more.and_then(|more| Arc::clone(budget).try_acquire_many_owned(more).ok());
+            let Some(more) = more else { return false };
+            match &mut self.share {
+                Some(share) => share.merge(more),
+                None => self.share = Some(more),
+            }
+        }
+        self.bytes.extend_from_slice(&data[..take]);
+        true
+    }
+
+    /// Sends the shadow on its way.
+    fn finish(self, trailers: Option<HeaderMap>) {
+        let Self { observed, head, bytes, share, .. } = self;
+        let body = BudgetedBody { body: Body::whole(bytes.freeze(), trailers), _share: share };
+        let mut service = observed.shadow;
+        let request = Request::from_parts(head, body);
+        tokio::spawn(async move {
+            // It is always ready, and so is the stand-in.
+            if poll_fn(|cx| Service::<Request<BudgetedBody>>::poll_ready(&mut service, cx))
+                .await
+                .is_ok()
+            {
+                drop(service.call(request).await);
+            }
+        });
+    }
+}
+
+/// A request's body that is copied while it is read.
+struct CopiedBody {
+    body: Body,
+    copy: Option<BodyCopy>,
+}
+
+impl CopiedBody {
+    /// An empty body is not read by anybody.
+    fn looked_at(mut self) -> Self {
+        self.look(None);
+        self
+    }
+
+    /// Whoever knows the length of a body does not ask for its end.
+    fn look(&mut self, trailers: Option<HeaderMap>) {
+        if (trailers.is_some() || http_body::Body::is_end_stream(&self.body))
+            && let Some(copy) = self.copy.take()
+        {
+            copy.finish(trailers);
+        }
+    }
+}
+
+impl http_body::Body for CopiedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        match &frame {
+            None => {
+                if let Some(copy) = this.copy.take() {
+                    copy.finish(None);
+                }
+            }
+            Some(Ok(frame)) => {
+                if let (Some(data), Some(copy)) = (frame.data_ref(), &mut this.copy)
+                    && !copy.add(data)
+                {
+                    copy.observed.counts.would(ObservedResult::Unmeasured);
+                    this.copy = None;
+                }
+                this.look(frame.trailers_ref().cloned());
+            }
+            Some(Err(_)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        http_body::Body::is_end_stream(&self.body)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        http_body::Body::size_hint(&self.body)
+    }
+}
+
+impl Drop for CopiedBody {
+    fn drop(&mut self) {
+        // It was not read to its end: the client broke off, or the upstream did not want it.
+        if let Some(copy) = &self.copy {
+            copy.observed.counts.would(ObservedResult::Unmeasured);
+        }
+    }
+}
+
+/// A body with its share of the memory.
+struct BudgetedBody {
+    body: Body,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl http_body::Body for BudgetedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What the real request is answered with.
+struct RealResponse {
+    status: StatusCode,
+    headers: HeaderMap,
+    class: Option<ClassifiedResponse>,
+    ended: oneshot::Receiver<ResponseEnd>,
+}
+
+/// How an answer ended. Where nobody says so, the client hung up.
+enum ResponseEnd {
+    Whole(Option<HeaderMap>),
+    Broken,
+}
+
+/// A request extension of a shadow: where the real request's answer comes from.
+#[derive(Clone)]
+struct RealResponseSlot(Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>);
+
+/// Stands in for the upstream: it answers a shadow with what the real request was answered with, but
+/// for the content.
+#[derive(Clone, Copy, Debug)]
+struct ShadowUpstream;
+
+impl Service<Request<Body>> for ShadowUpstream {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let real = request.extensions_mut().remove::<RealResponseSlot>();
+        // The copy of the body has done its duty.
+        drop(request);
+        let answered = real.and_then(|RealResponseSlot(told)| {
+            told.lock().unwrap_or_else(PoisonError::into_inner).take()
+        });
+        Box::pin(async move {
+            let Some(answered) = answered else { return Ok(Response::new(Body::empty())) };
+            let Ok(told) = answered.await else { return Ok(Response::new(Body::empty())) };
+            let mut response = Response::new(Body::new(ShadowBody(Some(told.ended))));
+            *response.status_mut() = told.status;
+            *response.headers_mut() = told.headers;
+            // It is of the content.
+            response.headers_mut().remove(CONTENT_LENGTH);
+            if let Some(class) = told.class {
+                response.extensions_mut().insert(class);
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// A body without content that ends as another one does.
+struct ShadowBody(Option<oneshot::Receiver<ResponseEnd>>);
+
+impl http_body::Body for ShadowBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Some(ended) = &mut self.0 else { return Poll::Ready(None) };
+        let end = ready!(Pin::new(ended).poll(cx));
+        self.0 = None;
+        Poll::Ready(match end {
+            Ok(ResponseEnd::Whole(Some(trailers))) => Some(Ok(Frame::trailers(trailers))),
+            Ok(ResponseEnd::Whole(None)) | Err(_) => None,
+            Ok(ResponseEnd::Broken) => Some(Err("the response broke off".into())),
+        })
+    }
+}
+
+/// A response's body, of which it is told how it ended.
+struct WatchedBody {
+    body: Body,
+    end: Option<oneshot::Sender<ResponseEnd>>,
+}
+
+impl WatchedBody {
+    fn ended(&mut self, end: ResponseEnd) {
+        if let Some(sender) = self.end.take() {
+            // The shadow may be gone, having been refused.
+            drop(sender.send(end));
+        }
+    }
+}
+
+impl http_body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        match &mut frame {
+            None => self.ended(ResponseEnd::Whole(None)),
+            Some(Err(_)) => self.ended(ResponseEnd::Broken),
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    self.ended(ResponseEnd::Whole(Some(trailers.clone())));
+                    drop_own(trailers, false);
+                }
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Counts what would have been.
+#[derive(Debug)]
+struct ShadowObserver {
+    counts: Arc<RouteCounts>,
+    waits: bool,
+    asks: bool,
+}
+
+impl Observer for ShadowObserver {
+    fn observe(&self, _: &str, event: RequestEvent) {
+        let would = match event {
+            RequestEvent::Executed { .. } => ObservedResult::Execute,
+            RequestEvent::Replayed { .. } => ObservedResult::Replay,
+            RequestEvent::Rejected(Code::InFlight) if self.waits => ObservedResult::Wait,
+            RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Reconcile,
+            // Of the engine for what is observed, which is full.
+            RequestEvent::Rejected(Code::StoreUnavailable) => ObservedResult::Unmeasured,
+            // Of an execution that was counted.
+            RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
+            RequestEvent::Rejected(code) => return self.counts.would_reject(code),
+            _ => return,
+        };
+        self.counts.would(would);
+    }
+}

@@ -1,0 +1,377 @@
+//! Asking a service what became of an operation.
+
+mod probe;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::store::BoxFuture;
+use hapax_http::Body;
+use hapax_http::header::{
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
+    operation_id,
+};
+use hapax_http::server::{Reconcile, ReconcileRequest, Reconciled};
+use hapax_http::stored_response::bodiless;
+use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::uri::PathAndQuery;
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Limited};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use crate::config::ANSWER;
+use crate::metrics::{ReconcileAnswer, RouteCounts};
+use crate::proxy::headers::X_FORWARDED_HOST;
+use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
+pub(crate) use probe::{finding, warn_of};
+
+/// Value of `Idempotency-Outcome` by which a 404 says that the operation did not happen. A 404
+/// without it says nothing: routers and proxies answer it for paths that they do not know.
+const DID_NOT_HAPPEN: &str = "did-not-happen";
+
+/// How often a reconcile URL that cannot say is worth a warning.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// Response of the service that is asked: the status that the operation was answered with.
+const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
+
+/// How many questions may be under way at once.
+const CONCURRENT: usize = 256;
+
+/// How many answers are read at once; further ones wait in order, unread, for as long as whoever asked
+/// does. Each may have as many bytes as a response that is kept.
+const READ_AT_ONCE: usize = 4;
+
+/// What a reconcile URL answered.
+#[derive(Debug)]
+enum ReconcileReply {
+    Happened(Response<Bytes>, Option<HeaderMap>),
+    /// 404 with the marker: it did not, and never will under the fence that was asked about.
+    DidNotHappen,
+    /// 404 without it.
+    NotFound,
+    /// Another status.
+    Other(StatusCode),
+    /// A response that cannot be kept.
+    Unusable(&'static str),
+    Failed(UpstreamError),
+    TimedOut,
+}
+
+impl ReconcileReply {
+    const fn verdict(&self) -> ReconcileAnswer {
+        match self {
+            Self::Happened(..) => ReconcileAnswer::Happened,
+            Self::DidNotHappen => ReconcileAnswer::DidNotHappen,
+            Self::NotFound => ReconcileAnswer::NotFound,
+            Self::Other(_) => ReconcileAnswer::Other,
+            Self::Unusable(_) => ReconcileAnswer::Unusable,
+            Self::Failed(_) | Self::TimedOut => ReconcileAnswer::NoAnswer,
+        }
+    }
+
+    /// Describes the answer, for logs and findings.
+    fn describe(&self) -> String {
+        match self {
+            Self::Happened(response, _) => format!("answered {}", response.status().as_u16()),
+            Self::DidNotHappen => {
+                format!("answered 404 with `Idempotency-Outcome: {DID_NOT_HAPPEN}`")
+            }
+            Self::NotFound => {
+                format!("answered 404 without `Idempotency-Outcome: {DID_NOT_HAPPEN}`")
+            }
+            Self::Other(status) => format!("answered {}", status.as_u16()),
+            Self::Unusable(why) => (*why).to_owned(),
+            Self::Failed(UpstreamError::Unreachable(error)) => {
+                format!("could not be reached: {error}")
+            }
+            Self::Failed(UpstreamError::Broken(error)) => format!("broke off: {error}"),
+            Self::Failed(UpstreamError::Busy) => "has too many questions under way".to_owned(),
+            Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::TimedOut => {
+                format!("gave no answer within {ANSWER:?}")
+            }
+        }
+    }
+}
+
+/// Asks by `GET` what became of an operation, for any route.
+#[derive(Clone, Debug)]
+pub(crate) struct ReconcileClient {
+    upstream: Upstream,
+    path: PathAndQuery,
+    /// The scope headers and the key header.
+    shown: Vec<HeaderName>,
+    max_body: usize,
+    readers: Arc<Semaphore>,
+    /// When it last warned that the URL cannot say.
+    warned: Arc<Mutex<Option<Instant>>>,
+}
+
+impl ReconcileClient {
+    /// Asks at `path` of `origin` in HTTP/1.1, with the retry's headers `shown`. An answer has at most
+    /// `max_body` bytes and no silence longer than `timeout`.
+    pub(crate) fn new(
+        (origin, path): (Origin, PathAndQuery),
+        shown: Vec<HeaderName>,
+        max_body: usize,
+        timeout: Duration,
+        connect: &ConnectOptions,
+    ) -> Self {
+        let upstream = Upstream::new(origin, timeout, CONCURRENT, connect.http1());
+        let readers = Arc::new(Semaphore::new(READ_AT_ONCE));
+        Self { upstream, path, shown, max_body, readers, warned: Arc::default() }
+    }
+
+    /// The URL without its query, which may be secret.
+    fn url(&self) -> String {
+        let scheme = if self.upstream.origin().secure { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.upstream.authority(), self.path.path())
+    }
+
+    /// Returns whether a warning is due, and notes it.
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = warned.is_none_or(|at| at.elapsed() >= WARN_EVERY);
+        if due {
+            *warned = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Where it asks.
+    pub(crate) const fn upstream(&self) -> &Upstream {
+        &self.upstream
+    }
+
+    /// A request without anything of the operation.
+    fn request(&self) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.uri_mut() = Uri::from(self.path.clone());
+        if let Ok(host) = HeaderValue::from_str(self.upstream.authority().as_str()) {
+            request.headers_mut().insert(HOST, host);
+        }
+        request
+    }
+
+    async fn ask(&self, doubt: &ReconcileRequest) -> ReconcileReply {
+        let mut request = self.request();
+        let headers = request.headers_mut();
+        for name in &self.shown {
+            // Its own host is whom it is asked at.
+            let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
+            for value in doubt.request.headers.get_all(name) {
+                headers.append(shown, value.clone());
+            }
+        }
+        headers.insert(IDEMPOTENCY_FENCE, doubt.fence.get().into());
+        headers.insert(IDEMPOTENCY_ATTEMPT, doubt.attempt.into());
+        headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(doubt.id));
+        self.send(request).await
+    }
+
+    /// Sends a request, and reads the answer within [`ANSWER`].
+    async fn send(&self, request: Request<Body>) -> ReconcileReply {
+        let answer = async {
+            match self.upstream.send(request).await {
+                Ok(response) if response.status().is_success() => self.happened(response).await,
+                Ok(response) if response.status() == StatusCode::NOT_FOUND => {
+                    match is_marked(response.headers()) {
+                        true => ReconcileReply::DidNotHappen,
+                        false => ReconcileReply::NotFound,
+                    }
+                }
+                Ok(response) => ReconcileReply::Other(response.status()),
+                Err(error) => ReconcileReply::Failed(error),
+            }
+        };
+        timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::TimedOut)
+    }
+
+    async fn happened(&self, response: Response<Body>) -> ReconcileReply {
+        let (mut parts, body) = response.into_parts();
+        let Some(status) = status(parts.status, &parts.headers) else {
+            return ReconcileReply::Unusable("answered with an invalid `Idempotency-Status`");
+        };
+        let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
+            return ReconcileReply::Unusable(
+                "broke off its answer, or its body is too large to keep",
+            );
+        };
+        parts.status = status;
+        // The named status may be one that has no body. Any other length is checked by the layer.
+        let body = if bodiless(status) { Bytes::new() } else { body };
+        if bodiless(status) {
+            parts.headers.remove(CONTENT_LENGTH);
+        }
+        ReconcileReply::Happened(Response::from_parts(parts, body), trailers)
+    }
+}
+
+/// An [`ReconcileClient`] on one route, which counts what it answers.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteReconciler {
+    pub(crate) reconciler: ReconcileClient,
+    /// The route's name.
+    pub(crate) route: Arc<str>,
+    pub(crate) counts: Arc<RouteCounts>,
+}
+
+impl Reconcile for RouteReconciler {
+    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled> {
+        let Self { reconciler, route, counts } = self.clone();
+        Box::pin(async move {
+            let said = reconciler.ask(&doubt).await;
+            counts.reconciled(said.verdict());
+            match said {
+                ReconcileReply::Happened(response, trailers) => {
+                    Reconciled::Happened(response, trailers)
+                }
+                ReconcileReply::DidNotHappen => Reconciled::DidNotHappen,
+                said => {
+                    if reconciler.may_warn() {
+                        let (url, answer) = (reconciler.url(), said.describe());
+                        tracing::warn!(
+                            route = &*route,
+                            url,
+                            answer,
+                            "the reconcile URL gave no usable answer, so retries get 409 outcome-unknown: \
+                             answer 2xx with the response, or 404 with `Idempotency-Outcome: \
+                             did-not-happen`"
+                        );
+                    }
+                    Reconciled::CannotSay
+                }
+            }
+        })
+    }
+}
+
+/// Whether a 404 says that the operation did not happen.
+fn is_marked(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(IDEMPOTENCY_OUTCOME).iter();
+    let marked = values.next().is_some_and(|value| value == DID_NOT_HAPPEN);
+    marked && values.next().is_none()
+}
+
+/// A body of at most `max` bytes and its trailers, read when it is its turn; `None` if there is no such
+/// body.
+///
+/// Dropped, it gives up its turn.
+async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Option<HeaderMap>)> {
+    // The semaphore is never closed.
+    let _turn = readers.acquire().await.ok()?;
+    let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());
+    let mut body = Limited::new(body, max);
+    // Piece by piece into one buffer: what is read is there once.
+    let mut bytes = Vec::with_capacity(length.unwrap_or_default().min(max));
+    let mut trailers = None;
+    while let Some(frame) = body.frame().await {
+        match frame.ok()?.into_data() {
+            Ok(data) => bytes.extend_from_slice(&data),
+            Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
+        }
+    }
+    Some((bytes.into_boxed_slice().into(), trailers))
+}
+
+/// The status of the operation: the answer's own, unless it names another. `None`: it names none
+/// that a response can have, and guessing would make up an outcome.
+fn status(own: StatusCode, headers: &HeaderMap) -> Option<StatusCode> {
+    let mut named = headers.get_all(IDEMPOTENCY_STATUS).iter();
+    let Some(first) = named.next() else { return Some(own) };
+    let status = StatusCode::from_bytes(first.as_bytes()).ok()?;
+    let final_status = (200..=599).contains(&status.as_u16());
+    (final_status && named.next().is_none()).then_some(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    use http_body::Frame;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// What is sent to it, until nobody sends any more.
+    struct Sent(mpsc::UnboundedReceiver<Bytes>);
+
+    impl http_body::Body for Sent {
+        type Data = Bytes;
+        type Error = hapax_http::BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+            self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        }
+    }
+
+    #[test]
+    fn few_answers_are_read_at_once() {
+        let readers = Semaphore::new(READ_AT_ONCE);
+        let mut cx = Context::from_waker(Waker::noop());
+        let begin = || {
+            let (send, sent) = mpsc::unbounded_channel();
+            (send, Box::pin(read(Body::new(Sent(sent)), 8, &readers)))
+        };
+        let mut open: Vec<_> = (0..READ_AT_ONCE).map(|_| begin()).collect();
+        for (_, reading) in &mut open {
+            assert!(reading.as_mut().poll(&mut cx).is_pending());
+        }
+        // Whole, but not read.
+        let (send, mut waiting) = begin();
+        send.send(Bytes::from_static(b"whole")).unwrap();
+        drop(send);
+        assert!(waiting.as_mut().poll(&mut cx).is_pending());
+        // One that is given up, like one that ends, lets the next one read.
+        drop(open.pop());
+        let Poll::Ready(Some((body, _))) = waiting.as_mut().poll(&mut cx) else { panic!() };
+        assert_eq!(body, "whole");
+        drop(waiting);
+        let (send, reading) = &mut open[0];
+        for piece in ["12345", "6789"] {
+            send.send(Bytes::from_static(piece.as_bytes())).unwrap();
+        }
+        assert_eq!(reading.as_mut().poll(&mut cx), Poll::Ready(None));
+        assert!(pin!(readers.acquire_many(2)).poll(&mut cx).is_ready());
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_read_whole_and_kept_once() {
+        let readers = Semaphore::new(1);
+        let (send, sent) = mpsc::unbounded_channel();
+        for piece in ["a", "", "bc"] {
+            send.send(Bytes::from_static(piece.as_bytes())).unwrap();
+        }
+        drop(send);
+        assert_eq!(read(Body::new(Sent(sent)), 3, &readers).await.unwrap().0, "abc");
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", HeaderValue::from_static("5"));
+        let said = Body::whole(Bytes::from_static(b"abc"), Some(trailers.clone()));
+        let read_of = read(said, 3, &readers).await.unwrap();
+        assert_eq!((&*read_of.0, read_of.1), (&b"abc"[..], Some(trailers)));
+        assert_eq!(read(Body::from(Bytes::from_static(b"abcd")), 3, &readers).await, None);
+    }
+
+    #[test]
+    fn a_named_status_wins_and_a_bad_one_says_nothing() {
+        let of = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(IDEMPOTENCY_STATUS, HeaderValue::from_static(value));
+            }
+            status(StatusCode::OK, &headers).map(|status| status.as_u16())
+        };
+        assert_eq!(of(&[]), Some(200));
+        assert_eq!(of(&["201"]), Some(201));
+        assert_eq!(of(&["422"]), Some(422));
+        for bad in [&["101"][..], &["999"], &["2"], &["201", "201"], &[""]] {
+            assert_eq!(of(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,564 @@
+//! Opening a store by its URL.
+
+mod doctor;
+mod identity;
+mod lazy_cache;
+mod measured;
+mod url;
+mod wait;
+
+use std::error::Error;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::Notify;
+use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax_file::{FileOptions, FileStore, OpenError, SecretSource};
+use hapax_postgres::PostgresStore;
+use hapax_redis::RedisStore;
+use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
+
+use crate::budget::StoreMemoryPlan;
+pub use doctor::{Finding, Severity};
+use identity::IdentityFile;
+use lazy_cache::LazyCache;
+pub(crate) use measured::{MeasuredStore, StoreCalls};
+pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
+
+/// Requests that may wait for a store. Their bytes are the tighter limit where they are large.
+const QUEUED_REQUESTS: usize = 4096;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct StoreOpener {
+    /// Where it is.
+    pub store: StoreUrl,
+    /// What is kept in front of it.
+    pub cache: Option<CacheUrl>,
+    /// The file of its secrets, as [`KeyRing`] has it. A `file:` store makes its own beside it; the
+    /// others go without.
+    pub secret_file: Option<PathBuf>,
+    /// The file of the admin token, for [`diagnose`](Self::diagnose). Default: that of
+    /// [`StoreUrl::token_file`].
+    pub token_file: Option<PathBuf>,
+    /// Where its records can be asked about: for the lock of a file.
+    pub admin: Option<SocketAddr>,
+    /// Bytes that it may take: for pages, its cache and what waits for it, or for its records if they
+    /// are nowhere else.
+    pub memory: usize,
+    /// How long a server may be silent.
+    pub timeout: Duration,
+    /// Whether what is missing on a server is made: tables, and the name of the secret. Without
+    /// that, records can be looked at and decided about, and nothing can be claimed.
+    pub make: bool,
+}
+
+/// A store that is open.
+#[derive(Clone, Debug)]
+pub struct OpenStore {
+    /// The store.
+    pub store: Arc<dyn Inspect>,
+    /// The secret that names its records: the engine needs the same.
+    pub secret: Option<Secret>,
+    /// Who tells when a record was written elsewhere.
+    pub notify: Option<Arc<dyn Notify>>,
+    kind: Kind,
+    cache: Option<CacheStats>,
+    /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
+    replies: Option<usize>,
+    /// The line with the identity of the store, if there is one.
+    remembered: Option<IdentityFile>,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Other,
+    File(Arc<FileStore>),
+    Redis(Arc<RedisStore>),
+    Postgres(Arc<PostgresStore>),
+}
+
+/// What a cache did.
+#[derive(Clone)]
+struct CacheStats(Arc<dyn Fn() -> TieredStats + Send + Sync>);
+
+impl fmt::Debug for CacheStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0().fmt(f)
+    }
+}
+
+/// Why a store did not open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreOpenError {
+    /// The secret: it is missing, unreadable, or another store's.
+    #[error("--secret-file: {}: {reason}", path.display())]
+    Secret {
+        /// Which file: the secret's, or the store's that has another one.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The file of the store.
+    #[error("{}", of_file(path, source))]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: OpenError,
+    },
+    /// The URL of a server says something that cannot be.
+    #[error("{url}: {}", chain(&**source))]
+    Url {
+        /// Which, without what is secret in it.
+        url: String,
+        /// What is wrong with it.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The server of the store.
+    #[error("{url}: {}", chain(&**source))]
+    Server {
+        /// Which, without what is secret in it.
+        url: String,
+        /// What is wrong with it.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The server of the store was away for as long as it was waited for.
+    #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
+    TimedOut {
+        /// For how long it was waited for.
+        waited: Duration,
+        /// The last attempt's error.
+        source: Box<StoreOpenError>,
+    },
+    /// The runtime is shutting down.
+    #[error("the runtime is shutting down")]
+    Shutdown,
+}
+
+impl StoreOpenError {
+    /// Returns whether the store's server was not reached or is starting up, so that a later attempt may
+    /// succeed. Wrong credentials, another secret and an unfit server are refusals: no wait mends them.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        let Self::Server { source, .. } = self else { return false };
+        let redis = source.downcast_ref().map(hapax_redis::RedisConnectError::is_unreachable);
+        let postgres =
+            source.downcast_ref().map(hapax_postgres::PostgresConnectError::is_unreachable);
+        redis.or(postgres).unwrap_or(false)
+    }
+}
+
+impl StoreOpener {
+    /// The store at `store`, with 64 MiB, and servers that may be silent for 2 s.
+    #[must_use]
+    pub const fn new(store: StoreUrl) -> Self {
+        Self {
+            store,
+            cache: None,
+            secret_file: None,
+            token_file: None,
+            admin: None,
+            memory: 64 << 20,
+            timeout: Duration::from_secs(2),
+            make: true,
+        }
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`StoreOpenError`].
+    pub async fn open(&self) -> Result<OpenStore, StoreOpenError> {
+        let opened = self.open_store().await?;
+        let opened = OpenStore { remembered: self.remembered(opened.secret.as_ref()), ..opened };
+        // Before the first claim: a store that is emptied after it is known to be another one. What only
+        // looks at a store does not decide which one a gateway used.
+        if self.make && !opened.is_replaced() {
+            opened.remember();
+        }
+        Ok(opened)
+    }
+
+    fn remembered(&self, secret: Option<&Secret>) -> Option<IdentityFile> {
+        IdentityFile::of(&self.store, self.secret_file.as_deref(), secret)
+    }
+
+    /// The identity that the store is remembered to have.
+    fn known(&self, ring: Option<&KeyRing>) -> Option<String> {
+        self.remembered(ring.map(KeyRing::naming))?.read()
+    }
+
+    async fn open_store(&self) -> Result<OpenStore, StoreOpenError> {
+        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        let memory = self.memory_plan().store;
+        match &self.store {
+            StoreUrl::Memory => {
+                let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
+                let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
+                let secret = ring.as_ref().map(|ring| ring.naming().clone());
+                self.tiered(store, None, secret, ring, Kind::Other)
+            }
+            StoreUrl::File(path) => {
+                let store = self.file(path, memory).await?;
+                let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
+                let known = self.remembered(secret.as_ref()).and_then(|line| line.read());
+                if let Some(known) = known {
+                    store.expect(&known);
+                }
+                self.tiered(store, None, secret, ring, kind)
+            }
+            StoreUrl::Redis(url) => {
+                let mut options = self.redis(url, memory, ring.as_ref());
+                if let Some(known) = self.known(ring.as_ref()) {
+                    options = options.identity(known);
+                }
+                let store = RedisStore::connect(options).await;
+                let store = Arc::new(store.map_err(|error| server(url, error))?);
+                let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
+                let notify = Arc::clone(&store) as Arc<dyn Notify>;
+                self.tiered(store, Some(notify), secret, ring, kind)
+            }
+            StoreUrl::Postgres(url) => {
+                let mut options = self.postgres(url, memory, ring.as_ref())?;
+                if let Some(known) = self.known(ring.as_ref()) {
+                    options = options.identity(known);
+                }
+                let store = PostgresStore::connect(options).await;
+                let store = Arc::new(store.map_err(|error| server(url, error))?);
+                let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
+                let notify = Arc::clone(&store) as Arc<dyn Notify>;
+                self.tiered(store, Some(notify), secret, ring, kind)
+            }
+        }
+    }
+
+    /// Reads the secrets and what the URLs say, and opens nothing. Blocks for as long as a file takes
+    /// to be read.
+    ///
+    /// # Errors
+    /// [`StoreOpenError::Secret`] and [`StoreOpenError::Url`].
+    pub fn check(&self) -> Result<(), StoreOpenError> {
+        let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
+        match &self.store {
+            StoreUrl::Memory | StoreUrl::File(_) => {}
+            StoreUrl::Redis(url) => {
+                let checked = self.redis(url, self.memory, ring.as_ref()).check();
+                checked.map_err(|error| server(url, error))?;
+            }
+            StoreUrl::Postgres(url) => drop(self.postgres(url, self.memory, ring.as_ref())?),
+        }
+        if let Some(CacheUrl::Redis(url)) = &self.cache {
+            self.redis(url, self.memory, None).check().map_err(|error| server(url, error))?;
+        }
+        Ok(())
+    }
+
+    fn memory_plan(&self) -> StoreMemoryPlan {
+        let on_server = matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_));
+        StoreMemoryPlan::split(self.memory, on_server, self.cache.is_some())
+    }
+
+    /// How a Redis is opened; `memory` is for what waits for it.
+    pub(crate) fn redis(
+        &self,
+        url: &ServerUrl,
+        memory: usize,
+        ring: Option<&KeyRing>,
+    ) -> hapax_redis::RedisOptions {
+        let options = hapax_redis::RedisOptions::new(url.as_str())
+            .timeout(self.timeout)
+            .queue(QUEUED_REQUESTS, memory)
+            .make(self.make);
+        match ring {
+            Some(ring) => options.key_ring(ring.clone()),
+            None => options,
+        }
+    }
+
+    /// How a Postgres is opened; `memory` is for what waits for it.
+    pub(crate) fn postgres(
+        &self,
+        url: &ServerUrl,
+        memory: usize,
+        ring: Option<&KeyRing>,
+    ) -> Result<hapax_postgres::PostgresOptions, StoreOpenError> {
+        let options: hapax_postgres::PostgresOptions = url
+            .as_str()
+            .parse()
+            .map_err(|error: hapax_postgres::PostgresConnectError| server(url, error))?;
+        let options = options
+            .timeout(self.timeout)
+            .queue(QUEUED_REQUESTS, memory)
+            .listen(true)
+            .migrate(self.make);
+        Ok(match ring {
+            Some(ring) => options.key_ring(ring.clone()),
+            None => options,
+        })
+    }
+
+    async fn file(&self, path: &Path, memory: usize) -> Result<Arc<FileStore>, StoreOpenError> {
+        let third = memory / 3;
+        let mut options = FileOptions::new(path)
+            .cache_bytes(third)
+            .queue(QUEUED_REQUESTS, third)
+            .reading_bytes(third);
+        if let Some(secret_file) = &self.secret_file {
+            // One is made at the store's own place only. A file that somebody names is there, or
+            // its name is a mistake.
+            options = options.secret(SecretSource::File(secret_file.clone()));
+        }
+        if let Some(admin) = self.admin {
+            options = options.admin(admin);
+        }
+        // It blocks on the disk.
+        let opened = tokio::task::spawn_blocking(move || FileStore::open(options)).await;
+        let store = opened
+            .map_err(|_| StoreOpenError::Shutdown)?
+            .map_err(|source| secret_or_file(path, source))?;
+        Ok(Arc::new(store))
+    }
+
+    /// The store with its cache in front, if it is to have one.
+    fn tiered<S: Inspect>(
+        &self,
+        store: Arc<S>,
+        notify: Option<Arc<dyn Notify>>,
+        secret: Option<Secret>,
+        ring: Option<KeyRing>,
+        kind: Kind,
+    ) -> Result<OpenStore, StoreOpenError> {
+        let shares = self.memory_plan();
+        let replies = (shares.replies > 0).then_some(shares.replies);
+        let cache: Arc<dyn Cache> = match &self.cache {
+            None => {
+                return Ok(OpenStore { notify, kind, replies, ..OpenStore::new(store, secret) });
+            }
+            Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
+            Some(CacheUrl::Redis(url)) => {
+                let options = self.redis(url, shares.cache, None);
+                // One that cannot be read will not be reached later either.
+                options.check().map_err(|error| server(url, error))?;
+                Arc::new(LazyCache::new(url, options))
+            }
+        };
+        // Others may have their cache on the same server, and a store at the same URL, or nearly:
+        // as seen from another machine, by another user, in another schema. They must not find what
+        // is in ours, so all of the URL counts, and when the store was made.
+        let made = match &kind {
+            Kind::File(store) => store.identity(),
+            Kind::Postgres(store) => store.identity(),
+            Kind::Redis(_) | Kind::Other => String::new(),
+        };
+        let name = format!("{made} {}", self.store.whole());
+        let mut options = hapax_tiered::TieredOptions::default().authority(&name);
+        // A file that made its own secret seals its cache by it.
+        if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
+            options = options.key_ring(&ring);
+        }
+        let tiered = Arc::new(Tiered::with(store, cache, options));
+        let counts = Arc::clone(&tiered);
+        let cache = Some(CacheStats(Arc::new(move || counts.stats())));
+        Ok(OpenStore { notify, kind, cache, replies, ..OpenStore::new(tiered, secret) })
+    }
+}
+
+impl OpenStore {
+    /// Any store, such as one that a test made.
+    #[must_use]
+    pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
+        Self {
+            store,
+            secret,
+            notify: None,
+            kind: Kind::Other,
+            cache: None,
+            replies: None,
+            remembered: None,
+        }
+    }
+
+    /// Returns whether the store was emptied or replaced since it was last used, and no operator
+    /// confirmed it: new keys are rejected then under `block` and `reconcile`.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        match &self.kind {
+            Kind::Redis(store) => store.is_replaced(),
+            Kind::Postgres(store) => store.is_replaced(),
+            Kind::File(store) => store.is_replaced(),
+            Kind::Other => false,
+        }
+    }
+
+    /// Accepts the store as it is: what was in the one before may execute again. On a server every
+    /// gateway then accepts it.
+    ///
+    /// # Errors
+    /// The store's; it may be confirmed all the same.
+    pub async fn confirm(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        match &self.kind {
+            Kind::Redis(store) => store.confirm().await?,
+            Kind::Postgres(store) => store.confirm().await?,
+            Kind::File(store) => store.confirm(),
+            Kind::Other => {}
+        }
+        tracing::warn!(
+            "an operator confirmed the store: what the one before held may execute again"
+        );
+        self.remember();
+        Ok(())
+    }
+
+    /// Remembers the identity that the store has now.
+    fn remember(&self) {
+        let identity = match &self.kind {
+            Kind::File(store) => Some(store.identity()),
+            Kind::Redis(store) => store.known_identity(),
+            Kind::Postgres(store) => store.known_identity(),
+            Kind::Other => None,
+        };
+        if let (Some(remembered), Some(identity)) = (&self.remembered, identity) {
+            remembered.write(&identity);
+        }
+    }
+
+    /// Bytes for outcomes that claims are told at one time; `None` where the store bounds them.
+    pub(crate) const fn replies(&self) -> Option<usize> {
+        self.replies
+    }
+
+    /// Returns the store if it is a file.
+    pub(crate) fn file(&self) -> Option<Arc<FileStore>> {
+        match &self.kind {
+            Kind::File(store) => Some(Arc::clone(store)),
+            Kind::Other | Kind::Redis(_) | Kind::Postgres(_) => None,
+        }
+    }
+
+    /// What the store counts, by the names of its metrics and what they mean. Those that end in
+    /// `_total` only grow.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
+        let mut counts = match &self.kind {
+            Kind::Other => Vec::new(),
+            Kind::File(store) => {
+                let stats = store.stats();
+                let mut counts = vec![
+                    ("batches_total", "Transactions made durable.", stats.commits),
+                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
+                    ("reopened_total", "Times that the file was opened again.", stats.reopened),
+                    ("damaged_blocks", "Damaged blocks of the file.", stats.damaged as u64),
+                    ("queued", "Requests that wait for the disk.", stats.queued as u64),
+                    ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
+                ];
+                // Where they cannot be told, nobody need be woken for it.
+                counts.extend(
+                    stats.free_bytes.map(|free| ("disk_free_bytes", "What is free.", free)),
+                );
+                counts
+            }
+            Kind::Redis(store) => {
+                let stats = store.stats();
+                vec![
+                    ("connections_total", "Connections made.", stats.connections),
+                    ("queued", "Requests that wait for an answer.", stats.waiting as u64),
+                    ("awaited", "Keys that copies wait for at this gateway.", stats.awaited as u64),
+                ]
+            }
+            Kind::Postgres(store) => {
+                let stats = store.stats();
+                vec![
+                    ("batches_total", "Transactions with swaps that were sent.", stats.batches),
+                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
+                    ("again_total", "Swaps sent again because of a race.", stats.again),
+                    ("alone_total", "Swaps that went alone.", stats.alone),
+                    ("connections_total", "Connections made.", stats.connections),
+                    ("queued", "Swaps that wait.", stats.queued as u64),
+                    (
+                        "awaited_elsewhere",
+                        "Keys that copies wait for at others, as they say.",
+                        stats.awaited as u64,
+                    ),
+                ]
+            }
+        };
+        if let Some(CacheStats(stats)) = &self.cache {
+            let stats = stats();
+            counts.extend([
+                ("cache_hits_total", "Replays answered by the cache.", stats.hits),
+                ("cache_misses_total", "Looks into the cache in vain.", stats.misses),
+                ("cache_failures_total", "Times that the cache did not answer.", stats.failures),
+            ]);
+        }
+        counts
+    }
+
+    /// Closes it, so that another process can open it at once, and what is queued is written.
+    pub async fn close(&self) {
+        match &self.kind {
+            Kind::File(file) => file.close().await,
+            Kind::Postgres(store) => store.close().await,
+            Kind::Redis(_) | Kind::Other => {}
+        }
+    }
+}
+
+fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreOpenError {
+    let (url, source): (_, Box<dyn Error + Send + Sync>) = (url.to_string(), source.into());
+    let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
+    let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
+    let unreadable = matches!(redis, Some(hapax_redis::RedisConnectError::Url(_)))
+        || matches!(postgres, Some(hapax_postgres::PostgresConnectError::Url(_)));
+    match unreadable {
+        true => StoreOpenError::Url { url, source },
+        false => StoreOpenError::Server { url, source },
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.0} s", time.as_secs_f64())
+}
+
+/// What went wrong, and why: libraries leave the reason to the source.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut said = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !said.contains(&more) {
+            said = said + ": " + &more;
+        }
+        cause = error.source();
+    }
+    said
+}
+
+/// Names the file once.
+fn of_file(file: &Path, source: &OpenError) -> String {
+    match source {
+        OpenError::Io { path, .. } if path == file => source.to_string(),
+        _ => format!("{}: {source}", file.display()),
+    }
+}
+
+/// What is wrong with the secret is for whoever configures it to mend.
+fn secret_or_file(file: &Path, source: OpenError) -> StoreOpenError {
+    let path = match &source {
+        OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path, .. } => {
+            path.clone()
+        }
+        OpenError::OtherSecret => file.into(),
+        _ => return StoreOpenError::File { path: file.into(), source },
+    };
+    StoreOpenError::Secret { path, reason: source.to_string() }
+}
+
+fn read_ring(path: &Path) -> Result<KeyRing, StoreOpenError> {
+    let wrong = |reason: String| StoreOpenError::Secret { path: path.into(), reason };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    KeyRing::parse(&text).map_err(|error| wrong(error.to_string()))
+}

@@ -1,0 +1,453 @@
+//! What would silently break a store's promise.
+
+use std::error::Error;
+use std::fmt;
+use std::fs::File;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::Path;
+
+use hapax_core::SystemClock;
+use hapax_file::{FileStore, OpenError};
+use hapax_operators::{AdminToken, is_open_to_others};
+
+use super::url::{CacheUrl, ServerUrl, StoreUrl};
+use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
+
+/// How much of a promise is at stake.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// Nothing to do.
+    Fine,
+    /// It cannot be told from here.
+    Unknown,
+    /// It holds until something happens that does happen: a crash, a failover.
+    Risk,
+    /// It does not hold.
+    Broken,
+}
+
+/// Something that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was looked at, in a word.
+    pub subject: String,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty where nothing is to be done.
+    pub fix: String,
+    /// The operators' address of the gateway that has the store open, and so can say more.
+    #[serde(skip)]
+    pub gateway: Option<SocketAddr>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { severity, subject, found, fix, gateway: _ } = self;
+        let severity = match severity {
+            Severity::Fine => "fine",
+            Severity::Unknown => "unknown",
+            Severity::Risk => "risk",
+            Severity::Broken => "broken",
+        };
+        write!(f, "{severity:<7}  {subject}: {found}")?;
+        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
+    }
+}
+
+impl Finding {
+    fn new(severity: Severity, subject: &str, found: impl Into<String>, fix: &str) -> Self {
+        let (subject, found, fix) = (subject.into(), found.into(), fix.into());
+        Self { severity, subject, found, fix, gateway: None }
+    }
+
+    /// The finding of a store that is another one than the gateway used before.
+    #[must_use]
+    pub fn unconfirmed() -> Self {
+        Self::new(
+            Severity::Broken,
+            "unconfirmed store",
+            "it was emptied or replaced since it was last used: what it held would execute again, so that \
+             new keys are rejected under block and reconcile",
+            "put the records back, or accept that with `hapax store confirm`",
+        )
+    }
+
+    /// The finding of a gateway that has the store open and does not say whether it is confirmed.
+    pub fn not_asked(error: impl fmt::Display) -> Self {
+        let found = format!("the process that has it open does not say: {error}");
+        Self::new(Severity::Unknown, "unconfirmed store", found, "")
+    }
+}
+
+/// Free bytes below which a `file:` store refuses new keys soon, or already.
+const LITTLE: u64 = 1 << 30;
+const TOO_LITTLE: u64 = 64 << 20;
+
+const SALVAGE: &str = "stop the gateway, write what is whole to a new file with `hapax doctor \
+                       --salvage OLD NEW`, and keep the old one";
+
+impl StoreOpener {
+    /// Looks at the store without changing what is in it; at a server also where it would not be
+    /// opened.
+    ///
+    /// # Errors
+    /// [`StoreOpenError`] where nothing can be looked at.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
+        let mut findings = self.secret();
+        findings.extend(self.admin_token());
+        match &self.store {
+            StoreUrl::Memory => findings.push(Finding::new(
+                Severity::Risk,
+                "memory",
+                "records are forgotten when the process ends",
+                "keep what matters in a file or in Postgres",
+            )),
+            StoreUrl::File(path) => findings.extend(self.file_findings(path).await?),
+            StoreUrl::Redis(url) => findings.extend(self.redis_findings(url).await?),
+            StoreUrl::Postgres(url) => {
+                let options = self.postgres(url, self.memory, None)?;
+                let found = hapax_postgres::diagnose(&options, &SystemClock).await;
+                let found = found.map_err(|error| server(url, error))?;
+                findings.extend(found.into_iter().map(|it| Finding {
+                    severity: match it.severity {
+                        hapax_postgres::Severity::Fine => Severity::Fine,
+                        hapax_postgres::Severity::Risk => Severity::Risk,
+                        hapax_postgres::Severity::Broken => Severity::Broken,
+                    },
+                    subject: it.subject.into(),
+                    found: it.found,
+                    fix: it.fix.into(),
+                    gateway: None,
+                }));
+            }
+        }
+        if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
+            let opens = self.opens().await;
+            if self.secret_file.is_none() && opens.iter().any(|it| it.subject == "secret") {
+                // There is one: to make another would be the wrong advice.
+                findings.retain(|finding| finding.subject != "secret");
+            }
+            if url.is_in_the_clear() {
+                findings.push(Finding::new(
+                    Severity::Risk,
+                    "transport",
+                    "passwords and what is not sealed can be read on the way",
+                    "use rediss://, or sslmode=require, unless the network is trusted",
+                ));
+            }
+            findings.extend(opens);
+        }
+        if let Some(CacheUrl::Redis(url)) = &self.cache {
+            let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
+            findings.push(match up {
+                Ok(_) if self.secret_file.is_none() && !matches!(self.store, StoreUrl::File(_)) => {
+                    Finding::new(
+                        Severity::Broken,
+                        "cache",
+                        "there is no secret: whoever writes to the cache could make up answers",
+                        "name one by --secret-file; without it no gateway starts with a cache",
+                    )
+                }
+                Ok(_) => Finding::new(Severity::Fine, "cache", "it answers", ""),
+                Err(error) => Finding::new(
+                    Severity::Risk,
+                    "cache",
+                    error.to_string(),
+                    "without it replays are slower, and nothing else",
+                ),
+            });
+        }
+        Ok(findings)
+    }
+
+    fn secret(&self) -> Vec<Finding> {
+        let path = match (&self.secret_file, &self.store) {
+            (Some(path), _) => path.clone(),
+            (None, StoreUrl::File(store)) => {
+                let beside = self.store.secret_file().unwrap_or_default();
+                if !store.exists() && !beside.exists() {
+                    let found = "there is none yet; it is made beside the store";
+                    return vec![Finding::new(Severity::Fine, "secret", found, "")];
+                }
+                beside
+            }
+            (None, _) => {
+                return vec![Finding::new(
+                    Severity::Risk,
+                    "secret",
+                    "there is none: whoever reads the store reads responses and can guess keys",
+                    "before the store is first used make one (umask 077; openssl rand -hex 32) and \
+                     name it by --secret-file everywhere; later it is refused",
+                )];
+            }
+        };
+        let mut findings = vec![match read_ring(&path) {
+            Ok(_) => Finding::new(Severity::Fine, "secret", "it is readable", ""),
+            Err(error) => Finding::new(
+                Severity::Broken,
+                "secret",
+                error.to_string(),
+                "put the secret of this store there",
+            ),
+        }];
+        if is_open_to_others(&path) {
+            let found = format!("users other than its owner can read or write {}", path.display());
+            findings.push(Finding::new(Severity::Risk, "secret", found, "chmod 600 it"));
+        }
+        findings
+    }
+
+    /// Whether a gateway used the store before, with whichever secret.
+    fn is_remembered(&self) -> bool {
+        self.known(None).is_some()
+    }
+
+    /// The admin token, where there is one.
+    fn admin_token(&self) -> Option<Finding> {
+        let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
+        if !path.exists() {
+            return None;
+        }
+        let finding = |severity, found, fix| Finding::new(severity, "admin token", found, fix);
+        Some(match AdminToken::read(&path) {
+            Err(error) => finding(
+                Severity::Broken,
+                format!("{}: {error}", path.display()),
+                "write a token of 16 or more characters there, or remove the file: the gateway makes one",
+            ),
+            Ok(_) if is_open_to_others(&path) => finding(
+                Severity::Risk,
+                format!("users other than its owner can read or write {}", path.display()),
+                "chmod 600 it: with this token anyone can release and resolve keys",
+            ),
+            Ok(_) => finding(Severity::Fine, "it is readable".to_owned(), ""),
+        })
+    }
+
+    /// What keeps a gateway from starting on a server, if anything does.
+    async fn opens(&self) -> Vec<Finding> {
+        let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
+        let error = match opened {
+            Ok(opened) => {
+                let mut findings = vec![unreadable(&opened).await];
+                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
+                opened.close().await;
+                return findings;
+            }
+            Err(error) => error,
+        };
+        let broken =
+            |subject, found: String, fix| vec![Finding::new(Severity::Broken, subject, found, fix)];
+        // The file of the secret has a finding of its own.
+        let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
+        let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
+        let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
+        match (redis, postgres) {
+            (Some(hapax_redis::RedisConnectError::OtherSecret), _)
+            | (_, Some(hapax_postgres::PostgresConnectError::OtherSecret)) => broken(
+                "secret",
+                match self.secret_file {
+                    Some(_) => {
+                        "the store is used with another secret, or with none: no gateway \
+                                starts with this one"
+                    }
+                    None => "the store is used with a secret: no gateway starts without it",
+                }
+                .into(),
+                "name the file that the others use by --secret-file, or none, where they have none",
+            ),
+            // Found already: what the server is, and that its tables are to be made.
+            (Some(hapax_redis::RedisConnectError::Unfit(_)), _)
+            | (
+                _,
+                Some(
+                    hapax_postgres::PostgresConnectError::NotMigrated { .. }
+                    | hapax_postgres::PostgresConnectError::TooOld { .. }
+                    | hapax_postgres::PostgresConnectError::Standby
+                    | hapax_postgres::PostgresConnectError::Forgetful(_),
+                ),
+            ) => Vec::new(),
+            _ => broken("start", error.to_string(), "no gateway starts until that is mended"),
+        }
+    }
+
+    async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<Finding>, StoreOpenError> {
+        let options = self.redis(url, self.memory, None);
+        let found = hapax_redis::diagnose(&options, &SystemClock).await;
+        let found = found.map_err(|error| server(url, error))?;
+        let findings = found.into_iter().map(|it| Finding {
+            severity: match it.severity {
+                hapax_redis::Severity::Fine => Severity::Fine,
+                hapax_redis::Severity::Unknown => Severity::Unknown,
+                hapax_redis::Severity::Risk => Severity::Risk,
+                hapax_redis::Severity::Broken => Severity::Broken,
+            },
+            found: match &it.server {
+                Some(server) => format!("{} ({server})", it.found),
+                None => it.found,
+            },
+            subject: it.subject.into(),
+            fix: it.fix.into(),
+            gateway: None,
+        });
+        Ok(findings.collect())
+    }
+
+    async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
+        let mut findings = vec![disk(path)];
+        if !path.exists() {
+            if let Ok(Some(holder)) = FileStore::lock_owner(path) {
+                findings.push(Finding::new(
+                    Severity::Broken,
+                    "file",
+                    match holder.pid {
+                        Some(pid) => format!("it was removed while process {pid} has it open"),
+                        None => "it was removed while a process has it open".to_owned(),
+                    },
+                    "its records end with that process: copy them with `hapax backup PATH` before you \
+                     stop it",
+                ));
+                return Ok(findings);
+            }
+            if self.is_remembered() {
+                findings.push(Finding::new(
+                    Severity::Broken,
+                    "file",
+                    "there is none, and there was one",
+                    "put that file back before a gateway starts: it would make an empty one, and reject \
+                     new keys under block and reconcile until `hapax store confirm`. An older copy lacks \
+                     what was done since: use `hapax restore`",
+                ));
+                return Ok(findings);
+            }
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            findings.push(writable(folder.unwrap_or(Path::new("."))));
+            return Ok(findings);
+        }
+        // Before it is opened, which after a crash reads all of it and says less of what it finds.
+        let examined = path.to_owned();
+        let examined = tokio::task::spawn_blocking(move || hapax_file::examine(&examined));
+        match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
+            Ok(found) if found.damaged == 0 && found.lost() == 0 => findings.push(Finding::new(
+                Severity::Fine,
+                "records",
+                format!("all {} can be read", found.expected),
+                "",
+            )),
+            Ok(found) => findings.push(Finding::new(
+                Severity::Broken,
+                "records",
+                format!(
+                    "{} of {} can be read, {} blocks of the file are damaged; requests whose keys \
+                     may be there are rejected",
+                    found.read, found.expected, found.damaged
+                ),
+                SALVAGE,
+            )),
+            Err(error @ OpenError::Damaged(_)) => findings.push(Finding::new(
+                Severity::Broken,
+                "records",
+                error.to_string(),
+                "put back a backup, or begin anew: what the file held is forgotten then",
+            )),
+            // Opening says it as well.
+            Err(_) => {}
+        }
+        // A cache that is away is another matter.
+        match (Self { cache: None, make: false, ..self.clone() }).open().await {
+            Ok(opened) => {
+                findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
+                findings.push(unreadable(&opened).await);
+                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
+                opened.close().await;
+            }
+            // Whoever has it open could.
+            Err(StoreOpenError::File { source: OpenError::InUse { pid, admin, .. }, .. }) => {
+                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                let found = format!("it is open in {who}");
+                let finding = Finding::new(Severity::Fine, "file", found, "");
+                findings.push(Finding { gateway: admin, ..finding });
+                if admin.is_none() {
+                    findings
+                        .push(Finding::not_asked("it has no operators' address; its log says it"));
+                }
+            }
+            Err(error) => findings.push(Finding::new(
+                Severity::Broken,
+                "file",
+                error.to_string(),
+                "no gateway can use it as it is",
+            )),
+        }
+        Ok(findings)
+    }
+}
+
+/// Records that are looked at. Ids are hashes, so that the first ones are as good as any.
+const SAMPLE: u32 = 10_000;
+
+/// Returns whether the secrets open what is in the store: an operator may have replaced one in the
+/// ring that records were sealed under.
+async fn unreadable(opened: &OpenStore) -> Finding {
+    let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => return Finding::new(Severity::Unknown, "key ring", error.to_string(), ""),
+    };
+    let all = page.records.len();
+    let failed: Vec<_> =
+        page.records.iter().filter_map(|(_, stored)| stored.as_ref().err()).collect();
+    let Some(first) = failed.first() else {
+        let found = format!("all of the {all} that were looked at can be opened");
+        return Finding::new(Severity::Fine, "key ring", found, "");
+    };
+    let reason = first.source().map_or_else(|| first.to_string(), ToString::to_string);
+    Finding::new(
+        Severity::Broken,
+        "key ring",
+        format!(
+            "{} of the {all} that were looked at cannot be opened, the first since {reason}",
+            failed.len()
+        ),
+        "put the secret that they were sealed under into the ring, as one that opens",
+    )
+}
+
+/// Whether a file can be made in `folder`.
+fn writable(folder: &Path) -> Finding {
+    let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
+    let made = File::create_new(&probe).and_then(|file| file.sync_all());
+    let _ = std::fs::remove_file(&probe);
+    match made {
+        Ok(()) => Finding::new(Severity::Fine, "file", "there is none yet; it can be made", ""),
+        Err(error) => Finding::new(
+            Severity::Broken,
+            "file",
+            format!("there is none, and none can be made: {error}"),
+            "give the process a folder that it can write to",
+        ),
+    }
+}
+
+/// The room where `path` is, or would be.
+fn disk(path: &Path) -> Finding {
+    let free = match FileStore::free_bytes(path) {
+        Ok(Some(free)) => free,
+        Ok(None) => return Finding::new(Severity::Unknown, "disk", "not said", ""),
+        Err(error) => return Finding::new(Severity::Unknown, "disk", error.to_string(), ""),
+    };
+    let found = format!("{} MiB are free", free >> 20);
+    match free {
+        0..TOO_LITTLE => {
+            Finding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
+        }
+        TOO_LITTLE..LITTLE => {
+            Finding::new(Severity::Risk, "disk", found, "make room before new keys are refused")
+        }
+        LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
+    }
+}

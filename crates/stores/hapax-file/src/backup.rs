@@ -1,0 +1,306 @@
+//! Copies of a database: what is whole of a damaged one, a consistent one of one in use, and one of
+//! a backup that is to be used again.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hapax_core::machine::{Event, Owner, OwnerAction, Step, step};
+use hapax_core::store::{Snapshot, StoredRecord};
+use hapax_core::{KeyRing, OperationId, RecordState, Sealer, SystemEntropy, Timestamp, WriteId};
+use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
+
+use crate::backing::{FileBacking, sync_directory};
+use crate::batch::entry;
+use crate::blocks::Damages;
+use crate::database::{self, CELLS, CHECK, DUE, NAMES, NUMBERS, guarded};
+use crate::error::{FileStoreError, OpenError, check_place};
+use crate::files::with_suffix;
+use crate::options::SecretSource;
+use crate::record::{Columns, NEVER};
+use crate::salvage::{ClosedFile, SalvageReport};
+use crate::secret_file;
+use crate::shared::Shared;
+use crate::store::check;
+
+/// Records in one transaction, at most.
+const BATCH: usize = 4096;
+/// Bytes of records in one transaction, beyond which no more are added.
+const BATCH_BYTES: usize = 16 << 20;
+/// Memory for pages while a copy is written.
+const CACHE: usize = 32 << 20;
+
+/// What a database says of itself: format, secret check, identity, fence floor.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DatabaseMeta {
+    pub(crate) numbers: Vec<(String, u64)>,
+    pub(crate) names: Vec<(String, Vec<u8>)>,
+}
+
+impl DatabaseMeta {
+    fn read(transaction: &ReadTransaction) -> Result<Self, redb::Error> {
+        let mut marks = Self::default();
+        for found in transaction.open_table(NUMBERS)?.iter()? {
+            let (name, value) = found?;
+            marks.numbers.push((name.value().to_owned(), value.value()));
+        }
+        for found in transaction.open_table(NAMES)?.iter()? {
+            let (name, value) = found?;
+            marks.names.push((name.value().to_owned(), value.value().to_vec()));
+        }
+        Ok(marks)
+    }
+
+    /// The same with a number that is no smaller than `at_least`.
+    pub(crate) fn raised(mut self, name: &str, at_least: u64) -> Self {
+        match self.numbers.iter_mut().find(|(found, _)| found == name) {
+            Some((_, value)) => *value = at_least.max(*value),
+            None => self.numbers.push((name.to_owned(), at_least)),
+        }
+        self
+    }
+}
+
+/// A database that is being written. It has its name once it is whole.
+pub(crate) struct DatabaseCopy<'a> {
+    path: &'a Path,
+    // Before the file: it is closed by the time that the file is removed.
+    database: Database,
+    waiting: Vec<([u8; 32], Vec<u8>)>,
+    waiting_bytes: usize,
+    unfinished: Unfinished,
+}
+
+/// The file of a copy until it has its name. Dropped, it is removed: a copy that met a full disk
+/// leaves that room to the store.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It is gone where it has its name, and otherwise the next copy removes it.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl<'a> DatabaseCopy<'a> {
+    /// Begins a new database, which is to be at `path`.
+    pub(crate) fn begin(path: &'a Path) -> Result<Self, OpenError> {
+        check_place(path)?;
+        if path.try_exists().map_err(|error| OpenError::io(path, error))? {
+            let exists = io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "there is a file already: name one that does not exist",
+            );
+            return Err(OpenError::io(path, exists));
+        }
+        let unfinished = with_suffix(path, ".new");
+        match std::fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(OpenError::io(&unfinished, error));
+            }
+            _ => {}
+        }
+        let unfinished = Unfinished(unfinished);
+        let backing = FileBacking::new(&unfinished.0);
+        let database =
+            database::open(&backing, CACHE, &Damages::default()).map_err(OpenError::database)?;
+        let waiting = Vec::with_capacity(BATCH);
+        Ok(Self { path, database, waiting, waiting_bytes: 0, unfinished })
+    }
+
+    /// Adds a record as it is stored.
+    pub(crate) fn add(&mut self, key: &[u8; 32], stored: &[u8]) -> Result<(), OpenError> {
+        self.waiting.push((*key, stored.to_vec()));
+        self.waiting_bytes += stored.len();
+        let more = self.waiting.len() < BATCH && self.waiting_bytes < BATCH_BYTES;
+        if more { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Result<(), OpenError> {
+        self.write(|_| Ok(())).map_err(OpenError::database)
+    }
+
+    fn write(
+        &mut self,
+        more: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>,
+    ) -> Result<(), redb::Error> {
+        let transaction = database::begin(&self.database, false)?;
+        self.waiting_bytes = 0;
+        {
+            let mut cells = transaction.open_table(CELLS)?;
+            let mut due = transaction.open_table(DUE)?;
+            for (key, stored) in self.waiting.drain(..) {
+                cells.insert(&key, stored.as_slice())?;
+                let name = OperationId::from_bytes(key);
+                // One that is damaged stays out of the index, as in the original.
+                if let Ok((columns, _)) = Columns::read(&name, &stored)
+                    && columns.indexed != NEVER
+                {
+                    due.insert(&entry(columns.indexed, &name), ())?;
+                }
+            }
+        }
+        more(&transaction)?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// Writes the marks, makes all of it durable, and gives it its name.
+    pub(crate) fn finish(mut self, marks: &DatabaseMeta) -> Result<(), OpenError> {
+        self.write(|transaction| {
+            let mut numbers = transaction.open_table(NUMBERS)?;
+            for (name, value) in &marks.numbers {
+                numbers.insert(name.as_str(), value)?;
+            }
+            let mut names = transaction.open_table(NAMES)?;
+            for (name, value) in &marks.names {
+                names.insert(name.as_str(), value.as_slice())?;
+            }
+            Ok(())
+        })
+        .map_err(OpenError::database)?;
+        let Self { path, database, unfinished, .. } = self;
+        database::close(Some(database));
+        File::open(&unfinished.0)
+            .and_then(|file| file.sync_all())
+            .map_err(|error| OpenError::io(&unfinished.0, error))?;
+        std::fs::rename(&unfinished.0, path).map_err(|error| OpenError::io(path, error))?;
+        sync_directory(path).map_err(|error| OpenError::io(path, error))
+    }
+}
+
+/// Writes all that is durable at one moment to a new file, while the store goes on. Returns how many
+/// records that are.
+pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> {
+    let transaction = match &*shared.database() {
+        Some(database) => guarded(|| Ok::<_, redb::Error>(database.begin_read()?)),
+        None => {
+            let reopening = io::Error::other(FileStoreError::Reopening);
+            return Err(OpenError::io(to, reopening));
+        }
+    };
+    // The snapshot lasts as long as the transaction; what it holds is not reused meanwhile.
+    let transaction = transaction.map_err(OpenError::database)?;
+    let marks = guarded(|| DatabaseMeta::read(&transaction)).map_err(OpenError::database)?;
+    let mut copy = DatabaseCopy::begin(to)?;
+    let mut records = 0;
+    let mut failed = None;
+    guarded(|| {
+        for found in transaction.open_table(CELLS)?.iter()? {
+            let (key, stored) = found?;
+            records += 1;
+            if let Err(error) = copy.add(key.value(), stored.value()) {
+                failed = Some(error);
+                break;
+            }
+        }
+        Ok::<_, redb::Error>(())
+    })
+    .map_err(OpenError::database)?;
+    match failed {
+        Some(error) => Err(error),
+        None => copy.finish(&marks).map(|()| records),
+    }
+}
+
+/// Writes a copy of the database at `from`, which no process has open, to a new file at `to`, without
+/// its secret. Returns how many records it has. [`FileStore::backup`](crate::FileStore::backup)
+/// does the same for a database in use.
+///
+/// # Errors
+/// [`OpenError`]: a process has the database open, there is a file at `to`, or a block is damaged.
+pub fn backup_closed(from: &Path, to: &Path) -> Result<u64, OpenError> {
+    let old = ClosedFile::open(from)?;
+    let mut copy = DatabaseCopy::begin(to)?;
+    let read = old.records(&mut |key, _, stored| copy.add(key, stored))?;
+    whole(read)?;
+    copy.finish(&old.marks)?;
+    Ok(read.read)
+}
+
+fn whole(read: SalvageReport) -> Result<(), OpenError> {
+    if read.lost() + read.damaged == 0 {
+        return Ok(());
+    }
+    let lost = format!("{} of {} records cannot be read", read.lost(), read.expected);
+    Err(OpenError::database(redb::StorageError::Corrupted(lost)))
+}
+
+/// Counts of a backup that was restored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RestoreReport {
+    /// Records in all.
+    pub records: u64,
+    /// Records that were in flight, and are unknown now.
+    pub unknown: u64,
+}
+
+/// Makes a database at `to` from the backup at `from`, which is only read. What came after the backup
+/// is forgotten: those keys look unused. What was in flight then may have happened since, so it is
+/// made unknown, and goes by the policy of its record.
+///
+/// # Errors
+/// [`OpenError`]: there is a file at `to`, the backup is damaged, or the secret is not its own.
+pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<RestoreReport, OpenError> {
+    let old = ClosedFile::open(from)?;
+    let ring = match secret {
+        SecretSource::File(file) => Some(secret_file::read_or_make(file, true, &SystemEntropy)?),
+        given => given.ring(),
+    };
+    let naming = ring.as_ref().map(KeyRing::naming);
+    let found = old.marks.names.iter().find(|(name, _)| name == CHECK);
+    if found.is_none_or(|(_, found)| *found != check(naming)) {
+        return Err(OpenError::OtherSecret);
+    }
+    let sealer = ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer);
+    let mut copy = DatabaseCopy::begin(to)?;
+    let mut unknown = 0;
+    let read =
+        old.records(&mut |key, columns, stored| match abandoned(key, columns, stored, &sealer)? {
+            Some(abandoned) => {
+                unknown += 1;
+                copy.add(key, &abandoned)
+            }
+            None => copy.add(key, stored),
+        })?;
+    whole(read)?;
+    copy.finish(&old.marks)?;
+    Ok(RestoreReport { records: read.read, unknown })
+}
+
+/// A record that was in flight as its owner would leave it that cannot say what happened; `None` for
+/// any other.
+fn abandoned(
+    key: &[u8; 32],
+    mut columns: Columns,
+    stored: &[u8],
+    sealer: &Sealer,
+) -> Result<Option<Vec<u8>>, OpenError> {
+    let name = OperationId::from_bytes(*key);
+    let unreadable = |what: String| {
+        OpenError::database(redb::StorageError::Corrupted(format!("{name:?}: {what}")))
+    };
+    let (_, sealed) =
+        Columns::read(&name, stored).map_err(|error| unreadable(error.to_string()))?;
+    let record = sealer
+        .open(&name, columns.write_id, sealed)
+        .map_err(|error| unreadable(error.to_string()))?;
+    if record.state != RecordState::InFlight {
+        return Ok(None);
+    }
+    let holder = Owner { lease_id: record.lease_id, generation: record.generation };
+    let Columns { write_id, fence, lease_until, .. } = columns;
+    let stored = StoredRecord { write_id, fence, lease_until, keep_until: None, record };
+    let seen = Snapshot { now: Timestamp::default(), stored: Some(stored) };
+    let Step::Write(draft) =
+        step(&seen, &Event::Owner(holder, OwnerAction::Abandon { seen: None }))
+    else {
+        return Ok(None);
+    };
+    let random = |error: hapax_core::EntropyError| unreadable(error.to_string());
+    columns.write_id = WriteId::fresh(&SystemEntropy).map_err(random)?;
+    let sealed = sealer
+        .seal(&name, columns.write_id, &draft.record, &SystemEntropy)
+        .map_err(|error| unreadable(error.to_string()))?;
+    Ok(Some(columns.write(&name, &sealed)))
+}

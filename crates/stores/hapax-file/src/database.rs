@@ -1,0 +1,176 @@
+//! The tables, and how they are opened.
+//!
+//! # Why an acknowledged swap survives
+//! Every commit has two phases. First all pages of the transaction are written, with the second
+//! header slot, and synced; then the byte that says which slot counts is flipped, and synced.
+//! Only then is anybody answered, and only then do reads see it (the engine publishes the new
+//! root in memory after the second sync).
+//!
+//! - Power fails before the flip is on disk: the old slot counts, all its pages are untouched
+//!   (pages are never changed in place), nobody was answered.
+//! - It fails after: the new slot counts, and its pages were synced before the flip was written.
+//! - Header and slots share one sector, which a disk writes whole or not at all, with the checksum
+//!   of both. It is written twice, in two places, before each sync ([`blocks`](crate::blocks)).
+//!
+//! One phase would do with checksums over everything: one sync, and after a crash the engine
+//! decides by checksum which slot is whole. Two phases cost one more sync and buy three things.
+//! No crash during a recovery can roll back what was acknowledged. What is acknowledged never
+//! hangs on a checksum that is not cryptographic, over values that strangers choose. And a sync
+//! that *failed* can be survived: the kernel may have dropped the pages it could not write and
+//! call the next sync a success, but the pages of phase one are not referred to unless their sync
+//! succeeded, and the header of phase two is written and synced anew when the database is opened
+//! again, before anything else is.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hapax_core::Timestamp;
+use redb::{
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition, WriteTransaction,
+};
+
+use crate::backing::Backing;
+use crate::blocks::{Blocks, Damage, Damages, FetchError};
+use crate::error::OpenError;
+
+/// Sealed records with their columns, by store key.
+pub(crate) const CELLS: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("cells");
+/// What is due, in the order of time: microseconds, big-endian, then the store key.
+pub(crate) const DUE: TableDefinition<'_, &[u8; 40], ()> = TableDefinition::new("due");
+/// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
+pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
+/// [`CHECK`].
+pub(crate) const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
+
+pub(crate) const FORMAT: &str = "format";
+pub(crate) const KNOWN_FORMAT: u64 = 2;
+/// How often the database was opened.
+const EPOCH: &str = "epoch";
+/// The largest fence of any cell that was reaped: a key used anew gets a larger one, even if the
+/// clock was set back meanwhile.
+pub(crate) const FLOOR: &str = "fence floor";
+/// When the database was made, in microseconds since 1970.
+const MADE: &str = "made";
+/// Tells under which secret the database was written.
+pub(crate) const CHECK: &str = "secret check";
+
+/// What the database says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenedDatabase {
+    pub(crate) epoch: u64,
+    pub(crate) floor: u64,
+    pub(crate) made: u64,
+}
+
+/// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
+/// error like any other.
+pub(crate) fn open(
+    backing: &dyn Backing,
+    cache_bytes: usize,
+    damages: &Damages,
+) -> Result<Database, DatabaseError> {
+    let blocks = Blocks::open(backing.open()?, damages.clone()).map_err(|error| match error {
+        FetchError::Damage(damage) => StorageError::Corrupted(damage.to_string()),
+        FetchError::Io(error) => error.into(),
+    })?;
+    guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(blocks))
+}
+
+/// Closes the database. Damage to what is written last is not worth more than an error: the file is
+/// recovered when it is opened again.
+pub(crate) fn close(database: Option<Database>) {
+    let closed = guarded(|| {
+        drop(database);
+        Ok::<_, StorageError>(())
+    });
+    if let Err(error) = closed {
+        tracing::warn!(%error, "the database was not closed cleanly");
+    }
+}
+
+/// Runs the engine where damage may be met: reads of damaged blocks unwind to here, and over what
+/// the engine finds amiss by itself it may panic.
+pub(crate) fn guarded<T, E: From<StorageError>>(
+    run: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(corrupted(&*panic).into()))
+}
+
+fn corrupted(panic: &(dyn Any + Send)) -> StorageError {
+    StorageError::Corrupted(match panic.downcast_ref::<Damage>() {
+        Some(damage) => damage.to_string(),
+        None => "the engine broke off over what it read".to_owned(),
+    })
+}
+
+/// A transaction whose commit is durable when it returns.
+pub(crate) fn begin(
+    database: &Database,
+    quick_recovery: bool,
+) -> Result<WriteTransaction, redb::Error> {
+    let mut transaction = database.begin_write()?;
+    transaction.set_durability(Durability::Immediate)?;
+    transaction.set_two_phase_commit(true);
+    transaction.set_quick_repair(quick_recovery);
+    Ok(transaction)
+}
+
+/// Begins an epoch `now`: every lease that was granted before it has lapsed.
+pub(crate) fn adopt(
+    database: &Database,
+    check: &[u8],
+    now: Timestamp,
+) -> Result<OpenedDatabase, OpenError> {
+    let adopting = || {
+        let transaction = begin(database, false).map_err(OpenError::database)?;
+        let adopted = claim_epoch(&transaction, check, now)?;
+        transaction.commit().map_err(OpenError::database)?;
+        Ok(adopted)
+    };
+    catch_unwind(AssertUnwindSafe(adopting))
+        .unwrap_or_else(|panic| Err(OpenError::database(corrupted(&*panic))))
+}
+
+fn claim_epoch(
+    transaction: &WriteTransaction,
+    check: &[u8],
+    now: Timestamp,
+) -> Result<OpenedDatabase, OpenError> {
+    // Created now, so that readers find them.
+    transaction.open_table(CELLS).map_err(OpenError::database)?;
+    transaction.open_table(DUE).map_err(OpenError::database)?;
+    let mut names = transaction.open_table(NAMES).map_err(OpenError::database)?;
+    let mut numbers = transaction.open_table(NUMBERS).map_err(OpenError::database)?;
+    let number = |table: &redb::Table<'_, &str, u64>, name| {
+        table.get(name).map(|found| found.map(|found| found.value())).map_err(OpenError::database)
+    };
+    match number(&numbers, FORMAT)? {
+        None => {
+            numbers.insert(FORMAT, KNOWN_FORMAT).map_err(OpenError::database)?;
+            names.insert(CHECK, check).map_err(OpenError::database)?;
+        }
+        Some(KNOWN_FORMAT) => {
+            let found = names.get(CHECK).map_err(OpenError::database)?;
+            if found.is_none_or(|found| found.value() != check) {
+                return Err(OpenError::OtherSecret);
+            }
+        }
+        Some(found) => return Err(OpenError::Format { found, known: KNOWN_FORMAT }),
+    }
+    let epoch = number(&numbers, EPOCH)?.unwrap_or(0).saturating_add(1);
+    numbers.insert(EPOCH, epoch).map_err(OpenError::database)?;
+    let floor = number(&numbers, FLOOR)?.unwrap_or(0);
+    let made = number(&numbers, MADE)?;
+    if made.is_none() {
+        numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
+    }
+    let made = made.unwrap_or(now.as_micros());
+    Ok(OpenedDatabase { epoch, floor, made })
+}
+
+/// The floor under the fences of new keys.
+pub(crate) fn floor(database: &Database) -> Result<u64, redb::Error> {
+    let numbers = database.begin_read()?.open_table(NUMBERS)?;
+    Ok(numbers.get(FLOOR)?.map_or(0, |found| found.value()))
+}

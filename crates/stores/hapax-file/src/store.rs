@@ -1,0 +1,516 @@
+//! The store itself: what callers hold.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use futures_channel::oneshot;
+use hapax_core::store::{BoxFuture, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
+use hapax_core::{
+    Entropy, Inspect, Key, KeyRing, OnUnknown, OperationId, Scope, Sealer, Secret, Store,
+    StoreError, Timestamp,
+};
+
+use crate::backing::{Backing, FileBacking, sync_directory};
+use crate::backup;
+use crate::batch::{RawSwapped, SwapJob};
+use crate::blocks::Damages;
+use crate::budget::MemoryBudget;
+use crate::database;
+use crate::error::{FileStoreError, OpenError, check_place};
+use crate::files::with_suffix;
+use crate::lock_file::{self, LockFile, LockOwner};
+use crate::options::{FileOptions, SecretSource};
+use crate::queue::{Admission, QueueLimit};
+use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
+use crate::record::{Epoch, SMALL, SealedRead};
+use crate::salvage;
+use crate::scrub;
+use crate::secret_file;
+use crate::shared::{Job, Shared};
+use crate::writer::{Writer, WriterExit};
+
+/// Threads that read. Reads are rare: a claim bets on absence and hears the truth from its swap.
+const READERS: usize = 2;
+
+/// A durable store in one file, for one process.
+///
+/// Dropping it, like [`close`](Self::close), takes no more requests and finishes those that wait;
+/// only `close` tells when the file is closed.
+pub struct FileStore {
+    shared: Arc<Shared>,
+    backing: Arc<dyn Backing>,
+    sealer: Sealer,
+    reading: MemoryBudget,
+    secret: Option<Secret>,
+    entropy: Arc<dyn Entropy>,
+    lock: Option<Arc<LockFile>>,
+    path: PathBuf,
+    /// When it was made.
+    made: u64,
+    /// It is not the database that was expected, and no operator confirmed it.
+    replaced: AtomicBool,
+}
+
+/// What a store did since it was opened, and what it holds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileStats {
+    /// Transactions made durable.
+    pub commits: u64,
+    /// Swaps answered, conflicts included.
+    pub swaps: u64,
+    /// Cells reaped.
+    pub removed: u64,
+    /// Times the database was opened again after a write that failed.
+    pub reopened: u64,
+    /// Damaged blocks of the file that were met.
+    pub damaged: usize,
+    /// Requests that wait for the disk.
+    pub queued: usize,
+    /// Length of the file in bytes, if it can be told.
+    pub file_bytes: Option<u64>,
+    /// Free bytes on its disk, if they can be told.
+    pub free_bytes: Option<u64>,
+}
+
+impl FileStore {
+    /// Opens the database, or makes it: takes the lock, reads or makes the secret, recovers what
+    /// a crash left behind, and begins a new epoch, in which every earlier lease has lapsed.
+    ///
+    /// Blocks on the disk, after a crash for seconds if the database is large: call it where
+    /// blocking is allowed.
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::InUse`] where another process has it open.
+    pub fn open(options: FileOptions) -> Result<Self, OpenError> {
+        let path = options.path.clone();
+        check_place(&path)?;
+        let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
+        let backing = FileBacking::existing(&path);
+        let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
+        let ring = match &options.secret {
+            SecretSource::File(file) => {
+                Some(secret_file::read_or_make(file, exists, &*options.entropy)?)
+            }
+            given => given.ring(),
+        };
+        if !exists {
+            let naming = ring.as_ref().map(KeyRing::naming);
+            create(&path, naming, options.cache_bytes, options.clock.now())?;
+        }
+        Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)
+    }
+
+    /// Opens a database that is somewhere else than in a file, for tests: no lock, and no file
+    /// for the secret.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    #[doc(hidden)]
+    pub fn open_on(backing: Arc<dyn Backing>, options: FileOptions) -> Result<Self, OpenError> {
+        let ring = options.secret.ring();
+        Self::start(backing, ring, None, options)
+    }
+
+    /// The secret that names its records: for the engine.
+    #[must_use]
+    pub const fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
+    }
+
+    /// Tells this database from others, wherever it is: when it was made, to the microsecond. A
+    /// copy of the file has the same.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.made.to_string()
+    }
+
+    /// Compares the [`identity`](Self::identity) with `known`, that of the database that was used
+    /// before. If it is another one, what that one held would execute again: new keys are then
+    /// rejected under `block` and `reconcile` ([`FileStoreError::Replaced`]), with an error in the log,
+    /// until [`confirm`](Self::confirm). Returns whether it is the same.
+    ///
+    /// Call it before the first claim. A file cannot be emptied while it is open: the store goes on
+    /// with the one that it opened, and opens none in its place that is empty.
+    pub fn expect(&self, known: &str) -> bool {
+        let same = known == self.identity();
+        if !same && !self.replaced.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                path = %self.path.display(),
+                "the file is another one than was used before: what that one held executes again under \
+                 reexecute; under block and reconcile new keys are rejected until an operator runs \
+                 `hapax store confirm`"
+            );
+        }
+        same
+    }
+
+    /// Returns whether the file is another one than was [expected](Self::expect), and no operator
+    /// confirmed it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
+    }
+
+    /// Accepts the file as it is: what the one before held may execute again. This holds for this
+    /// process; later ones [expect](Self::expect) the identity of this file.
+    pub fn confirm(&self) {
+        self.replaced.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether a swap needs the file to be the expected one: an execution that must not be a
+    /// second one.
+    fn rejects(&self, swap: &Swap) -> bool {
+        swap.draft.stamp == Stamp::NextFence
+            && swap.draft.record.terms.on_unknown != OnUnknown::Reexecute
+            && self.is_replaced()
+    }
+
+    /// Where the database is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who has the database at `path` open; `None` if nobody does.
+    ///
+    /// # Errors
+    /// Whatever keeps the lock file from being read.
+    pub fn lock_owner(path: impl AsRef<Path>) -> io::Result<Option<LockOwner>> {
+        lock_file::lock_owner(&with_suffix(path.as_ref(), ".lock"))
+    }
+
+    /// Bytes that may still be written where `path` is or would be; `None` where nobody knows.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being known, such as a folder that is not there.
+    pub fn free_bytes(path: impl AsRef<Path>) -> io::Result<Option<u64>> {
+        FileBacking::existing(path.as_ref()).available()
+    }
+
+    /// Writes into the lock file where this process can be asked, or that it cannot.
+    ///
+    /// # Errors
+    /// Whatever keeps the lock file from being written.
+    pub fn set_admin(&self, admin: Option<SocketAddr>) -> io::Result<()> {
+        self.lock.as_ref().map_or(Ok(()), |lock| lock.set_admin(admin))
+    }
+
+    /// What it did and what it holds up.
+    #[must_use]
+    pub fn stats(&self) -> FileStats {
+        let counters = &self.shared.counters;
+        FileStats {
+            commits: counters.commits.load(Ordering::Relaxed),
+            swaps: counters.swaps.load(Ordering::Relaxed),
+            removed: counters.removed.load(Ordering::Relaxed),
+            reopened: counters.reopened.load(Ordering::Relaxed),
+            damaged: self.shared.damages.count(),
+            queued: self.shared.jobs.len(),
+            file_bytes: self.backing.length().ok(),
+            free_bytes: self.backing.available().ok().flatten(),
+        }
+    }
+
+    /// Writes a consistent copy of the database, without its secret, to a new file at `to`, while the
+    /// store goes on. Returns how many records it has. [`restore`](crate::restore) makes a database
+    /// of it. Dropped early, the copy is still made.
+    ///
+    /// # Errors
+    /// [`OpenError`]: there is a file at `to`, a block is damaged, or it cannot be written.
+    pub async fn backup(&self, to: &Path) -> Result<u64, OpenError> {
+        let (reply, answer) = oneshot::channel();
+        let path = to.to_owned();
+        self.spawn("hapax-file-backup", move |shared| {
+            reply.send(backup::backup_open(&shared, &path)).ok();
+        })
+        .map_err(|error| OpenError::io(to, error))?;
+        let interrupted = |_| Err(OpenError::io(to, io::Error::other(FileStoreError::Interrupted)));
+        answer.await.unwrap_or_else(interrupted)
+    }
+
+    /// Takes no more requests, finishes those that wait, and closes the file cleanly. Resolves
+    /// when another process can open it. Dropped early, all of that still happens.
+    pub fn close(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.shared.close();
+        let closed = self.shared.closed();
+        // The sender is dropped at the end: that is the news.
+        async move { closed.await.unwrap_or_default() }
+    }
+
+    fn start(
+        backing: Arc<dyn Backing>,
+        ring: Option<KeyRing>,
+        lock: Option<Arc<LockFile>>,
+        options: FileOptions,
+    ) -> Result<Self, OpenError> {
+        let secret = ring.as_ref().map(|ring| ring.naming().clone());
+        let damages = Damages::default();
+        if options.verify {
+            salvage::verify(&*backing, &options.path)?;
+        }
+        let mut database = database::open(&*backing, options.cache_bytes, &damages)
+            .map_err(OpenError::database)?;
+        let opened_at = options.clock.now();
+        let check = check(secret.as_ref());
+        let adopted = match database::adopt(&database, &check, opened_at) {
+            // What is under way in the end is worth more than what an opening writes, but without
+            // that there is nothing.
+            Err(error) if error.is_full() && backing.release_reserve().unwrap_or(false) => {
+                database::close(Some(database));
+                database = database::open(&*backing, options.cache_bytes, &damages)
+                    .map_err(OpenError::database)?;
+                database::adopt(&database, &check, opened_at)?
+            }
+            Ok(adopted) => adopted,
+            Err(error) => {
+                database::close(Some(database));
+                return Err(error);
+            }
+        };
+        let reserve = backing.reserve();
+        if let Err(error) = &reserve {
+            tracing::warn!(
+                %error,
+                "the reserve of 16 MiB (PATH.reserve) cannot be made: free disk space, or requests \
+                 under way cannot be recorded when the disk is full"
+            );
+        }
+        let reserve = reserve.is_ok();
+        let epoch = Epoch { number: adopted.epoch, opened_at };
+        let jobs = QueueLimit { items: options.queue_items, bytes: options.queue_bytes };
+        let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
+        let threads = |error| OpenError::io(&options.path, error);
+        // Dropped on an early return: the threads started so far then end.
+        let store = Self {
+            sealer: ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer),
+            reading: MemoryBudget::new(options.reading_bytes),
+            shared,
+            backing,
+            secret,
+            entropy: options.entropy,
+            lock,
+            path: options.path.clone(),
+            made: adopted.made,
+            replaced: AtomicBool::new(false),
+        };
+        let mut readers = (0..READERS)
+            .map(|_| store.spawn("hapax-file-read", |shared| reader::run(&shared)))
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(threads)?;
+        let round = scrub::begin(&store.shared, options.check_for);
+        let scrub = store.spawn("hapax-file-scrub", move |shared| scrub::run(&shared, round));
+        readers.push(scrub.map_err(threads)?);
+        let writer = Writer {
+            shared: Arc::clone(&store.shared),
+            backing: Arc::clone(&store.backing),
+            cache_bytes: options.cache_bytes,
+            min_free_bytes: options.min_free_bytes,
+            quick_recovery_above: options.quick_recovery_above,
+            floor: adopted.floor,
+            readers,
+            lock: store.lock.clone(),
+            pending: Default::default(),
+            reaps: Default::default(),
+            reserve,
+            full_since: None,
+            no_index: false,
+        };
+        store
+            .spawn("hapax-file-write", |shared| writer.run(&WriterExit(shared)))
+            .map_err(threads)?;
+        Ok(store)
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        run: impl FnOnce(Arc<Shared>) + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let shared = Arc::clone(&self.shared);
+        std::thread::Builder::new().name(name.into()).spawn(move || run(shared))
+    }
+
+    /// What was seen, once there is room for it. What is large is read again, and may be another
+    /// record by then: a snapshot is of any moment between question and answer, and so is a
+    /// conflict's, because a tag that was not there when it was looked for is not written later.
+    async fn opened(
+        &self,
+        key: &OperationId,
+        mut seen: RawSnapshot,
+    ) -> Result<Snapshot, StoreError> {
+        let mut taken = None;
+        loop {
+            let RawSnapshot { now, stored } = seen;
+            let bytes = match stored.transpose()? {
+                None => return Ok(Snapshot { now, stored: None }),
+                Some(SealedRead::Record(stored)) => {
+                    let stored = stored.open(key, now, self.shared.epoch, &self.sealer)?;
+                    return Ok(Snapshot { now, stored: Some(stored) });
+                }
+                Some(SealedRead::Large(bytes)) => bytes,
+            };
+            // Who waits for more has given back what it had.
+            drop(taken.take());
+            // A swap that met this record did nothing.
+            let Some(reservation) = self.reading.reserve(bytes).await else {
+                return Err(StoreError::unavailable(FileStoreError::Crowded));
+            };
+            let room = reservation.bytes();
+            taken = Some(reservation);
+            seen = self.read(|reply| ReadJob::Load { key: *key, room, reply }).await?;
+        }
+    }
+
+    async fn read<T>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> ReadJob,
+    ) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared
+            .reads
+            .push(job(reply), 0, Admission::Any)
+            .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
+        answer.await.unwrap_or_else(|_| Err(StoreError::unavailable(FileStoreError::Interrupted)))
+    }
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileStore")
+            .field("path", &self.path)
+            .field("epoch", &self.shared.epoch.number)
+            .field("sealer", &self.sealer)
+            .finish_non_exhaustive()
+    }
+}
+
+// Cancellation: each method does two things, it queues a job and it awaits the answer. Dropped
+// before the first, nothing happened; dropped after it, the thread does the whole job and drops
+// the answer. There is no third place.
+impl Store for FileStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            if self.rejects(&swap) {
+                // A record that is there is answered from. One that is written meanwhile by another
+                // claim is not seen, and this one is rejected: nothing executes.
+                let seen = self.load(&swap.id).await?;
+                return match seen.stored {
+                    Some(_) => Ok(Swapped::Conflict(seen)),
+                    None => Err(StoreError::unavailable(FileStoreError::Replaced)),
+                };
+            }
+            let Swap { id: key, expected, write_id, draft } = swap;
+            // Here and not on the writer's thread: sealing goes on for many at once.
+            let sealed = self
+                .sealer
+                .seal(&key, write_id, &draft.record, &*self.entropy)
+                .map_err(StoreError::unavailable)?;
+            let (reply, answer) = oneshot::channel();
+            let bytes = sealed.len();
+            let grace = draft.record.terms.lease;
+            let (stamp, lease, keep) = (draft.stamp, draft.lease, draft.keep);
+            let job = SwapJob { key, expected, write_id, stamp, lease, keep, grace, sealed, reply };
+            let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
+            self.shared
+                .jobs
+                .push(Job::Swap(job), bytes, admission)
+                .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
+            // No answer: the thread broke off, and nobody knows before or after the commit.
+            let answer = answer
+                .await
+                .unwrap_or_else(|_| Err(StoreError::ambiguous(FileStoreError::Interrupted)))?;
+            Ok(match answer {
+                RawSwapped::Stored(stamped) => Swapped::Stored(stamped),
+                RawSwapped::Conflict { now, stored } => Swapped::Conflict(
+                    self.opened(&key, RawSnapshot { now, stored: stored.map(Ok) }).await?,
+                ),
+            })
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            let seen = self.read(|reply| ReadJob::Load { key: *key, room: SMALL, reply }).await?;
+            self.opened(key, seen).await
+        })
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let job = Job::Reap { limit: limit.get(), reply };
+            self.shared
+                .jobs
+                .push(job, 0, Admission::NewWork)
+                .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
+            answer.await.unwrap_or_else(|_| Err(StoreError::ambiguous(FileStoreError::Interrupted)))
+        })
+    }
+}
+
+impl Inspect for FileStore {
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            let limit = limit.get();
+            let RawPage { now, records, more } =
+                self.read(|reply| ReadJob::Page { after, limit, reply }).await?;
+            let records = records.into_iter().map(|(key, stored)| {
+                let open = |stored: crate::record::SealedRecord| {
+                    stored.open(&key, now, self.shared.epoch, &self.sealer)
+                };
+                (key, stored.and_then(open))
+            });
+            Ok(Page { now, records: records.collect(), more })
+        })
+    }
+}
+
+/// Makes an empty database under another name and renames it: the engine cannot open a file whose
+/// making was cut short, and a file that has the right name is whole. The caller holds the lock.
+fn create(
+    path: &Path,
+    secret: Option<&Secret>,
+    cache_bytes: usize,
+    now: Timestamp,
+) -> Result<(), OpenError> {
+    let unfinished = with_suffix(path, ".new");
+    let failed = |error| OpenError::io(&unfinished, error);
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let database = database::open(&FileBacking::new(&unfinished), cache_bytes, &Damages::default())
+        .map_err(OpenError::database)?;
+    database::adopt(&database, &check(secret), now)?;
+    drop(database);
+    File::open(&unfinished).and_then(|file| file.sync_all()).map_err(failed)?;
+    std::fs::rename(&unfinished, path).map_err(failed)?;
+    sync_directory(path).map_err(|error| OpenError::io(path, error))
+}
+
+/// Tells a secret from others without telling it.
+pub(crate) fn check(secret: Option<&Secret>) -> Vec<u8> {
+    let Some(secret) = secret else { return Vec::new() };
+    let scope = Scope::of([("hapax-file", "secret check")]);
+    // The shortest of keys: any would do, within a scope that nobody else has.
+    let key = Key::new("-").ok();
+    key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec())
+        .unwrap_or_default()
+}

@@ -1,0 +1,516 @@
+//! The thread that writes: one transaction after another, each with all that is waiting.
+//!
+//! While one commit is on its way to the disk, requests queue; then all of them go into the next
+//! one. So a sync costs what it costs, however many share it.
+//!
+//! What callers hear:
+//! - Nobody is answered before the commit that holds its swap is durable, not even those whose
+//!   answer is a conflict: it may be a conflict with a swap of the same batch.
+//! - A failure before the commit began: the transaction is dropped, so nothing of it was written
+//!   and nothing will be: `Unavailable`.
+//! - A commit that failed may be on disk or not: every swap of it is `Ambiguous`. What waited
+//!   behind it was not looked at: `Unavailable`. Then the database is opened again, because the
+//!   engine no longer knows what is on disk, and neither does the kernel's cache.
+//! - On a full disk: a reserve is given up at the first write that finds no room, so that what is
+//!   under way can be recorded. Where that is used up as well, what would write is `Unavailable`
+//!   for a pause that doubles, and what only reads, a replay, is answered as ever.
+//! - A caller that went away changes nothing: its swap is done, the answer is dropped.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use futures_channel::oneshot;
+use hapax_core::store::Reaped;
+use hapax_core::{StoreError, Timestamp};
+use redb::{Database, StorageError, WriteTransaction};
+
+use crate::backing::Backing;
+use crate::batch::{Batch, BatchContext, DiskFull, RawSwapped, Removal, SwapJob};
+use crate::database::{self, guarded};
+use crate::error::{FileStoreError, is_full, unchanged};
+use crate::lock_file::LockFile;
+use crate::queue::Woken;
+use crate::record::SealedRead;
+use crate::shared::{Job, Shared, count};
+
+/// Swaps in one transaction.
+const MAX_SWAPS: usize = 512;
+/// Bytes of records in one transaction, written or read.
+const MAX_BYTES: usize = 16 << 20;
+/// Entries of the index of due cells that one transaction looks at, at most.
+const MAX_DUE: usize = 64;
+/// And at least.
+const MIN_DUE: usize = 4;
+/// How long no swap comes before what is due has a commit of its own.
+const LULL: Duration = Duration::from_millis(5);
+/// Between two attempts to open the database again, or to write on a full disk: doubles from the
+/// first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// The same, in requests that were refused meanwhile, for each of the first pause.
+const REFUSALS: usize = 1_000;
+/// Free bytes above `min_free_bytes` from which on the reserve is made again.
+const ROOM_FOR_RESERVE: u64 = 64 << 20;
+
+pub(crate) struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) backing: Arc<dyn Backing>,
+    pub(crate) cache_bytes: usize,
+    pub(crate) min_free_bytes: u64,
+    pub(crate) quick_recovery_above: u64,
+    /// Larger than the fence of anything that was reaped.
+    pub(crate) floor: u64,
+    pub(crate) readers: Vec<JoinHandle<()>>,
+    pub(crate) lock: Option<Arc<LockFile>>,
+    /// Swaps to be done before those in the queue.
+    pub(crate) pending: VecDeque<SwapJob>,
+    pub(crate) reaps: VecDeque<Reap>,
+    /// Whether there is a reserve to be released when the disk is full.
+    pub(crate) reserve: bool,
+    /// Since a write found the disk full and no reserve left: what writes is rejected until the pause
+    /// is over, what only reads is answered.
+    pub(crate) full_since: Option<Pause>,
+    /// Whether damage was met in the index of what is due. The records themselves are whole: they are
+    /// written without it, and nothing is removed.
+    pub(crate) no_index: bool,
+}
+
+/// A pause after a failure, by the clock and by requests that were rejected meanwhile, because a clock
+/// may be set back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pause {
+    since: Timestamp,
+    length: Duration,
+    rejected: usize,
+}
+
+impl Pause {
+    const fn new(since: Timestamp, length: Duration) -> Self {
+        Self { since, length, rejected: 0 }
+    }
+
+    /// The pause after another failure.
+    fn longer(self, now: Timestamp) -> Self {
+        Self::new(now, (self.length * 2).min(LAST_PAUSE))
+    }
+
+    fn is_over(&self, now: Timestamp) -> bool {
+        let times = (self.length.as_millis() / FIRST_PAUSE.as_millis()) as usize;
+        now.since(self.since) >= self.length || self.rejected >= REFUSALS * times
+    }
+}
+
+/// A removal under way, over several commits.
+pub(crate) struct Reap {
+    left: u32,
+    removed: u32,
+    reply: oneshot::Sender<Result<Reaped, StoreError>>,
+}
+
+/// Swaps with their answers, which nobody has heard yet.
+type SwapReplies = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
+
+/// How a batch ended.
+enum BatchEnd {
+    /// All of it is durable.
+    Committed { answered: SwapReplies, removal: Option<Removal>, floor: u64, wrote: bool },
+    /// Nothing was written. One swap stumbled over damage; the others go again without it.
+    Stumbled { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
+    /// Nothing was written, and nothing more can be.
+    Failed { answered: SwapReplies, error: redb::Error },
+    /// It may have been written.
+    Ambiguous { answered: SwapReplies, error: redb::Error },
+}
+
+impl Writer {
+    /// Works until the store is closed and everything queued is done. `_end` goes last.
+    pub(crate) fn run(mut self, _end: &WriterExit) {
+        loop {
+            if self.pending.is_empty() {
+                // Swaps take what is due along with them. A commit for that alone would be in
+                // the way of the swaps that come a moment later, so it waits for a lull.
+                let lull = (!self.reaps.is_empty()).then_some(LULL);
+                if self.shared.jobs.wait(lull) == Woken::Closed {
+                    break;
+                }
+            }
+            if !self.step() && !self.reopen() {
+                break;
+            }
+        }
+        self.finish();
+    }
+
+    /// One transaction. Whether the database is still good.
+    fn step(&mut self) -> bool {
+        let ended = {
+            let shared = Arc::clone(&self.shared);
+            let guard = shared.database();
+            let Some(database) = &*guard else { return false };
+            // Should the engine panic, the replies of the batch are dropped: `Ambiguous`.
+            match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
+                Ok(ended) => ended,
+                Err(_) => return false,
+            }
+        };
+        self.notice(&ended);
+        if matches!(ended, BatchEnd::Failed { .. } | BatchEnd::Ambiguous { .. }) {
+            // Before anybody hears of it: no read shall go to what is known to be broken.
+            self.close_database();
+        }
+        self.settle(ended)
+    }
+
+    /// Makes room on a full disk for what is under way, once; after that writes pause, longer each
+    /// time, and reads go on. With room again all is as before.
+    fn notice(&mut self, ended: &BatchEnd) {
+        let now = self.shared.clock.now();
+        match ended {
+            BatchEnd::Failed { error, .. } | BatchEnd::Ambiguous { error, .. }
+                if is_full(error) =>
+            {
+                if std::mem::take(&mut self.reserve)
+                    && matches!(self.backing.release_reserve(), Ok(true))
+                {
+                    tracing::warn!(
+                        "the disk is full: the reserve was released, so that requests under way can \
+                         be recorded; make room"
+                    );
+                    return;
+                }
+                let pause = self.full_since.map(|pause| pause.longer(now));
+                let pause = pause.unwrap_or_else(|| Pause::new(now, FIRST_PAUSE));
+                tracing::error!(
+                    retry_ms = pause.length.as_millis() as u64,
+                    "the disk is full: nothing can be recorded until there is room"
+                );
+                self.full_since = Some(pause);
+            }
+            BatchEnd::Committed { wrote: true, .. } => self.full_since = None,
+            _ => {}
+        }
+        if !self.reserve && self.full_since.is_none() {
+            let enough = self.min_free_bytes.saturating_add(ROOM_FOR_RESERVE);
+            if self.backing.available().is_ok_and(|free| free.is_some_and(|free| free >= enough)) {
+                self.reserve = self.backing.reserve().is_ok();
+            }
+        }
+    }
+
+    fn transact(&mut self, database: &Database) -> BatchEnd {
+        // No length: somebody took the file away, and what goes into it now is lost.
+        let length = self.backing.length().map_err(redb::Error::from);
+        let begun = length.and_then(|length| {
+            // To open a file again, the engine verifies all of it, and stops at damage, unless
+            // it was written for a quick recovery.
+            let damaged = self.shared.damages.count() > 0;
+            database::begin(database, damaged || length >= self.quick_recovery_above)
+        });
+        let transaction = match begun {
+            Ok(transaction) => transaction,
+            Err(error) => return BatchEnd::Failed { answered: Vec::new(), error },
+        };
+        let filled = match self.fill(&transaction) {
+            Ok(filled) => filled,
+            Err(ended) => {
+                let ended = *ended;
+                // What an abort cannot undo it leaves to the repair at the next opening.
+                return match (transaction.abort(), ended) {
+                    (Err(error), BatchEnd::Stumbled { over, again, .. }) => {
+                        BatchEnd::Failed { answered: rejoin(over, again), error: error.into() }
+                    }
+                    (_, ended) => ended,
+                };
+            }
+        };
+        let Filled { answered, removal, floor, wrote } = filled;
+        if wrote {
+            if let Err(error) = transaction.commit() {
+                return BatchEnd::Ambiguous { answered, error: error.into() };
+            }
+            count(&self.shared.counters.commits, 1);
+        } else if let Err(error) = transaction.abort() {
+            return BatchEnd::Failed { answered, error: error.into() };
+        }
+        BatchEnd::Committed { answered, removal, floor, wrote }
+    }
+
+    /// Applies what is waiting.
+    fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<BatchEnd>> {
+        let mut answered = Vec::new();
+        let mut batch =
+            Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
+        let now = self.shared.clock.now();
+        let no_writes = self.full_since.is_some_and(|pause| !pause.is_over(now));
+        let no_index = self.no_index;
+        let terms =
+            BatchContext { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
+        let mut bytes = 0;
+        while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
+            let Some(job) = self.next() else { break };
+            let now = self.shared.clock.now();
+            match guarded(|| batch.apply(&job, now, terms)) {
+                Ok(answer) => {
+                    bytes += job.sealed.len() + weight(&answer);
+                    answered.push((job, answer));
+                }
+                Err(error @ StorageError::Corrupted(_)) if batch.in_index() => {
+                    // Done again without the index, once: `no_index` stays.
+                    self.leave_index(&error);
+                    let again = rejoin(Some(job), answered);
+                    return Err(Box::new(BatchEnd::Stumbled { over: None, error, again }));
+                }
+                Err(error @ StorageError::Corrupted(_)) => {
+                    let (over, again) = (Some(job), answered);
+                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
+                }
+                Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
+            }
+        }
+        if let Some(pause) = &mut self.full_since {
+            pause.rejected += answered.len();
+        }
+        let mut removal = None;
+        if no_index && !self.reaps.is_empty() {
+            // Nothing is found without the index; each call says so.
+            let damaged = StorageError::Corrupted("the index of what is due is damaged".to_owned());
+            self.end_reap(Err(unchanged(damaged)));
+        } else if let Some(reap) = self.reaps.front()
+            && !no_writes
+        {
+            // As many as the swaps beside it will leave to be reaped one day, two of which make a
+            // record: so reaping keeps up, and whoever shares the commit hardly notices.
+            let beside = match answered.len() {
+                0 => MAX_DUE,
+                swaps => (swaps / 2).clamp(MIN_DUE, MAX_DUE),
+            };
+            let (now, limit) = (self.shared.clock.now(), reap.left.min(beside as u32));
+            match guarded(|| batch.remove_due(now, limit)) {
+                Ok(removed) => removal = Some(removed),
+                Err(error @ StorageError::Corrupted(_)) => {
+                    if batch.in_index() {
+                        self.leave_index(&error);
+                    }
+                    let (over, again) = (None, answered);
+                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
+                }
+                Err(error) => return Err(failed(answered, error)),
+            }
+        }
+        Ok(Filled { answered, removal, floor: batch.floor(), wrote: batch.wrote() })
+    }
+
+    fn leave_index(&mut self, error: &StorageError) {
+        if !std::mem::replace(&mut self.no_index, true) {
+            tracing::error!(
+                %error,
+                "the index of expiry is damaged: records are kept and written without it, and none \
+                 is removed; stop the process and write what is whole to a new file with `hapax \
+                 doctor --salvage OLD NEW`"
+            );
+        }
+    }
+
+    /// The next swap. Reaps that come along are put aside.
+    fn next(&mut self) -> Option<SwapJob> {
+        loop {
+            if let Some(job) = self.pending.pop_front() {
+                return Some(job);
+            }
+            match self.shared.jobs.pop()? {
+                Job::Swap(job) => return Some(job),
+                Job::Reap { limit, reply } => {
+                    self.reaps.push_back(Reap { left: limit, removed: 0, reply });
+                }
+            }
+        }
+    }
+
+    /// Answers. Whether the database is still good.
+    fn settle(&mut self, ended: BatchEnd) -> bool {
+        match ended {
+            BatchEnd::Committed { answered, removal, floor, .. } => {
+                self.floor = floor;
+                count(&self.shared.counters.swaps, answered.len() as u64);
+                for (job, answer) in answered {
+                    job.reply.send(answer).ok();
+                }
+                if let Some(removal) = removal {
+                    self.removed(removal);
+                }
+                true
+            }
+            BatchEnd::Stumbled { over, error, again } => {
+                // At least one request leaves the batch each time, so this comes to an end.
+                for (job, _) in again.into_iter().rev() {
+                    self.pending.push_front(job);
+                }
+                match (over, self.reaps.is_empty()) {
+                    (Some(job), _) => drop(job.reply.send(Err(unchanged(error)))),
+                    (None, false) => self.end_reap(Err(unchanged(error))),
+                    (None, true) => {}
+                }
+                true
+            }
+            BatchEnd::Failed { answered, error } => {
+                let error = Arc::new(FileStoreError::Engine(error));
+                for (job, _) in answered {
+                    job.reply.send(Err(StoreError::unavailable(Arc::clone(&error)))).ok();
+                }
+                self.refuse();
+                false
+            }
+            BatchEnd::Ambiguous { answered, error } => {
+                let error = Arc::new(FileStoreError::Engine(error));
+                for (job, _) in answered {
+                    job.reply.send(Err(StoreError::ambiguous(Arc::clone(&error)))).ok();
+                }
+                self.refuse();
+                false
+            }
+        }
+    }
+
+    fn removed(&mut self, removal: Removal) {
+        count(&self.shared.counters.removed, removal.removed.into());
+        let Some(reap) = self.reaps.front_mut() else { return };
+        reap.removed += removal.removed;
+        reap.left -= removal.removed;
+        if !removal.more || reap.left == 0 {
+            let done = Reaped { removed: reap.removed, more: removal.more };
+            self.end_reap(Ok(done));
+        }
+    }
+
+    fn end_reap(&mut self, with: Result<Reaped, StoreError>) {
+        if let Some(reap) = self.reaps.pop_front() {
+            reap.reply.send(with).ok();
+        }
+    }
+
+    /// Tells everything that waits that it was not done; how much that was. What comes meanwhile
+    /// waits for the next time: callers who ask again at once would keep it from ever ending.
+    fn refuse(&mut self) -> usize {
+        let reopening = || StoreError::unavailable(FileStoreError::Reopening);
+        let waiting = self.pending.len() + self.shared.jobs.len();
+        for job in (0..waiting).map_while(|_| self.next()).collect::<Vec<_>>() {
+            job.reply.send(Err(reopening())).ok();
+        }
+        while !self.reaps.is_empty() {
+            self.end_reap(Err(reopening()));
+        }
+        waiting
+    }
+
+    /// Opens the database again. Whether it could before the store was closed.
+    ///
+    /// The epoch stays: this process lives, and so do the leases it granted.
+    fn reopen(&mut self) -> bool {
+        self.close_database();
+        let mut pause = Pause::new(self.shared.clock.now(), FIRST_PAUSE);
+        loop {
+            match self.try_open() {
+                Ok((database, floor)) => {
+                    self.floor = floor;
+                    *self.shared.database_alone() = Some(database);
+                    count(&self.shared.counters.reopened, 1);
+                    return true;
+                }
+                // What opening itself writes needs the reserve, too.
+                Err(error) if is_full(&error) && std::mem::take(&mut self.reserve) => {
+                    if matches!(self.backing.release_reserve(), Ok(true)) {
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    let retry_ms = pause.length.as_millis() as u64;
+                    tracing::warn!(%error, retry_ms, "the database cannot be opened again yet");
+                }
+            }
+            // Requests are rejected at once meanwhile.
+            pause.since = self.shared.clock.now();
+            while !pause.is_over(self.shared.clock.now()) {
+                match self.shared.jobs.wait(Some(pause.length)) {
+                    Woken::Item => pause.rejected += self.refuse(),
+                    Woken::Closed => return false,
+                    Woken::TimedOut => break,
+                }
+            }
+            pause = pause.longer(self.shared.clock.now());
+        }
+    }
+
+    fn try_open(&self) -> Result<(Database, u64), redb::Error> {
+        let open = || -> Result<_, redb::Error> {
+            let database = database::open(&*self.backing, self.cache_bytes, &self.shared.damages)?;
+            let floor = database::floor(&database)?;
+            Ok((database, floor))
+        };
+        catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| Err(redb::Error::DatabaseClosed))
+    }
+
+    /// Everything is done: ends the readers, closes the database, and only then lets others in.
+    fn finish(mut self) {
+        self.refuse();
+        for reader in self.readers.drain(..) {
+            reader.join().ok();
+        }
+        self.close_database();
+        if let Some(lock) = &self.lock {
+            lock.release();
+        }
+    }
+
+    /// Closes the database once nobody uses it.
+    fn close_database(&self) {
+        let database = self.shared.database_alone().take();
+        database::close(database);
+    }
+
+    fn full(&self) -> Option<DiskFull> {
+        let needed = self.min_free_bytes;
+        let free = self.backing.available().ok().flatten()?;
+        (free < needed).then_some(DiskFull { free, needed })
+    }
+}
+
+/// However the thread ends, nobody must wait for it for ever.
+pub(crate) struct WriterExit(pub(crate) Arc<Shared>);
+
+impl Drop for WriterExit {
+    fn drop(&mut self) {
+        self.0.close();
+        while self.0.jobs.pop().is_some() {}
+        self.0.ended();
+    }
+}
+
+struct Filled {
+    answered: SwapReplies,
+    removal: Option<Removal>,
+    floor: u64,
+    wrote: bool,
+}
+
+fn failed(answered: SwapReplies, error: impl Into<redb::Error>) -> Box<BatchEnd> {
+    Box::new(BatchEnd::Failed { answered, error: error.into() })
+}
+
+/// Puts back a swap among those before it; its answer is not looked at.
+fn rejoin(job: Option<SwapJob>, mut answered: SwapReplies) -> SwapReplies {
+    let none = || Err(StoreError::unavailable(FileStoreError::Reopening));
+    answered.extend(job.map(|job| (job, none())));
+    answered
+}
+
+fn weight(answer: &Result<RawSwapped, StoreError>) -> usize {
+    match answer {
+        Ok(RawSwapped::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => {
+            stored.sealed.len()
+        }
+        _ => 0,
+    }
+}

@@ -1,0 +1,116 @@
+//! What is done now and then, on a connection of its own: pages and purging.
+
+use std::sync::Arc;
+
+use hapax_core::StoreError;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::time::{timeout, timeout_at};
+use tokio_postgres::Row;
+
+use crate::error::{PostgresStoreError, TransactionFailure};
+use crate::link::{Parameter, StatementCall};
+use crate::shared::Shared;
+use crate::sql::Verb;
+use crate::writer::WriterConnection;
+
+/// Requests that may wait for it at one time.
+const WAITING: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    shared: Arc<Shared>,
+    line: Mutex<WriterConnection>,
+    waiting: Arc<Semaphore>,
+}
+
+/// A statement that is run.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Cells after a key; after none if it is empty.
+    Page { after: Vec<u8>, limit: i64 },
+    /// Undecided cells of `count` blocks of the table.
+    Blocks { first: i64, count: i64 },
+    /// What some cells hold.
+    Load { keys: Vec<Vec<u8>> },
+    /// Removes what is due.
+    Reap { limit: i64 },
+}
+
+/// Why there is no answer.
+pub(crate) enum MaintenanceError {
+    /// Nothing was sent.
+    NotSent(PostgresStoreError),
+    Failed(TransactionFailure),
+}
+
+impl Maintenance {
+    pub(crate) fn new(shared: Arc<Shared>) -> Arc<Self> {
+        let waiting = Arc::new(Semaphore::new(WAITING));
+        Arc::new(Self { shared, line: Mutex::default(), waiting })
+    }
+
+    /// Runs one statement in a transaction of its own, on a task of its own: dropping the caller
+    /// does not leave the connection in the middle of it.
+    pub(crate) async fn run(self: &Arc<Self>, job: Job) -> Result<Vec<Row>, MaintenanceError> {
+        let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return Err(MaintenanceError::NotSent(PostgresStoreError::QueueFull));
+        };
+        let this = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let _turn = turn;
+            this.run_here(job).await
+        });
+        task.await.unwrap_or(Err(MaintenanceError::Failed(TransactionFailure::Lost(
+            PostgresStoreError::Closed,
+        ))))
+    }
+
+    async fn run_here(&self, job: Job) -> Result<Vec<Row>, MaintenanceError> {
+        let Self { shared, line, .. } = self;
+        let deadline = tokio::time::Instant::now() + shared.setup.answer;
+        let Ok(mut line) = timeout_at(deadline, line.lock()).await else {
+            return Err(MaintenanceError::NotSent(PostgresStoreError::NotSent));
+        };
+        let Ok(link) = timeout_at(deadline, line.link(shared)).await else {
+            return Err(MaintenanceError::NotSent(PostgresStoreError::NotSent));
+        };
+        let link = link.map_err(MaintenanceError::NotSent)?;
+        let (verb, parameters): (_, Vec<Parameter<'_>>) = match &job {
+            Job::Page { after, limit } => (Verb::Page, vec![after, limit]),
+            Job::Blocks { first, count } => (Verb::Blocks, vec![first, count]),
+            Job::Load { keys } => (Verb::Load, vec![keys]),
+            Job::Reap { limit } => (Verb::Reap, vec![limit]),
+        };
+        let call = StatementCall { verb, parameters };
+        let sent = link.transact(&shared.setup, shared.setup.begin(), call);
+        let failure = match timeout(shared.setup.answer, sent).await {
+            Ok(Ok(rows)) => return Ok(rows),
+            Ok(Err(failure)) => failure,
+            Err(_) => TransactionFailure::Lost(PostgresStoreError::TimedOut),
+        };
+        if failure.ends_connection() {
+            line.hang_up();
+        }
+        Err(MaintenanceError::Failed(failure))
+    }
+
+    pub(crate) async fn close(&self) {
+        self.line.lock().await.close().await;
+    }
+}
+
+impl MaintenanceError {
+    pub(crate) fn into_store_error(self) -> StoreError {
+        match self {
+            Self::NotSent(error) => StoreError::unavailable(error),
+            Self::Failed(failure) => failure.into_store_error(),
+        }
+    }
+
+    pub(crate) fn into_read_error(self) -> StoreError {
+        match self {
+            Self::NotSent(error) => StoreError::unavailable(error),
+            Self::Failed(failure) => failure.into_read_error(),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The bounded queues in front of the connections.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax_core::OperationId;
+use tokio::sync::Notify;
+
+use crate::error::PostgresStoreError;
+
+/// What a queue holds at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimit {
+    pub(crate) items: usize,
+    pub(crate) bytes: usize,
+}
+
+/// How much of its limit an item may use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admission {
+    /// Seven eighths, so that new work never crowds out what finishes old work.
+    NewWork,
+    /// All.
+    Any,
+}
+
+/// What waits in a queue.
+pub(crate) trait Item {
+    fn key(&self) -> &OperationId;
+    fn size(&self) -> usize;
+    fn ticket(&self) -> &Ticket;
+}
+
+/// Where a request is: the queue's side and the caller's agree on whether it was ever sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ticket(Arc<AtomicU8>);
+
+const WAITS: u8 = 0;
+const SENT: u8 = 1;
+const WITHDRAWN: u8 = 2;
+
+impl Ticket {
+    /// Before it is sent. `false`: its caller has withdrawn it and been told that it never was.
+    fn send(&self) -> bool {
+        self.0.compare_exchange(WAITS, SENT, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// It is known that what was sent did nothing.
+    pub(crate) fn wait_again(&self) {
+        // Only the side that sent it gets here, and a sent one is not withdrawn.
+        self.0.store(WAITS, Ordering::Release);
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.0.load(Ordering::Acquire) == WITHDRAWN
+    }
+
+    /// The caller gives up. `true`: it was not sent and never will be.
+    pub(crate) fn withdraw(&self) -> bool {
+        let was = self.0.compare_exchange(WAITS, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire);
+        was.is_ok()
+    }
+}
+
+/// Many put in; connections take out. What was put in before it is closed can be taken out.
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
+    limit: QueueLimit,
+    inner: Mutex<Inner<T>>,
+    ready: Notify,
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    items: VecDeque<T>,
+    bytes: usize,
+    /// Keys that somebody took and has not finished.
+    busy: HashSet<OperationId>,
+    closed: bool,
+}
+
+impl<T: Item> Queue<T> {
+    pub(crate) fn new(limit: QueueLimit) -> Self {
+        let items = VecDeque::new();
+        let inner = Inner { items, bytes: 0, busy: HashSet::new(), closed: false };
+        Self { limit, inner: Mutex::new(inner), ready: Notify::new() }
+    }
+
+    pub(crate) fn push(&self, item: T, admission: Admission) -> Result<(), PostgresStoreError> {
+        let of = |limit: usize| match admission {
+            Admission::NewWork => limit - limit / 8,
+            Admission::Any => limit,
+        };
+        let mut inner = self.lock();
+        if inner.closed {
+            return Err(PostgresStoreError::Closed);
+        }
+        // A single item larger than the whole limit passes while there is nothing else.
+        let bytes = inner.bytes.saturating_add(item.size());
+        let fits = inner.items.is_empty() || bytes <= of(self.limit.bytes);
+        if inner.items.len() >= of(self.limit.items) || !fits {
+            return Err(PostgresStoreError::QueueFull);
+        }
+        inner.items.push_back(item);
+        inner.bytes = bytes;
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Puts in what comes from another queue, after all others; or gives it back where there is no
+    /// room for it, also without those that were withdrawn meanwhile.
+    pub(crate) fn pass_on(&self, item: T) -> Result<(), T> {
+        let mut inner = self.lock();
+        let is_full = |inner: &Inner<T>| {
+            let bytes = inner.bytes.saturating_add(item.size());
+            inner.items.len() >= self.limit.items
+                || bytes > self.limit.bytes && !inner.items.is_empty()
+        };
+        if is_full(&inner) {
+            inner.items.retain(|item| !item.ticket().is_withdrawn());
+            inner.bytes = inner.items.iter().map(Item::size).sum();
+            if is_full(&inner) {
+                return Err(item);
+            }
+        }
+        inner.bytes += item.size();
+        inner.items.push_back(item);
+        drop(inner);
+        self.ready.notify_one();
+        Ok(())
+    }
+
+    /// Puts back what was taken and is to be tried again, before all others. It was within the
+    /// limit when it first came.
+    pub(crate) fn put_back(&self, item: T) {
+        let mut inner = self.lock();
+        inner.bytes += item.size();
+        inner.items.push_front(item);
+        drop(inner);
+        self.ready.notify_one();
+    }
+
+    /// Takes items of distinct keys, up to `most` and about `bytes`, in order. Those that were
+    /// withdrawn are dropped. The keys are busy, which means that nobody else is given items of
+    /// theirs, until they are [`done`](Self::done).
+    pub(crate) fn take(&self, most: usize, bytes: usize) -> Vec<T> {
+        let mut inner = self.lock();
+        let (mut taken, mut passed) = (Vec::new(), VecDeque::new());
+        let mut size = 0;
+        while taken.len() < most
+            && let Some(item) = inner.items.pop_front()
+        {
+            if inner.busy.contains(item.key()) {
+                passed.push_back(item);
+                continue;
+            }
+            if !taken.is_empty() && size + item.size() > bytes {
+                passed.push_back(item);
+                break;
+            }
+            inner.bytes -= item.size();
+            if item.ticket().send() {
+                size += item.size();
+                inner.busy.insert(*item.key());
+                taken.push(item);
+            }
+        }
+        while let Some(item) = passed.pop_back() {
+            inner.items.push_front(item);
+        }
+        let more = !inner.items.is_empty();
+        drop(inner);
+        if more {
+            // For another one: two wake-ups before anybody waits are one.
+            self.ready.notify_one();
+        }
+        taken
+    }
+
+    /// The keys are no longer busy.
+    pub(crate) fn done<'a>(&self, keys: impl IntoIterator<Item = &'a OperationId>) {
+        let mut inner = self.lock();
+        for key in keys {
+            inner.busy.remove(key);
+        }
+        let waiting = !inner.items.is_empty();
+        drop(inner);
+        if waiting {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Takes everything of one key: nothing of it is sent.
+    pub(crate) fn drain_key(&self, key: &OperationId) -> Vec<T> {
+        let mut inner = self.lock();
+        let (of_key, others) = std::mem::take(&mut inner.items)
+            .into_iter()
+            .partition::<VecDeque<T>, _>(|item| item.key() == key);
+        inner.items = others;
+        inner.bytes -= of_key.iter().map(Item::size).sum::<usize>();
+        of_key.into()
+    }
+
+    /// Takes everything: nothing of it is sent.
+    pub(crate) fn drain(&self) -> VecDeque<T> {
+        let mut inner = self.lock();
+        inner.bytes = 0;
+        std::mem::take(&mut inner.items)
+    }
+
+    /// Waits until there may be something to take; `false` once it is closed and empty.
+    ///
+    /// Dropping it is safe: a wake-up that was not used is passed on.
+    pub(crate) async fn wait(&self) -> bool {
+        loop {
+            let ready = self.ready.notified();
+            {
+                let inner = self.lock();
+                if inner.items.iter().any(|item| !inner.busy.contains(item.key())) {
+                    return true;
+                }
+                if inner.closed && inner.items.is_empty() {
+                    // Others may wait for the same news.
+                    self.ready.notify_one();
+                    return false;
+                }
+            }
+            ready.await;
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_one();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock().items.len()
+    }
+
+    /// No code that can panic runs under the lock, so a poisoned queue is a whole one.
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

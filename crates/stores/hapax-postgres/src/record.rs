@@ -1,0 +1,206 @@
+//! Swaps and cells as the statements have them.
+
+use std::time::Duration;
+
+use hapax_core::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
+use hapax_core::{
+    FencingToken, OnUnknown, OperationId, RecordState, Sealer, StoreError, Timestamp, WriteId,
+};
+use tokio_postgres::Row;
+
+/// A swap, its record sealed.
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) key: OperationId,
+    pub(crate) write_id: WriteId,
+    pub(crate) expected: Option<WriteId>,
+    pub(crate) state: &'static str,
+    pub(crate) sealed: Vec<u8>,
+    pub(crate) lease: i64,
+    pub(crate) keep: Option<i64>,
+    /// How long after its keep the row stays.
+    pub(crate) grace: i64,
+    /// After how long a sweep may look at a row that is kept for ever.
+    pub(crate) hint: i64,
+    pub(crate) next_fence: bool,
+    /// Whether it is for a new key.
+    pub(crate) is_new: bool,
+    /// Whether it needs the tables to be those that are expected: a new key that must not run twice.
+    pub(crate) strict: bool,
+}
+
+impl Write {
+    pub(crate) fn new(swap: &Swap, sealed: Vec<u8>) -> Self {
+        let Swap { id: key, expected, write_id, draft } = swap;
+        let terms = draft.record.terms;
+        Self {
+            key: *key,
+            write_id: *write_id,
+            expected: *expected,
+            state: name(&draft.record.state),
+            sealed,
+            lease: micros(draft.lease),
+            keep: draft.keep.map(micros),
+            grace: micros(terms.lease),
+            hint: micros(terms.retention.saturating_add(terms.lease)),
+            next_fence: draft.stamp == Stamp::NextFence,
+            is_new: expected.is_none(),
+            strict: expected.is_none() && terms.on_unknown != OnUnknown::Reexecute,
+        }
+    }
+
+    /// Bytes it takes in memory and on the wire.
+    pub(crate) const fn size(&self) -> usize {
+        self.sealed.len() + size_of::<Self>()
+    }
+
+    /// Whether it is in flight no more, so that those who wait want to know.
+    pub(crate) fn ends(&self) -> bool {
+        self.state != name(&RecordState::InFlight)
+    }
+}
+
+/// The longest time that is written: 36,000 years. The sum of three and the time of day fits.
+const LONGEST: i64 = 1 << 60;
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(LONGEST).min(LONGEST)
+}
+
+const fn name(state: &RecordState) -> &'static str {
+    match state {
+        RecordState::InFlight => "in-flight",
+        RecordState::Unknown { .. } => "unknown",
+        RecordState::Done(_) => "done",
+        RecordState::Released => "released",
+    }
+}
+
+/// What a statement says of one key.
+#[derive(Debug)]
+pub(crate) struct ResultRow {
+    pub(crate) now: Timestamp,
+    /// Whether this statement wrote it.
+    pub(crate) written: bool,
+    /// Which key; `None` in a page without rows.
+    pub(crate) key: Option<OperationId>,
+    /// What is there.
+    pub(crate) found: Result<Option<SealedRecord>, DamagedRow>,
+}
+
+/// A row.
+#[derive(Debug)]
+pub(crate) struct SealedRecord {
+    pub(crate) write_id: WriteId,
+    fence: FencingToken,
+    lease_until: Timestamp,
+    keep_until: Option<Timestamp>,
+    state: Option<String>,
+    /// `None` where nobody asks for it.
+    sealed: Option<Vec<u8>>,
+}
+
+/// What became of a swap, its record still sealed.
+#[derive(Debug)]
+pub(crate) enum RawSwapped {
+    Stored(Stamped),
+    Conflict { now: Timestamp, found: Option<SealedRecord> },
+}
+
+/// A row is not as it was written.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the row is damaged, or was written by another program")]
+pub(crate) struct DamagedRow;
+
+impl ResultRow {
+    /// # Errors
+    /// [`DamagedRow`] where the row does not even tell which key it is about.
+    pub(crate) fn read(row: &Row) -> Result<Self, DamagedRow> {
+        let key: Option<&[u8]> = get(row, 2)?;
+        Ok(Self {
+            now: time(get(row, 0)?)?,
+            written: get(row, 1)?,
+            key: key.map(bytes).transpose()?.map(OperationId::from_bytes),
+            found: SealedRecord::read(row),
+        })
+    }
+
+    /// What that means for `write`; `None` if nothing: it may be tried again.
+    pub(crate) fn answer(self, write: &Write) -> Option<Result<RawSwapped, StoreError>> {
+        let Self { now, written, found, .. } = self;
+        let found = match found {
+            Ok(found) => found,
+            Err(damaged) => return Some(Err(StoreError::corrupt(damaged))),
+        };
+        match found {
+            // Written now, or by an earlier copy of the same swap.
+            Some(found) if written || found.write_id == write.write_id => {
+                let SealedRecord { fence, lease_until, .. } = found;
+                Some(Ok(RawSwapped::Stored(Stamped { now, fence, lease_until })))
+            }
+            // As expected, and yet not written: somebody had it locked, or put it there, or removed
+            // it, between one look and the next.
+            found if found.as_ref().map(|found| found.write_id) == write.expected => None,
+            found => Some(Ok(RawSwapped::Conflict { now, found })),
+        }
+    }
+}
+
+impl RawSwapped {
+    pub(crate) fn open(self, key: &OperationId, sealer: &Sealer) -> Result<Swapped, StoreError> {
+        Ok(match self {
+            Self::Stored(stamped) => Swapped::Stored(stamped),
+            Self::Conflict { now, found } => {
+                let stored = found.map(|found| found.open(key, sealer)).transpose()?;
+                Swapped::Conflict(Snapshot { now, stored })
+            }
+        })
+    }
+}
+
+impl SealedRecord {
+    fn read(row: &Row) -> Result<Option<Self>, DamagedRow> {
+        let Some(write_id) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
+        Ok(Some(Self {
+            write_id: WriteId::from_bytes(write_id.try_into().map_err(|_| DamagedRow)?),
+            fence: FencingToken::new(unsigned(get(row, 4)?)?),
+            lease_until: time(get(row, 5)?)?,
+            keep_until: get::<Option<i64>>(row, 6)?.map(time).transpose()?,
+            state: get(row, 7)?,
+            sealed: get(row, 8)?,
+        }))
+    }
+
+    pub(crate) fn open(
+        self,
+        key: &OperationId,
+        sealer: &Sealer,
+    ) -> Result<StoredRecord, StoreError> {
+        let Self { write_id, fence, lease_until, keep_until, state, sealed } = self;
+        let sealed = sealed.ok_or_else(|| StoreError::corrupt(DamagedRow))?;
+        let record = sealer.open(key, write_id, &sealed).map_err(StoreError::corrupt)?;
+        if state.as_deref() != Some(name(&record.state)) {
+            return Err(StoreError::corrupt(DamagedRow));
+        }
+        Ok(StoredRecord { write_id, fence, lease_until, keep_until, record })
+    }
+}
+
+fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+    row: &'a Row,
+    at: usize,
+) -> Result<T, DamagedRow> {
+    row.try_get(at).map_err(|_| DamagedRow)
+}
+
+fn bytes(bytes: &[u8]) -> Result<[u8; 32], DamagedRow> {
+    bytes.try_into().map_err(|_| DamagedRow)
+}
+
+fn unsigned(number: i64) -> Result<u64, DamagedRow> {
+    u64::try_from(number).map_err(|_| DamagedRow)
+}
+
+fn time(micros: i64) -> Result<Timestamp, DamagedRow> {
+    unsigned(micros).map(Timestamp::from_micros)
+}

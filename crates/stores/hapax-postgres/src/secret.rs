@@ -1,0 +1,96 @@
+//! Which secret keys are named by: the same for all who share the tables.
+
+use std::sync::atomic::Ordering;
+
+use hapax_core::{Key, OperationId, Scope, Secret};
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use crate::error::PostgresConnectError;
+use crate::link::ConnectionSetup;
+use crate::sql::qualified;
+
+/// What a connection is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// It only looks, or removes: an empty `hapax_secrets` is left so.
+    Inspect,
+    /// It writes records, named by our secret, which is then everybody's.
+    Write,
+}
+
+/// Refuses tables that are used with another secret. Where they are used with none so far, enters
+/// ours if that is the `purpose`. Returns whether it is entered.
+pub(crate) async fn agree(
+    client: &Client,
+    setup: &ConnectionSetup,
+    purpose: Purpose,
+) -> Result<bool, PostgresConnectError> {
+    let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
+    let name = name(setup.options.naming_secret());
+    let known = format!(
+        "SELECT EXISTS (SELECT FROM {secrets} WHERE name = $1), EXISTS (SELECT FROM {secrets})"
+    );
+    match both(client, &known, &name).await? {
+        (true, _) => {
+            setup.agreed.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
+        (false, true) => return Err(PostgresConnectError::OtherSecret),
+        (false, false) => {
+            if setup.agreed.swap(false, Ordering::Relaxed) {
+                tracing::error!("the tables were emptied: what was executed runs again");
+            }
+            if purpose == Purpose::Inspect {
+                return Ok(false);
+            }
+        }
+    }
+    // Under a lock: two that come first with different secrets must not both find nothing.
+    let limit = setup.answer * 3 / 4;
+    let begin = format!(
+        "{}; LOCK TABLE {secrets} IN SHARE ROW EXCLUSIVE MODE",
+        setup.begin_with(limit, limit)
+    );
+    client.batch_execute(&begin).await.map_err(PostgresConnectError::Query)?;
+    let enter = format!(
+        "WITH entered AS (
+            INSERT INTO {secrets} (name, identity) SELECT $1, gen_random_uuid()::text WHERE NOT EXISTS (SELECT FROM {secrets})
+            RETURNING 1
+        )
+        SELECT EXISTS (SELECT FROM entered), EXISTS (SELECT FROM {secrets} WHERE name = $1)"
+    );
+    let (entered, found) = both(client, &enter, &name).await?;
+    // Nothing has failed in it: it commits, or says that it did not.
+    client
+        .batch_execute("SET LOCAL statement_timeout = 0")
+        .await
+        .map_err(PostgresConnectError::Query)?;
+    client.batch_execute("COMMIT").await.map_err(PostgresConnectError::Query)?;
+    if entered || found {
+        setup.agreed.store(true, Ordering::Relaxed);
+        return Ok(true);
+    }
+    Err(PostgresConnectError::OtherSecret)
+}
+
+async fn both(
+    client: &Client,
+    text: &str,
+    name: &[u8],
+) -> Result<(bool, bool), PostgresConnectError> {
+    let row = client.query_typed_one(text, &[(&name, Type::BYTEA)]).await;
+    let row = row.map_err(PostgresConnectError::Query)?;
+    let column = |at: usize| row.try_get(at).map_err(PostgresConnectError::Query);
+    Ok((column(0)?, column(1)?))
+}
+
+/// Tells a secret from others without telling it.
+fn name(secret: Option<&Secret>) -> Vec<u8> {
+    let Some(secret) = secret else { return b"none".to_vec() };
+    let scope = Scope::of([("hapax-postgres", "secret check")]);
+    // The shortest of keys: any would do, within a scope that nobody else has.
+    let key = Key::new("-").ok();
+    let named = key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec());
+    named.unwrap_or_default()
+}

@@ -1,0 +1,167 @@
+//! TLS by rustls.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use hapax_core::store::BoxFuture;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect};
+use tokio_postgres::{Config, Error, Socket};
+use tokio_rustls::TlsConnector;
+
+use super::{Connected, Connector, connect};
+use crate::error::PostgresConnectError;
+
+/// TLS that believes in certificates only: the server's must be signed by a root that is trusted,
+/// and be for the host that the URL names. That is more than `sslmode=require` means elsewhere.
+#[derive(Clone)]
+pub struct Rustls(Arc<ClientConfig>);
+
+/// What is trusted, and who we are, in PEM.
+#[derive(Clone, Copy, Default)]
+pub struct RustlsCertificates<'a> {
+    /// The roots; `None` for the system's.
+    pub roots: Option<&'a [u8]>,
+    /// Our own certificate, with what it takes to get to its root, and its key.
+    pub client: Option<(&'a [u8], &'a [u8])>,
+}
+
+impl Rustls {
+    /// With these certificates.
+    ///
+    /// # Errors
+    /// [`PostgresConnectError::Certificates`] where they cannot be read, or there are no roots.
+    pub fn new(certificates: &RustlsCertificates<'_>) -> Result<Self, PostgresConnectError> {
+        let wrong =
+            |error: &dyn fmt::Display| PostgresConnectError::Certificates(error.to_string());
+        let mut roots = RootCertStore::empty();
+        match certificates.roots {
+            Some(pem) => {
+                for root in chain(pem)? {
+                    roots.add(root).map_err(|error| wrong(&error))?;
+                }
+            }
+            None => {
+                // One that nobody can read is no reason to do without the others.
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            }
+        }
+        if roots.is_empty() {
+            return Err(wrong(&"there is no root to trust"));
+        }
+        // The process may have chosen another provider; this one is always there.
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| wrong(&error))?
+            .with_root_certificates(roots);
+        let config = match certificates.client {
+            Some((own, key)) => {
+                let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(&error))?;
+                config.with_client_auth_cert(chain(own)?, key).map_err(|error| wrong(&error))?
+            }
+            None => config.with_no_client_auth(),
+        };
+        Ok(Self(Arc::new(config)))
+    }
+}
+
+fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PostgresConnectError> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    chain.map_err(|error| PostgresConnectError::Certificates(error.to_string()))
+}
+
+impl fmt::Debug for Rustls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Rustls(..)")
+    }
+}
+
+impl fmt::Debug for RustlsCertificates<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A key is among them.
+        f.write_str("Certificates(..)")
+    }
+}
+
+impl Connector for Rustls {
+    fn connect<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Connected, Error>> {
+        Box::pin(connect(config, Make(Arc::clone(&self.0))))
+    }
+}
+
+/// Makes handshakes.
+#[derive(Clone)]
+struct Make(Arc<ClientConfig>);
+
+impl MakeTlsConnect<Socket> for Make {
+    type Stream = Stream;
+    type TlsConnect = Handshake;
+    type Error = InvalidDnsNameError;
+
+    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, InvalidDnsNameError> {
+        let host = ServerName::try_from(host.to_owned())?;
+        Ok(Handshake { connector: TlsConnector::from(Arc::clone(&self.0)), host })
+    }
+}
+
+/// A handshake that is still to be made.
+struct Handshake {
+    connector: TlsConnector,
+    host: ServerName<'static>,
+}
+
+impl TlsConnect<Socket> for Handshake {
+    type Stream = Stream;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Stream>> + Send>>;
+
+    fn connect(self, socket: Socket) -> Self::Future {
+        Box::pin(async move { Ok(Stream(self.connector.connect(self.host, socket).await?)) })
+    }
+}
+
+/// An encrypted connection.
+struct Stream(tokio_rustls::client::TlsStream<Socket>);
+
+impl tokio_postgres::tls::TlsStream for Stream {
+    /// None: the certificate says who the server is.
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, buffer)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}

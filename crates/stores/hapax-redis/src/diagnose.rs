@@ -1,0 +1,232 @@
+//! What would silently break the promise, for an operator to read.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hapax_core::{Clock, Timestamp};
+use redis::{RedisResult, Value};
+use tokio::time::timeout;
+
+use crate::connection::{self, Connection, Node};
+use crate::error::RedisConnectError;
+use crate::options::RedisOptions;
+use crate::server_info::ServerInfo;
+
+/// How much of a promise is at stake.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Severity {
+    /// Nothing to do.
+    Fine,
+    /// It cannot be told from here: look yourself.
+    Unknown,
+    /// It holds until something happens that does happen: a crash, a failover.
+    Risk,
+    /// It does not hold.
+    Broken,
+}
+
+/// Something that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What was looked at, in one word: `maxmemory-policy`, `role`, …
+    pub subject: &'static str,
+    /// Which server of a cluster it is about.
+    pub server: Option<String>,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty where nothing is to be done.
+    pub fix: &'static str,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { severity, subject, server, found, fix } = self;
+        let severity = match severity {
+            Severity::Fine => "fine",
+            Severity::Unknown => "unknown",
+            Severity::Risk => "risk",
+            Severity::Broken => "broken",
+        };
+        write!(f, "{severity}: {subject}: {found}")?;
+        server.iter().try_for_each(|server| write!(f, " ({server})"))?;
+        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
+    }
+}
+
+/// Looks at the server, or at every server of a cluster, without opening a store: also at one on
+/// which none would be opened. `clock` is what the server's is compared with.
+///
+/// # Errors
+/// [`RedisConnectError`] where nothing can be looked at.
+pub async fn diagnose(
+    options: &RedisOptions,
+    clock: &dyn Clock,
+) -> Result<Vec<Finding>, RedisConnectError> {
+    let url = options.target()?;
+    let looking = async {
+        let ignored: connection::PushHandler = Arc::new(|_| {});
+        let (mut connection, server_info) = connection::reach(&url, options, &ignored).await?;
+        let mut servers = vec![(None, server_info)];
+        if servers.iter().any(|(_, server_info)| server_info.is_cluster()) {
+            connection = connection::cluster(&url, options, &ignored).await?;
+            servers = connection.server_info().await?;
+        }
+        let mut findings = Vec::new();
+        for (node, server_info) in servers {
+            let before = findings.len();
+            look(&mut connection, node.as_ref(), &server_info, clock, &mut findings).await;
+            let server = node.map(|Node { host, port }| format!("{host}:{port}"));
+            findings[before..].iter_mut().for_each(|finding| finding.server.clone_from(&server));
+        }
+        Ok(findings)
+    };
+    let limit = options.timeout * 4;
+    timeout(limit, looking).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
+}
+
+async fn look(
+    connection: &mut Connection,
+    node: Option<&Node>,
+    server_info: &ServerInfo,
+    clock: &dyn Clock,
+    findings: &mut Vec<Finding>,
+) {
+    findings.push(version(server_info));
+    findings.push(role(server_info, node.is_some()));
+    findings.push(eviction(server_info));
+    if server_info.is_replica() {
+        return;
+    }
+    findings.push(replicas(server_info));
+    let mut setting = async |name| value(connection.query_on(node, &config(name)).await);
+    let (save, sync) = (setting("save").await, setting("appendfsync").await);
+    findings.push(persistence(server_info, save.as_deref()));
+    if server_info.value("aof_enabled") == Some("1") {
+        findings.push(appendfsync(sync.as_deref()));
+    }
+    let before = clock.now();
+    let time = connection.query_on(node, &redis::cmd("TIME")).await;
+    findings.push(clocks(before, time, clock.now()));
+}
+
+fn version(server_info: &ServerInfo) -> Finding {
+    let found = server_info.value("redis_version").unwrap_or("not said").to_owned();
+    let severity = if server_info.is_too_old() { Severity::Broken } else { Severity::Fine };
+    finding(severity, "version", found, "6.2 or later is needed")
+}
+
+fn role(server_info: &ServerInfo, in_cluster: bool) -> Finding {
+    let found = server_info.value("role").unwrap_or("not said").to_owned();
+    let severity = match server_info.value("role") {
+        None => Severity::Unknown,
+        // Its masters are what the store is on.
+        Some(_) if in_cluster => Severity::Fine,
+        Some(_) if server_info.is_replica() => Severity::Broken,
+        Some(_) => Severity::Fine,
+    };
+    finding(severity, "role", found, "a store must be on the master")
+}
+
+fn eviction(server_info: &ServerInfo) -> Finding {
+    let fix = "set maxmemory-policy to noeviction: what is evicted runs again, silently";
+    match (server_info.value("maxmemory_policy"), server_info.eviction()) {
+        (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not said".into(), fix),
+        (_, Some(policy)) => finding(Severity::Broken, "maxmemory-policy", policy.into(), fix),
+        (Some(policy), None) => finding(Severity::Fine, "maxmemory-policy", policy.into(), fix),
+    }
+}
+
+fn replicas(server_info: &ServerInfo) -> Finding {
+    match server_info.value("connected_slaves") {
+        None | Some("0") => finding(Severity::Fine, "replicas", "none".into(), ""),
+        Some(count) => finding(
+            Severity::Risk,
+            "replicas",
+            format!("{count}, which are told after the answer"),
+            "a failover loses the last acknowledged writes: keep what must not run twice in \
+             Postgres or a file",
+        ),
+    }
+}
+
+fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
+    let fix = "set appendonly to yes, or a restart forgets";
+    if server_info.value("aof_enabled") == Some("1") {
+        return finding(Severity::Fine, "persistence", "append-only file".into(), fix);
+    }
+    match save {
+        None => finding(Severity::Unknown, "persistence", "no append-only file".into(), fix),
+        Some("") => finding(Severity::Broken, "persistence", "none".into(), fix),
+        Some(_) => finding(
+            Severity::Risk,
+            "persistence",
+            "snapshots only: a crash forgets what came after the last".into(),
+            fix,
+        ),
+    }
+}
+
+fn appendfsync(sync: Option<&str>) -> Finding {
+    let fix = "set appendfsync to always, or accept that a crash forgets what was acknowledged";
+    let (severity, found) = match sync {
+        None => (Severity::Unknown, "not said".into()),
+        Some("always") => (Severity::Fine, "always".into()),
+        Some("everysec") => (Severity::Risk, "everysec: a crash may forget a second".into()),
+        Some(other) => (Severity::Risk, format!("{other}: a crash may forget half a minute")),
+    };
+    finding(severity, "appendfsync", found, fix)
+}
+
+/// The server's clock is between two looks at ours, or it is not.
+fn clocks(before: Timestamp, time: RedisResult<Value>, after: Timestamp) -> Finding {
+    const APART: std::time::Duration = std::time::Duration::from_secs(1);
+    let fix = "leases and retention go by the server's clock alone; keep it in step, and never \
+               set it by hand while the store is in use";
+    let Some(server) = time.ok().and_then(|time| timestamp(&time)) else {
+        return finding(Severity::Unknown, "clock", "not said".into(), fix);
+    };
+    let apart = before.since(server).max(server.since(after));
+    if apart < APART {
+        return finding(Severity::Fine, "clock", "as here".into(), fix);
+    }
+    let way = if server < before { "behind" } else { "ahead of" };
+    finding(Severity::Risk, "clock", format!("{}s {way} this one", apart.as_secs()), fix)
+}
+
+fn finding(severity: Severity, subject: &'static str, found: String, fix: &'static str) -> Finding {
+    let fix = if severity == Severity::Fine { "" } else { fix };
+    Finding { severity, subject, server: None, found, fix }
+}
+
+fn config(name: &str) -> redis::Cmd {
+    let mut config = redis::cmd("CONFIG");
+    config.arg("GET").arg(name);
+    config
+}
+
+/// The only value of `CONFIG GET`; `None` where it is denied, as hosted servers do.
+fn value(answer: RedisResult<Value>) -> Option<String> {
+    let value = match answer.ok()? {
+        Value::Map(mut pairs) => pairs.pop()?.1,
+        Value::Array(mut pair) => pair.pop()?,
+        _ => return None,
+    };
+    text(&value)
+}
+
+fn timestamp(time: &Value) -> Option<Timestamp> {
+    let Value::Array(time) = time else { return None };
+    let [seconds, micros] = time.as_slice() else { return None };
+    let (seconds, micros): (u64, u64) = (text(seconds)?.parse().ok()?, text(micros)?.parse().ok()?);
+    Some(Timestamp::from_micros(seconds.checked_mul(1_000_000)?.checked_add(micros)?))
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
+    }
+}

@@ -1,0 +1,499 @@
+//! The store itself: what callers hold.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use hapax_core::store::{
+    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, StoredRecord, Swap, Swapped,
+    Visitor,
+};
+use hapax_core::{
+    Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
+    StoreError, Timestamp, WriteId,
+};
+use redis::Value;
+
+use crate::admission::{Admission, RequestLimit};
+use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
+use crate::identity::{ExpectedIdentity, identity};
+use crate::key_names::KeyNames;
+use crate::link::ConnectionHandle;
+use crate::notify::Watchers;
+use crate::options::RedisOptions;
+use crate::reconnect::Reconnector;
+use crate::record::{self, ReplyError, micros};
+use crate::scan;
+use crate::script::Lua;
+use crate::secret::SecretCheck;
+
+/// A store on a Redis or Valkey server, for any number of processes.
+///
+/// Dropping it closes its connection.
+pub struct RedisStore {
+    link: ConnectionHandle,
+    names: KeyNames,
+    watchers: Arc<Watchers>,
+    sealer: Sealer,
+    secret: Option<Secret>,
+    entropy: Arc<dyn Entropy>,
+    limit: RequestLimit,
+    swap: Lua,
+    load: Lua,
+    identity: Lua,
+    known: ExpectedIdentity,
+    counters: Counters,
+    /// Whether new keys may be claimed.
+    make: bool,
+}
+
+/// What a store did since it was connected, and what it holds up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RedisStats {
+    /// Swaps that were answered, conflicts included.
+    pub swaps: u64,
+    /// Conflicts among them.
+    pub conflicts: u64,
+    /// Loads that were answered.
+    pub loads: u64,
+    /// Swaps whose answer was lost.
+    pub lost: u64,
+    /// Requests refused or never sent: the server, the connection or room was missing.
+    pub rejected: u64,
+    /// Connections made; to a cluster, for all of it.
+    pub connections: u64,
+    /// Requests that wait for an answer now.
+    pub waiting: usize,
+    /// Keys that copies in this process wait for now.
+    pub awaited: usize,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    swaps: AtomicU64,
+    conflicts: AtomicU64,
+    loads: AtomicU64,
+    lost: AtomicU64,
+    rejected: AtomicU64,
+}
+
+impl Counters {
+    fn answered(&self, answer: &Result<Swapped, StoreError>) {
+        let counter = match answer {
+            Ok(swapped) => {
+                if matches!(swapped, Swapped::Conflict(_)) {
+                    count(&self.conflicts);
+                }
+                &self.swaps
+            }
+            Err(StoreError::Ambiguous(_)) => &self.lost,
+            Err(_) => &self.rejected,
+        };
+        count(counter);
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+impl RedisStore {
+    /// Connects, and looks whether the server can keep what a store promises. From then on the
+    /// connection is kept by a task on the caller's runtime: when it breaks, it is made anew.
+    ///
+    /// # Errors
+    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server evicts, is a replica or too old.
+    pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
+        let url = options.target()?;
+        let sealer = options.sealer();
+        let names = KeyNames::new(&options.prefix);
+        let watchers = Arc::new(Watchers::default());
+        let entropy = Arc::clone(&options.entropy);
+        let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
+        let secret = options.naming_secret().cloned();
+        let known = ExpectedIdentity::new(options.identity.clone());
+        let (make, secret_check) = (options.make, Some(SecretCheck::new(&options, &names)));
+        let link = ConnectionHandle::open(Reconnector::new(
+            url,
+            options,
+            names.clone(),
+            &watchers,
+            secret_check,
+        ));
+        let link = link.await?;
+        let (swap, load, identity) = (Lua::swap(), Lua::load(), Lua::identity());
+        let counters = Counters::default();
+        let store = Self {
+            link,
+            names,
+            watchers,
+            sealer,
+            secret,
+            entropy,
+            limit,
+            swap,
+            load,
+            identity,
+            known,
+            counters,
+            make,
+        };
+        store.probe().await?;
+        store.open_identity().await?;
+        Ok(store)
+    }
+
+    /// The secret that names keys: give it to the engine.
+    #[must_use]
+    pub const fn secret(&self) -> Option<&Secret> {
+        self.secret.as_ref()
+    }
+
+    /// What it did and what it holds up.
+    #[must_use]
+    pub fn stats(&self) -> RedisStats {
+        let Counters { swaps, conflicts, loads, lost, rejected } = &self.counters;
+        let [swaps, conflicts, loads, lost, rejected] = [swaps, conflicts, loads, lost, rejected]
+            .map(|counter| counter.load(Ordering::Relaxed));
+        RedisStats {
+            swaps,
+            conflicts,
+            loads,
+            lost,
+            rejected,
+            connections: self.link.connections(),
+            waiting: self.limit.inside(),
+            awaited: self.watchers.len(),
+        }
+    }
+
+    /// Runs both scripts on a key that holds nothing, and changes nothing: a user who may not run
+    /// them hears it now.
+    async fn probe(&self) -> Result<(), RedisConnectError> {
+        let nowhere = self.names.name(&NOBODY);
+        let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
+        for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
+            match self.run(script, &[&nowhere], arguments).await {
+                Ok(_) | Err(RequestFailure::Foreign) => {}
+                Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
+                    return Err(self.refused(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&self, error: RedisStoreError) -> RedisConnectError {
+        match error {
+            RedisStoreError::Redis(source) => RedisConnectError::of("EVALSHA", source),
+            _ => RedisConnectError::TimedOut(self.link.timeout()),
+        }
+    }
+
+    /// Runs a script: by its name, and by its text where the server does not know the name and so
+    /// did nothing.
+    async fn run(
+        &self,
+        script: &Lua,
+        keys: &[&str],
+        arguments: &[&[u8]],
+    ) -> Result<Value, RequestFailure> {
+        let by_name = self.link.send(&script.by_name(keys, arguments)).await;
+        if !by_name.as_ref().is_err_and(RequestFailure::is_unknown_script) {
+            return by_name;
+        }
+        self.link.send(&script.by_text(keys, arguments)).await
+    }
+
+    /// Compares the identity of the store with the one that is expected. Returns whether claims may go
+    /// on. `leave` is left where there is none; with `confirm`, an operator confirms what is there.
+    async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, RequestFailure> {
+        let confirm: &[u8] = if confirm { b"1" } else { b"0" };
+        let arguments = [leave.as_bytes(), confirm];
+        match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
+            Value::BulkString(found) => Ok(self.known.recognise(&String::from_utf8_lossy(&found))),
+            _ => Err(RequestFailure::Nothing(RedisStoreError::Unreadable)),
+        }
+    }
+
+    async fn open_identity(&self) -> Result<(), RedisConnectError> {
+        let new = match self.make && self.known.expected().is_none() {
+            true => self.new_identity(),
+            false => String::new(),
+        };
+        match self.recognise(&new, false).await {
+            Ok(_) | Err(RequestFailure::Foreign) => Ok(()),
+            Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
+                Err(self.refused(error))
+            }
+        }
+    }
+
+    /// Empty, and so never left, where there is no randomness.
+    fn new_identity(&self) -> String {
+        let mut random = [0; 16];
+        match self.entropy.fill(&mut random) {
+            Ok(()) => identity(random),
+            Err(_) => String::new(),
+        }
+    }
+
+    /// The identity of the store that this one claims in, for [`RedisOptions::identity`] of later
+    /// processes; `None` where it has none yet.
+    #[must_use]
+    pub fn known_identity(&self) -> Option<String> {
+        self.known.expected()
+    }
+
+    /// Whether the store was emptied or replaced, and no operator confirmed it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.known.is_replaced()
+    }
+
+    /// Accepts the store as it is, for every process that uses it: what was in the one before may
+    /// execute again.
+    ///
+    /// # Errors
+    /// [`StoreError`]; it is not confirmed, or nobody knows.
+    pub async fn confirm(&self) -> Result<(), StoreError> {
+        let confirmed = self.recognise(&self.new_identity(), true).await;
+        confirmed.map_err(RequestFailure::of_write)?;
+        Ok(())
+    }
+
+    async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let Swap { id: key, expected, write_id, draft } = swap;
+        if expected.is_none() && !self.make {
+            return Err(StoreError::unavailable(RedisStoreError::ReadOnly));
+        }
+        let sealed = self
+            .sealer
+            .seal(&key, write_id, &draft.record, &*self.entropy)
+            .map_err(StoreError::unavailable)?;
+        let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
+        // Held until the answer is there or the caller is gone.
+        let _inside = self.limit.enter(sealed.len(), admission)?;
+        let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };
+        let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
+        let keep = draft.keep.map(micros).unwrap_or_default();
+        let name = self.names.name(&key);
+        let is_new = expected.is_none();
+        let strict = is_new && draft.record.terms.on_unknown != OnUnknown::Reexecute;
+        // One that may execute again compares as well until that is known, so that it is in the log.
+        let compares = strict || (is_new && !self.known.is_replaced());
+        let known = (compares && self.link.is_one()).then(|| self.known.expected()).flatten();
+        let arguments: [&[u8]; 8] = [
+            write_id.as_bytes(),
+            expected.as_ref().map_or(&[], |write_id| write_id.as_bytes()),
+            flag(draft.stamp == Stamp::NextFence),
+            lease.as_bytes(),
+            keep.as_bytes(),
+            grace.as_bytes(),
+            // Those who wait for a key are not interested in renewals.
+            flag(draft.record.state != RecordState::InFlight),
+            &sealed,
+        ];
+        let answer = match known {
+            Some(known) => match self.swap_known(&name, &arguments, (write_id, known)).await {
+                Err(RequestFailure::Nothing(RedisStoreError::Replaced)) if !strict => {
+                    self.run(&self.swap, &[&name], &arguments).await
+                }
+                answer => answer,
+            },
+            // Of a cluster it was compared when the store was opened.
+            None if strict && self.known.is_replaced() => match self.recognise("", false).await {
+                Ok(true) => self.run(&self.swap, &[&name], &arguments).await,
+                Ok(false) => Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
+                Err(error) => Err(error.did_nothing()),
+            },
+            None => self.run(&self.swap, &[&name], &arguments).await,
+        };
+        let answer = answer.map_err(RequestFailure::of_write)?;
+        record::swapped((&key, write_id), answer, &self.sealer).map_err(|answer| match answer {
+            ReplyError::Damaged(error) => error,
+            ReplyError::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
+        })
+    }
+
+    /// Swaps where the store has the identity `known`, or one that an operator confirmed.
+    async fn swap_known(
+        &self,
+        name: &str,
+        arguments: &[&[u8]],
+        (write_id, known): (WriteId, String),
+    ) -> Result<Value, RequestFailure> {
+        let (place, mut known) = (self.names.identity(), known);
+        loop {
+            let arguments = [arguments, &[known.as_bytes()]].concat();
+            let answer = self.run(&self.swap, &[name, &place], &arguments).await?;
+            if !record::is_replaced(write_id, &answer) {
+                return Ok(answer);
+            }
+            // Nothing was written. Anew, if it was confirmed meanwhile.
+            let accepted = self.recognise("", false).await.map_err(RequestFailure::did_nothing)?;
+            match self.known.expected() {
+                Some(confirmed) if accepted && confirmed != known => known = confirmed,
+                _ => return Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
+            }
+        }
+    }
+
+    async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
+        let _inside = self.limit.enter(0, Admission::Any)?;
+        let name = self.names.name(key);
+        let answer = self.run(&self.load, &[&name], &[]).await;
+        let answer = answer.map_err(RequestFailure::of_read)?;
+        record::loaded((key, &name), answer, &self.sealer).map_err(ReplyError::into_read_error)
+    }
+
+    /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
+    /// a script.
+    async fn get_cell(&self, key: &OperationId) -> Result<Option<StoredRecord>, StoreError> {
+        let _inside = self.limit.enter(0, Admission::Any)?;
+        let mut get = redis::cmd("GET");
+        get.arg(self.names.name(key));
+        let answer = self.link.send(&get).await.map_err(RequestFailure::of_read)?;
+        record::got(key, &answer, &self.sealer).map_err(ReplyError::into_read_error)
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("link", &self.link)
+            .field("names", &self.names)
+            .field("stats", &self.stats())
+            .field("sealer", &self.sealer)
+            .finish_non_exhaustive()
+    }
+}
+
+// Cancellation: a future that is dropped holds nothing but its place at the door. What it sent may
+// be carried out, whole, as the script is; what it did not send yet is not.
+impl Store for RedisStore {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            let answer = self.swap_cell(swap).await;
+            self.counters.answered(&answer);
+            answer
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            let answer = self.load_cell(key).await;
+            count(if answer.is_ok() { &self.counters.loads } else { &self.counters.rejected });
+            answer
+        })
+    }
+
+    /// The server removes by itself what is due, so there is nothing to do.
+    fn reap(&self, _limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        Box::pin(async { Ok(Reaped::default()) })
+    }
+}
+
+impl Inspect for RedisStore {
+    /// Walks over every key of the server's database: keys have no order there.
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        Box::pin(async move {
+            let found = scan::keys(&self.link, &self.names, after, limit).await?;
+            let (mut records, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
+            let mut bytes = 0;
+            for key in &found.keys {
+                if bytes >= PAGE_BYTES {
+                    return Ok(Page { now, records, more: true });
+                }
+                match self.load_cell(key).await {
+                    // Removed since it was found.
+                    Ok(Snapshot { stored: None, .. }) => {}
+                    Ok(Snapshot { now: later, stored: Some(stored) }) => {
+                        now = now.max(later);
+                        bytes += weight(&stored);
+                        records.push((*key, Ok(stored)));
+                    }
+                    Err(error @ StoreError::Corrupt(_)) => records.push((*key, Err(error))),
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(Page { now, records, more: found.more })
+        })
+    }
+
+    /// Takes one step of `SCAN`, so that a whole walk costs the server one look at each key.
+    fn scan<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        Box::pin(async move {
+            let step = scan::step(&self.link, &self.names, &from, limit).await?;
+            let now = self.load_cell(&NOBODY).await?.now;
+            // A few at a time, so that a slow network does not make the walk long, and a few cells
+            // alone are in memory.
+            for keys in step.keys.chunks(AT_ONCE) {
+                let gets = keys.iter().map(|key| async move { (key, self.get_cell(key).await) });
+                for (key, found) in join_all(gets).await {
+                    match found {
+                        Ok(Some(stored)) if is_lapsed(&stored, now) => {
+                            // Its lease is by the clock of its own node, which may be another one.
+                            if let Snapshot { now, stored: Some(stored) } =
+                                self.load_cell(key).await?
+                            {
+                                visit(key, &Ok(stored), now);
+                            }
+                        }
+                        Ok(Some(stored)) => visit(key, &Ok(stored), now),
+                        // Removed since it was found.
+                        Ok(None) => {}
+                        Err(error @ StoreError::Corrupt(_)) => visit(key, &Err(error), now),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            Ok(ScanStep { now, next: step.next })
+        })
+    }
+}
+
+fn is_lapsed(stored: &StoredRecord, now: Timestamp) -> bool {
+    matches!(stored.record.state, RecordState::InFlight) && stored.lease_until <= now
+}
+
+impl Notify for RedisStore {
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
+        // On the list before this returns, and not only once the future is polled.
+        let watching = self.watchers.watch(*key);
+        Box::pin(watching.written())
+    }
+}
+
+/// Cells that a step of a walk reads at once.
+const AT_ONCE: usize = 8;
+
+/// Bytes of outcomes and checkpoints after which a page ends early.
+const PAGE_BYTES: usize = 8 << 20;
+
+fn weight(stored: &StoredRecord) -> usize {
+    let outcome = match &stored.record.state {
+        RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
+            outcome.bytes().len()
+        }
+        RecordState::InFlight | RecordState::Released | RecordState::Unknown { seen: None, .. } => {
+            0
+        }
+    };
+    outcome + stored.record.checkpoint.as_ref().map_or(0, Bytes::len)
+}
+
+/// A key that no scope and key hash to, but for one chance in 2²⁵⁶: to ask what time it is.
+const NOBODY: OperationId = OperationId::from_bytes([0; 32]);

@@ -1,0 +1,82 @@
+//! The store over TLS.
+
+use hapax_core::Store;
+use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
+use hapax_testkit::servers::{RedisServer, RedisServerOptions, free_port};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+use super::support::{claim, expect_stored, key};
+
+type Authority = CertifiedIssuer<'static, KeyPair>;
+
+/// A server that wants a certificate of its clients, by whoever signed its own.
+struct Encrypted {
+    server: RedisServer,
+    port: u16,
+    authority: Authority,
+}
+
+fn authority() -> Authority {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    // Another name than those it signs, which would look as if they had signed themselves.
+    params.distinguished_name.push(DnType::CommonName, "an authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// A certificate for 127.0.0.1, and its key.
+fn signed(authority: &Authority) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["127.0.0.1".into()]).unwrap();
+    (params.signed_by(&key, authority).unwrap().pem(), key.serialize_pem())
+}
+
+impl Encrypted {
+    async fn start() -> Self {
+        let (authority, port) = (authority(), free_port());
+        let folder = tempfile::tempdir().unwrap();
+        let (chain, key) = signed(&authority);
+        let mut options = RedisServerOptions::new().set("tls-port", port.to_string());
+        for (directive, pem) in
+            [("tls-cert-file", chain), ("tls-key-file", key), ("tls-ca-cert-file", authority.pem())]
+        {
+            let file = folder.path().join(directive);
+            std::fs::write(&file, pem).unwrap();
+            options = options.set(directive, file.display().to_string());
+        }
+        // It has read them once it runs.
+        let server = RedisServer::start_with(options).await;
+        Self { server, port, authority }
+    }
+
+    fn options(&self) -> RedisOptions {
+        let (chain, key) = signed(&self.authority);
+        RedisOptions::new(format!("rediss://127.0.0.1:{}", self.port))
+            .tls_roots(self.authority.pem())
+            .tls_client(chain, key)
+    }
+}
+
+#[tokio::test]
+async fn both_ends_know_each_other() {
+    let encrypted = Encrypted::start().await;
+    let store = RedisStore::connect(encrypted.options()).await.unwrap();
+    expect_stored(&store, &claim(1)).await;
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some());
+    let clients = encrypted.server.command("INFO clients").await;
+    assert!(clients.contains("connected_clients:2"), "{clients}");
+}
+
+#[tokio::test]
+async fn strangers_are_refused_by_either_end() {
+    let encrypted = Encrypted::start().await;
+    let other = authority();
+    let (chain, key) = signed(&other);
+    let of_another = encrypted.options().tls_client(chain, key);
+    let to_another = encrypted.options().tls_roots(other.pem());
+    let to_the_system = RedisOptions::new(format!("rediss://127.0.0.1:{}", encrypted.port));
+    for options in [of_another, to_another, to_the_system] {
+        let error = RedisStore::connect(options).await.unwrap_err();
+        assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
+    }
+}

@@ -1,0 +1,377 @@
+//! The store that asks the cache first.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use hapax_core::store::{
+    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+};
+use hapax_core::{Inspect, Notify, OperationId, Store, StoreError};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use crate::cache::Cache;
+use crate::clock::ClockEstimate;
+use crate::entry::Entry;
+use crate::key_table::{CacheAction, KeyCall, KeyTable};
+use crate::options::TieredOptions;
+
+/// Entries put into the cache at one time; what is beyond is put at its next replay.
+const PUTS: usize = 64;
+
+/// After a failure the cache is left alone for so long, so that one that is away costs a time-out
+/// now and then instead of one for each request.
+const REST: Duration = Duration::from_secs(1);
+
+/// A store whose finished records are also in a cache, from which retries are answered.
+///
+/// Cheap to clone; clones share everything.
+pub struct Tiered<A: ?Sized> {
+    inner: Arc<Inner>,
+    authority: Arc<A>,
+}
+
+struct Inner {
+    cache: Arc<dyn Cache>,
+    options: TieredOptions,
+    keys: Arc<KeyTable>,
+    guess: ClockEstimate,
+    puts: Arc<Semaphore>,
+    /// Rests since `began` plus so many milliseconds.
+    rests_until: AtomicU64,
+    began: Instant,
+    counters: Counters,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    puts: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// What the cache was good for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TieredStats {
+    /// Claims that it answered.
+    pub hits: u64,
+    /// Claims for which it was asked in vain.
+    pub misses: u64,
+    /// Records put there.
+    pub puts: u64,
+    /// Times it did not answer.
+    pub failures: u64,
+}
+
+/// Why a claim was refused: the source within a [`StoreError`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TieredError {
+    /// Too many claims are in doubt already to remember one more.
+    #[error("too many claims wait to hear what became of them")]
+    TooManyPendingClaims,
+}
+
+impl<A: Store + ?Sized> Tiered<A> {
+    /// `authority` decides, `cache` answers retries, with the default [`TieredOptions`].
+    ///
+    /// All calls of this process should pass through one value and its clones: it knows which
+    /// entries they contradict.
+    #[must_use]
+    pub fn new(authority: Arc<A>, cache: Arc<dyn Cache>) -> Self {
+        Self::with(authority, cache, TieredOptions::default())
+    }
+
+    /// The same, with `options`.
+    #[must_use]
+    pub fn with(authority: Arc<A>, cache: Arc<dyn Cache>, options: TieredOptions) -> Self {
+        let inner = Inner {
+            cache,
+            options,
+            keys: Arc::new(KeyTable::new()),
+            guess: ClockEstimate::default(),
+            puts: Arc::new(Semaphore::new(PUTS)),
+            rests_until: AtomicU64::new(0),
+            began: Instant::now(),
+            counters: Counters::default(),
+        };
+        Self { inner: Arc::new(inner), authority }
+    }
+
+    /// The store that decides.
+    #[must_use]
+    pub const fn authority(&self) -> &Arc<A> {
+        &self.authority
+    }
+
+    /// What the cache was good for.
+    #[must_use]
+    pub fn stats(&self) -> TieredStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { hits, misses, puts, failures } = &self.inner.counters;
+        TieredStats {
+            hits: count(hits),
+            misses: count(misses),
+            puts: count(puts),
+            failures: count(failures),
+        }
+    }
+
+    async fn swap_cell(&self, swap: Swap) -> Result<Swapped, StoreError> {
+        let inner = &self.inner;
+        let (key, write_id, is_claim) = (swap.id, swap.write_id, swap.expected.is_none());
+        let call = inner.keys.enter(key);
+        if is_claim {
+            if let Some(seen) = inner.recall(&call, &swap).await {
+                return Ok(Swapped::Conflict(seen));
+            }
+            if !call.may_send(write_id) {
+                return Err(StoreError::unavailable(TieredError::TooManyPendingClaims));
+            }
+        }
+        let called = Instant::now();
+        let doubt = PendingClaim { call: &call, write_id, open: is_claim };
+        let swapped = self.authority.swap(swap).await;
+        match &swapped {
+            Ok(Swapped::Stored(stamped)) => {
+                inner.guess.answered(called, stamped.now);
+                inner.clean(&call, call.note()).await;
+            }
+            Ok(Swapped::Conflict(seen)) => inner.saw(&call, called, key, seen).await,
+            // What may have been written is noted by whoever sees it, or is told that it was.
+            Err(_) => {}
+        }
+        // The last thing: who drops this before counts the claim as one in doubt, and so must we.
+        doubt.answered(&swapped);
+        swapped
+    }
+
+    async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
+        let call = self.inner.keys.enter(*key);
+        let called = Instant::now();
+        let seen = self.authority.load(key).await?;
+        self.inner.saw(&call, called, *key, &seen).await;
+        Ok(seen)
+    }
+}
+
+impl Inner {
+    /// What a claim may be answered with from the cache. Why that is right:
+    ///
+    /// - A finished record does not change until its retention ends, unless an operator releases
+    ///   it. So as long as there was none, the authority would answer the same conflict.
+    /// - It is used for a quarter of what was left of its retention at most, counted from when it
+    ///   was seen by the authority's own clock, in which the moment is a guess that is never early.
+    /// - The answer says *done* and nothing else, and only to a claim of the same scheme and
+    ///   fingerprint, so that the only step that can follow is a replay. Everything that takes or
+    ///   changes a key is a swap of the authority.
+    /// - It is no answer to a copy of a claim that was sent to the authority before: that one may
+    ///   have been stored, and then its owner must hear so.
+    async fn recall(&self, call: &KeyCall, claim: &Swap) -> Option<Snapshot> {
+        if !call.may_ask() || self.rests() {
+            return None;
+        }
+        // Without an answer of the authority nobody knows how old an entry is.
+        self.guess.now()?;
+        let name = self.options.name(&claim.id);
+        let found = self.ask(self.cache.get(&name)).await;
+        let seen = found.flatten().and_then(|bytes| self.accept(call, claim, &bytes));
+        let counter = if seen.is_some() { &self.counters.hits } else { &self.counters.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        seen
+    }
+
+    /// What an entry says, if it may be said to `claim` now.
+    fn accept(&self, call: &KeyCall, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
+        let entry = Entry::decode(&claim.id, bytes, &self.options.sealer)?;
+        let (asked, kept) = (&claim.draft.record, &entry.stored.record);
+        let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
+        let now = self.guess.now()?;
+        if entry.seen > now.latest {
+            // The authority's clock was set back since, and its age cannot be told.
+            return None;
+        }
+        let age = now.latest.since(entry.seen);
+        let left = entry.ttl(self.options.longest).checked_sub(age)?;
+        // When everybody takes it for over, whichever end of the guess is right.
+        let until = Instant::now() + left + now.latest.since(now.earliest);
+        if !same || left.is_zero() || !call.may_answer(entry.stored.write_id, until) {
+            return None;
+        }
+        // A moment that the authority itself named: a guess might be later than what it says next.
+        Some(Snapshot { now: now.said.max(entry.seen), stored: Some(entry.stored) })
+    }
+
+    /// The authority showed the cell to a call that began at `called`.
+    async fn saw(&self, call: &KeyCall, called: Instant, key: OperationId, seen: &Snapshot) {
+        self.guess.answered(called, seen.now);
+        let entry = seen.stored.as_ref().and_then(|stored| Entry::new(seen.now, stored));
+        let ttl = entry.as_ref().map_or(Duration::ZERO, |entry| entry.ttl(self.options.longest));
+        let Some(entry) = entry.filter(|_| !ttl.is_zero()) else {
+            return self.clean(call, call.note()).await;
+        };
+        // It was seen before now.
+        let until = Instant::now() + ttl;
+        match call.saw_finished(entry.stored.write_id, until) {
+            CacheAction::Put => {
+                let left = (called + ttl).saturating_duration_since(Instant::now());
+                self.put(key, &entry, left, until);
+            }
+            CacheAction::Remove => self.clean(call, true).await,
+            CacheAction::Leave => {}
+        }
+    }
+
+    /// Puts an entry in the background: whoever waits for the answer need not wait for that.
+    fn put(&self, key: OperationId, entry: &Entry, left: Duration, until: Instant) {
+        // A call of its own, so that the row is kept until the put has ended.
+        let mut putting = Putting { call: self.keys.enter(key), until, unsure: false };
+        let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
+        if self.rests() || left.is_zero() {
+            return;
+        }
+        let Ok(bytes) = entry.encode(&key, &self.options.sealer, &*self.options.entropy) else {
+            return;
+        };
+        self.counters.puts.fetch_add(1, Ordering::Relaxed);
+        let (cache, cache_timeout) = (Arc::clone(&self.cache), self.options.cache_timeout);
+        let name = self.options.name(&key);
+        tokio::spawn(async move {
+            putting.unsure = true;
+            let put = timeout(cache_timeout, cache.put(&name, bytes, left)).await;
+            putting.unsure = !matches!(put, Ok(Ok(())));
+            drop((putting, permit));
+        });
+    }
+
+    /// Removes what a call found out to be wrong. Nothing in this process would use it.
+    async fn clean(&self, call: &KeyCall, remove: bool) {
+        if remove && !self.rests() {
+            self.ask(self.cache.remove(&self.options.name(call.key()))).await;
+        }
+    }
+
+    /// Asks the cache for something, and leaves it alone for a while if it does not answer.
+    async fn ask<T>(&self, asked: impl Future<Output = Result<T, crate::CacheError>>) -> Option<T> {
+        match timeout(self.options.cache_timeout, asked).await {
+            Ok(Ok(answer)) => return Some(answer),
+            Ok(Err(error)) => tracing::debug!(%error, "the cache failed"),
+            Err(_) => tracing::debug!("the cache did not answer in time"),
+        }
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        let until = (self.began.elapsed() + REST).as_millis();
+        self.rests_until.store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+        None
+    }
+
+    fn rests(&self) -> bool {
+        self.began.elapsed().as_millis() < u128::from(self.rests_until.load(Ordering::Relaxed))
+    }
+}
+
+/// A claim on its way to the authority: in doubt if it is dropped without an answer.
+struct PendingClaim<'a> {
+    call: &'a KeyCall,
+    write_id: hapax_core::WriteId,
+    open: bool,
+}
+
+impl PendingClaim<'_> {
+    fn answered(mut self, swapped: &Result<Swapped, StoreError>) {
+        let open = std::mem::take(&mut self.open);
+        match swapped {
+            Ok(_) if open => self.call.settle(self.write_id),
+            Err(StoreError::Ambiguous(_)) if open => self.call.mark_pending(self.write_id),
+            // This copy did nothing. An earlier one is in doubt still, if it was.
+            _ => {}
+        }
+    }
+}
+
+impl Drop for PendingClaim<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.call.mark_pending(self.write_id);
+        }
+    }
+}
+
+/// A put under way. One that may arrive late, when nobody remembers it, makes the key be avoided.
+struct Putting {
+    call: KeyCall,
+    until: Instant,
+    unsure: bool,
+}
+
+impl Drop for Putting {
+    fn drop(&mut self) {
+        if self.unsure {
+            self.call.avoid(self.until);
+        }
+        self.call.put_ended();
+    }
+}
+
+// Nothing here has a default to fall back to: what is not passed on would be lost silently.
+#[deny(clippy::missing_trait_methods)]
+impl<A: Store + ?Sized> Store for Tiered<A> {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(self.swap_cell(swap))
+    }
+
+    /// By the authority: whoever loads wants to know what is true now.
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(self.load_cell(key))
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.authority.reap(limit)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Inspect + ?Sized> Inspect for Tiered<A> {
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.authority.page(after, limit)
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        self.authority.scan(from, limit, visit)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<A: Notify + ?Sized> Notify for Tiered<A> {
+    fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
+        self.authority.written(key)
+    }
+}
+
+impl<A: ?Sized> Clone for Tiered<A> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), authority: Arc::clone(&self.authority) }
+    }
+}
+
+impl<A: fmt::Debug + ?Sized> fmt::Debug for Tiered<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tiered")
+            .field("authority", &self.authority)
+            .field("cache", &self.inner.cache)
+            .field("options", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,194 @@
+//! A store and transactions that kill their process between any two steps, and that do it wrong if
+//! they are told to, so that the tests can be seen to notice.
+
+use std::env;
+use std::error::Error;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hapax_core::store::{BoxFuture, Reaped, Snapshot, Stamped, Swap, Swapped};
+use hapax_core::transaction::{Transactions, TxError};
+use hapax_core::{FencingToken, OperationId, Store, StoreError, Timestamp};
+use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
+use rustix::process::{Signal, getpid, kill_process};
+
+/// Dice, and what they decide about.
+#[derive(Debug)]
+pub(crate) struct Death {
+    once_in: u64,
+    dice: AtomicU64,
+    bug: Option<Bug>,
+}
+
+/// What is done wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Bug {
+    /// The record is written after COMMIT, by itself.
+    Outside,
+    /// The record is written before COMMIT, by itself.
+    Early,
+}
+
+impl Death {
+    pub(crate) fn of_environment() -> Result<Self, Box<dyn Error>> {
+        let number = |name| env::var(name).map_or(Ok(0), |text| text.parse::<u64>());
+        let bug = match env::var("BANK_BUG").as_deref() {
+            Ok("outside") => Some(Bug::Outside),
+            Ok("early") => Some(Bug::Early),
+            Ok(other) => return Err(format!("no bug is called {other}").into()),
+            Err(_) => None,
+        };
+        let dice = AtomicU64::new(number("BANK_SEED")?);
+        Ok(Self { once_in: number("BANK_DIE")?, dice, bug })
+    }
+
+    /// The process may end here.
+    fn step(&self, name: &str) {
+        if self.once_in == 0 {
+            return;
+        }
+        // SplitMix64.
+        let mut roll = self.dice.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        roll = (roll ^ (roll >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        roll = (roll ^ (roll >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        roll ^= roll >> 31;
+        if roll.is_multiple_of(self.once_in) {
+            eprintln!("died {name}");
+            // Nothing is left to do about a process that does not die.
+            kill_process(getpid(), Signal::KILL).ok();
+        }
+    }
+}
+
+/// Both, with steps in between.
+pub(crate) fn both(
+    store: Arc<PostgresStore>,
+    transactions: PgTransactions,
+    death: Arc<Death>,
+) -> (Arc<dyn Store>, Arc<Deadly>) {
+    let steps = Arc::new(Steps { store, death: Arc::clone(&death) });
+    let deadly = Deadly { inner: transactions, steps: Arc::clone(&steps), left: Mutex::default() };
+    (steps, Arc::new(deadly))
+}
+
+#[derive(Debug)]
+struct Steps {
+    store: Arc<PostgresStore>,
+    death: Arc<Death>,
+}
+
+impl Store for Steps {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            let claim = swap.expected.is_none();
+            self.death.step(if claim { "before a claim" } else { "before a write" });
+            let swapped = self.store.swap(swap).await;
+            self.death.step(if claim { "after a claim" } else { "after a write" });
+            swapped
+        })
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store.load(key)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+}
+
+/// Transactions, with steps in between.
+#[derive(Debug)]
+pub(crate) struct Deadly {
+    inner: PgTransactions,
+    steps: Arc<Steps>,
+    /// What a bug has yet to write, in order of their COMMITs, more or less.
+    left: Mutex<Vec<Swap>>,
+}
+
+impl Deadly {
+    fn step(&self, name: &str) {
+        self.steps.death.step(name);
+    }
+
+    /// As if it had been stored.
+    fn pretend() -> Swapped {
+        Swapped::Stored(Stamped {
+            now: Timestamp::default(),
+            fence: FencingToken::default(),
+            lease_until: Timestamp::default(),
+        })
+    }
+}
+
+impl Transactions for Deadly {
+    type Tx = PgTx;
+
+    fn connect(&self) -> BoxFuture<'_, Result<PgTx, TxError>> {
+        Box::pin(async move {
+            let tx = self.inner.connect().await;
+            self.step("with a connection");
+            tx
+        })
+    }
+
+    fn begin<'a>(&'a self, tx: &'a mut PgTx) -> BoxFuture<'a, Result<(), TxError>> {
+        Box::pin(async move {
+            self.step("before BEGIN");
+            self.inner.begin(tx).await?;
+            self.step("after BEGIN");
+            Ok(())
+        })
+    }
+
+    fn swap_in<'a>(
+        &'a self,
+        tx: &'a mut PgTx,
+        swap: Swap,
+    ) -> BoxFuture<'a, Result<Swapped, TxError>> {
+        Box::pin(async move {
+            self.step("after the work");
+            let swapped = match self.steps.death.bug {
+                None => self.inner.swap_in(tx, swap).await?,
+                Some(Bug::Outside) => {
+                    self.left.lock().unwrap_or_else(PoisonError::into_inner).push(swap);
+                    Self::pretend()
+                }
+                Some(Bug::Early) => self.steps.store.swap(swap).await.map_err(TxError::failed)?,
+            };
+            self.step("before COMMIT");
+            Ok(swapped)
+        })
+    }
+
+    fn commit(&self, tx: PgTx) -> BoxFuture<'_, Result<(), TxError>> {
+        Box::pin(async move {
+            self.inner.commit(tx).await?;
+            self.step("after COMMIT");
+            let left =
+                std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
+            for swap in left {
+                self.steps.store.swap(swap).await.map_err(TxError::failed)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn rollback(&self, tx: PgTx) -> BoxFuture<'_, Result<(), TxError>> {
+        Box::pin(async move {
+            self.step("before ROLLBACK");
+            let rolled_back = self.inner.rollback(tx).await;
+            self.step("after ROLLBACK");
+            rolled_back
+        })
+    }
+
+    fn is_conflict(&self, error: &(dyn Error + 'static)) -> bool {
+        self.inner.is_conflict(error)
+    }
+
+    fn committed(&self, key: &OperationId) {
+        self.inner.committed(key);
+    }
+}

@@ -1,0 +1,76 @@
+//! The bank as a process, on settings from its environment; and one that dies as it is told, for the
+//! tests.
+//!
+//! | variable | what |
+//! | --- | --- |
+//! | `BANK_LISTEN` | where to listen: `127.0.0.1:3000` |
+//! | `BANK_STORE` | the database, for records |
+//! | `BANK_POOL` | the same, for transfers; if it is not the same address |
+//! | `BANK_DIE` | once in how many steps to die, by SIGKILL, saying where on standard error |
+//! | `BANK_SEED` | of those dice |
+//! | `BANK_BUG` | what to do wrong: `outside`, `early` |
+
+mod deadly;
+
+use std::env;
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, Pool, Runtime};
+use hapax_bank::{Bank, app};
+use hapax_core::transaction::{TransactionBackend, TxOptions};
+use hapax_core::{Idempotency, InFlight, OnUnknown, Policy};
+use hapax_postgres::{PgTransactions, PostgresStore};
+use tokio_postgres::{Config, NoTls};
+
+use deadly::{Deadly, Death};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let url = env::var("BANK_STORE")?;
+    let config: Config = env::var("BANK_POOL").as_ref().unwrap_or(&url).parse()?;
+    let death = Arc::new(Death::of_environment()?);
+
+    let store = Arc::new(PostgresStore::connect(url.parse()?).await?);
+    let pool = Pool::builder(Manager::new(config, NoTls))
+        .max_size(2)
+        .wait_timeout(Some(terms().begin))
+        .runtime(Runtime::Tokio1)
+        .build()?;
+    let transactions = PgTransactions::new(
+        Arc::clone(&store),
+        move || {
+            let pool = pool.clone();
+            async move { pool.get().await }
+        },
+        |connection| connection,
+    );
+    let transactions = transactions.idle(terms().lease);
+    let (store, transactions) = deadly::both(store, transactions, death);
+    let bank = Bank {
+        engine: Idempotency::builder(store).build(),
+        backend: TransactionBackend {
+            terms: terms(),
+            ..TransactionBackend::<Deadly>::new(transactions)
+        },
+        policy: policy(),
+    };
+    let listener = tokio::net::TcpListener::bind(env::var("BANK_LISTEN")?).await?;
+    Ok(axum::serve(listener, app(Arc::new(bank))?).await?)
+}
+
+/// Short, so that what died is taken over soon.
+fn terms() -> TxOptions {
+    let second = Duration::from_secs(1);
+    TxOptions { lease: second, commit_check: second, ..TxOptions::default() }
+}
+
+fn policy() -> Policy {
+    let mut policy = Policy::default();
+    policy.terms.lease = Duration::from_millis(600);
+    // A transfer that died in the middle was rolled back: a second execution has no second effect.
+    policy.terms.on_unknown = OnUnknown::Reexecute;
+    policy.in_flight = InFlight::Wait(Duration::from_secs(2));
+    policy
+}
