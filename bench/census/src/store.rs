@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::store::Cursor as Position;
-use hapax_core::store::{BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
+use hapax_core::store::{Capabilities, BoxFuture, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor};
 use hapax_core::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OperationId, Store, StoreError, SystemClock,
     SystemEntropy,
@@ -107,11 +107,7 @@ impl Place {
 
 /// Returns an engine on `store`, with the secret of `opened`.
 pub fn engine(opened: &OpenStore, store: Arc<dyn Store>, timeout: Duration) -> Idempotency {
-    let builder = Idempotency::builder(store).store_timeout(timeout);
-    match &opened.secret {
-        Some(secret) => builder.secret(secret.clone()).build(),
-        None => builder.build(),
-    }
+    Idempotency::builder(store).store_timeout(timeout).build().expect("there is a runtime")
 }
 
 /// A walk through a store at a gateway's pace. Dropped, it ends at its next page.
@@ -159,6 +155,10 @@ impl Store for Gate {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }
 

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Stamped, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Stamped, Swap, Swapped};
 use hapax_core::transaction::{Transactions, TxError};
 use hapax_core::{FencingToken, OperationId, Store, StoreError, Timestamp};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
@@ -95,6 +95,10 @@ impl Store for Steps {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }
 

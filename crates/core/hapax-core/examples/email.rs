@@ -29,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let store = Arc::new(MemoryStore::default());
-    let idempotency = Idempotency::builder(Arc::clone(&store) as _).build();
+    let idempotency = Idempotency::builder(Arc::clone(&store)).build()?;
     let server = MailServer::default();
 
     let reset = declare(&idempotency, "send password reset", OnUnknown::Reexecute)?;
@@ -112,8 +112,8 @@ async fn die_after_sending(
     let (tell, told) = oneshot::channel();
     let (store, server) = (Arc::clone(store), server.clone());
     process.spawn(async move {
-        let function = declare(&Idempotency::builder(store).build(), name, on_unknown);
-        if let Ok(function) = function {
+        let Ok(engine) = Idempotency::builder(store).build() else { return };
+        if let Ok(function) = declare(&engine, name, on_unknown) {
             drop(send(&function, &server, Some(tell)).await);
         }
     });

@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
-    let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+    let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     let shop = Arc::new(Shop::open(&idempotency)?);
 
     // What the customer has on the screen makes the key: another tap on the button is the same order.

@@ -37,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
-    let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+    let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     let accounts = Accounts::default();
     let create: Function<Account, CreateError> = idempotency
         .function("create account")

@@ -16,7 +16,7 @@ pub use function::{
     Function, FunctionBuilder, FunctionError, OutcomeClass, Receipt, ReconcileCall, Reconciled,
     RunError,
 };
-pub use idempotency::{EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
+pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
 #[cfg(feature = "function")]
 pub use transact::{OperationError, TransactError};

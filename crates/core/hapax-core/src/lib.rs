@@ -44,7 +44,7 @@
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let order = Order;
-//! let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+//! let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
 //! let scope = Scope::of([("customer", "c-1")]);
 //! let key: Key = "8e03978e-40d5-43dd-bc93-6894a57f9324".parse()?;
 //! let policy = Policy::default();
@@ -112,8 +112,8 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{
-    Claim, ClaimError, EngineLimits, EngineStats, FinishError, Idempotency, IdempotencyBuilder,
-    Lease, LeaseHandle, OperationRequest, Reconciliation,
+    Claim, ClaimError, EngineError, EngineLimits, EngineStats, FinishError, Idempotency,
+    IdempotencyBuilder, Lease, LeaseHandle, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

@@ -14,9 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::record::{FencingToken, Record, RecordState};
 use crate::scope::OperationId;
+use crate::secret::Secret;
 use crate::store::{
-    BoxFuture, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store, StoreError,
-    StoredRecord, Swap, Swapped,
+    BoxFuture, Capabilities, Draft, Inspect, Page, Reaped, Snapshot, Stamp, Stamped, Store,
+    StoreError, StoredRecord, Swap, Swapped,
 };
 
 /// How much a [`MemoryStore`] holds. Past either limit new keys are refused.
@@ -53,6 +54,7 @@ const REAP_CHUNK: u32 = 64;
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     capacity: MemoryCapacity,
+    secret: Option<Secret>,
     records: AtomicUsize,
     bytes: AtomicUsize,
     shards: [Mutex<Shard>; SHARDS],
@@ -72,10 +74,19 @@ impl MemoryStore {
         Self {
             clock,
             capacity,
+            secret: None,
             records: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             shards: std::array::from_fn(|_| Mutex::default()),
         }
+    }
+
+    /// Names records by `secret`. Without one their names can be guessed from keys and callers, which
+    /// matters little for records that never leave the process.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
     }
 
     /// Records it holds.
@@ -207,6 +218,10 @@ impl Store for MemoryStore {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         Box::pin(async move { Ok(self.reap_now(limit)) })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { secret: self.secret.as_ref(), notify: None }
     }
 }
 

@@ -16,11 +16,13 @@ use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::record::{FencingToken, Record, WriteId};
 use crate::scope::OperationId;
+use crate::secret::Secret;
 
 /// A boxed future, as the store's methods return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -136,6 +138,37 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Any [`StoreError`]; what was removed until then stays removed.
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>>;
+
+    /// Returns what the engine takes from the store besides records. A wrapper returns that of the
+    /// store within: under another secret a retry would not find its record.
+    fn capabilities(&self) -> Capabilities<'_>;
+}
+
+/// Capabilities of a store besides its records. The default: none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Capabilities<'a> {
+    /// The secret that names records: `Idempotency` derives operation ids with it.
+    pub secret: Option<&'a Secret>,
+    /// Notifications of writes by other processes.
+    pub notify: Option<&'a dyn Notify>,
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        (**self).swap(swap)
+    }
+
+    fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        (**self).load(key)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        (**self).reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        (**self).capabilities()
+    }
 }
 
 /// A store whose cells operators can page through.

@@ -17,7 +17,7 @@ use axum::{Extension, Router};
 use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
 use hapax_http::classify::OutcomeClass;
 use hapax_http::server::{
-    ExecutionHandle, IdempotencyLayer, KeyRule, MissingScope, RouteError, RouteOptions,
+    ExecutionHandle, IdempotencyLayer, KeyRule, LayerError, MissingScope, RouteOptions,
     RoutePolicy, ScopeSource,
 };
 use tokio::net::TcpListener;
@@ -32,13 +32,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Keys are required. By default a request that may have taken effect never runs again by itself.
-pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
+pub(crate) fn layer() -> Result<IdempotencyLayer, LayerError> {
     // In memory, for the example: a service has `hapax-file`, or a store on a server.
-    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let engine = Idempotency::builder(Arc::new(store)).build();
-    let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
-    let options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
-    Ok(IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?))
+    IdempotencyLayer::builder(MemoryStore::default()).require_key().build()
 }
 
 /// How long connections may take to close, once all that is in hand is recorded.

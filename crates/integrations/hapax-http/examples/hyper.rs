@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
 use hapax_http::Body;
-use hapax_http::server::{IdempotencyLayer, RouteError, RouteOptions, RoutePolicy, ScopeSource};
+use hapax_http::server::{IdempotencyLayer, LayerError, RouteOptions, RoutePolicy, ScopeSource};
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::server::conn::http1;
@@ -27,12 +27,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(serve(listener, layer()?).await?)
 }
 
-pub(crate) fn layer() -> Result<IdempotencyLayer, RouteError> {
-    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let engine = Idempotency::builder(Arc::new(store)).build();
-    // All callers are one: only right where they trust each other.
-    let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default())?;
-    Ok(IdempotencyLayer::new(engine, policy))
+pub(crate) fn layer() -> Result<IdempotencyLayer, LayerError> {
+    // All callers share one scope: only right where they trust each other.
+    IdempotencyLayer::builder(MemoryStore::default()).scope(ScopeSource::shared()).build()
 }
 
 pub(crate) async fn serve(listener: TcpListener, layer: IdempotencyLayer) -> io::Result<()> {

@@ -35,11 +35,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let store = Arc::new(FileStore::open(FileOptions::new(path))?);
     let census = Arc::new(Census::default());
     let watched = census.watch(Arc::clone(&store) as Arc<dyn Store>);
-    let mut engine = Idempotency::builder(watched);
-    if let Some(secret) = store.secret() {
-        engine = engine.secret(secret.clone());
-    }
-    let engine = engine.build();
+    let engine = Idempotency::builder(watched).build()?;
 
     let token = AdminToken::read_or_make(&AdminToken::default_path(Some(path)), &SystemEntropy)?;
     let audit = Audit::new(Audit::default_path(Some(path)), "the payments service");

@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Cursor, Reaped, ScanStep, Snapshot, Stamped, StoredRecord, Swap, Swapped,
+    BoxFuture, Capabilities, Cursor, Reaped, ScanStep, Snapshot, Stamped, StoredRecord, Swap,
+    Swapped,
 };
 use hapax_core::{Inspect, OnUnknown, OperationId, RecordState, Store, StoreError, Timestamp};
 use serde::Serialize;
@@ -273,6 +274,10 @@ impl Store for CensusStore {
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
     }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
+    }
 }
 
 #[cfg(test)]
@@ -301,7 +306,7 @@ mod tests {
     }
 
     fn engine(store: Arc<dyn Store>) -> Idempotency {
-        Idempotency::builder(store).secret(Secret::new([7; 32])).build()
+        Idempotency::builder(store).build().unwrap()
     }
 
     async fn claim(engine: &Idempotency, key: &str, on_unknown: OnUnknown) -> hapax_core::Lease {
@@ -320,7 +325,7 @@ mod tests {
 
     #[tokio::test]
     async fn records_left_by_a_crash_and_unknown_ones_are_counted_oldest_first() {
-        let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
+        let store = Arc::new(MemoryStore::default().secret(Secret::new([7; 32])));
         let census = Arc::new(Census::default());
         let elsewhere = engine(Arc::clone(&store) as Arc<dyn Store>);
         let here = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));

@@ -27,7 +27,7 @@
 //! # std::fs::create_dir_all(&folder)?;
 //! # let path = folder.join("token");
 //! let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
-//! let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+//! let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build()?;
 //! let token = AdminToken::read_or_make(&path, &SystemEntropy)?;
 //! let audit = Audit::new(folder.join("audit.jsonl"), "payments");
 //! let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token, audit);

@@ -219,12 +219,12 @@ impl Records {
             OpenedStore::There(remote) => return Ok(Self::There(remote)),
         };
         let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-        let mut engine = Idempotency::builder(store).store_timeout(TIMEOUT);
-        if let Some(secret) = opened.secret.clone() {
-            engine = engine.secret(secret);
-        }
+        let engine = Idempotency::builder(store)
+            .store_timeout(TIMEOUT)
+            .build()
+            .map_err(CliError::unavailable)?;
         let audit = Audit::new(place.audit_file, user::process());
-        Ok(Self::Here(OperatorRecords::new(engine.build(), opened.store, audit, TIMEOUT)))
+        Ok(Self::Here(OperatorRecords::new(engine, opened.store, audit, TIMEOUT)))
     }
 
     /// Returns the hash by which records name the caller that sends a value.

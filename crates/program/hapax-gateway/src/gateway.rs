@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hapax_core::{Idempotency, Store, SystemEntropy};
+use hapax_core::{EngineError, Idempotency, Store, SystemEntropy};
 use hapax_http::log_throttle::LogThrottle;
 use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
 use tokio::net::{TcpListener, TcpSocket};
@@ -81,6 +81,9 @@ pub enum StartError {
     /// It was told something that cannot be.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The engine cannot start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// An address could not be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -161,9 +164,9 @@ impl Gateway {
     pub async fn probe(config: &Config) -> Result<Vec<Finding>, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(config).await?;
-        let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build();
+        let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build()?;
         let (metrics, connect) = (Arc::new(Metrics::new()), dialling(config, &certificates));
-        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)
+        let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)?
             .snapshot(config, resolved, None)?;
         let mut findings = Vec::new();
         for asker in snapshot.reconcile_clients() {
@@ -372,7 +375,7 @@ fn run(
     let metrics = Arc::new(Metrics::new());
     let MemoryPlan { bodies, observed, .. } = resolved.memory;
     let census = Arc::new(Census::default());
-    let engine = engine(config, &resolved, &opened, &metrics, &census);
+    let engine = engine(config, &resolved, &opened, &metrics, &census)?;
     let connect = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let resources = SharedResources::new(
@@ -382,7 +385,7 @@ fn run(
         Arc::clone(&metrics),
         concurrent,
         connect,
-    );
+    )?;
     let reloading = ReloadState::new(config.clone(), resolved.largest);
     let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
     reloading.probe(&current);
@@ -493,7 +496,7 @@ fn engine(
     opened: &OpenStore,
     metrics: &Metrics,
     census: &Arc<Census>,
-) -> Idempotency {
+) -> Result<Idempotency, EngineError> {
     let store = MeasuredStore::new(
         Arc::clone(&opened.store),
         Arc::clone(&metrics.calls),
@@ -507,16 +510,10 @@ fn engine(
     if let Some(told) = opened.replies() {
         limits.claims = budget::claims(told, resolved.largest.response);
     }
-    let mut builder = Idempotency::builder(census.watch(Arc::new(store)))
+    Idempotency::builder(census.watch(Arc::new(store)))
         .store_timeout(config.store_timeout)
-        .limits(limits);
-    if let Some(secret) = &opened.secret {
-        builder = builder.secret(secret.clone());
-    }
-    if let Some(notify) = &opened.notify {
-        builder = builder.notify(Arc::clone(notify));
-    }
-    builder.build()
+        .limits(limits)
+        .build()
 }
 
 fn warn(config: &Config, opened: &OpenStore) {

@@ -88,7 +88,7 @@ async fn prune(upstreams: &Upstreams) {
 mod tests {
     use std::sync::Mutex;
 
-    use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+    use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
     use hapax_core::{OperationId, StoreError};
     use tokio::time::{Instant, timeout};
 
@@ -115,6 +115,10 @@ mod tests {
             self.asked.lock().unwrap().push(Instant::now());
             let round = self.next.lock().unwrap().pop();
             Box::pin(async move { round.unwrap_or(Ok(Reaped::default())) })
+        }
+
+        fn capabilities(&self) -> Capabilities<'_> {
+            Capabilities::default()
         }
     }
 

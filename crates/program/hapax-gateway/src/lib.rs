@@ -36,14 +36,6 @@
 //! # }
 //! ```
 
-#[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../../../../README.md")]
-    mod readme {}
-    #[doc = include_str!("../../../../docs/rust.md")]
-    mod rust {}
-}
-
 mod access;
 mod admin;
 mod auth;

@@ -7,7 +7,9 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use hapax_core::{Idempotency, InFlight, MemoryCapacity, MemoryStore, OnUnknown, SystemClock};
+use hapax_core::{
+    EngineError, Idempotency, InFlight, MemoryCapacity, MemoryStore, OnUnknown, SystemClock,
+};
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::{
     IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
@@ -156,7 +158,7 @@ impl SharedResources {
         metrics: Arc<Metrics>,
         concurrent: usize,
         connect: ConnectOptions,
-    ) -> Self {
+    ) -> Result<Self, EngineError> {
         let held = |engine| {
             IdempotencyLayer::routed(engine, |parts| {
                 parts
@@ -168,17 +170,17 @@ impl SharedResources {
         let capacity = MemoryCapacity { bytes: observed / 2, ..MemoryCapacity::default() };
         let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
         let budget = (observed / 2 / observe::UNIT).min(Semaphore::MAX_PERMITS);
-        Self {
+        Ok(Self {
             layer: held(engine).body_memory(bodies),
             metrics,
             upstreams: Arc::default(),
             concurrent,
             connect,
             // Its bodies are copies within `room`.
-            observing: held(Idempotency::builder(Arc::clone(&store) as _).build()),
+            observing: held(Idempotency::builder(Arc::clone(&store)).build()?),
             observed: store,
             budget: Arc::new(Semaphore::new(budget)),
-        }
+        })
     }
 
     /// Puts a configuration to work, with what `before` has of it.

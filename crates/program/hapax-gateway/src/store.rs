@@ -63,8 +63,6 @@ pub struct OpenStore {
     pub store: Arc<dyn Inspect>,
     /// The secret that names its records: the engine needs the same.
     pub secret: Option<Secret>,
-    /// Who tells when a record was written elsewhere.
-    pub notify: Option<Arc<dyn Notify>>,
     kind: Kind,
     cache: Option<CacheStats>,
     /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
@@ -199,9 +197,10 @@ impl StoreOpener {
         match &self.store {
             StoreUrl::Memory => {
                 let capacity = MemoryCapacity { bytes: memory, ..MemoryCapacity::default() };
-                let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), capacity));
                 let secret = ring.as_ref().map(|ring| ring.naming().clone());
-                self.tiered(store, None, secret, ring, Kind::Other)
+                let store = MemoryStore::new(Arc::new(SystemClock), capacity);
+                let store = Arc::new(secret.iter().cloned().fold(store, MemoryStore::secret));
+                self.tiered(store, secret, ring, Kind::Other)
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
@@ -210,7 +209,7 @@ impl StoreOpener {
                 if let Some(known) = known {
                     store.expect(&known);
                 }
-                self.tiered(store, None, secret, ring, kind)
+                self.tiered(store, secret, ring, kind)
             }
             StoreUrl::Redis(url) => {
                 let mut options = self.redis(url, memory, ring.as_ref());
@@ -220,8 +219,7 @@ impl StoreOpener {
                 let store = RedisStore::connect(options).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
-                let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                self.tiered(store, Some(notify), secret, ring, kind)
+                self.tiered(store, secret, ring, kind)
             }
             StoreUrl::Postgres(url) => {
                 let mut options = self.postgres(url, memory, ring.as_ref())?;
@@ -231,8 +229,7 @@ impl StoreOpener {
                 let store = PostgresStore::connect(options).await;
                 let store = Arc::new(store.map_err(|error| server(url, error))?);
                 let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
-                let notify = Arc::clone(&store) as Arc<dyn Notify>;
-                self.tiered(store, Some(notify), secret, ring, kind)
+                self.tiered(store, secret, ring, kind)
             }
         }
     }
@@ -328,7 +325,6 @@ impl StoreOpener {
     fn tiered<S: Inspect>(
         &self,
         store: Arc<S>,
-        notify: Option<Arc<dyn Notify>>,
         secret: Option<Secret>,
         ring: Option<KeyRing>,
         kind: Kind,
@@ -337,7 +333,7 @@ impl StoreOpener {
         let replies = (shares.replies > 0).then_some(shares.replies);
         let cache: Arc<dyn Cache> = match &self.cache {
             None => {
-                return Ok(OpenStore { notify, kind, replies, ..OpenStore::new(store, secret) });
+                return Ok(OpenStore { kind, replies, ..OpenStore::new(store, secret) });
             }
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
@@ -364,7 +360,7 @@ impl StoreOpener {
         let tiered = Arc::new(Tiered::with(store, cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(CacheStats(Arc::new(move || counts.stats())));
-        Ok(OpenStore { notify, kind, cache, replies, ..OpenStore::new(tiered, secret) })
+        Ok(OpenStore { kind, cache, replies, ..OpenStore::new(tiered, secret) })
     }
 }
 
@@ -372,15 +368,7 @@ impl OpenStore {
     /// Any store, such as one that a test made.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
-        Self {
-            store,
-            secret,
-            notify: None,
-            kind: Kind::Other,
-            cache: None,
-            replies: None,
-            remembered: None,
-        }
+        Self { store, secret, kind: Kind::Other, cache: None, replies: None, remembered: None }
     }
 
     /// Returns whether the store was emptied or replaced since it was last used, and no operator

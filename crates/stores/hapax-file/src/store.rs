@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
-use hapax_core::store::{BoxFuture, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
     Entropy, Inspect, Key, KeyRing, OnUnknown, OperationId, Scope, Sealer, Secret, Store,
     StoreError, Timestamp,
@@ -458,6 +458,10 @@ impl Store for FileStore {
                 .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
             answer.await.unwrap_or_else(|_| Err(StoreError::ambiguous(FileStoreError::Interrupted)))
         })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { secret: self.secret(), notify: None }
     }
 }
 

@@ -13,6 +13,9 @@ pub enum PostgresConnectError {
     /// The URL is none, or names a parameter that is not known.
     #[error("not a PostgreSQL URL: {0}")]
     Url(#[source] Error),
+    /// A pool has an option that the store cannot use.
+    #[error("the pool has {0}: change the pool, or open the store by its own options")]
+    Pool(&'static str),
     /// A certificate or a key cannot be read, or there is no root to trust.
     #[error("certificates: {0}")]
     Certificates(String),

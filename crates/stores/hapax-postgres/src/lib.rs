@@ -22,7 +22,7 @@
 //!
 //! let options: PostgresOptions = "postgres://app@db.example/orders".parse()?;
 //! let store = PostgresStore::connect(options).await?;
-//! let idempotency = hapax_core::Idempotency::builder(Arc::new(store)).build();
+//! let idempotency = hapax_core::Idempotency::builder(Arc::new(store)).build()?;
 //! # Ok(()) }
 //! ```
 //!
@@ -118,6 +118,8 @@ mod link;
 mod listen;
 mod maintenance;
 mod options;
+#[cfg(feature = "sqlx")]
+mod pool;
 mod queue;
 mod reader;
 mod record;

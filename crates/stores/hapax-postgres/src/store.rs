@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hapax_core::store::{
-    BoxFuture, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
-    scan_by_pages,
+    BoxFuture, Capabilities, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped,
+    Visitor, scan_by_pages,
 };
 use hapax_core::{Inspect, OperationId, Sealer, Secret, Store, StoreError};
 use tokio::sync::oneshot;
@@ -326,6 +326,11 @@ impl Store for PostgresStore {
             }
             Ok(reaped)
         })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        let notify = self.listener.as_ref().map(|_| self as &dyn Notify);
+        Capabilities { secret: self.secret(), notify }
     }
 }
 

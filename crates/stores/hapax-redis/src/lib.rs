@@ -15,14 +15,13 @@
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::Arc;
 //! use hapax_core::{Idempotency, Secret};
 //! use hapax_redis::{RedisOptions, RedisStore};
 //!
 //! let secret = Secret::from_hex(&std::fs::read_to_string("hapax.secret")?).ok_or("no secret")?;
-//! let options = RedisOptions::new("redis://127.0.0.1").secret(secret.clone());
-//! let store = Arc::new(RedisStore::connect(options).await?);
-//! let idempotency = Idempotency::builder(store.clone()).notify(store).secret(secret).build();
+//! let options = RedisOptions::new("redis://127.0.0.1").secret(secret);
+//! let store = RedisStore::connect(options).await?;
+//! let idempotency = Idempotency::builder(store).build()?;
 //! # Ok(()) }
 //! ```
 //!

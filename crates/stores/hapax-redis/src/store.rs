@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use hapax_core::store::{
-    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, StoredRecord, Swap, Swapped,
-    Visitor,
+    BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, StoredRecord, Swap,
+    Swapped, Visitor,
 };
 use hapax_core::{
     Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
@@ -394,6 +394,10 @@ impl Store for RedisStore {
     /// The server removes by itself what is due, so there is nothing to do.
     fn reap(&self, _limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         Box::pin(async { Ok(Reaped::default()) })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { secret: self.secret(), notify: Some(self) }
     }
 }
 

@@ -25,7 +25,7 @@
 //! # let authority = MemoryStore::default();
 //! // In earnest the authority is a file, or Postgres.
 //! let store = Tiered::new(Arc::new(authority), Arc::new(MemoryCache::default()));
-//! let idempotency = Idempotency::builder(Arc::new(store.clone())).build();
+//! let idempotency = Idempotency::builder(Arc::new(store.clone())).build()?;
 //! assert_eq!(store.stats().hits, 0);
 //! # drop(idempotency);
 //! # }

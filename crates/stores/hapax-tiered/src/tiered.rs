@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+    BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
 };
 use hapax_core::{Inspect, Notify, OperationId, Store, StoreError};
 use tokio::sync::Semaphore;
@@ -330,6 +330,10 @@ impl<A: Store + ?Sized> Store for Tiered<A> {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.authority.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.authority.capabilities()
     }
 }
 

@@ -46,7 +46,7 @@ impl Idempotency {
     /// # async fn charge(cents: u64) -> Result<String, std::io::Error> { Ok(format!("ch_{cents}")) }
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+    /// let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     /// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("order-17")?);
     /// let first = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;
     /// let again = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;

@@ -19,7 +19,7 @@ use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
 use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
-use crate::store::{Notify, Snapshot, Store, StoreError};
+use crate::store::{Snapshot, Store, StoreError};
 
 /// How much may wait and be held back, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +76,6 @@ pub struct Idempotency {
 #[derive(Debug)]
 pub(super) struct EngineState {
     pub(super) store: Arc<dyn Store>,
-    pub(super) notify: Option<Arc<dyn Notify>>,
     pub(super) entropy: Arc<dyn Entropy>,
     pub(super) secret: Option<Secret>,
     /// The key of fingerprints; `None` without a secret.
@@ -125,12 +124,11 @@ pub(super) fn deadline_after(store_timeout: Duration) -> Instant {
 }
 
 impl Idempotency {
-    /// Begins an engine over `store`.
-    pub fn builder(store: Arc<dyn Store>) -> IdempotencyBuilder {
+    /// Begins an engine over `store`, whose secret names the records and whose notifications wake
+    /// waiters.
+    pub fn builder(store: impl Store) -> IdempotencyBuilder {
         IdempotencyBuilder {
-            store,
-            notify: None,
-            secret: None,
+            store: Arc::new(store),
             entropy: Arc::new(SystemEntropy),
             store_timeout: Duration::from_secs(2),
             limits: EngineLimits::default(),
@@ -254,28 +252,12 @@ impl Idempotency {
 #[must_use]
 pub struct IdempotencyBuilder {
     store: Arc<dyn Store>,
-    notify: Option<Arc<dyn Notify>>,
-    secret: Option<Secret>,
     entropy: Arc<dyn Entropy>,
     store_timeout: Duration,
     limits: EngineLimits,
 }
 
 impl IdempotencyBuilder {
-    /// Names records and keeps fingerprints by keyed hashes, so that a copy of the store does not let
-    /// keys, callers or what was asked be guessed.
-    pub fn secret(mut self, secret: Secret) -> Self {
-        self.secret = Some(secret);
-        self
-    }
-
-    /// Who tells of writes by other processes, so that copies which wait hear of them at once; a
-    /// store that does is given here as well. Without it they look four times a second.
-    pub fn notify(mut self, notify: Arc<dyn Notify>) -> Self {
-        self.notify = Some(notify);
-        self
-    }
-
     /// How long the store may take to answer before it counts as unreachable. Default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = timeout;
@@ -294,17 +276,23 @@ impl IdempotencyBuilder {
         self
     }
 
-    /// The engine, on the runtime of the caller.
+    /// Starts the engine on the runtime of the caller.
     ///
-    /// # Panics
-    /// Outside a tokio runtime, like everything that spawns tasks.
-    #[must_use]
-    pub fn build(self) -> Idempotency {
-        let Self { store, notify, secret, entropy, store_timeout, limits } = self;
-        Idempotency {
+    /// # Errors
+    /// [`EngineError`] names the limit that cannot hold, or the missing runtime.
+    pub fn build(self) -> Result<Idempotency, EngineError> {
+        let Self { store, entropy, store_timeout, limits } = self;
+        if store_timeout.is_zero() {
+            return Err(EngineError::NoStoreTimeout);
+        }
+        if !(1..=Semaphore::MAX_PERMITS).contains(&limits.claims) {
+            return Err(EngineError::Claims { found: limits.claims });
+        }
+        let runtime = Handle::try_current().map_err(|_| EngineError::NoRuntime)?;
+        let secret = store.capabilities().secret.cloned();
+        Ok(Idempotency {
             inner: Arc::new(EngineState {
                 store,
-                notify,
                 entropy,
                 fingerprint_key: secret.as_ref().map(|it| it.subkey("hapax 1 fingerprint key")),
                 secret,
@@ -313,10 +301,31 @@ impl IdempotencyBuilder {
                 waiters: Arc::new(Waiters::new(limits.waiters_per_key, limits.waiters)),
                 executions: Executions::default(),
                 backlog: Arc::new(Backlog::new()),
-                permits: Arc::new(Semaphore::new(limits.claims.clamp(1, Semaphore::MAX_PERMITS))),
+                permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),
-                runtime: Handle::current(),
+                runtime,
             }),
-        }
+        })
     }
+}
+
+/// Reasons for which an engine cannot start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The caller is outside of a tokio runtime.
+    #[error("the engine spawns tasks, and there is no tokio runtime: build it within one")]
+    NoRuntime,
+    /// The store would have no time to answer.
+    #[error("the store timeout is zero: expected a duration such as 2 s")]
+    NoStoreTimeout,
+    /// The number of concurrent claims is out of range.
+    #[error(
+        "expected 1 to {} concurrent claims, found {found}: change `EngineLimits::claims`",
+        Semaphore::MAX_PERMITS
+    )]
+    Claims {
+        /// The configured number.
+        found: usize,
+    },
 }

@@ -117,7 +117,7 @@ impl Waiter {
         let Self { waiters, key, news, poller } = self;
         let polled = async {
             let _turn = poller.lock().await;
-            let notify = inner.notify.as_deref();
+            let notify = inner.store.capabilities().notify;
             let mut written = watch_cell(notify, key);
             loop {
                 tokio::select! {

@@ -11,12 +11,15 @@ mod operators;
 mod transactions;
 mod waiting;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     Claim, Clock, EngineLimits, Fingerprint, FingerprintScheme, Idempotency, Key, Lease,
-    MemoryCapacity, MemoryStore, OnUnknown, OperationRequest, Outcome, Policy, Scope, Timestamp,
+    MemoryCapacity, MemoryStore, Notify, OnUnknown, OperationId, OperationRequest, Outcome, Policy,
+    Scope, Secret, Store, StoreError, Timestamp,
 };
 use tokio::time::Instant;
 
@@ -72,7 +75,33 @@ impl World {
     }
 
     fn limited(&self, limits: EngineLimits) -> Idempotency {
-        Idempotency::builder(Arc::clone(&self.store) as _).limits(limits).build()
+        Idempotency::builder(Arc::clone(&self.store)).limits(limits).build().unwrap()
+    }
+}
+
+/// A store with other capabilities than the one within.
+#[derive(Debug)]
+struct WithCapabilities {
+    store: Arc<Unreliable>,
+    secret: Option<Secret>,
+    notify: Option<Arc<dyn Notify>>,
+}
+
+impl Store for WithCapabilities {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        self.store.swap(swap)
+    }
+
+    fn load<'a>(&'a self, id: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store.load(id)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { secret: self.secret.as_ref(), notify: self.notify.as_deref() }
     }
 }
 

@@ -225,7 +225,7 @@ async fn a_retry_in_the_next_stretch_of_time_has_the_first_key_among_its_candida
 async fn a_retry_across_the_boundary_is_found() {
     let clock = Arc::new(TestClock(Instant::now()));
     let store = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
-    let idempotency = Idempotency::builder(Arc::new(store)).build();
+    let idempotency = Idempotency::builder(Arc::new(store)).build().unwrap();
     let maker = KeyMaker::new(clock, Arc::new(Empty));
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let scope = Scope::shared();
@@ -247,7 +247,7 @@ async fn a_retry_across_the_boundary_is_found() {
 async fn of_what_was_released_the_key_stays() {
     let clock = Arc::new(TestClock(Instant::now()));
     let store = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
-    let idempotency = Idempotency::builder(Arc::new(store)).build();
+    let idempotency = Idempotency::builder(Arc::new(store)).build().unwrap();
     let maker = KeyMaker::new(clock, Arc::new(Empty));
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let scope = Scope::shared();

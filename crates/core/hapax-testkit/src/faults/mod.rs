@@ -9,4 +9,4 @@ mod proxy;
 mod store;
 
 pub use proxy::{FaultProxy, FaultProxyRates, ProxyCounts};
-pub use store::{FaultyCounts, FaultyRates, FaultyStore, InjectedFault};
+pub use store::{FaultyCounts, FaultyRates, FaultyStore, InjectedFault, Polling};

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+    BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
 };
 use hapax_core::{Inspect, OperationId, Store, StoreError};
 use tokio::sync::watch;
@@ -169,6 +169,29 @@ impl<S: Store> FaultyStore<S> {
     }
 }
 
+/// A store without the notifications of the store within, so that waiters poll.
+#[derive(Debug)]
+pub struct Polling<S>(pub S);
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store> Store for Polling<S> {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        self.0.swap(swap)
+    }
+
+    fn load<'a>(&'a self, id: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.0.load(id)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.0.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { notify: None, ..self.0.capabilities() }
+    }
+}
+
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store> Store for FaultyStore<S> {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
@@ -187,6 +210,10 @@ impl<S: Store> Store for FaultyStore<S> {
             self.enter(&self.rates()).await?;
             self.inner.reap(limit).await
         })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.inner.capabilities()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Page, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped,
+    BoxFuture, Capabilities, Page, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped,
 };
 use hapax_core::{
     Clock, FencingToken, Inspect, OperationId, RecordState, Store, StoreError, Timestamp,
@@ -203,6 +203,10 @@ impl Store for Broken {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         Box::pin(async move { Ok(self.reap(limit.get() as usize)) })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities::default()
     }
 }
 

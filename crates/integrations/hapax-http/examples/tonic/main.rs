@@ -39,12 +39,8 @@ async fn main() -> Result<(), Error> {
 }
 
 pub(crate) fn layer() -> Result<IdempotencyLayer, Error> {
-    let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let engine = Idempotency::builder(Arc::new(store)).build();
-    // Metadata are headers.
-    let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
-    let policy = RoutePolicy::new(caller, RouteOptions::default())?;
-    Ok(IdempotencyLayer::new(engine, policy))
+    // Metadata are headers: `authorization` names the caller.
+    Ok(IdempotencyLayer::builder(MemoryStore::default()).build()?)
 }
 
 pub(crate) async fn serve(incoming: TcpIncoming, layer: IdempotencyLayer) -> Result<(), Error> {

@@ -5,8 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::Idempotency;
+use hapax_core::transaction::Transactions;
+use hapax_core::{EngineError, Idempotency, IdempotencyBuilder, InFlight, OnUnknown, Store};
 use http::Response;
+use http::header::AUTHORIZATION;
 use http::request::Parts;
 use tower_layer::Layer;
 
@@ -14,9 +16,11 @@ use super::budget::BodyBudgets;
 use super::concurrency::ConcurrencyLimits;
 use super::drain::{DrainGate, DrainReport};
 use super::observe::{NoObserver, Observer, RequestEvent};
-use super::policy::RoutePolicy;
+use super::policy::{KeyRule, RouteError, RouteOptions, RoutePolicy};
 use super::response_info::{ResponseInfo, ResponseSource};
+use super::scope::{MissingScope, ScopeSource};
 use super::service::IdempotencyService;
+use super::transaction::TransactionBackend;
 use crate::body::Body;
 use crate::error_format::ErrorFormat;
 use crate::log_throttle::LogThrottle;
@@ -39,7 +43,16 @@ pub struct IdempotencyLayer {
 }
 
 impl IdempotencyLayer {
-    /// A layer under which one policy holds for every request.
+    /// Begins a layer over `store`. [`IdempotencyLayerBuilder`] has the defaults.
+    pub fn builder(store: impl Store) -> IdempotencyLayerBuilder {
+        IdempotencyLayerBuilder {
+            engine: Idempotency::builder(store),
+            scope: None,
+            options: RouteOptions::default(),
+        }
+    }
+
+    /// Returns a layer that applies one policy to every request, on an engine that others use too.
     #[must_use]
     pub fn new(engine: Idempotency, policy: RoutePolicy) -> Self {
         Self::with(engine, Routes::One(Arc::new(policy)))
@@ -142,6 +155,99 @@ impl IdempotencyLayer {
         response.extensions_mut().insert(rejected);
         response
     }
+}
+
+/// Builds an [`IdempotencyLayer`].
+///
+/// By default:
+/// 1. A caller is named by the header `Authorization`; a request without it gets 400
+///    `missing-scope`.
+/// 2. A key is optional: a request without one passes through unprotected.
+/// 3. POST and PATCH are protected.
+/// 4. After an unknown outcome nothing executes until an operator decides ([`OnUnknown::Block`]).
+#[derive(Debug)]
+#[must_use]
+pub struct IdempotencyLayerBuilder {
+    engine: IdempotencyBuilder,
+    scope: Option<ScopeSource>,
+    options: RouteOptions,
+}
+
+impl IdempotencyLayerBuilder {
+    /// Sets where the caller's name comes from.
+    pub fn scope(mut self, scope: ScopeSource) -> Self {
+        self.scope = Some(scope);
+        self
+    }
+
+    /// Rejects protected requests without a key: 400 `missing-key`.
+    pub const fn require_key(mut self) -> Self {
+        self.options.key = KeyRule::Required;
+        self
+    }
+
+    /// Sets what a retry after an unknown outcome leads to.
+    pub const fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
+        self.options.policy.terms.on_unknown = on_unknown;
+        self
+    }
+
+    /// Sets how long a duplicate waits for a request in flight. By default it gets 409 at once.
+    pub const fn wait(mut self, timeout: Duration) -> Self {
+        self.options.policy.in_flight = InFlight::Wait(timeout);
+        self
+    }
+
+    /// Sets how long an outcome is replayed. By default 24 h.
+    pub const fn retention(mut self, retention: Duration) -> Self {
+        self.options.policy.terms.retention = retention;
+        self
+    }
+
+    /// Commits what handlers write together with the record: see
+    /// [`transaction`](super::transaction). A key is then required. Where handlers have no effect
+    /// outside of the transaction, [`OnUnknown::Reexecute`] fits: what did not commit was rolled back.
+    pub fn transactions<D: Transactions>(self, database: D) -> Self {
+        let mut builder = self.require_key();
+        builder.options.transactions = Some(TransactionBackend::new(Arc::new(database)));
+        builder
+    }
+
+    /// Sets the time that the store has to answer. By default 2 s.
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.engine = self.engine.store_timeout(timeout);
+        self
+    }
+
+    /// Replaces all options of the route, also those set so far.
+    pub fn options(mut self, options: RouteOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Starts the engine on the runtime of the caller.
+    ///
+    /// # Errors
+    /// [`LayerError`] names the option or the limit that cannot hold.
+    pub fn build(self) -> Result<IdempotencyLayer, LayerError> {
+        let Self { engine, scope, options } = self;
+        let scope =
+            scope.unwrap_or_else(|| ScopeSource::headers([AUTHORIZATION], MissingScope::Reject));
+        let policy = RoutePolicy::new(scope, options)?;
+        Ok(IdempotencyLayer::new(engine.build()?, policy))
+    }
+}
+
+/// Reasons for which a layer cannot be built.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The options of the route do not go together.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The engine cannot start.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
 impl<S> Layer<S> for IdempotencyLayer {

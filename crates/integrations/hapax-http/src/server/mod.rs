@@ -39,19 +39,12 @@
 //! [`RouteOptions::target`] there, or two routes may count as one.
 //!
 //! ```
-//! use std::sync::Arc;
-//! use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
-//! use hapax_http::server::{
-//!     IdempotencyLayer, KeyRule, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
-//! };
+//! use hapax_core::MemoryStore;
+//! use hapax_http::server::IdempotencyLayer;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-//! let engine = Idempotency::builder(Arc::new(store)).build();
-//! let caller = ScopeSource::headers([http::header::AUTHORIZATION], MissingScope::Reject);
-//! let options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
-//! let layer = IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?);
+//! let layer = IdempotencyLayer::builder(MemoryStore::default()).require_key().build()?;
 //!
 //! let app: axum::Router = axum::Router::new()
 //!     .route("/orders", axum::routing::post(|| async { "ordered" }))
@@ -81,7 +74,7 @@ pub mod transaction;
 pub use drain::DrainReport;
 pub use future::ResponseFuture;
 pub use handle::ExecutionHandle;
-pub use layer::IdempotencyLayer;
+pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder, LayerError};
 pub use observe::{Observer, RecordStatus, RequestEvent};
 pub use policy::{
     ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, Reconciled, RouteError,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use hapax_core::machine::HookTiming;
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Store,
     StoreError, SystemClock,
@@ -146,7 +146,8 @@ fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer,
     let engine = Idempotency::builder(store as Arc<dyn Store>)
         .store_timeout(policy.store_timeout)
         .limits(limits)
-        .build();
+        .build()
+        .unwrap();
     let mut options = RouteOptions {
         key: policy.key,
         key_header: policy.key_header,
@@ -303,5 +304,9 @@ impl Store for Linked {
 
     fn reap(&self, limit: std::num::NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }

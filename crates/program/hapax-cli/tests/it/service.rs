@@ -46,9 +46,9 @@ impl Service {
         let file = Arc::new(FileStore::open(FileOptions::new(&path)).unwrap());
         let census = Arc::new(Census::default());
         let engine = Idempotency::builder(census.watch(Arc::clone(&file) as Arc<dyn Store>))
-            .secret(file.secret().unwrap().clone())
             .store_timeout(Duration::from_secs(60))
-            .build();
+            .build()
+            .unwrap();
         let token = AdminToken::default_path(Some(&path));
         let token = AdminToken::read_or_make(&token, &SystemEntropy).unwrap();
         let audit = Audit::new(Audit::default_path(Some(&path)), "a service");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hapax_core::store::{
-    BoxFuture, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
+    BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
 };
 use hapax_core::{Inspect, OperationId, Store, StoreError};
 use tokio::time::Instant;
@@ -169,6 +169,10 @@ impl Store for MeasuredStore {
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
     }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
+    }
 }
 
 impl Inspect for MeasuredStore {
@@ -214,6 +218,10 @@ mod tests {
 
         fn reap(&self, _: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
             Box::pin(std::future::pending())
+        }
+
+        fn capabilities(&self) -> Capabilities<'_> {
+            Capabilities::default()
         }
     }
 

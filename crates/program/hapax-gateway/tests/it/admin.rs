@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hapax_core::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     Idempotency, Inspect, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Scope, Store,
     StoreError, SystemClock,
@@ -161,7 +161,7 @@ async fn the_api_says_what_is_there() {
 #[tokio::test]
 async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_resolved() {
     let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
-    let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build();
+    let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let audit = Audit::new(folder.path().join("audit"), "a test");
     let keys = OperatorRecords::new(engine.clone(), store, audit, Duration::from_secs(10));
@@ -377,6 +377,10 @@ impl Store for Away {
             self.check()?;
             self.store.reap(limit).await
         })
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }
 

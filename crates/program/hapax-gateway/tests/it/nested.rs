@@ -23,7 +23,7 @@ use crate::world::{TIMEOUT, config, post, start, text};
 /// A service behind the layer, whose first run waits for the gate.
 async fn service(runs: &ExecutionCount, gate: &HandlerGate) -> SocketAddr {
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
-    let engine = Idempotency::builder(Arc::new(store)).build();
+    let engine = Idempotency::builder(Arc::new(store)).build().unwrap();
     let route = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     let held = (runs.clone(), gate.clone());
     let handler = service_fn(move |_: Request<Body>| {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::store::{BoxFuture, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, OperationId, RecordState, Store,
     StoreError, SystemClock,
@@ -103,6 +103,10 @@ impl Store for Stopped {
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
     }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
+    }
 }
 
 impl Inspect for Stopped {
@@ -194,7 +198,7 @@ async fn who_is_refused_is_told_what_it_was_refused_for() {
 }
 
 fn keys(store: &Arc<Stopped>) -> OperatorRecords {
-    let engine = Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).build();
+    let engine = Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).build().unwrap();
     let audit = Audit::new("/nowhere", "a test");
     OperatorRecords::new(
         engine,
@@ -265,7 +269,8 @@ async fn an_intention_is_on_the_disk_before_the_record_is_written() {
     let path = folder.path().join("audit.jsonl");
     let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
         .store_timeout(Duration::from_secs(3600))
-        .build();
+        .build()
+        .unwrap();
     let inspect = Arc::clone(&store) as Arc<dyn Inspect>;
     let keys = OperatorRecords::new(
         engine,

@@ -34,7 +34,7 @@ async fn metrics_count_what_is_unknown_and_what_a_dead_process_left() {
     let clock = Arc::new(ManualClock::at(Timestamp::from_micros(now - HOUR * 1_000_000)));
     let store =
         Arc::new(MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, MemoryCapacity::default()));
-    let elsewhere = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+    let elsewhere = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
     let terms =
         Terms { lease, retention: Duration::from_secs(86_400), on_unknown: OnUnknown::Block };
     let policy = Policy { terms, ..Policy::default() };

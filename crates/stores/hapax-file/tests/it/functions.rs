@@ -11,6 +11,6 @@ async fn functions_keep_their_promises() {
     let folder = tempfile::tempdir().unwrap();
     let options = FileOptions::new(folder.path().join("hapax.db"));
     let store = Arc::new(FileStore::open(options).unwrap());
-    let engine = || Idempotency::builder(Arc::clone(&store) as _).build();
+    let engine = || Idempotency::builder(Arc::clone(&store)).build().unwrap();
     functions::rules(&[engine(), engine()]).await;
 }

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{MemoryStore, OperationId, RecordState, Store, StoreError};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::storm::Storm;
@@ -62,6 +62,10 @@ impl Store for Far {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }
 
@@ -130,6 +134,10 @@ impl Store for Naive {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.authority.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.authority.capabilities()
     }
 }
 

@@ -13,7 +13,7 @@ async fn functions_keep_their_promises_behind_caches_of_their_own() {
     let store = Arc::new(MemoryStore::default());
     let engine = || {
         let tiered = Tiered::new(Arc::clone(&store), Arc::new(MemoryCache::default()));
-        Idempotency::builder(Arc::new(tiered)).build()
+        Idempotency::builder(Arc::new(tiered)).build().unwrap()
     };
     functions::rules(&[engine(), engine()]).await;
 }
@@ -27,7 +27,7 @@ async fn functions_keep_their_promises_behind_a_cache_that_is_shared() {
     let cache = Arc::new(MemoryCache::default());
     let engine = || {
         let tiered = Tiered::with(Arc::clone(&store), cache.clone(), TieredOptions::default());
-        Idempotency::builder(Arc::new(tiered)).build()
+        Idempotency::builder(Arc::new(tiered)).build().unwrap()
     };
     functions::rules(&[engine(), engine()]).await;
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::store::{BoxFuture, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
     Clock, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity, MemoryStore, OnUnknown,
     OperationId, Outcome, Record, RecordState, Store, StoreError, Terms, Timestamp, WriteId,
@@ -81,6 +81,10 @@ impl Store for Authority {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.store.capabilities()
     }
 }
 

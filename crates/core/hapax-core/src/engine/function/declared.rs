@@ -43,7 +43,7 @@ use crate::value::{self, ValueError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build();
+/// # let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
 /// let charge: Function<String, ChargeError> = idempotency
 ///     .function("charge")
 ///     .at_most_once()

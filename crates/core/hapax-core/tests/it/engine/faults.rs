@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::machine::{HookTiming, Verdict};
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     Claim, ClaimError, EngineLimits, FinishError, InFlight, MemoryStore, OnUnknown, Policy, Store,
     StoreError,
@@ -101,6 +101,10 @@ impl Store for Unreliable {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.memory.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.memory.capabilities()
     }
 }
 

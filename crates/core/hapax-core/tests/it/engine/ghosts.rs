@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     ClaimError, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Scope, Store,
     StoreError,
@@ -50,19 +50,24 @@ impl Store for Haunted {
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.memory.reap(limit)
     }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.memory.capabilities()
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_late_copy_of_a_claim_left_is_released() {
     let clock = Arc::new(TestClock(Instant::now()));
     let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
-    let other = Idempotency::builder(Arc::clone(&memory) as _).build();
+    let other = Idempotency::builder(Arc::clone(&memory)).build().unwrap();
     let block = policy(OnUnknown::Block);
     own(&other, &block).await.release().await.unwrap();
 
     let swaps = AtomicUsize::new(0);
     let haunted = Arc::new(Haunted { memory, copy: Mutex::default(), swaps });
-    let process = Idempotency::builder(Arc::clone(&haunted) as _).store_timeout(2 * HOUR).build();
+    let process =
+        Idempotency::builder(Arc::clone(&haunted)).store_timeout(2 * HOUR).build().unwrap();
     let claimed = process.claim(&Scope::shared(), &key(), &Text("a"), &block).await;
     assert!(matches!(claimed, Err(ClaimError::Interrupted(_))), "{claimed:?}");
     process.drain().await;

@@ -6,13 +6,18 @@ use hapax_core::{
     OperationRequest, Outcome, Record, RecordState, Scope, Secret, Store, SystemEntropy, WriteId,
 };
 
-use super::{Text, World, claim, key, outcome, reexecute};
+use super::{Text, WithCapabilities, World, claim, key, outcome, reexecute};
 
 const LEASE: std::time::Duration = std::time::Duration::from_secs(30);
 const SECRET: Secret = Secret::new([7; 32]);
 
 fn process(world: &World) -> Idempotency {
-    Idempotency::builder(world.store.clone()).secret(SECRET).build()
+    with_secret(world, SECRET)
+}
+
+fn with_secret(world: &World, secret: Secret) -> Idempotency {
+    let store = WithCapabilities { store: world.store.clone(), secret: Some(secret), notify: None };
+    Idempotency::builder(store).build().unwrap()
 }
 
 fn plain(text: &'static str) -> Fingerprint {
@@ -35,7 +40,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     let hex: String = record.fingerprint.as_bytes().iter().map(|it| format!("{it:02x}")).collect();
     assert_eq!(hex, "88179b670e18de2705c57ee7862c4e1e9d54a6f2504d9096e274ea767e68e43d");
     // Another secret gives another one, so that nothing is learnt from two stores.
-    let other = Idempotency::builder(world.store.clone()).secret(Secret::new([8; 32])).build();
+    let other = with_secret(&world, Secret::new([8; 32]));
     assert!(matches!(claim(&other, "a", &reexecute()).await, Claim::Execute(_)));
     let others = expect_stored(&world, &other.operation_id(&Scope::shared(), &key())).await;
     assert_ne!(others.fingerprint, record.fingerprint);

@@ -12,7 +12,7 @@ use hapax_core::{
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{World, claim, outcome, own, policy, reexecute, settle};
+use super::{WithCapabilities, World, claim, outcome, own, policy, reexecute, settle};
 
 fn waiting(timeout: Duration) -> Policy {
     Policy { in_flight: InFlight::Wait(timeout), ..reexecute() }
@@ -157,8 +157,9 @@ async fn copies_look_at_once_when_the_store_tells_of_a_write() {
     let world = World::new();
     let lease = own(&world.process(), &reexecute()).await;
     let bell = Arc::new(Bell::default());
-    let process =
-        Idempotency::builder(Arc::clone(&world.store) as _).notify(Arc::clone(&bell) as _).build();
+    let notify = Some(Arc::clone(&bell) as _);
+    let store = WithCapabilities { store: Arc::clone(&world.store), secret: None, notify };
+    let process = Idempotency::builder(store).build().unwrap();
     let copies = copies(&process, 10, waiting(Duration::from_secs(5)));
     settle().await;
     // For nothing: it is still in flight.

@@ -184,7 +184,7 @@ async fn wire_23_a_drain_ends_whatever_happens() {
     let world = World::new();
     let limits = EngineLimits { deferred_bytes: 1, ..EngineLimits::default() };
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
-    let engine = Idempotency::builder(store).limits(limits).build();
+    let engine = Idempotency::builder(store).limits(limits).build().unwrap();
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     let layer = IdempotencyLayer::new(engine.clone(), policy);
     let runs = Runs::default();

@@ -224,7 +224,7 @@ async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
     let world = World::new();
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
     let limits = hapax_core::EngineLimits { deferred: 1, ..hapax_core::EngineLimits::default() };
-    let engine = hapax_core::Idempotency::builder(store).limits(limits).build();
+    let engine = hapax_core::Idempotency::builder(store).limits(limits).build().unwrap();
     let policy = RoutePolicy::new(ScopeSource::shared(), RouteOptions::default()).unwrap();
     let layer = IdempotencyLayer::new(engine.clone(), policy);
     let (runs, store) = (Runs::default(), std::sync::Arc::clone(&world.store));

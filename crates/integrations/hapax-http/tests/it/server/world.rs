@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     Clock, Idempotency, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Policy, Store,
     StoreError, Timestamp,
@@ -43,14 +43,14 @@ impl World {
             inner: MemoryStore::new(clock, MemoryCapacity::default()),
             mood: watch::Sender::new(Mood::Well),
         });
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
         Self { engine, store, heard: Arc::default() }
     }
 
     /// Another process on the same store.
     pub(crate) fn other_process(&self) -> Self {
         let store = Arc::clone(&self.store);
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
         Self { engine, store, heard: Arc::default() }
     }
 
@@ -353,5 +353,9 @@ impl Store for Moody {
 
     fn reap(&self, limit: std::num::NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.inner.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.inner.capabilities()
     }
 }

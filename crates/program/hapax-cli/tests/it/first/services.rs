@@ -165,8 +165,7 @@ pub(super) async fn serve_axum() {
     };
     let folder = PathBuf::from(folder);
     let store = FileStore::open(FileOptions::new(folder.join("payments.db"))).unwrap();
-    let secret = store.secret().cloned().unwrap();
-    let engine = Idempotency::builder(Arc::new(store)).secret(secret).build();
+    let engine = Idempotency::builder(store).build().unwrap();
     let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
     let policy = RoutePolicy::new(caller, RouteOptions::default()).unwrap();
     let app = Router::new()

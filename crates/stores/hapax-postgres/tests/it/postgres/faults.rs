@@ -39,7 +39,7 @@ async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
     let server = PostgresServer::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
         let store = connect(&server).await;
-        let process = Idempotency::builder(store).build();
+        let process = Idempotency::builder(store).build().unwrap();
         let scope = Scope::of([("policy", format!("{on_unknown:?}"))]);
         let dice = SeededEntropy::new(on_unknown as u64);
         server.pause();
@@ -284,14 +284,14 @@ async fn what_waits_is_bounded_and_completions_go_before_claims() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_outcome_that_finds_no_server_is_written_when_it_returns() {
     let mut server = PostgresServer::start().await;
-    let process = Idempotency::builder(connect(&server).await).build();
+    let process = Idempotency::builder(connect(&server).await).build().unwrap();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;
     server.kill().await;
     let finished = lease.complete(Outcome::new("test/1", "yes"), None).await;
     assert_eq!(finished, Err(FinishError::Pending));
     server.restart().await;
     timeout(SOON, process.drain()).await.expect("what is held back is written");
-    let elsewhere = Idempotency::builder(connect(&server).await).build();
+    let elsewhere = Idempotency::builder(connect(&server).await).build().unwrap();
     let asked = ask(&elsewhere, 1, &policy(OnUnknown::Block)).await;
     let Claim::Replay(replay) = asked else { panic!("it is not in the store: {asked:?}") };
     assert_eq!(replay.outcome.bytes(), "yes");

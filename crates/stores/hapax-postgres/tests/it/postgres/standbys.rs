@@ -229,7 +229,8 @@ impl Process {
             let store = Arc::new(PostgresStore::connect(hosts(ports)).await?);
             let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
                 .store_timeout(patience)
-                .build();
+                .build()
+                .unwrap();
             Ok((store, engine))
         };
         process.made = Some(process.runtime().spawn(making).await.unwrap()?);

@@ -50,7 +50,7 @@ impl World {
     /// Transactions by way of `port`.
     async fn by(server: &PostgresServer, port: u16) -> Self {
         let store = Arc::new(PostgresStore::connect(super::support::at(server)).await.unwrap());
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build();
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
         let pool = pool(port);
         let database = Arc::new(transactions(&store, &pool));
         Self { store, engine, pool, database }
@@ -330,7 +330,8 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
         let lease = world.own(of, &short).await;
         let fence = lease.fence();
         // Another process: the one that executes does not take over from itself.
-        let engine = Idempotency::builder(Arc::clone(&world.store) as Arc<dyn Store>).build();
+        let engine =
+            Idempotency::builder(Arc::clone(&world.store) as Arc<dyn Store>).build().unwrap();
         let work = move |tx: Tx<PgTx>, _| {
             let engine = engine.clone();
             async move {

@@ -9,6 +9,7 @@ use hapax_core::transaction::{
 };
 use hapax_core::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_postgres::{PostgresOptions, PostgresStore};
+use hapax_testkit::faults::Polling;
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -61,7 +62,7 @@ async fn a_write_by_another_process_is_heard_of() {
 async fn a_commit_by_another_process_is_heard_of() {
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
-    let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build();
+    let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build().unwrap();
     let lease = own(&engine, 1, &policy(OnUnknown::Block)).await;
     let key = engine.operation_id(&hapax_core::Scope::shared(), &super::support::named(1));
     let mut written = here.written(&key);
@@ -120,11 +121,10 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
     const ROUNDS: u64 = 15;
     let server = PostgresServer::start().await;
     let writer = listening(&server).await;
-    let here = Idempotency::builder(Arc::clone(&writer) as _).build();
+    let here = Idempotency::builder(Arc::clone(&writer)).build().unwrap();
     // This process gets no notifications and polls four times a second.
-    let polling = Idempotency::builder(listening(&server).await as _).build();
-    let store = listening(&server).await;
-    let there = Idempotency::builder(Arc::clone(&store) as _).notify(store).build();
+    let polling = Idempotency::builder(Polling(listening(&server).await)).build().unwrap();
+    let there = Idempotency::builder(listening(&server).await).build().unwrap();
     let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
     let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
     for of in 0..ROUNDS {

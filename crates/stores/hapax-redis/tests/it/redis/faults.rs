@@ -36,7 +36,7 @@ async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key() {
     let server = RedisServer::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
         let store = connect(&server).await;
-        let process = Idempotency::builder(store).build();
+        let process = Idempotency::builder(store).build().unwrap();
         let scope = Scope::of([("policy", format!("{on_unknown:?}"))]);
         let dice = SeededEntropy::new(on_unknown as u64);
         server.pause();
@@ -183,14 +183,14 @@ async fn nothing_acknowledged_is_lost_by_kills() {
 async fn an_outcome_that_finds_no_server_is_written_when_it_returns() {
     let always = RedisServerOptions::new().set("appendfsync", "always");
     let mut server = RedisServer::start_with(always).await;
-    let process = Idempotency::builder(connect(&server).await).build();
+    let process = Idempotency::builder(connect(&server).await).build().unwrap();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;
     server.kill().await;
     let finished = lease.complete(Outcome::new("test/1", "yes"), None).await;
     assert_eq!(finished, Err(FinishError::Pending));
     server.restart().await;
     timeout(SOON, process.drain()).await.expect("what is held back is written");
-    let elsewhere = Idempotency::builder(connect(&server).await).build();
+    let elsewhere = Idempotency::builder(connect(&server).await).build().unwrap();
     let asked = ask(&elsewhere, 1, &policy(OnUnknown::Block)).await;
     let Claim::Replay(replay) = asked else { panic!("it is not in the store: {asked:?}") };
     assert_eq!(replay.outcome.bytes(), "yes");

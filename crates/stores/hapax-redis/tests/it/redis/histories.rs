@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hapax_core::store::{BoxFuture, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{OperationId, Store, StoreError};
 use hapax_redis::RedisStore;
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
@@ -138,6 +138,10 @@ impl Store for Optimist {
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         self.0.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        self.0.capabilities()
     }
 }
 

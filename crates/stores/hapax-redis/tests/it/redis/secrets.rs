@@ -60,11 +60,7 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
             store = store.secret(secret.clone());
         }
         let store = std::sync::Arc::new(RedisStore::connect(store).await.unwrap());
-        let mut process = Idempotency::builder(store);
-        if let Some(secret) = &secret {
-            process = process.secret(secret.clone());
-        }
-        live(&process.build()).await;
+        live(&Idempotency::builder(store).build().unwrap()).await;
         let found = found(&mut server).await;
         match secret {
             // Shows that the search finds what is there. Key and credential never are.
@@ -86,8 +82,7 @@ async fn a_retry_is_replayed_after_the_secret_was_replaced() {
     let key = Key::new("order-1").unwrap();
     for (round, ring) in rings.into_iter().enumerate() {
         let store = RedisStore::connect(ring).await.unwrap();
-        let secret = store.secret().expect("there is one").clone();
-        let process = Idempotency::builder(std::sync::Arc::new(store)).secret(secret).build();
+        let process = Idempotency::builder(store).build().unwrap();
         let claim = process.claim(&Scope::shared(), &key, &Same, &Policy::default()).await;
         match (round, claim.unwrap()) {
             (0, hapax_core::Claim::Execute(lease)) => {

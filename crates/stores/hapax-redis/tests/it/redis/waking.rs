@@ -1,10 +1,11 @@
 //! Copies that wait in one process hear what happens in another.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use hapax_core::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_redis::RedisStore;
+use hapax_testkit::faults::Polling;
 use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
@@ -89,11 +90,10 @@ async fn channels_are_given_up_while_others_are_taken() {
 async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
     const ROUNDS: u64 = 15;
     let server = RedisServer::start().await;
-    let here = Idempotency::builder(connect(&server).await).build();
+    let here = Idempotency::builder(connect(&server).await).build().unwrap();
     // This process gets no notifications and polls four times a second.
-    let polling = Idempotency::builder(connect(&server).await).build();
-    let store = connect(&server).await;
-    let there = Idempotency::builder(Arc::clone(&store) as _).notify(store).build();
+    let polling = Idempotency::builder(Polling(connect(&server).await)).build().unwrap();
+    let there = Idempotency::builder(connect(&server).await).build().unwrap();
     let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
     let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
     for of in 0..ROUNDS {

@@ -19,7 +19,7 @@ async fn a_server_that_evicts_lets_a_second_execution_through() {
     let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();
-    let process = Idempotency::builder(std::sync::Arc::new(store)).build();
+    let process = Idempotency::builder(std::sync::Arc::new(store)).build().unwrap();
     // Under `block` the store rejects new keys where its identity is among what was evicted.
     let anew = policy(OnUnknown::Reexecute);
     own(&process, 0, &anew).await.complete(Outcome::new("test/1", "paid"), None).await.unwrap();

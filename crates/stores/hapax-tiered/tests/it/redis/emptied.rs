@@ -39,6 +39,10 @@ impl hapax_core::Store for Both {
     {
         self.tiered.reap(limit)
     }
+
+    fn capabilities(&self) -> hapax_core::store::Capabilities<'_> {
+        self.tiered.capabilities()
+    }
 }
 
 struct Emptied(RedisServer);

@@ -36,8 +36,8 @@ async fn ask(process: &Idempotency, of: u32) -> Claim {
 async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
-    let authority = Arc::new(MemoryStore::default());
     let secret = Secret::new([3; 32]);
+    let authority = Arc::new(MemoryStore::default().secret(secret.clone()));
     let mut processes = Vec::new();
     for _ in 0..2 {
         let options = RedisOptions::new(format!("redis://127.0.0.1:{}", proxy.address().port()));
@@ -47,7 +47,7 @@ async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache
             cache,
             hapax_tiered::TieredOptions::default().secret(&secret),
         );
-        let process = Idempotency::builder(Arc::new(store.clone())).secret(secret.clone()).build();
+        let process = Idempotency::builder(store.clone()).build().unwrap();
         processes.push((store, process));
     }
     let [(one, first), (two, second)] = processes.try_into().unwrap_or_else(|_| panic!("two"));
