@@ -29,7 +29,8 @@
 //!    function under a key: the verb is the guarantee when it is unknown whether an earlier call took
 //!    effect. [`Idempotency::function`] declares one with its own policy and a hook that finds out.
 //! 3. **Transactions.** If the operation writes to the database that has the records, both commit
-//!    together: [`Idempotency::transact`], and in axum [`http::axum::InTransaction`].
+//!    together: [`Idempotency::transact`], and in axum the extractors [`SqlxTx`] and
+//!    [`http::axum::InTransaction`].
 //! 4. **Stores.** [`FileStore`] is for one process, [`RedisStore`] and [`PostgresStore`] are for any
 //!    number; [`tiered`] puts a cache in front. [`MemoryStore`] is for tests.
 //! 5. **Unknown outcomes.** A process can crash between the effect and the record. [`OnUnknown`] says
@@ -80,9 +81,16 @@ pub use hapax_redis::{RedisOptions, RedisStore};
 #[cfg(feature = "tiered")]
 pub use hapax_tiered as tiered;
 
+#[cfg(all(feature = "axum", feature = "sqlx"))]
+mod sqlx_tx;
+#[cfg(all(feature = "axum", feature = "sqlx"))]
+pub use sqlx_tx::SqlxTx;
+
 pub mod prelude {
     //! The names of a common program: `use hapax::prelude::*`.
 
+    #[cfg(all(feature = "axum", feature = "sqlx"))]
+    pub use crate::SqlxTx;
     pub use hapax_core::{Idempotency, Key, MemoryStore, OnUnknown, Policy, Scope};
     #[cfg(feature = "file")]
     pub use hapax_file::{FileOptions, FileStore};

@@ -7,19 +7,14 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::http::header::AUTHORIZATION;
 use axum::routing::post;
 use axum::{Extension, Router};
-use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
+use hapax_core::MemoryStore;
 use hapax_http::classify::OutcomeClass;
-use hapax_http::server::{
-    ExecutionHandle, IdempotencyLayer, KeyRule, LayerError, MissingScope, RouteOptions,
-    RoutePolicy, ScopeSource,
-};
+use hapax_http::server::{ExecutionHandle, IdempotencyLayer, LayerError};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 

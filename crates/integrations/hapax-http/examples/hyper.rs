@@ -7,11 +7,10 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 
-use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
+use hapax_core::MemoryStore;
 use hapax_http::Body;
-use hapax_http::server::{IdempotencyLayer, LayerError, RouteOptions, RoutePolicy, ScopeSource};
+use hapax_http::server::{IdempotencyLayer, LayerError, ScopeSource};
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::server::conn::http1;

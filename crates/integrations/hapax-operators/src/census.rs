@@ -283,8 +283,8 @@ impl Store for CensusStore {
 #[cfg(test)]
 mod tests {
     use hapax_core::{
-        Claim, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryCapacity, MemoryStore,
-        OperationRequest, Policy, Scope, Secret, SystemClock, Terms,
+        Claim, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryStore, OperationRequest,
+        Policy, Scope, Secret, Terms,
     };
 
     use super::*;

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::Notify;
 use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
 use hapax_file::{FileOptions, FileStore, OpenError, SecretSource};
 use hapax_postgres::PostgresStore;

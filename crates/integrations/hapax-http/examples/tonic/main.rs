@@ -5,13 +5,9 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, SystemClock};
-use hapax_http::server::{
-    ExecutionHandle, IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeSource,
-};
-use http::header::AUTHORIZATION;
+use hapax_core::MemoryStore;
+use hapax_http::server::{ExecutionHandle, IdempotencyLayer};
 use shop::payments_client::PaymentsClient;
 use shop::payments_server::{Payments, PaymentsServer};
 use shop::{ChargeReply, ChargeRequest};
