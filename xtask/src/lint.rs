@@ -4,11 +4,13 @@ use crate::Command;
 use crate::deps;
 use crate::sh::{Failure, Outcome, Run};
 use crate::sources;
+use crate::words;
 
 pub(crate) const COMMAND: Command = Command {
     name: "lint",
-    summary: "check format, clippy, documentation, file lengths, dependencies",
-    help: "Warnings are errors. No Rust file may have more than 600 lines. The direction of
+    summary: "check format, words, clippy, documentation, file lengths, dependencies",
+    help: "Warnings are errors. No Rust file may have more than 600 lines. Names and
+comments follow VOCABULARY.md, as far as xtask/src/words.rs checks it. The direction of
 dependencies is checked as by `deps`.",
     run: |args| {
         args.finish()?;
@@ -21,6 +23,7 @@ const MAX_LINES: usize = 600;
 
 /// Runs all checks, the quick ones first.
 pub(crate) fn run() -> Outcome {
+    words::run()?;
     lengths()?;
     Run::cargo().args(["fmt", "--all", "--check"]).show()?;
     Run::cargo().args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]).show()?;

@@ -10,6 +10,7 @@ mod sh;
 mod sources;
 mod test;
 mod tools;
+mod words;
 
 use std::process::ExitCode;
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use hapax_core::machine::HookTiming;
 use hapax_core::{
-    Function, Idempotency, MemoryStore, NaturalKey, OutcomeClass, ReconcileCall, Reconciled,
-    RunError, Scope,
+    Function, Idempotency, MemoryStore, NaturalKey, OutcomeClass, ReconcileCall, RunError, Scope,
+    Verdict,
 };
 use serde::{Deserialize, Serialize};
 
@@ -82,8 +82,8 @@ fn declare(
             // To say that it did not happen is to promise that it never will. So the provider is told
             // to refuse this key and everything up to this fence from now on.
             match provider.find_or_refuse(doubt.downstream.as_str(), doubt.fence.get()) {
-                Some(charge) => Reconciled::Happened(charge),
-                None => Reconciled::DidNotHappen,
+                Some(charge) => Verdict::Happened(charge),
+                None => Verdict::DidNotHappen,
             }
         }
     };

@@ -12,10 +12,7 @@ mod waiters;
 
 pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 #[cfg(feature = "function")]
-pub use function::{
-    Function, FunctionBuilder, FunctionError, OutcomeClass, Receipt, ReconcileCall, Reconciled,
-    RunError,
-};
+pub use function::{Function, FunctionBuilder, FunctionError, Receipt, ReconcileCall, RunError};
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
 #[cfg(feature = "function")]

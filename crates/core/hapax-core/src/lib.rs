@@ -90,6 +90,7 @@
 
 mod clock;
 pub mod codec;
+pub mod diagnose;
 #[cfg(feature = "tokio")]
 mod engine;
 mod entropy;
@@ -116,11 +117,9 @@ pub use engine::{
     IdempotencyBuilder, Lease, LeaseHandle, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
-pub use engine::{
-    Function, FunctionBuilder, FunctionError, OutcomeClass, Receipt, ReconcileCall, Reconciled,
-    RunError,
-};
+pub use engine::{Function, FunctionBuilder, FunctionError, Receipt, ReconcileCall, RunError};
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
+pub use exchange::{Replay, Resolved, WriteResult};
 pub use fingerprint::{
     CanonicalJsonError, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers,
     PointerError, SchemeTooLong, canonicalize, canonicalize_except, canonicalize_only,
@@ -130,12 +129,14 @@ pub use fingerprint::{CanonicalValueError, canonicalize_value};
 pub use key::{
     BucketError, CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey,
 };
+pub use machine::{HookTiming, Resolution, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
-    FencingToken, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
+    FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState, Terms,
+    WriteId,
 };
 pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};
 pub use secret::{KeyRing, KeyRingError, Secret};
-pub use store::{Inspect, Notify, Store, StoreError, Transactional};
+pub use store::{BoxFuture, Inspect, Notify, Store, StoreError, Transactional};

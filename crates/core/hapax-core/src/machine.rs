@@ -143,14 +143,16 @@ impl fmt::Debug for OwnerAction {
     }
 }
 
-/// What a hook says became of an operation.
+/// Verdict about an earlier execution: the answer of a hook. `T` is the outcome in the form that
+/// the integration has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Verdict {
-    /// It happened, and this is the answer.
-    Happened(Outcome),
-    /// It did not happen, and never will under the fence that was asked about.
+pub enum Verdict<T = Outcome> {
+    /// The operation happened, with this outcome.
+    Happened(T),
+    /// The operation did not happen, and never will under the fence of the question: the retry
+    /// executes.
     DidNotHappen,
-    /// Nobody can say yet.
+    /// The hook cannot find out yet: the retry is answered that the outcome is unknown.
     CannotSay,
 }
 

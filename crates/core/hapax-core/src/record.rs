@@ -132,6 +132,37 @@ pub struct Terms {
     pub on_unknown: OnUnknown,
 }
 
+/// Class of an outcome: what a response, or an error of a function, means for its key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OutcomeClass {
+    /// The outcome is stored, and replayed until its retention ends: a card was declined.
+    Final,
+    /// The operation did not happen: nothing is stored, and the next request executes.
+    Retryable,
+    /// The operation may have happened, and [`OnUnknown`] says what the next request gets. An error
+    /// that is not classified is unknown: as retryable it could happen twice, as final a failure of
+    /// the network would be replayed for the whole retention.
+    Unknown,
+}
+
+impl OutcomeClass {
+    /// Returns the value of the header `Idempotency-Outcome`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Final => "final",
+            Self::Retryable => "retryable",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Returns the class of this name.
+    #[must_use]
+    pub fn named(word: &str) -> Option<Self> {
+        [Self::Final, Self::Retryable, Self::Unknown].into_iter().find(|it| it.as_str() == word)
+    }
+}
+
 /// The answer that is replayed: opaque bytes, and the name of the format they are in.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {

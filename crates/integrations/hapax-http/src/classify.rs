@@ -18,39 +18,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hapax_core::OnUnknown;
+pub use hapax_core::OutcomeClass;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
-
-/// What a response means for its key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum OutcomeClass {
-    /// Kept, and replayed until its retention ends.
-    Final,
-    /// Not kept: the next request executes.
-    Retryable,
-    /// It may or may not have happened.
-    Unknown,
-}
-
-impl OutcomeClass {
-    /// The word on the wire.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Final => "final",
-            Self::Retryable => "retryable",
-            Self::Unknown => "unknown",
-        }
-    }
-
-    /// The class of this name.
-    #[must_use]
-    pub fn named(word: &str) -> Option<Self> {
-        [Self::Final, Self::Retryable, Self::Unknown].into_iter().find(|it| it.as_str() == word)
-    }
-}
 
 /// A response extension: the class of a response that no handler gave. A proxy marks with it what
 /// it answers itself, such as *unknown* when the upstream broke off.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use hapax_gateway::{CacheUrl, Finding, Gateway, Severity, StoreOpener, StoreUrl, UrlText};
+use hapax_core::diagnose::Severity;
+use hapax_gateway::{CacheUrl, Gateway, StoreFinding, StoreOpener, StoreUrl, UrlText};
 
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
@@ -64,8 +65,8 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     let mut findings = opening.diagnose().await.map_err(CliError::unavailable)?;
     if let Some(admin) = findings.iter().find_map(|finding| finding.gateway) {
         match keys::is_replaced(admin, &opening.store, opening.token_file.clone()).await {
-            Ok(replaced) => findings.extend(replaced.then(Finding::unconfirmed)),
-            Err(error) => findings.push(Finding::not_asked(error)),
+            Ok(replaced) => findings.extend(replaced.then(StoreFinding::unconfirmed)),
+            Err(error) => findings.push(StoreFinding::not_asked(error)),
         }
     }
     if let Some(path) = &args.config {

@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::reconcile;
 use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{CurrentConfig, SharedResources};
-use crate::store::{Finding, MeasuredStore, OpenStore, StoreOpenError, StoreOpener, StoreUrl};
+use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
 use crate::tls::{AllCertificates, ReadCertificates, TlsError};
 use crate::upstream::ConnectOptions;
 pub use reload::ReloadError;
@@ -161,7 +161,7 @@ impl Gateway {
     ///
     /// # Errors
     /// [`StartError`] where the configuration cannot be.
-    pub async fn probe(config: &Config) -> Result<Vec<Finding>, StartError> {
+    pub async fn probe(config: &Config) -> Result<Vec<StoreFinding>, StartError> {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(config).await?;
         let engine = Idempotency::builder(Arc::new(hapax_core::MemoryStore::default())).build()?;

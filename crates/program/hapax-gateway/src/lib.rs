@@ -68,7 +68,7 @@ pub use config::{
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use store::{
-    CacheUrl, Finding, OpenStore, ServerUrl, Severity, StoreOpenError, StoreOpener, StoreUrl,
+    CacheUrl, OpenStore, ServerUrl, StoreFinding, StoreOpenError, StoreOpener, StoreUrl,
     StoreUrlError, UrlText,
 };
 pub use tls::{ReadCertificates, TlsError};

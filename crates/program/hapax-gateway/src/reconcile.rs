@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_core::machine::Verdict;
 use hapax_core::store::BoxFuture;
 use hapax_http::Body;
 use hapax_http::header::{
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_FENCE, IDEMPOTENCY_OPERATION_ID, IDEMPOTENCY_OUTCOME,
     operation_id,
 };
-use hapax_http::server::{Reconcile, ReconcileRequest, Reconciled};
+use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse};
 use hapax_http::stored_response::bodiless;
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
@@ -219,16 +220,19 @@ pub(crate) struct RouteReconciler {
 }
 
 impl Reconcile for RouteReconciler {
-    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled> {
+    fn reconcile(
+        &self,
+        doubt: ReconcileRequest,
+    ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
         let Self { reconciler, route, counts } = self.clone();
         Box::pin(async move {
             let said = reconciler.ask(&doubt).await;
             counts.reconciled(said.verdict());
             match said {
                 ReconcileReply::Happened(response, trailers) => {
-                    Reconciled::Happened(response, trailers)
+                    Verdict::Happened(ReconciledResponse { response, trailers })
                 }
-                ReconcileReply::DidNotHappen => Reconciled::DidNotHappen,
+                ReconcileReply::DidNotHappen => Verdict::DidNotHappen,
                 said => {
                     if reconciler.may_warn() {
                         let (url, answer) = (reconciler.url(), said.describe());
@@ -241,7 +245,7 @@ impl Reconcile for RouteReconciler {
                              did-not-happen`"
                         );
                     }
-                    Reconciled::CannotSay
+                    Verdict::CannotSay
                 }
             }
         })

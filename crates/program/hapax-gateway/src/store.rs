@@ -21,7 +21,7 @@ use hapax_redis::RedisStore;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
 use crate::budget::StoreMemoryPlan;
-pub use doctor::{Finding, Severity};
+pub use doctor::StoreFinding;
 use identity::IdentityFile;
 use lazy_cache::LazyCache;
 pub(crate) use measured::{MeasuredStore, StoreCalls};

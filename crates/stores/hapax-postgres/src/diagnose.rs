@@ -1,8 +1,8 @@
 //! What would silently break the promise, for an operator to read.
 
-use std::fmt;
 use std::time::Duration;
 
+use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{Clock, Timestamp};
 use tokio::time::timeout;
 
@@ -11,43 +11,6 @@ use crate::link::{ConnectionSetup, PgConnection};
 use crate::options::PostgresOptions;
 use crate::schema::VERSION;
 use crate::server_info::{self, OLDEST, ServerInfo};
-
-/// How much of a promise is at stake.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Severity {
-    /// Nothing to do.
-    Fine,
-    /// It holds until something happens that does happen: a crash, a failover.
-    Risk,
-    /// It does not hold.
-    Broken,
-}
-
-/// Something that was looked at.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// How bad it is.
-    pub severity: Severity,
-    /// What was looked at, in one word: `synchronous_commit`, `migrations`, …
-    pub subject: &'static str,
-    /// What was found.
-    pub found: String,
-    /// What to do about it; empty where nothing is to be done.
-    pub fix: &'static str,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { severity, subject, found, fix } = self;
-        let severity = match severity {
-            Severity::Fine => "fine",
-            Severity::Risk => "risk",
-            Severity::Broken => "broken",
-        };
-        write!(f, "{severity}: {subject}: {found}")?;
-        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
-    }
-}
 
 /// How far the server's clock may be from ours. It decides alone, so that a difference breaks
 /// nothing; but one of the two is wrong.
@@ -275,7 +238,7 @@ const fn broken(is: bool) -> Severity {
 
 fn finding(subject: &'static str, found: String, severity: Severity, fix: &'static str) -> Finding {
     let fix = if severity == Severity::Fine { "" } else { fix };
-    Finding { severity, subject, found, fix }
+    Finding { severity, subject, server: None, found, fix }
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ mod transactions;
 mod walk;
 mod writer;
 
-pub use diagnose::{Finding, Severity, diagnose};
+pub use diagnose::diagnose;
 pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
 pub use options::PostgresOptions;
 pub use schema::migrations;

@@ -1,8 +1,8 @@
 //! What would silently break the promise, for an operator to read.
 
-use std::fmt;
 use std::sync::Arc;
 
+use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{Clock, Timestamp};
 use redis::{RedisResult, Value};
 use tokio::time::timeout;
@@ -11,49 +11,6 @@ use crate::connection::{self, Connection, Node};
 use crate::error::RedisConnectError;
 use crate::options::RedisOptions;
 use crate::server_info::ServerInfo;
-
-/// How much of a promise is at stake.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Severity {
-    /// Nothing to do.
-    Fine,
-    /// It cannot be told from here: look yourself.
-    Unknown,
-    /// It holds until something happens that does happen: a crash, a failover.
-    Risk,
-    /// It does not hold.
-    Broken,
-}
-
-/// Something that was looked at.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// How bad it is.
-    pub severity: Severity,
-    /// What was looked at, in one word: `maxmemory-policy`, `role`, …
-    pub subject: &'static str,
-    /// Which server of a cluster it is about.
-    pub server: Option<String>,
-    /// What was found.
-    pub found: String,
-    /// What to do about it; empty where nothing is to be done.
-    pub fix: &'static str,
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { severity, subject, server, found, fix } = self;
-        let severity = match severity {
-            Severity::Fine => "fine",
-            Severity::Unknown => "unknown",
-            Severity::Risk => "risk",
-            Severity::Broken => "broken",
-        };
-        write!(f, "{severity}: {subject}: {found}")?;
-        server.iter().try_for_each(|server| write!(f, " ({server})"))?;
-        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
-    }
-}
 
 /// Looks at the server, or at every server of a cluster, without opening a store: also at one on
 /// which none would be opened. `clock` is what the server's is compared with.

@@ -140,7 +140,7 @@ mod store;
 mod url;
 
 pub use cache::RedisCache;
-pub use diagnose::{Finding, Severity, diagnose};
+pub use diagnose::diagnose;
 pub use error::{RedisConnectError, RedisStoreError};
 pub use options::RedisOptions;
 pub use server_info::UnfitServer;

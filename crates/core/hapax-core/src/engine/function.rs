@@ -7,8 +7,8 @@ mod execute;
 mod outcome;
 pub(super) mod request;
 
-pub use declared::{Function, FunctionBuilder, FunctionError, ReconcileCall, Reconciled};
-pub use error::{OutcomeClass, RunError};
+pub use declared::{Function, FunctionBuilder, FunctionError, ReconcileCall};
+pub use error::RunError;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

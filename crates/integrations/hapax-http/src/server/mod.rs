@@ -77,8 +77,8 @@ pub use handle::ExecutionHandle;
 pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder, LayerError};
 pub use observe::{Observer, RecordStatus, RequestEvent};
 pub use policy::{
-    ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, Reconciled, RouteError,
-    RouteOptions, RoutePolicy, StoreOutage, TargetFn,
+    ClassifyFn, CompletionOutage, KeyRule, Reconcile, ReconcileRequest, ReconciledResponse,
+    RouteError, RouteOptions, RoutePolicy, StoreOutage, TargetFn,
 };
 pub use response_info::{ResponseInfo, ResponseSource};
 pub use scope::{MissingScope, ScopeError, ScopeSource};

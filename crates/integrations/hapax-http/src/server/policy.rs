@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::machine::HookTiming;
+use hapax_core::machine::{HookTiming, Verdict};
 use hapax_core::store::BoxFuture;
 use hapax_core::{FencingToken, Key, OnUnknown, OperationId, Policy, PolicyError};
 use http::request::Parts;
@@ -285,27 +285,26 @@ impl fmt::Debug for ReconcileRequest {
     }
 }
 
-/// What became of an execution. Its `Debug` form shows of a response only its status and length.
-pub enum Reconciled {
-    /// It happened, and this is its response, with its trailers. A `Content-Length` that is not
-    /// its body's makes it *cannot say*. Where the retry is gRPC, its `grpc-*` headers become
-    /// trailers, and one without `grpc-status` is *ok* (0).
-    Happened(Response<Bytes>, Option<HeaderMap>),
-    /// It did not happen, and never will under that fence: the retry executes.
-    DidNotHappen,
-    /// Nobody can say yet: the retry gets 409 `outcome-unknown`.
-    CannotSay,
+/// A response that a hook found. Its `Debug` form shows only status and length.
+///
+/// A `Content-Length` that differs from the body's length makes the verdict *cannot say*. If the
+/// retry is gRPC, `grpc-*` headers become trailers, and a response without `grpc-status` is *ok* (0).
+pub struct ReconciledResponse {
+    /// The response with its whole body.
+    pub response: Response<Bytes>,
+    /// Its trailers.
+    pub trailers: Option<HeaderMap>,
 }
 
-impl fmt::Debug for Reconciled {
+impl From<Response<Bytes>> for ReconciledResponse {
+    fn from(response: Response<Bytes>) -> Self {
+        Self { response, trailers: None }
+    }
+}
+
+impl fmt::Debug for ReconciledResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Happened(response, _) => {
-                write!(f, "Happened({}, {} bytes)", response.status(), response.body().len())
-            }
-            Self::DidNotHappen => f.write_str("DidNotHappen"),
-            Self::CannotSay => f.write_str("CannotSay"),
-        }
+        write!(f, "{}, {} bytes", self.response.status(), self.response.body().len())
     }
 }
 
@@ -314,15 +313,19 @@ impl fmt::Debug for Reconciled {
 /// An answer that takes longer than `policy.hook.timeout`, or a panic, is *cannot say*.
 pub trait Reconcile: Send + Sync + 'static {
     /// Finds out.
-    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled>;
+    fn reconcile(&self, doubt: ReconcileRequest)
+    -> BoxFuture<'static, Verdict<ReconciledResponse>>;
 }
 
 impl<F, A> Reconcile for F
 where
     F: Fn(ReconcileRequest) -> A + Send + Sync + 'static,
-    A: Future<Output = Reconciled> + Send + 'static,
+    A: Future<Output = Verdict<ReconciledResponse>> + Send + 'static,
 {
-    fn reconcile(&self, doubt: ReconcileRequest) -> BoxFuture<'static, Reconciled> {
+    fn reconcile(
+        &self,
+        doubt: ReconcileRequest,
+    ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
         Box::pin(self(doubt))
     }
 }

@@ -29,7 +29,7 @@ use super::execute::{
 use super::layer::IdempotencyLayer;
 use super::observe::RequestEvent;
 use super::policy::{
-    CompletionOutage, RETRY_AFTER, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    CompletionOutage, RETRY_AFTER, ReconcileRequest, ReconciledResponse, RouteOptions, RoutePolicy,
     StoreOutage,
 };
 use super::response_info::{ResponseInfo, ResponseSource};
@@ -269,11 +269,11 @@ async fn ask(
     // In one future, so that a panic in making the answer counts like one in awaiting it.
     let answer = catch(async { reconcile.reconcile(doubt).await });
     let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Reconciled::Happened(response, trailers))) => {
+        Ok(Ok(Verdict::Happened(ReconciledResponse { response, trailers }))) => {
             happened(policy, parts, response, trailers)
         }
-        Ok(Ok(Reconciled::DidNotHappen)) => Verdict::DidNotHappen,
-        Ok(Ok(Reconciled::CannotSay)) => Verdict::CannotSay,
+        Ok(Ok(Verdict::DidNotHappen)) => Verdict::DidNotHappen,
+        Ok(Ok(Verdict::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
             tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
             Verdict::CannotSay

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use hapax_core::machine::HookTiming;
+use hapax_core::machine::Verdict;
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{
     EngineLimits, FencingToken, Idempotency, MemoryCapacity, MemoryStore, OperationId, Store,
@@ -15,7 +16,7 @@ use hapax_core::{
 use hapax_file::{FileOptions, FileStore, OpenError};
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{
-    IdempotencyLayer, Reconcile, ReconcileRequest, Reconciled, RouteOptions, RoutePolicy,
+    IdempotencyLayer, Reconcile, ReconcileRequest, ReconciledResponse, RouteOptions, RoutePolicy,
     ScopeSource,
 };
 use hapax_testkit::http::{
@@ -184,10 +185,10 @@ fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer,
                     HookVerdict::Happened(status, text) => {
                         let mut response = http::Response::new(text.into());
                         *response.status_mut() = reply(status, "").status();
-                        Reconciled::Happened(response, None)
+                        Verdict::Happened(ReconciledResponse::from(response))
                     }
-                    HookVerdict::DidNotHappen => Reconciled::DidNotHappen,
-                    HookVerdict::CannotSay => Reconciled::CannotSay,
+                    HookVerdict::DidNotHappen => Verdict::DidNotHappen,
+                    HookVerdict::CannotSay => Verdict::CannotSay,
                 }
             }
         }) as Arc<dyn Reconcile>);

@@ -3,9 +3,10 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
+use hapax_core::machine::Verdict;
 use hapax_core::{FencingToken, Key, OperationId, Scope};
 use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
-use hapax_http::server::{ReconcileRequest, Reconciled};
+use hapax_http::server::{ReconcileRequest, ReconciledResponse};
 use hapax_http::stored_response::{Cookies, FullResponse, StoredResponse};
 use http::{HeaderMap, Request, Response};
 
@@ -47,7 +48,7 @@ fn a_doubt_and_its_end() {
         ReconcileRequest { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
     assert_silent(&doubt);
     assert!(format!("{doubt:?}").contains("17"));
-    assert_silent(&Reconciled::Happened(response(), None));
+    assert_silent(&Verdict::Happened(ReconciledResponse::from(response())));
 }
 
 #[test]

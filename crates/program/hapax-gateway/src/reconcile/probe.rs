@@ -1,4 +1,4 @@
-//! Finding out at start whether a reconcile URL answers as it must.
+//! StoreFinding out at start whether a reconcile URL answers as it must.
 //!
 //! The question is about an operation that never existed: a random key and operation id, and fence 0,
 //! which no execution has. The one right answer is 404 with the marker. A mistyped URL, a router that
@@ -9,7 +9,8 @@ use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATI
 use http::header::HeaderValue;
 
 use super::{DID_NOT_HAPPEN, ReconcileClient, ReconcileReply};
-use crate::store::{Finding, Severity};
+use crate::store::StoreFinding;
+use hapax_core::diagnose::Severity;
 
 impl ReconcileClient {
     /// Asks about an operation that never existed. Returns `None` where the answer is right, else
@@ -65,7 +66,7 @@ pub(crate) async fn warn_of(reconciler: ReconcileClient) {
 }
 
 /// Probes a reconcile URL, for `hapax doctor`.
-pub(crate) async fn finding(reconciler: ReconcileClient) -> Finding {
+pub(crate) async fn finding(reconciler: ReconcileClient) -> StoreFinding {
     let url = reconciler.url();
     let (severity, found, fix) = match reconciler.probe().await {
         None => (Severity::Fine, format!("{url} answers 404 with the marker"), String::new()),
@@ -78,5 +79,5 @@ pub(crate) async fn finding(reconciler: ReconcileClient) -> Finding {
             ),
         ),
     };
-    Finding { severity, subject: "reconcile".into(), found, fix, gateway: None }
+    StoreFinding { severity, subject: "reconcile".into(), found, fix, gateway: None }
 }

@@ -8,29 +8,16 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use hapax_core::SystemClock;
+use hapax_core::diagnose::{Finding, Severity};
 use hapax_file::{FileStore, OpenError};
 use hapax_operators::{AdminToken, is_open_to_others};
 
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
 use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 
-/// How much of a promise is at stake.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Severity {
-    /// Nothing to do.
-    Fine,
-    /// It cannot be told from here.
-    Unknown,
-    /// It holds until something happens that does happen: a crash, a failover.
-    Risk,
-    /// It does not hold.
-    Broken,
-}
-
 /// Something that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
-pub struct Finding {
+pub struct StoreFinding {
     /// How bad it is.
     pub severity: Severity,
     /// What was looked at, in a word.
@@ -44,21 +31,26 @@ pub struct Finding {
     pub gateway: Option<SocketAddr>,
 }
 
-impl fmt::Display for Finding {
+impl From<Finding> for StoreFinding {
+    fn from(finding: Finding) -> Self {
+        let Finding { severity, subject, server, found, fix } = finding;
+        let found = match server {
+            Some(server) => format!("{found} ({server})"),
+            None => found,
+        };
+        Self::new(severity, subject, found, fix)
+    }
+}
+
+impl fmt::Display for StoreFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { severity, subject, found, fix, gateway: _ } = self;
-        let severity = match severity {
-            Severity::Fine => "fine",
-            Severity::Unknown => "unknown",
-            Severity::Risk => "risk",
-            Severity::Broken => "broken",
-        };
         write!(f, "{severity:<7}  {subject}: {found}")?;
         if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
     }
 }
 
-impl Finding {
+impl StoreFinding {
     fn new(severity: Severity, subject: &str, found: impl Into<String>, fix: &str) -> Self {
         let (subject, found, fix) = (subject.into(), found.into(), fix.into());
         Self { severity, subject, found, fix, gateway: None }
@@ -96,11 +88,11 @@ impl StoreOpener {
     ///
     /// # Errors
     /// [`StoreOpenError`] where nothing can be looked at.
-    pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
+    pub async fn diagnose(&self) -> Result<Vec<StoreFinding>, StoreOpenError> {
         let mut findings = self.secret();
         findings.extend(self.admin_token());
         match &self.store {
-            StoreUrl::Memory => findings.push(Finding::new(
+            StoreUrl::Memory => findings.push(StoreFinding::new(
                 Severity::Risk,
                 "memory",
                 "records are forgotten when the process ends",
@@ -112,17 +104,7 @@ impl StoreOpener {
                 let options = self.postgres(url, self.memory, None)?;
                 let found = hapax_postgres::diagnose(&options, &SystemClock).await;
                 let found = found.map_err(|error| server(url, error))?;
-                findings.extend(found.into_iter().map(|it| Finding {
-                    severity: match it.severity {
-                        hapax_postgres::Severity::Fine => Severity::Fine,
-                        hapax_postgres::Severity::Risk => Severity::Risk,
-                        hapax_postgres::Severity::Broken => Severity::Broken,
-                    },
-                    subject: it.subject.into(),
-                    found: it.found,
-                    fix: it.fix.into(),
-                    gateway: None,
-                }));
+                findings.extend(found.into_iter().map(StoreFinding::from));
             }
         }
         if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
@@ -132,7 +114,7 @@ impl StoreOpener {
                 findings.retain(|finding| finding.subject != "secret");
             }
             if url.is_in_the_clear() {
-                findings.push(Finding::new(
+                findings.push(StoreFinding::new(
                     Severity::Risk,
                     "transport",
                     "passwords and what is not sealed can be read on the way",
@@ -145,15 +127,15 @@ impl StoreOpener {
             let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
             findings.push(match up {
                 Ok(_) if self.secret_file.is_none() && !matches!(self.store, StoreUrl::File(_)) => {
-                    Finding::new(
+                    StoreFinding::new(
                         Severity::Broken,
                         "cache",
                         "there is no secret: whoever writes to the cache could make up answers",
                         "name one by --secret-file; without it no gateway starts with a cache",
                     )
                 }
-                Ok(_) => Finding::new(Severity::Fine, "cache", "it answers", ""),
-                Err(error) => Finding::new(
+                Ok(_) => StoreFinding::new(Severity::Fine, "cache", "it answers", ""),
+                Err(error) => StoreFinding::new(
                     Severity::Risk,
                     "cache",
                     error.to_string(),
@@ -164,19 +146,19 @@ impl StoreOpener {
         Ok(findings)
     }
 
-    fn secret(&self) -> Vec<Finding> {
+    fn secret(&self) -> Vec<StoreFinding> {
         let path = match (&self.secret_file, &self.store) {
             (Some(path), _) => path.clone(),
             (None, StoreUrl::File(store)) => {
                 let beside = self.store.secret_file().unwrap_or_default();
                 if !store.exists() && !beside.exists() {
                     let found = "there is none yet; it is made beside the store";
-                    return vec![Finding::new(Severity::Fine, "secret", found, "")];
+                    return vec![StoreFinding::new(Severity::Fine, "secret", found, "")];
                 }
                 beside
             }
             (None, _) => {
-                return vec![Finding::new(
+                return vec![StoreFinding::new(
                     Severity::Risk,
                     "secret",
                     "there is none: whoever reads the store reads responses and can guess keys",
@@ -186,8 +168,8 @@ impl StoreOpener {
             }
         };
         let mut findings = vec![match read_ring(&path) {
-            Ok(_) => Finding::new(Severity::Fine, "secret", "it is readable", ""),
-            Err(error) => Finding::new(
+            Ok(_) => StoreFinding::new(Severity::Fine, "secret", "it is readable", ""),
+            Err(error) => StoreFinding::new(
                 Severity::Broken,
                 "secret",
                 error.to_string(),
@@ -196,7 +178,7 @@ impl StoreOpener {
         }];
         if is_open_to_others(&path) {
             let found = format!("users other than its owner can read or write {}", path.display());
-            findings.push(Finding::new(Severity::Risk, "secret", found, "chmod 600 it"));
+            findings.push(StoreFinding::new(Severity::Risk, "secret", found, "chmod 600 it"));
         }
         findings
     }
@@ -207,12 +189,12 @@ impl StoreOpener {
     }
 
     /// The admin token, where there is one.
-    fn admin_token(&self) -> Option<Finding> {
+    fn admin_token(&self) -> Option<StoreFinding> {
         let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
         if !path.exists() {
             return None;
         }
-        let finding = |severity, found, fix| Finding::new(severity, "admin token", found, fix);
+        let finding = |severity, found, fix| StoreFinding::new(severity, "admin token", found, fix);
         Some(match AdminToken::read(&path) {
             Err(error) => finding(
                 Severity::Broken,
@@ -229,19 +211,20 @@ impl StoreOpener {
     }
 
     /// What keeps a gateway from starting on a server, if anything does.
-    async fn opens(&self) -> Vec<Finding> {
+    async fn opens(&self) -> Vec<StoreFinding> {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
         let error = match opened {
             Ok(opened) => {
                 let mut findings = vec![unreadable(&opened).await];
-                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
+                findings.extend(opened.is_replaced().then(StoreFinding::unconfirmed));
                 opened.close().await;
                 return findings;
             }
             Err(error) => error,
         };
-        let broken =
-            |subject, found: String, fix| vec![Finding::new(Severity::Broken, subject, found, fix)];
+        let broken = |subject, found: String, fix| {
+            vec![StoreFinding::new(Severity::Broken, subject, found, fix)]
+        };
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
         let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
@@ -275,33 +258,18 @@ impl StoreOpener {
         }
     }
 
-    async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<Finding>, StoreOpenError> {
+    async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<StoreFinding>, StoreOpenError> {
         let options = self.redis(url, self.memory, None);
         let found = hapax_redis::diagnose(&options, &SystemClock).await;
         let found = found.map_err(|error| server(url, error))?;
-        let findings = found.into_iter().map(|it| Finding {
-            severity: match it.severity {
-                hapax_redis::Severity::Fine => Severity::Fine,
-                hapax_redis::Severity::Unknown => Severity::Unknown,
-                hapax_redis::Severity::Risk => Severity::Risk,
-                hapax_redis::Severity::Broken => Severity::Broken,
-            },
-            found: match &it.server {
-                Some(server) => format!("{} ({server})", it.found),
-                None => it.found,
-            },
-            subject: it.subject.into(),
-            fix: it.fix.into(),
-            gateway: None,
-        });
-        Ok(findings.collect())
+        Ok(found.into_iter().map(StoreFinding::from).collect())
     }
 
-    async fn file_findings(&self, path: &Path) -> Result<Vec<Finding>, StoreOpenError> {
+    async fn file_findings(&self, path: &Path) -> Result<Vec<StoreFinding>, StoreOpenError> {
         let mut findings = vec![disk(path)];
         if !path.exists() {
             if let Ok(Some(holder)) = FileStore::lock_owner(path) {
-                findings.push(Finding::new(
+                findings.push(StoreFinding::new(
                     Severity::Broken,
                     "file",
                     match holder.pid {
@@ -314,7 +282,7 @@ impl StoreOpener {
                 return Ok(findings);
             }
             if self.is_remembered() {
-                findings.push(Finding::new(
+                findings.push(StoreFinding::new(
                     Severity::Broken,
                     "file",
                     "there is none, and there was one",
@@ -332,13 +300,15 @@ impl StoreOpener {
         let examined = path.to_owned();
         let examined = tokio::task::spawn_blocking(move || hapax_file::examine(&examined));
         match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
-            Ok(found) if found.damaged == 0 && found.lost() == 0 => findings.push(Finding::new(
-                Severity::Fine,
-                "records",
-                format!("all {} can be read", found.expected),
-                "",
-            )),
-            Ok(found) => findings.push(Finding::new(
+            Ok(found) if found.damaged == 0 && found.lost() == 0 => {
+                findings.push(StoreFinding::new(
+                    Severity::Fine,
+                    "records",
+                    format!("all {} can be read", found.expected),
+                    "",
+                ))
+            }
+            Ok(found) => findings.push(StoreFinding::new(
                 Severity::Broken,
                 "records",
                 format!(
@@ -348,7 +318,7 @@ impl StoreOpener {
                 ),
                 SALVAGE,
             )),
-            Err(error @ OpenError::Damaged(_)) => findings.push(Finding::new(
+            Err(error @ OpenError::Damaged(_)) => findings.push(StoreFinding::new(
                 Severity::Broken,
                 "records",
                 error.to_string(),
@@ -360,23 +330,24 @@ impl StoreOpener {
         // A cache that is away is another matter.
         match (Self { cache: None, make: false, ..self.clone() }).open().await {
             Ok(opened) => {
-                findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
+                findings.push(StoreFinding::new(Severity::Fine, "file", "it opens", ""));
                 findings.push(unreadable(&opened).await);
-                findings.extend(opened.is_replaced().then(Finding::unconfirmed));
+                findings.extend(opened.is_replaced().then(StoreFinding::unconfirmed));
                 opened.close().await;
             }
             // Whoever has it open could.
             Err(StoreOpenError::File { source: OpenError::InUse { pid, admin, .. }, .. }) => {
                 let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
                 let found = format!("it is open in {who}");
-                let finding = Finding::new(Severity::Fine, "file", found, "");
-                findings.push(Finding { gateway: admin, ..finding });
+                let finding = StoreFinding::new(Severity::Fine, "file", found, "");
+                findings.push(StoreFinding { gateway: admin, ..finding });
                 if admin.is_none() {
-                    findings
-                        .push(Finding::not_asked("it has no operators' address; its log says it"));
+                    findings.push(StoreFinding::not_asked(
+                        "it has no operators' address; its log says it",
+                    ));
                 }
             }
-            Err(error) => findings.push(Finding::new(
+            Err(error) => findings.push(StoreFinding::new(
                 Severity::Broken,
                 "file",
                 error.to_string(),
@@ -392,21 +363,23 @@ const SAMPLE: u32 = 10_000;
 
 /// Returns whether the secrets open what is in the store: an operator may have replaced one in the
 /// ring that records were sealed under.
-async fn unreadable(opened: &OpenStore) -> Finding {
+async fn unreadable(opened: &OpenStore) -> StoreFinding {
     let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
     let page = match page {
         Ok(page) => page,
-        Err(error) => return Finding::new(Severity::Unknown, "key ring", error.to_string(), ""),
+        Err(error) => {
+            return StoreFinding::new(Severity::Unknown, "key ring", error.to_string(), "");
+        }
     };
     let all = page.records.len();
     let failed: Vec<_> =
         page.records.iter().filter_map(|(_, stored)| stored.as_ref().err()).collect();
     let Some(first) = failed.first() else {
         let found = format!("all of the {all} that were looked at can be opened");
-        return Finding::new(Severity::Fine, "key ring", found, "");
+        return StoreFinding::new(Severity::Fine, "key ring", found, "");
     };
     let reason = first.source().map_or_else(|| first.to_string(), ToString::to_string);
-    Finding::new(
+    StoreFinding::new(
         Severity::Broken,
         "key ring",
         format!(
@@ -418,13 +391,15 @@ async fn unreadable(opened: &OpenStore) -> Finding {
 }
 
 /// Whether a file can be made in `folder`.
-fn writable(folder: &Path) -> Finding {
+fn writable(folder: &Path) -> StoreFinding {
     let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
     let made = File::create_new(&probe).and_then(|file| file.sync_all());
     let _ = std::fs::remove_file(&probe);
     match made {
-        Ok(()) => Finding::new(Severity::Fine, "file", "there is none yet; it can be made", ""),
-        Err(error) => Finding::new(
+        Ok(()) => {
+            StoreFinding::new(Severity::Fine, "file", "there is none yet; it can be made", "")
+        }
+        Err(error) => StoreFinding::new(
             Severity::Broken,
             "file",
             format!("there is none, and none can be made: {error}"),
@@ -434,20 +409,23 @@ fn writable(folder: &Path) -> Finding {
 }
 
 /// The room where `path` is, or would be.
-fn disk(path: &Path) -> Finding {
+fn disk(path: &Path) -> StoreFinding {
     let free = match FileStore::free_bytes(path) {
         Ok(Some(free)) => free,
-        Ok(None) => return Finding::new(Severity::Unknown, "disk", "not said", ""),
-        Err(error) => return Finding::new(Severity::Unknown, "disk", error.to_string(), ""),
+        Ok(None) => return StoreFinding::new(Severity::Unknown, "disk", "not said", ""),
+        Err(error) => return StoreFinding::new(Severity::Unknown, "disk", error.to_string(), ""),
     };
     let found = format!("{} MiB are free", free >> 20);
     match free {
         0..TOO_LITTLE => {
-            Finding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
+            StoreFinding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
         }
-        TOO_LITTLE..LITTLE => {
-            Finding::new(Severity::Risk, "disk", found, "make room before new keys are refused")
-        }
-        LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
+        TOO_LITTLE..LITTLE => StoreFinding::new(
+            Severity::Risk,
+            "disk",
+            found,
+            "make room before new keys are refused",
+        ),
+        LITTLE.. => StoreFinding::new(Severity::Fine, "disk", found, ""),
     }
 }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::OnUnknown;
-use hapax_gateway::{Config, Gateway, ScopeConfig, Severity};
+use hapax_core::diagnose::Severity;
+use hapax_gateway::{Config, Gateway, ScopeConfig};
 use hapax_http::Body;
 use http::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue};
 use http::{Method, Response};

@@ -11,12 +11,11 @@ use serde::de::DeserializeOwned;
 
 use super::super::claim::ClaimError;
 use super::super::idempotency::Idempotency;
-use super::error::OutcomeClass;
 use super::outcome::{of_error, of_value};
 use crate::key::{CompositeKey, Key};
 use crate::machine::{HookTiming, Verdict};
 use crate::policy::{InFlight, Policy, PolicyError};
-use crate::record::{FencingToken, OnUnknown, Outcome};
+use crate::record::{FencingToken, OnUnknown, Outcome, OutcomeClass};
 use crate::scope::Scope;
 use crate::store::BoxFuture;
 use crate::value::{self, ValueError};
@@ -289,15 +288,15 @@ impl<T, E> FunctionBuilder<T, E> {
     ) -> Self
     where
         T: Serialize,
-        A: Future<Output = Reconciled<T>> + Send + 'static,
+        A: Future<Output = Verdict<T>> + Send + 'static,
     {
         let ask = move |doubt| -> BoxFuture<'static, Verdict> {
             let answer = ask(doubt);
             Box::pin(async move {
                 match answer.await {
-                    Reconciled::Happened(value) => Verdict::Happened(of_value(&value)),
-                    Reconciled::DidNotHappen => Verdict::DidNotHappen,
-                    Reconciled::CannotSay => Verdict::CannotSay,
+                    Verdict::Happened(value) => Verdict::Happened(of_value(&value)),
+                    Verdict::DidNotHappen => Verdict::DidNotHappen,
+                    Verdict::CannotSay => Verdict::CannotSay,
                 }
             })
         };
@@ -403,15 +402,4 @@ impl fmt::Debug for ReconcileCall {
             .field("key", &self.key)
             .finish_non_exhaustive()
     }
-}
-
-/// What became of an execution.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Reconciled<T> {
-    /// It happened, and this is its value.
-    Happened(T),
-    /// It did not happen, and never will under that fence: the call executes.
-    DidNotHappen,
-    /// Nobody can say yet: the call gets [`RunError::OutcomeUnknown`](super::RunError).
-    CannotSay,
 }

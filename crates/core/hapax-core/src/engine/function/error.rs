@@ -4,24 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::super::claim::ClaimError;
+use crate::record::OutcomeClass;
 use crate::value::ValueError;
-
-/// What an error of a function's work means for its key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum OutcomeClass {
-    /// It is the answer: it is kept, and comes back to every call that asks the same. Card declined,
-    /// no such account.
-    Final,
-    /// Nothing happened: the key is free, and the next call executes. Refused before it began,
-    /// could not connect.
-    Retryable,
-    /// It may have happened: the next call goes by [`OnUnknown`](crate::OnUnknown). Broke off, timed
-    /// out.
-    ///
-    /// What is not classified is this: taken for retryable it could happen twice although the
-    /// policy blocks that, taken for final a failure of the network would be the answer for a day.
-    Unknown,
-}
 
 /// Why a call of a function has no value to answer with. What each means for the caller is in the
 /// table of [`functions`](crate::manual::functions).

@@ -20,12 +20,13 @@ use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
-use super::error::{OutcomeClass, RunError};
+use super::error::RunError;
 use super::outcome::{CallEnd, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
 use crate::key::Key;
 use crate::machine::Verdict;
+use crate::record::OutcomeClass;
 use crate::scope::Scope;
 
 impl<T, E> Function<T, E>

@@ -5,9 +5,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::declared::Errors;
-use super::error::{OutcomeClass, RunError};
+use super::error::RunError;
 use crate::codec::MAX_OUTCOME;
 use crate::record::Outcome;
+use crate::record::OutcomeClass;
 use crate::value::{self, ValueError};
 
 /// A value, in the bytes of `crate::value`. Another way of writing them is another name.

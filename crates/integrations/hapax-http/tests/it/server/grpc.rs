@@ -9,7 +9,8 @@ use crate::examples::in_tonic::shop::{ChargeReply, ChargeRequest};
 use bytes::Bytes;
 use hapax_core::OnUnknown;
 use hapax_core::machine::HookTiming;
-use hapax_http::server::{ExecutionHandle, ReconcileRequest, Reconciled, RouteOptions};
+use hapax_core::machine::Verdict;
+use hapax_http::server::{ExecutionHandle, ReconcileRequest, ReconciledResponse, RouteOptions};
 use tonic::metadata::MetadataValue;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -183,7 +184,7 @@ async fn after_a_doubt(response: http::Response<Bytes>) -> Result<String, Status
     });
     let hook = move |_: ReconcileRequest| {
         let response = response.clone();
-        async move { Reconciled::Happened(response, None) }
+        async move { Verdict::Happened(ReconciledResponse::from(response)) }
     };
     let stage = Stage::new(RouteOptions { reconcile: Some(Arc::new(hook)), ..options }).await;
     assert_eq!(stage.charge("k", "13", 1).await.unwrap_err().code(), Code::Internal);

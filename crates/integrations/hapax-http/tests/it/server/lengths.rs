@@ -5,8 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::OnUnknown;
 use hapax_core::machine::HookTiming;
+use hapax_core::machine::Verdict;
 use hapax_http::Body;
-use hapax_http::server::{ReconcileRequest, Reconciled, RouteOptions};
+use hapax_http::server::{ReconcileRequest, ReconciledResponse, RouteOptions};
 use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use http_body::{Frame, SizeHint};
 
@@ -180,7 +181,9 @@ async fn wire_15_what_happened_is_as_long_as_it_says() {
         });
         let hook = move |_: ReconcileRequest| async move {
             let response = Response::builder().header("content-length", length);
-            Reconciled::Happened(response.body(Bytes::from_static(b"four")).unwrap(), None)
+            Verdict::Happened(ReconciledResponse::from(
+                response.body(Bytes::from_static(b"four")).unwrap(),
+            ))
         };
         let options = RouteOptions { reconcile: Some(std::sync::Arc::new(hook)), ..options };
         let app = world.app(options, |_| async { respond(500, "") });

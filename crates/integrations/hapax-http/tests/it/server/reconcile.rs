@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::machine::HookTiming;
+use hapax_core::machine::Verdict;
 use hapax_core::{OnUnknown, PolicyError};
 use hapax_http::server::{
-    ExecutionHandle, Reconcile, ReconcileRequest, Reconciled, RequestEvent, RouteError,
+    ExecutionHandle, Reconcile, ReconcileRequest, ReconciledResponse, RequestEvent, RouteError,
     RouteOptions, RoutePolicy, ScopeSource,
 };
 use http::Response;
@@ -52,7 +53,7 @@ async fn wire_15_happened_becomes_the_answer() {
                 .header("location", "/payments/1")
                 .header("idempotency-status", "201")
                 .body(Bytes::from(format!("under {}", doubt.fence)));
-            Reconciled::Happened(response.unwrap(), None)
+            Verdict::Happened(ReconciledResponse::from(response.unwrap()))
         }
     };
     let (app, runs) = failing(&world, asking(hook));
@@ -74,7 +75,7 @@ async fn wire_15_happened_becomes_the_answer() {
 #[tokio::test(start_paused = true)]
 async fn wire_15_did_not_happen_runs_again() {
     let world = World::new();
-    let (app, runs) = failing(&world, asking(|_| async { Reconciled::DidNotHappen }));
+    let (app, runs) = failing(&world, asking(|_| async { Verdict::DidNotHappen }));
     send(&app, pay("k", "{}")).await;
     let answer = send(&app, pay("k", "{}")).await;
     assert_eq!((answer.replayed(), &*answer.body), (Some("false"), &b"run 2"[..]));
@@ -89,7 +90,7 @@ async fn wire_15_cannot_say_yet_is_409() {
     let count = asked.clone();
     let hook = move |_| {
         let ask = count.next();
-        async move { if ask < 3 { Reconciled::CannotSay } else { Reconciled::DidNotHappen } }
+        async move { if ask < 3 { Verdict::CannotSay } else { Verdict::DidNotHappen } }
     };
     let (app, runs) = failing(&world, asking(hook));
     send(&app, pay("k", "{}")).await;
@@ -134,7 +135,7 @@ async fn wire_15_one_asks_at_a_time() {
         count.next();
         async {
             sleep(Duration::from_secs(2)).await;
-            Reconciled::DidNotHappen
+            Verdict::DidNotHappen
         }
     };
     let (app, runs) = failing(&world, asking(hook));
@@ -156,7 +157,7 @@ async fn wire_15_a_lapse_is_asked_about_after_the_upstreams_time_out() {
     let count = asked.clone();
     let hook = move |_| {
         count.next();
-        async { Reconciled::DidNotHappen }
+        async { Verdict::DidNotHappen }
     };
     let count = runs.clone();
     let handler = move |_| {
@@ -195,7 +196,7 @@ async fn wire_15_did_not_happen_gives_a_larger_fence() {
     let note = Arc::clone(&doubted);
     let hook = move |doubt: ReconcileRequest| {
         *note.lock().unwrap() = Some(doubt.fence);
-        async { Reconciled::DidNotHappen }
+        async { Verdict::DidNotHappen }
     };
     let fences = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = Arc::clone(&fences);
@@ -215,13 +216,13 @@ async fn wire_15_did_not_happen_gives_a_larger_fence() {
 #[test]
 fn what_does_not_go_together_is_refused() {
     let error = |options| RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
-    let mut options = asking(|_| async { Reconciled::CannotSay });
+    let mut options = asking(|_| async { Verdict::CannotSay });
     options.policy.hook = None;
     assert_eq!(error(options), RouteError::Policy(PolicyError::NoHook));
-    let mut options = asking(|_| async { Reconciled::CannotSay });
+    let mut options = asking(|_| async { Verdict::CannotSay });
     options.reconcile = None;
     assert_eq!(error(options), RouteError::NoReconcile);
-    let mut options = asking(|_| async { Reconciled::CannotSay });
+    let mut options = asking(|_| async { Verdict::CannotSay });
     options.policy = RouteOptions::default().policy;
     assert_eq!(error(options), RouteError::NoHookTimes);
 }
@@ -230,7 +231,7 @@ fn what_does_not_go_together_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn wire_27_outcome_unknown_says_when_to_come_again() {
     let world = World::new();
-    let (app, _) = failing(&world, asking(|_| async { Reconciled::CannotSay }));
+    let (app, _) = failing(&world, asking(|_| async { Verdict::CannotSay }));
     send(&app, pay("k", "{}")).await;
     let answer = send(&app, pay("k", "{}")).await;
     assert_eq!((&*answer.code(), answer.header("retry-after")), ("outcome-unknown", Some("1")));

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{KeyRing, Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
-    Finding, PostgresConnectError, PostgresOptions, PostgresStore, Severity, UnsafeSetting,
-    diagnose, migrations,
+    PostgresConnectError, PostgresOptions, PostgresStore, UnsafeSetting, diagnose, migrations,
 };
 use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::diagnose::Severity;
 use hapax_core::transaction::{
     TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx,
 };
@@ -10,7 +11,7 @@ use hapax_core::{
     Claim, FinishError, Idempotency, Lease, OnUnknown, Outcome, Policy, Scope, Store, SystemClock,
 };
 use hapax_postgres::{
-    PgTransactions, PgTx, PostgresConnectError, PostgresOptions, PostgresStore, Severity, diagnose,
+    PgTransactions, PgTx, PostgresConnectError, PostgresOptions, PostgresStore, diagnose,
 };
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
 use tokio::net::TcpListener;

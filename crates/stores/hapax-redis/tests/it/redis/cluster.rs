@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::diagnose::Severity;
 use hapax_core::store::Swapped;
 use hapax_core::{Inspect, Notify, Store, StoreError};
-use hapax_redis::{RedisOptions, RedisStore, RedisStoreError, Severity, diagnose};
+use hapax_redis::{RedisOptions, RedisStore, RedisStoreError, diagnose};
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;

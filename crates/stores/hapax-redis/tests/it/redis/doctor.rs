@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{Clock, SystemClock};
-use hapax_redis::{Finding, Severity, diagnose};
+use hapax_redis::diagnose;
 use hapax_testkit::ManualClock;
 use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 use hapax_core::machine::HookTiming;
 use hapax_core::{
     Function, FunctionBuilder, FunctionError, InFlight, OnUnknown, Policy, PolicyError,
-    ReconcileCall, Reconciled,
+    ReconcileCall, Verdict,
 };
 
 use super::super::World;
 
 const HOOK: HookTiming = HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(1) };
 
-async fn cannot_say(_: ReconcileCall) -> Reconciled<u8> {
-    Reconciled::CannotSay
+async fn cannot_say(_: ReconcileCall) -> Verdict<u8> {
+    Verdict::CannotSay
 }
 
 #[tokio::test]

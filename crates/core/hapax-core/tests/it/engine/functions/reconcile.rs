@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::machine::{HookTiming, Resolution, Resolve};
-use hapax_core::{FencingToken, Policy, ReconcileCall, Reconciled, RunError, Scope};
+use hapax_core::{FencingToken, Policy, ReconcileCall, RunError, Scope, Verdict};
 use tokio::time::Instant;
 
 use super::super::{World, key, settle};
@@ -17,7 +17,7 @@ const HOOK: HookTiming =
 fn asking<F, A>(world: &World, answer: F) -> (Charge, Arc<Mutex<Vec<FencingToken>>>)
 where
     F: Fn(ReconcileCall) -> A + Send + Sync + 'static,
-    A: Future<Output = Reconciled<Charged>> + Send + 'static,
+    A: Future<Output = Verdict<Charged>> + Send + 'static,
 {
     let asked = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&asked);
@@ -37,7 +37,7 @@ async fn doubtful(charge: &Charge) {
 #[tokio::test(start_paused = true)]
 async fn what_the_hook_says_happened_is_the_answer() {
     let world = World::new();
-    let (charge, asked) = asking(&world, |_| async { Reconciled::Happened(receipt("found")) });
+    let (charge, asked) = asking(&world, |_| async { Verdict::Happened(receipt("found")) });
     doubtful(&charge).await;
     for _ in 0..2 {
         assert_eq!(replayed(&call(&charge, never).await), &receipt("found"));
@@ -48,7 +48,7 @@ async fn what_the_hook_says_happened_is_the_answer() {
 #[tokio::test(start_paused = true)]
 async fn what_the_hook_says_did_not_happen_is_executed() {
     let world = World::new();
-    let (charge, asked) = asking(&world, |_| async { Reconciled::DidNotHappen });
+    let (charge, asked) = asking(&world, |_| async { Verdict::DidNotHappen });
     doubtful(&charge).await;
     let answer = call(&charge, Count::default().then(Ok(receipt("second")))).await;
     assert_eq!(executed(&answer), &receipt("second"));
@@ -58,7 +58,7 @@ async fn what_the_hook_says_did_not_happen_is_executed() {
 #[tokio::test(start_paused = true)]
 async fn a_hook_that_cannot_say_panics_or_hangs_leaves_it_unknown() {
     let world = World::new();
-    let (charge, asked) = asking(&world, |_| async { Reconciled::CannotSay });
+    let (charge, asked) = asking(&world, |_| async { Verdict::CannotSay });
     doubtful(&charge).await;
     assert!(matches!(call(&charge, never).await, Err(RunError::OutcomeUnknown)));
     let (panics, _) = asking(&world, |_| async { panic!("in the hook") });
@@ -73,7 +73,7 @@ async fn a_hook_that_cannot_say_panics_or_hangs_leaves_it_unknown() {
 #[tokio::test(start_paused = true)]
 async fn a_panic_leads_to_the_hook_too() {
     let world = World::new();
-    let (charge, _) = asking(&world, |_| async { Reconciled::Happened(receipt("found")) });
+    let (charge, _) = asking(&world, |_| async { Verdict::Happened(receipt("found")) });
     assert!(matches!(call(&charge, never).await, Err(RunError::Panicked)));
     assert_eq!(replayed(&call(&charge, never).await), &receipt("found"));
 }
@@ -82,7 +82,7 @@ async fn a_panic_leads_to_the_hook_too() {
 async fn the_hook_is_asked_whenever_the_policy_was_said() {
     let world = World::new();
     let charge = declare(&world.process())
-        .reconcile_with(HOOK, |_| async { Reconciled::Happened(receipt("found")) })
+        .reconcile_with(HOOK, |_| async { Verdict::Happened(receipt("found")) })
         .policy(Policy::default())
         .build()
         .unwrap();
@@ -91,7 +91,7 @@ async fn the_hook_is_asked_whenever_the_policy_was_said() {
 }
 
 /// A function whose copies wait, and whose hook takes two seconds for this answer.
-fn waiting(world: &World, answer: Reconciled<Charged>) -> Charge {
+fn waiting(world: &World, answer: Verdict<Charged>) -> Charge {
     let ask = move |_| {
         let answer = answer.clone();
         async move {
@@ -109,8 +109,8 @@ fn waiting(world: &World, answer: Reconciled<Charged>) -> Charge {
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_waits_waits_for_the_hook() {
     let world = World::new();
-    let here = waiting(&world, Reconciled::Happened(receipt("found")));
-    let there = waiting(&world, Reconciled::CannotSay);
+    let here = waiting(&world, Verdict::Happened(receipt("found")));
+    let there = waiting(&world, Verdict::CannotSay);
     doubtful(&here).await;
     let reconciling = call(&here, never);
     let copies = async {
@@ -126,7 +126,7 @@ async fn a_copy_that_waits_waits_for_the_hook() {
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_waited_for_the_hook_is_promoted_or_told_and_asks_no_further() {
     let world = World::new();
-    let did_not = waiting(&world, Reconciled::DidNotHappen);
+    let did_not = waiting(&world, Verdict::DidNotHappen);
     doubtful(&did_not).await;
     let count = Count::default();
     let (first, second) = tokio::join!(
@@ -137,7 +137,7 @@ async fn a_copy_that_waited_for_the_hook_is_promoted_or_told_and_asks_no_further
     assert_eq!(count.get(), 1);
 
     let world = World::new();
-    let nobody = waiting(&world, Reconciled::CannotSay);
+    let nobody = waiting(&world, Verdict::CannotSay);
     doubtful(&nobody).await;
     let began = Instant::now();
     let (first, second) = tokio::join!(call(&nobody, never), call(&nobody, never));
@@ -151,7 +151,7 @@ async fn a_copy_that_waited_for_the_hook_is_promoted_or_told_and_asks_no_further
 #[tokio::test(start_paused = true)]
 async fn a_copy_that_waited_in_vain_asks_itself() {
     let world = World::new();
-    let charge = waiting(&world, Reconciled::Happened(receipt("found")));
+    let charge = waiting(&world, Verdict::Happened(receipt("found")));
     doubtful(&charge).await;
     let reconciling = tokio::time::timeout(Duration::from_secs(1), call(&charge, never));
     let copy = async {
@@ -166,7 +166,7 @@ async fn a_copy_that_waited_in_vain_asks_itself() {
 #[tokio::test(start_paused = true)]
 async fn who_asked_waits_for_who_came_before_the_answer() {
     let world = World::new();
-    let charge = waiting(&world, Reconciled::CannotSay);
+    let charge = waiting(&world, Verdict::CannotSay);
     doubtful(&charge).await;
     let reconciling = call(&charge, never);
     let operator = async {
@@ -191,7 +191,7 @@ async fn downstream_an_execution_has_a_key_that_nobody_else_has() {
     let tell = Arc::clone(&asked);
     let charge = declare(&world.process()).reconcile_with(HOOK, move |doubt: ReconcileCall| {
         *tell.lock().unwrap() = Some(doubt.downstream);
-        async { Reconciled::DidNotHappen }
+        async { Verdict::DidNotHappen }
     });
     let charge = charge.build().unwrap();
     let other =

@@ -1,0 +1,52 @@
+//! Findings about the configuration of a store.
+
+use std::fmt;
+
+/// How much of a store's promise is at stake.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
+pub enum Severity {
+    /// Nothing is to be done.
+    Fine,
+    /// The check could not find out: an operator has to look.
+    Unknown,
+    /// The promise breaks with an event that does occur: a crash, a failover.
+    Risk,
+    /// The promise does not hold.
+    Broken,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fine => "fine",
+            Self::Unknown => "unknown",
+            Self::Risk => "risk",
+            Self::Broken => "broken",
+        })
+    }
+}
+
+/// The result of one check of a store's server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// How much is at stake.
+    pub severity: Severity,
+    /// The subject of the check, in a word: `maxmemory-policy`, `synchronous_commit`.
+    pub subject: &'static str,
+    /// The server of a cluster that the finding is about.
+    pub server: Option<String>,
+    /// What was found.
+    pub found: String,
+    /// What to do about it; empty if nothing is to be done.
+    pub fix: &'static str,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { severity, subject, server, found, fix } = self;
+        write!(f, "{severity}: {subject}: {found}")?;
+        server.iter().try_for_each(|server| write!(f, " ({server})"))?;
+        if fix.is_empty() { Ok(()) } else { write!(f, "; {fix}") }
+    }
+}
