@@ -12,7 +12,9 @@ mod waiters;
 
 pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
 #[cfg(feature = "function")]
-pub use function::{Function, FunctionBuilder, FunctionError, Receipt, ReconcileCall, RunError};
+pub use function::{
+    Function, FunctionBuilder, FunctionError, OperationKey, Receipt, ReconcileCall, RunError,
+};
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
 #[cfg(feature = "function")]

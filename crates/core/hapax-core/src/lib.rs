@@ -117,7 +117,9 @@ pub use engine::{
     IdempotencyBuilder, Lease, LeaseHandle, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
-pub use engine::{Function, FunctionBuilder, FunctionError, Receipt, ReconcileCall, RunError};
+pub use engine::{
+    Function, FunctionBuilder, FunctionError, OperationKey, Receipt, ReconcileCall, RunError,
+};
 pub use entropy::{Entropy, EntropyError, SystemEntropy};
 pub use exchange::{Replay, Resolved, WriteResult};
 pub use fingerprint::{

@@ -4,20 +4,19 @@
 mod declared;
 mod error;
 mod execute;
+mod key;
 mod outcome;
 pub(super) mod request;
 
 pub use declared::{Function, FunctionBuilder, FunctionError, ReconcileCall};
 pub use error::RunError;
+pub use key::OperationKey;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::idempotency::Idempotency;
-use super::lease::LeaseHandle;
-use crate::key::Key;
 use crate::record::{FencingToken, OnUnknown};
-use crate::scope::Scope;
 
 /// What a function answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,8 +30,8 @@ pub struct Receipt<T> {
 }
 
 impl Idempotency {
-    /// Executes `work` at most once for `key` of `scope`, and gives its value to every call with the
-    /// same request. Lease and retention are those of [`Policy::default`](crate::Policy).
+    /// Executes `operation` at most once for `key`, and returns its value to every call with the same
+    /// key and request. Lease and retention are those of [`Policy::default`](crate::Policy).
     ///
     /// After an `Err`, a panic or a crash in the middle, `work` may have taken effect
     /// ([`OutcomeClass::Unknown`]): it does not execute again, and calls get
@@ -47,9 +46,9 @@ impl Idempotency {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
-    /// let (customer, key) = (Scope::of([("customer", "c-1")]), Key::new("order-17")?);
-    /// let first = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;
-    /// let again = idempotency.at_most_once(&customer, &key, &100, |_| charge(100)).await?;
+    /// let key = (Scope::of([("customer", "c-1")]), Key::new("order-17")?, 100);
+    /// let first = idempotency.at_most_once(&key, || charge(100)).await?;
+    /// let again = idempotency.at_most_once(&key, || charge(100)).await?;
     /// assert_eq!((first.value, first.replayed), ("ch_100".into(), false));
     /// assert_eq!((again.value, again.replayed), ("ch_100".into(), true));
     /// # Ok(()) }
@@ -73,44 +72,40 @@ impl Idempotency {
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
-    pub async fn at_most_once<T, E, R, W, F>(
+    pub async fn at_most_once<T, E, K, W, F>(
         &self,
-        scope: &Scope,
-        key: &Key,
-        request: &R,
+        key: &K,
         operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
-        R: Serialize + ?Sized,
-        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        K: OperationKey + ?Sized,
+        W: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        Function::unnamed(self, OnUnknown::Block).run(scope, key, request, operation).await
+        Function::unnamed(self, OnUnknown::Block).run_named(key, operation).await
     }
 
-    /// Executes `work` for `key` of `scope` until one execution has a value, and gives that to every
-    /// call with the same request. After an `Err`, a panic or a crash in the middle the next call
+    /// Executes `operation` for `key` until one execution has a value, and returns that to every call
+    /// with the same key and request. After an `Err`, a panic or a crash in the middle the next call
     /// executes again, with a larger fencing token: for work that may be repeated. In all else it is
     /// [`at_most_once`](Self::at_most_once).
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
-    pub async fn at_least_once<T, E, R, W, F>(
+    pub async fn at_least_once<T, E, K, W, F>(
         &self,
-        scope: &Scope,
-        key: &Key,
-        request: &R,
+        key: &K,
         operation: W,
     ) -> Result<Receipt<T>, RunError<T, E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
         E: Send + 'static,
-        R: Serialize + ?Sized,
-        W: FnOnce(LeaseHandle) -> F + Send + 'static,
+        K: OperationKey + ?Sized,
+        W: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        Function::unnamed(self, OnUnknown::Reexecute).run(scope, key, request, operation).await
+        Function::unnamed(self, OnUnknown::Reexecute).run_named(key, operation).await
     }
 }

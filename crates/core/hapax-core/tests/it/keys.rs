@@ -232,8 +232,9 @@ async fn a_retry_across_the_boundary_is_found() {
     let call = async |result: Result<u8, ()>| {
         let key: CompositeKey = maker.composite(&parts, MINUTE).unwrap();
         let key = idempotency.choose(&scope, &key).await.unwrap();
-        let ran = idempotency.at_least_once(&scope, &key, "5 EUR", move |_| async move { result });
-        ran.await.map(|answer| (answer.value, answer.replayed)).ok()
+        let call = (&scope, key, "5 EUR");
+        let ran = idempotency.at_least_once(&call, move || async move { result }).await;
+        ran.map(|answer| (answer.value, answer.replayed)).ok()
     };
     assert_eq!(call(Ok(1)).await, Some((1, false)));
     tokio::time::sleep(MINUTE).await;

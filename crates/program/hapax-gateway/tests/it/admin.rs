@@ -167,7 +167,7 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
     let keys = OperatorRecords::new(engine.clone(), store, audit, Duration::from_secs(10));
     let (scope, key) = (Scope::shared(), "of-a-function".parse().unwrap());
     let call = async || {
-        engine.at_most_once::<u32, _, _, _, _>(&scope, &key, &1, |_| async { Err("broken") }).await
+        engine.at_most_once::<u32, _, _, _, _>(&(&scope, &key, 1), || async { Err("broken") }).await
     };
     call().await.unwrap_err();
     let id = engine.operation_id(&scope, &key);

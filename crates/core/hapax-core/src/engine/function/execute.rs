@@ -21,6 +21,8 @@ use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
 use super::error::RunError;
+use super::key::OperationKey;
+use super::key::sealed::Named as _;
 use super::outcome::{CallEnd, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
@@ -72,6 +74,22 @@ where
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
         self.call(scope, key, request, Bytes::new(), operation).await
+    }
+
+    /// [`run`](Self::run) by the parts of `key`, for an operation that does not use its lease.
+    pub(super) async fn run_named<K, W, F>(
+        &self,
+        key: &K,
+        operation: W,
+    ) -> Result<Receipt<T>, RunError<T, E>>
+    where
+        K: OperationKey + ?Sized,
+        W: FnOnce() -> F + Send + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let (scope, key, request) = key.named().map_err(RunError::Request)?;
+        let bytes = request.bytes.clone();
+        self.call(&scope, &key, &request, bytes, |_| operation()).await
     }
 
     async fn call<W, F>(

@@ -94,10 +94,10 @@ where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Send + 'static,
     R: Serialize,
-    W: FnOnce(LeaseHandle) -> F + Send + 'static,
+    W: FnOnce() -> F + Send + 'static,
     F: Future<Output = Result<T, E>> + Send + 'static,
 {
-    process.at_least_once(&Scope::shared(), &key(), &request, work).await
+    process.at_least_once(&(Scope::shared(), key(), request), work).await
 }
 
 /// How often work was begun.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hapax_core::{
-    Claim, ClaimError, EngineLimits, FinishError, Key, NaturalKey, Scope, StoreError,
+    Claim, ClaimError, EngineError, EngineLimits, FinishError, Idempotency, Key, MemoryStore,
+    NaturalKey, Scope, StoreError,
 };
 use tokio::time::{Instant, timeout};
 
@@ -71,7 +72,7 @@ async fn choosing_takes_a_turn_too() {
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
     let world = World::new();
-    let process = world.limited(EngineLimits { claims: 0, ..EngineLimits::default() });
+    let process = world.limited(EngineLimits { claims: 1, ..EngineLimits::default() });
     world.store.set(Mode::Silent);
     let (scope, policy) = (Scope::shared(), reexecute());
     let (key, other) = (super::key(), Key::new("first").unwrap());
@@ -99,4 +100,14 @@ async fn executions_end_as_there_is_room_for_their_outcomes() {
     assert_eq!(ending.await.unwrap(), Err(FinishError::Pending));
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("large"));
+}
+
+#[tokio::test]
+async fn an_engine_is_not_built_with_limits_that_cannot_hold() {
+    let claims = |claims| EngineLimits { claims, ..EngineLimits::default() };
+    let build = |limits| Idempotency::builder(MemoryStore::default()).limits(limits).build();
+    assert_eq!(build(claims(0)).unwrap_err(), EngineError::Claims { found: 0 });
+    assert_eq!(build(claims(usize::MAX)).unwrap_err(), EngineError::Claims { found: usize::MAX });
+    let none = Idempotency::builder(MemoryStore::default()).store_timeout(Duration::ZERO).build();
+    assert_eq!(none.unwrap_err(), EngineError::NoStoreTimeout);
 }

@@ -359,7 +359,7 @@ async fn what_another_door_has_kept_is_not_read() {
     let process = world.process();
     let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
     let scope = Scope::shared();
-    process.at_least_once(&scope, &key(), &17, move |_| std::future::ready(kept)).await.unwrap();
+    process.at_least_once(&(&scope, key(), 17), move || std::future::ready(kept)).await.unwrap();
     let backend = TransactionBackend::new(Database::new(&world, []));
     let policy = reexecute();
     let work = |_: Tx<Writes>, _| async { Ok::<u32, OperationError<u32>>(2) };

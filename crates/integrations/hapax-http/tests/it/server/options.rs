@@ -4,10 +4,11 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{InFlight, PolicyError};
+use hapax_core::{EngineError, InFlight, MemoryStore, OnUnknown, PolicyError};
 use hapax_http::server::{
-    IdempotencyLayer, KeyRule, RouteError, RouteOptions, RoutePolicy, ScopeSource,
+    IdempotencyLayer, KeyRule, LayerError, RouteError, RouteOptions, RoutePolicy, ScopeSource,
 };
+use http::header::{AUTHORIZATION, HeaderValue};
 
 use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
 
@@ -90,4 +91,52 @@ async fn a_caller_has_so_many_keys_in_flight() {
     go.give();
     assert_eq!(send(&app, pay("2", "{}")).await.status, 201);
     assert_eq!(runs.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_layer_with_defaults_names_callers_by_authorization() {
+    let layer = IdempotencyLayer::builder(MemoryStore::default()).build().unwrap();
+    let app = app_of(&layer, |_| async { respond(201, "") });
+    let by = |caller: &'static str| {
+        let mut request = pay("k-1", "{}");
+        request.headers_mut().insert(AUTHORIZATION, HeaderValue::from_static(caller));
+        request
+    };
+    let mut anonymous = pay("k-1", "{}");
+    anonymous.headers_mut().remove(AUTHORIZATION);
+    assert_eq!(send(&app, anonymous).await.code(), "missing-scope");
+    assert_eq!(send(&app, by("Bearer a")).await.replayed(), Some("false"));
+    assert_eq!(send(&app, by("Bearer a")).await.replayed(), Some("true"));
+    assert_eq!(send(&app, by("Bearer b")).await.replayed(), Some("false"), "another caller");
+}
+
+#[tokio::test]
+async fn a_layer_that_requires_keys_rejects_requests_without_one() {
+    let layer = IdempotencyLayer::builder(MemoryStore::default())
+        .scope(ScopeSource::shared())
+        .require_key()
+        .wait(Duration::from_secs(1))
+        .retention(Duration::from_secs(60))
+        .on_unknown(OnUnknown::Reexecute)
+        .build()
+        .unwrap();
+    let app = app_of(&layer, |_| async { respond(201, "") });
+    let mut keyless = pay("k-1", "{}");
+    keyless.headers_mut().remove("idempotency-key");
+    assert_eq!(send(&app, keyless).await.code(), "missing-key");
+}
+
+#[tokio::test]
+async fn a_layer_is_not_built_of_what_cannot_hold() {
+    let builder = || IdempotencyLayer::builder(MemoryStore::default());
+    let error = builder().retention(Duration::from_secs(1)).build().unwrap_err();
+    assert_eq!(error, LayerError::Route(RouteError::Policy(PolicyError::ShortRetention)));
+    let error = builder().store_timeout(Duration::ZERO).build().unwrap_err();
+    assert_eq!(error, LayerError::Engine(EngineError::NoStoreTimeout));
+}
+
+#[test]
+fn a_layer_is_not_built_outside_of_a_runtime() {
+    let error = IdempotencyLayer::builder(MemoryStore::default()).build().unwrap_err();
+    assert_eq!(error, LayerError::Engine(EngineError::NoRuntime));
 }

@@ -6,6 +6,7 @@ mod halves;
 mod histories;
 mod locks;
 mod meddler;
+mod pool;
 mod purging;
 #[path = "../../../examples/deadlocks/scramble.rs"]
 mod scramble;

@@ -150,7 +150,7 @@ async fn the_work_knows_its_lease() {
 async fn another_request_under_the_key_is_refused() {
     let world = World::new();
     let process = world.process();
-    let one = |_| async { Ok::<_, String>(1) };
+    let one = || async { Ok::<_, String>(1) };
     let asked: HashMap<_, _> = (0..100).map(|n| (n.to_string(), n)).collect();
     assert!(!run(&process, &asked, one).await.unwrap().replayed);
     // In whichever order.
@@ -165,7 +165,7 @@ async fn another_request_under_the_key_is_refused() {
 async fn requests_are_told_apart_by_all_that_serde_says() {
     async fn differ<A: Serialize, B: Serialize>(one: A, other: B) {
         let process = World::new().process();
-        let work = |_| async { Ok::<_, String>(1) };
+        let work = || async { Ok::<_, String>(1) };
         run(&process, one, work).await.unwrap();
         let other = run(&process, other, work).await;
         assert!(matches!(other, Err(RunError::KeyReused)), "{other:?}");
@@ -180,7 +180,7 @@ async fn requests_are_told_apart_by_all_that_serde_says() {
 #[tokio::test(start_paused = true)]
 async fn a_request_without_a_fingerprint_is_refused() {
     let world = World::new();
-    let one = |_| async { Ok::<_, String>(1) };
+    let one = || async { Ok::<_, String>(1) };
     let error = run(&world.process(), Stubborn, one).await.unwrap_err();
     assert!(matches!(error, RunError::Request(_)));
     assert_eq!(error.to_string(), "the request cannot be written");

@@ -98,9 +98,9 @@ async fn an_error_that_nobody_classified_is_unknown() {
     // It need not be one that can be kept.
     struct Anything;
     let process = World::new().process();
-    let failed = run(&process, "r", |_| async { Err::<u8, _>(Anything) }).await;
+    let failed = run(&process, "r", || async { Err::<u8, _>(Anything) }).await;
     assert!(matches!(failed, Err(RunError::Failed { class: OutcomeClass::Unknown, .. })));
-    let again = run(&process, "r", |_| async { Ok::<u8, Anything>(1) }).await;
+    let again = run(&process, "r", || async { Ok::<u8, Anything>(1) }).await;
     assert!(again.is_ok_and(|answer| !answer.replayed));
 }
 
@@ -140,13 +140,13 @@ async fn a_panic_after_the_work_counts_like_one_in_it() {
 async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
     let world = World::new();
     let process = world.process();
-    let stubborn = |_| async { Ok::<_, ()>(Stubborn) };
+    let stubborn = || async { Ok::<_, ()>(Stubborn) };
     assert!(run(&process, "r", stubborn).await.is_ok_and(|answer| !answer.replayed));
     let Err(RunError::NotRetained { why }) = run(&process, "r", stubborn).await else { panic!() };
     assert_eq!(why, "I will not be written");
 
     let process = World::new().process();
-    let large = |_| async { Ok::<_, ()>("x".repeat(hapax_core::codec::MAX_OUTCOME)) };
+    let large = || async { Ok::<_, ()>("x".repeat(hapax_core::codec::MAX_OUTCOME)) };
     assert!(run(&process, "r", large).await.is_ok_and(|answer| !answer.replayed));
     let Err(RunError::NotRetained { why }) = run(&process, "r", large).await else { panic!() };
     assert_eq!(why, "it is larger than it may be");
@@ -179,10 +179,10 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
 #[tokio::test(start_paused = true)]
 async fn what_was_kept_is_not_shown_by_who_cannot_read_it() {
     let process = World::new().process();
-    let card = |_| async { Ok::<_, String>("4111 1111 1111 1111".to_owned()) };
+    let card = || async { Ok::<_, String>("4111 1111 1111 1111".to_owned()) };
     run(&process, "r", card).await.unwrap();
-    let number = run(&process, "r", |_| async { Ok::<u64, String>(1) }).await.unwrap_err();
-    let class = run(&process, "r", |_| async { Ok::<Refused, String>(Refused::Busy) });
+    let number = run(&process, "r", || async { Ok::<u64, String>(1) }).await.unwrap_err();
+    let class = run(&process, "r", || async { Ok::<Refused, String>(Refused::Busy) });
     let class = class.await.unwrap_err();
     for shown in [format!("{number:?} {number}"), format!("{class:?} {class}")] {
         assert!(shown.contains("Undecodable") && !shown.contains("4111"), "{shown}");

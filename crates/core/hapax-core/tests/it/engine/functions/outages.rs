@@ -141,7 +141,7 @@ async fn a_record_of_another_door_is_not_executed_over() {
     let claim = process.claim(&scope, &key(), &Text("a"), &Policy::default()).await.unwrap();
     let hapax_core::Claim::Execute(lease) = claim else { panic!() };
     lease.complete(Outcome::new("text", "a"), None).await.unwrap();
-    let ran = process.at_least_once(&scope, &key(), "a", |_| async { Ok::<u8, ()>(1) }).await;
+    let ran = process.at_least_once(&(&scope, key(), "a"), || async { Ok::<u8, ()>(1) }).await;
     assert!(matches!(ran, Err(RunError::NotClaimed(ClaimError::UnknownScheme))), "{ran:?}");
 
     // By its own fingerprint it is found, and cannot be read.

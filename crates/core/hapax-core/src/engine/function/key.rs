@@ -1,0 +1,59 @@
+//! Keys of calls.
+
+use std::borrow::Borrow;
+
+use serde::Serialize;
+
+use super::request::FunctionRequest;
+use crate::key::{Key, NaturalKey};
+use crate::scope::Scope;
+use crate::value::ValueError;
+
+/// The key of a call, with its scope and with the request that a retry must repeat.
+///
+/// - `(scope, key, request)`: a key that a caller sends, compared with the request. Callers are kept
+///   apart by the scope.
+/// - `(scope, key)`: the same without a request: a retry with the key gets the outcome of the first
+///   call, whatever it requests.
+/// - [`NaturalKey`]: a key of business identifiers, which the service itself makes. It has no scope
+///   ([`Scope::shared`]), so its parts name the customer if that matters.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not name a call",
+    note = "use `(scope, key, request)`, `(scope, key)` or a `NaturalKey`"
+)]
+pub trait OperationKey: sealed::Named {}
+
+impl<K: sealed::Named + ?Sized> OperationKey for K {}
+
+pub(super) mod sealed {
+    use super::{FunctionRequest, Key, Scope, ValueError};
+
+    /// The parts of a call's name. Sealed: an implementor could mix up callers.
+    pub trait Named {
+        /// Returns scope, key and request.
+        ///
+        /// # Errors
+        /// [`ValueError`] if the request cannot be serialized.
+        fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError>;
+    }
+}
+
+impl<S: Borrow<Scope>, K: Borrow<Key>, R: Serialize> sealed::Named for (S, K, R) {
+    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+        let (scope, key, request) = self;
+        Ok((scope.borrow().clone(), key.borrow().clone(), FunctionRequest::of(request)?))
+    }
+}
+
+impl<S: Borrow<Scope>, K: Borrow<Key>> sealed::Named for (S, K) {
+    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+        let (scope, key) = self;
+        (scope.borrow(), key.borrow(), ()).named()
+    }
+}
+
+impl sealed::Named for NaturalKey {
+    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+        (Scope::shared(), self.key(), ()).named()
+    }
+}
