@@ -91,7 +91,7 @@ pub mod prelude {
 
     #[cfg(all(feature = "axum", feature = "sqlx"))]
     pub use crate::SqlxTx;
-    pub use hapax_core::{Idempotency, Key, MemoryStore, OnUnknown, Policy, Scope};
+    pub use hapax_core::{Idempotency, Key, MemoryStore, NaturalKey, OnUnknown, Policy, Scope};
     #[cfg(feature = "file")]
     pub use hapax_file::{FileOptions, FileStore};
     #[cfg(feature = "axum")]

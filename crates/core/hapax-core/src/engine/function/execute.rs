@@ -22,7 +22,6 @@ use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
 use super::error::RunError;
 use super::key::OperationKey;
-use super::key::sealed::Named as _;
 use super::outcome::{CallEnd, judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
@@ -87,8 +86,8 @@ where
         W: FnOnce() -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (scope, key, request) = key.named().map_err(RunError::Request)?;
-        let bytes = request.bytes.clone();
+        let (scope, key, bytes) = key.named().map_err(RunError::Request)?;
+        let request = FunctionRequest::written(bytes.clone()).map_err(RunError::Request)?;
         self.call(&scope, &key, &request, bytes, |_| operation()).await
     }
 

@@ -2,12 +2,12 @@
 
 use std::borrow::Borrow;
 
+use bytes::Bytes;
 use serde::Serialize;
 
-use super::request::FunctionRequest;
 use crate::key::{Key, NaturalKey};
 use crate::scope::Scope;
-use crate::value::ValueError;
+use crate::value::{self, ValueError};
 
 /// The key of a call, with its scope and with the request that a retry must repeat.
 ///
@@ -26,34 +26,34 @@ pub trait OperationKey: sealed::Named {}
 impl<K: sealed::Named + ?Sized> OperationKey for K {}
 
 pub(super) mod sealed {
-    use super::{FunctionRequest, Key, Scope, ValueError};
+    use super::{Bytes, Key, Scope, ValueError};
 
     /// The parts of a call's name. Sealed: an implementor could mix up callers.
     pub trait Named {
-        /// Returns scope, key and request.
+        /// Returns scope and key, and the request as [`value`](crate::value) writes it.
         ///
         /// # Errors
         /// [`ValueError`] if the request cannot be serialized.
-        fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError>;
+        fn named(&self) -> Result<(Scope, Key, Bytes), ValueError>;
     }
 }
 
 impl<S: Borrow<Scope>, K: Borrow<Key>, R: Serialize> sealed::Named for (S, K, R) {
-    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+    fn named(&self) -> Result<(Scope, Key, Bytes), ValueError> {
         let (scope, key, request) = self;
-        Ok((scope.borrow().clone(), key.borrow().clone(), FunctionRequest::of(request)?))
+        Ok((scope.borrow().clone(), key.borrow().clone(), value::write(request, usize::MAX)?))
     }
 }
 
 impl<S: Borrow<Scope>, K: Borrow<Key>> sealed::Named for (S, K) {
-    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+    fn named(&self) -> Result<(Scope, Key, Bytes), ValueError> {
         let (scope, key) = self;
         (scope.borrow(), key.borrow(), ()).named()
     }
 }
 
 impl sealed::Named for NaturalKey {
-    fn named(&self) -> Result<(Scope, Key, FunctionRequest), ValueError> {
+    fn named(&self) -> Result<(Scope, Key, Bytes), ValueError> {
         (Scope::shared(), self.key(), ()).named()
     }
 }

@@ -19,7 +19,11 @@ pub(in crate::engine) struct FunctionRequest {
 
 impl FunctionRequest {
     pub(in crate::engine) fn of<R: Serialize + ?Sized>(request: &R) -> Result<Self, ValueError> {
-        let bytes = value::write(request, usize::MAX)?;
+        Self::written(value::write(request, usize::MAX)?)
+    }
+
+    /// Reads a request that [`value`] wrote.
+    pub(in crate::engine) fn written(bytes: Bytes) -> Result<Self, ValueError> {
         let canonical = value::canonical(&bytes)?;
         let fingerprint = Fingerprint::builder(SCHEME).field(&canonical).finish();
         Ok(Self { bytes, fingerprint })
