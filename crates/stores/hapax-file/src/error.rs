@@ -164,8 +164,8 @@ pub enum FileStoreError {
     /// The file is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`FileStore::expect`](crate::FileStore::expect).
     #[error(
-        "the file is not the one that was used before, whose operations would execute again: put that \
-         file back, or accept this one with `hapax store confirm`"
+        "the file is another one than the one used before, whose operations would execute again: put \
+         that file back, or accept this one with `hapax store confirm`"
     )]
     Replaced,
     /// A write failed, and the database is not reopened yet.

@@ -144,7 +144,7 @@ impl FileStore {
         if !same && !self.replaced.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 path = %self.path.display(),
-                "the file is not the one that was used before, whose operations execute again under \
+                "the file is another one than the one used before, whose operations execute again under \
                  reexecute; under block and reconcile new keys are rejected until an operator runs \
                  `hapax store confirm`"
             );
@@ -152,8 +152,8 @@ impl FileStore {
         same
     }
 
-    /// Returns whether the file is another one than was [expected](Self::expect), and no operator
-    /// confirmed it.
+    /// Returns whether the file is not the [expected](Self::expect) one, and no operator confirmed
+    /// it.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Relaxed)

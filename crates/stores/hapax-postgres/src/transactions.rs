@@ -31,7 +31,7 @@ use crate::store::PostgresStore;
 /// #     pool: deadpool_postgres::Pool,
 /// # ) -> hapax_postgres::PgTransactions {
 /// use hapax_postgres::PgTransactions;
-/// // Any pool will do: how to get a connection, and the client in it.
+/// // Any pool: the first closure gets a connection, the second returns its client.
 /// PgTransactions::new(
 ///     store,
 ///     move || {

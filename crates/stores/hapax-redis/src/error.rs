@@ -40,8 +40,9 @@ pub enum RedisConnectError {
     /// Other processes use another secret, or none while one is given here, or one while none is
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
-        "the given secret, or its absence, is not that of the processes that use the server: give the \
-         secret of the other processes; to begin with another, empty the store, and confirm that"
+        "the server is used with another secret than the given one, or only one of the two is without a \
+         secret: give the secret of the other processes; to begin with another, empty the store, and \
+         confirm that"
     )]
     OtherSecret,
 }

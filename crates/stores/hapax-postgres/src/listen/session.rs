@@ -82,10 +82,7 @@ pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: 
         match ended {
             Ok(()) => {}
             Err(ListenError::Pooled) => {
-                tracing::warn!(
-                    "no notifications from PostgreSQL, because of a pooler in between: waiters \
-                     poll"
-                );
+                tracing::warn!("no notifications from PostgreSQL behind a pooler: waiters poll");
                 return;
             }
             Err(ListenError::Failed(error)) => {
