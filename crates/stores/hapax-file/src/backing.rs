@@ -1,4 +1,4 @@
-//! Where the bytes of the database are: the file, or what stands for it in tests.
+//! Storage of the database's bytes: the file, or a substitute in tests.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -11,43 +11,43 @@ use redb::{BackendError, StorageBackend};
 
 use crate::files::with_suffix;
 
-/// Somewhere to keep a database. The store opens it again after a write that failed.
+/// Storage of a database. The store opens it again after a write that failed.
 pub trait Backing: fmt::Debug + Send + Sync + 'static {
-    /// Opens it for reading and writing.
+    /// Opens the storage for reading and writing.
     ///
     /// # Errors
-    /// Whatever keeps it from opening.
+    /// Any error of opening.
     fn open(&self) -> io::Result<Disk>;
 
-    /// Its length, in bytes.
+    /// Returns the length, in bytes.
     ///
     /// # Errors
-    /// Whatever keeps it from being known.
+    /// Any error of reading the length.
     fn length(&self) -> io::Result<u64>;
 
-    /// Bytes that may still be written; `None` where nobody knows.
+    /// Returns the bytes that may still be written; `None` if that is unknown.
     ///
     /// # Errors
-    /// Whatever keeps it from being known.
+    /// Any error of reading the free space.
     fn available(&self) -> io::Result<Option<u64>>;
 
-    /// Sets room aside for writes on a full disk. Does nothing where that is done.
+    /// Reserves space for writes on a full disk. Does nothing if it is reserved already.
     ///
     /// # Errors
-    /// Whatever keeps it from being set aside, such as a full disk.
+    /// Any error of reserving, such as a full disk.
     fn reserve(&self) -> io::Result<()>;
 
-    /// Gives back the room that was set aside. Returns whether there was any.
+    /// Releases the reserved space. Returns whether there was any.
     ///
     /// # Errors
-    /// Whatever keeps it from being given back.
+    /// Any error of releasing.
     fn release_reserve(&self) -> io::Result<bool>;
 }
 
-/// What is set aside: many times what a batch of completions writes.
+/// Size of the reserve: many times what a batch of completions writes.
 const RESERVE: u64 = 16 << 20;
 
-/// A file.
+/// A database in a file.
 #[derive(Debug)]
 pub(crate) struct FileBacking {
     path: PathBuf,
@@ -55,13 +55,13 @@ pub(crate) struct FileBacking {
 }
 
 impl FileBacking {
-    /// One that holds a database. A file that is gone or empty was lost, and is an error: a new
-    /// one in its place would have forgotten everything without a word.
+    /// Returns the storage of an existing database. A missing or empty file is an error, because
+    /// the database was lost: a new one in its place would silently be without all records.
     pub(crate) fn existing(path: &Path) -> Self {
         Self { path: path.to_owned(), make: false }
     }
 
-    /// One that is to be made.
+    /// Returns the storage of a database that is to be created.
     pub(crate) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), make: true }
     }
@@ -108,7 +108,7 @@ impl Backing for FileBacking {
         owner_only(&mut options);
         let made = options.open(&path).and_then(|file| fill(&file));
         if made.is_err() {
-            // A part of it would be taken for all of it, or be in the way of the database itself.
+            // A part of the reserve would be taken for all of it, or take space from the database.
             let _ = std::fs::remove_file(&path);
         }
         made
@@ -123,15 +123,15 @@ impl Backing for FileBacking {
     }
 }
 
-/// Has the disk keep room for all of the reserve: a length alone would be a hole.
+/// Allocates the reserve on disk: setting only the length would leave a hole.
 fn fill(mut file: &File) -> io::Result<()> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, RESERVE) {
-        // This file system cannot.
+        // Not supported by this file system.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
         done => return Ok(done?),
     }
-    // What reads as zeros might be compressed or left out.
+    // Zeros might be compressed or left out.
     let piece = vec![0x5a; 1 << 20];
     for _ in 0..RESERVE >> 20 {
         file.write_all(&piece)?;
@@ -139,7 +139,7 @@ fn fill(mut file: &File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The directory that names `path`.
+/// Returns the directory that contains `path`.
 pub(crate) fn directory(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -147,13 +147,13 @@ pub(crate) fn directory(path: &Path) -> &Path {
     }
 }
 
-/// Makes the names in the directory of `path` durable: a file that was synced but whose name was
-/// not can be gone after a power failure.
+/// Makes the directory entries next to `path` durable: a synced file whose entry was not synced can
+/// be missing after a power failure.
 pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(directory(path))?.sync_all() } else { Ok(()) }
 }
 
-/// Nobody but the owner may read what is created.
+/// Restricts new files to their owner.
 pub(crate) fn owner_only(options: &mut OpenOptions) {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);
@@ -161,12 +161,12 @@ pub(crate) fn owner_only(options: &mut OpenOptions) {
     let _ = options;
 }
 
-/// An open backing, of whatever kind.
+/// An open storage of any kind.
 #[derive(Debug)]
 pub struct Disk(Box<dyn StorageBackend>);
 
 impl Disk {
-    /// One that reads and writes `backend`.
+    /// Creates a disk that reads and writes `backend`.
     pub fn new(backend: impl StorageBackend) -> Self {
         Self(Box::new(backend))
     }
@@ -178,7 +178,7 @@ impl Disk {
 
 type Lock = Result<bool, BackendError>;
 
-// Everything is handed on, the locks too: without them two processes could open one file.
+// Every call is passed on, also locks: without them two processes could open one file.
 impl StorageBackend for Disk {
     fn len(&self) -> io::Result<u64> {
         self.0.len()

@@ -1,5 +1,5 @@
-//! Copies of a database: what is whole of a damaged one, a consistent one of one in use, and one of
-//! a backup that is to be used again.
+//! Copies of a database: the intact records of a damaged one, a consistent copy of one in use, and
+//! a database restored from a backup.
 
 use std::fs::File;
 use std::io;
@@ -23,14 +23,14 @@ use crate::secret_file;
 use crate::shared::Shared;
 use crate::store::check;
 
-/// Records in one transaction, at most.
+/// Limit of records in one transaction.
 const BATCH: usize = 4096;
-/// Bytes of records in one transaction, beyond which no more are added.
+/// Bytes of records from which on a transaction takes no further ones.
 const BATCH_BYTES: usize = 16 << 20;
 /// Memory for pages while a copy is written.
 const CACHE: usize = 32 << 20;
 
-/// What a database says of itself: format, secret check, identity, fence floor.
+/// Metadata of a database: format, secret check, identity, fence floor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DatabaseMeta {
     pub(crate) numbers: Vec<(String, u64)>,
@@ -51,7 +51,7 @@ impl DatabaseMeta {
         Ok(marks)
     }
 
-    /// The same with a number that is no smaller than `at_least`.
+    /// Returns the metadata with the number `name` raised to `at_least`.
     pub(crate) fn raised(mut self, name: &str, at_least: u64) -> Self {
         match self.numbers.iter_mut().find(|(found, _)| found == name) {
             Some((_, value)) => *value = at_least.max(*value),
@@ -61,29 +61,30 @@ impl DatabaseMeta {
     }
 }
 
-/// A database that is being written. It has its name once it is whole.
+/// A database that is being written. It gets its name once it is complete.
 pub(crate) struct DatabaseCopy<'a> {
     path: &'a Path,
-    // Before the file: it is closed by the time that the file is removed.
+    // Before the file, so that it is closed when the file is removed.
     database: Database,
     waiting: Vec<([u8; 32], Vec<u8>)>,
     waiting_bytes: usize,
     unfinished: Unfinished,
 }
 
-/// The file of a copy until it has its name. Dropped, it is removed: a copy that met a full disk
-/// leaves that room to the store.
+/// The file of a copy until it has its name. Dropping it removes the file: a copy that ran out of
+/// disk space leaves that space to the store.
 struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // It is gone where it has its name, and otherwise the next copy removes it.
+        // The file no longer exists under this name if the copy was finished. If the removal fails,
+        // the next copy removes the file.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
 impl<'a> DatabaseCopy<'a> {
-    /// Begins a new database, which is to be at `path`.
+    /// Begins a new database at `path`.
     pub(crate) fn begin(path: &'a Path) -> Result<Self, OpenError> {
         check_place(path)?;
         if path.try_exists().map_err(|error| OpenError::io(path, error))? {
@@ -108,7 +109,7 @@ impl<'a> DatabaseCopy<'a> {
         Ok(Self { path, database, waiting, waiting_bytes: 0, unfinished })
     }
 
-    /// Adds a record as it is stored.
+    /// Adds a record in its stored form.
     pub(crate) fn add(&mut self, key: &[u8; 32], stored: &[u8]) -> Result<(), OpenError> {
         self.waiting.push((*key, stored.to_vec()));
         self.waiting_bytes += stored.len();
@@ -132,7 +133,7 @@ impl<'a> DatabaseCopy<'a> {
             for (key, stored) in self.waiting.drain(..) {
                 cells.insert(&key, stored.as_slice())?;
                 let name = OperationId::from_bytes(key);
-                // One that is damaged stays out of the index, as in the original.
+                // A damaged record stays out of the index, as in the original.
                 if let Ok((columns, _)) = Columns::read(&name, &stored)
                     && columns.indexed != NEVER
                 {
@@ -145,7 +146,7 @@ impl<'a> DatabaseCopy<'a> {
         Ok(())
     }
 
-    /// Writes the marks, makes all of it durable, and gives it its name.
+    /// Writes the metadata, syncs the copy, and renames it.
     pub(crate) fn finish(mut self, marks: &DatabaseMeta) -> Result<(), OpenError> {
         self.write(|transaction| {
             let mut numbers = transaction.open_table(NUMBERS)?;
@@ -169,8 +170,8 @@ impl<'a> DatabaseCopy<'a> {
     }
 }
 
-/// Writes all that is durable at one moment to a new file, while the store goes on. Returns how many
-/// records that are.
+/// Writes a consistent snapshot to a new file, while the store continues. Returns the number of its
+/// records.
 pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> {
     let transaction = match &*shared.database() {
         Some(database) => guarded(|| Ok::<_, redb::Error>(database.begin_read()?)),
@@ -179,7 +180,7 @@ pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> 
             return Err(OpenError::io(to, reopening));
         }
     };
-    // The snapshot lasts as long as the transaction; what it holds is not reused meanwhile.
+    // The snapshot lasts as long as the transaction; its pages are not reused meanwhile.
     let transaction = transaction.map_err(OpenError::database)?;
     let marks = guarded(|| DatabaseMeta::read(&transaction)).map_err(OpenError::database)?;
     let mut copy = DatabaseCopy::begin(to)?;
@@ -203,9 +204,9 @@ pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> 
     }
 }
 
-/// Writes a copy of the database at `from`, which no process has open, to a new file at `to`, without
-/// its secret. Returns how many records it has. [`FileStore::backup`](crate::FileStore::backup)
-/// does the same for a database in use.
+/// Writes a copy of the database at `from`, which no process has open, to a new file at `to`,
+/// without its secret. Returns the number of its records.
+/// [`FileStore::backup`](crate::FileStore::backup) does the same for a database in use.
 ///
 /// # Errors
 /// [`OpenError`]: a process has the database open, there is a file at `to`, or a block is damaged.
@@ -229,15 +230,15 @@ fn whole(read: SalvageReport) -> Result<(), OpenError> {
 /// Counts of a backup that was restored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RestoreReport {
-    /// Records in all.
+    /// Records in total.
     pub records: u64,
-    /// Records that were in flight, and are unknown now.
+    /// Records that were in flight and are unknown now.
     pub unknown: u64,
 }
 
-/// Makes a database at `to` from the backup at `from`, which is only read. What came after the backup
-/// is forgotten: those keys look unused. What was in flight then may have happened since, so it is
-/// made unknown, and goes by the policy of its record.
+/// Creates a database at `to` from the backup at `from`, which is only read. Records written after
+/// the backup are lost: those keys look unused. Operations that were in flight may have happened
+/// since, so their records become unknown, and the policy of each record applies.
 ///
 /// # Errors
 /// [`OpenError`]: there is a file at `to`, the backup is damaged, or the secret is not its own.
@@ -268,8 +269,8 @@ pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<RestoreR
     Ok(RestoreReport { records: read.read, unknown })
 }
 
-/// A record that was in flight as its owner would leave it that cannot say what happened; `None` for
-/// any other.
+/// Returns a record that was in flight as if its owner had abandoned it; `None` for any other
+/// record.
 fn abandoned(
     key: &[u8; 32],
     mut columns: Columns,

@@ -1,10 +1,10 @@
 //! Swaps and removals within one transaction.
 //!
-//! Several swaps of one key may share a transaction: they are applied in the order they were
-//! queued in, and each sees what those before it wrote. So the answers are those of swaps that ran
-//! one after the other, and since all of them become durable in one step, and nobody is answered
-//! before that, no crash can show a state between two of them. To hold the later one back for the
-//! next commit would give the same answers a commit later.
+//! Several swaps of one key may share a transaction: they are applied in the order of the queue,
+//! and each sees the writes of those before it. So the answers are those of swaps in sequence. All
+//! of them become durable in one step, and none is answered before that, so no crash can expose a
+//! state between two of them. Moving the later swap to the next commit would give the same answers
+//! one commit later.
 
 use std::time::Duration;
 
@@ -26,29 +26,29 @@ pub(crate) struct SwapJob {
     pub(crate) stamp: Stamp,
     pub(crate) lease: Duration,
     pub(crate) keep: Option<Duration>,
-    /// How long after its keep the cell stays.
+    /// Time after the end of the retention for which the record stays.
     pub(crate) grace: Duration,
     pub(crate) sealed: Vec<u8>,
     pub(crate) reply: oneshot::Sender<Result<RawSwapped, StoreError>>,
 }
 
-/// What became of a swap, its record still sealed.
+/// The result of a swap, with the record still sealed.
 #[derive(Debug)]
 pub(crate) enum RawSwapped {
     Stored(Stamped),
     Conflict { now: Timestamp, stored: Option<SealedRead> },
 }
 
-/// What a batch goes by.
+/// Conditions under which a batch is applied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BatchContext {
     pub(crate) epoch: Epoch,
-    /// Why new keys are refused, if they are.
+    /// The reason for which new keys are rejected, if they are.
     pub(crate) full: Option<DiskFull>,
-    /// Whether nothing can be written.
+    /// True if nothing can be written.
     pub(crate) no_writes: bool,
-    /// Whether the index of what is due is damaged: then records are written without an entry there,
-    /// and stay until the file is salvaged.
+    /// True if the index of expiry is damaged: then records are written without an entry there, and
+    /// stay until the file is salvaged.
     pub(crate) no_index: bool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct DiskFull {
     pub(crate) needed: u64,
 }
 
-/// What removing came to.
+/// The result of removing expired records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Removal {
     pub(crate) removed: u32,
@@ -91,22 +91,22 @@ impl<'t> Batch<'t> {
         })
     }
 
-    /// Whether there is anything to commit.
+    /// Returns whether there is anything to commit.
     pub(crate) const fn wrote(&self) -> bool {
         self.wrote
     }
 
-    /// Returns whether the last error came of the index of what is due, not of a record.
+    /// Returns whether the last error was caused by the index of expiry, not by a record.
     pub(crate) const fn in_index(&self) -> bool {
         self.in_index
     }
 
-    /// The floor under new fences, once this is committed.
+    /// Returns the lower bound of new fences once this is committed.
     pub(crate) const fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// Applies a swap. The inner error is this key's alone.
+    /// Applies a swap. The inner error concerns this key alone.
     pub(crate) fn apply(
         &mut self,
         job: &SwapJob,
@@ -143,7 +143,7 @@ impl<'t> Batch<'t> {
         Ok(Ok(RawSwapped::Stored(columns.stamped(now, terms.epoch))))
     }
 
-    /// Removes what is due, looking at no more than `limit` entries of the index.
+    /// Removes expired records, reading at most `limit` entries of the index.
     pub(crate) fn remove_due(
         &mut self,
         now: Timestamp,
@@ -164,7 +164,7 @@ impl<'t> Batch<'t> {
                 self.raise_floor(columns.fence)?;
                 removed += 1;
             } else {
-                // Written again since it was put into the index, to stay longer.
+                // Written again since it was indexed, with a later expiry.
                 columns.indexed = columns.due;
                 self.index(columns.indexed, &key)?;
                 self.put(&key, &columns, &sealed)?;
@@ -184,7 +184,7 @@ impl<'t> Batch<'t> {
         let fence = match (job.stamp, last) {
             (Stamp::Keep, Some(last)) => last,
             (Stamp::NextFence, Some(last)) => FencingToken::next(Some(last), now),
-            // It may have been reaped, under a clock that was ahead of today's.
+            // The record may have been reaped under a clock that was ahead of the present one.
             (_, None) => {
                 let floor = (self.floor > 0).then_some(FencingToken::new(self.floor));
                 FencingToken::next(floor, now)
@@ -192,8 +192,8 @@ impl<'t> Batch<'t> {
         };
         let keep_until = job.keep.map(|keep| now.after(keep));
         let due = keep_until.map_or(NEVER, |until| until.after(job.grace));
-        // An entry of the index may be early: whoever meets it there moves it. So a completion,
-        // which is kept longer than its claim was, leaves the index alone.
+        // An entry of the index may be too early: the removal that reads it moves it. So a
+        // completion, whose retention is longer than its claim's, does not write the index.
         let indexed = found.map_or(NEVER, |columns| columns.indexed);
         Columns {
             write_id: job.write_id,
@@ -270,7 +270,7 @@ impl<'t> Batch<'t> {
         }))
     }
 
-    /// A cell that is there and readable. One that is damaged stays where it is, out of the
+    /// Returns a record that exists and is readable. A damaged one stays where it is, out of the
     /// index, for an operator to find.
     fn whole(&self, key: &OperationId) -> Result<Option<(Columns, Vec<u8>)>, StorageError> {
         let found = self.cells.get(key.as_bytes())?;

@@ -1,23 +1,23 @@
 //! A checksum for every block of the file, verified on every read.
 //!
-//! The engine has checksums of its own, but reads do not compare them: one flipped bit in a page of
-//! its tree and a key that is there looks absent. So this layer lies between the engine and the
-//! disk, and nothing that the engine reads is unverified.
+//! The engine has checksums of its own, but reads do not compare them: with one flipped bit in a
+//! page of its tree, an existing key looks absent. This layer lies between the engine and the disk,
+//! so the engine reads nothing unverified.
 //!
-//! 1. The file is two copies of the header, 4 KiB each, and then the engine's other blocks, each
+//! 1. The file has two copies of the header, 4 KiB each, and then the engine's other blocks, each
 //!    followed by 16 bytes of BLAKE3 over its number and its contents. A block and its checksum are
 //!    one write.
-//! 2. In each copy, the engine's header and its checksum share the first sector of 512 bytes, which a
-//!    disk writes whole or not at all: see [`database`](crate::database). Everything depends on the
-//!    header, so one damaged copy is replaced by the other at the next
-//!    write.
+//! 2. In each copy, the engine's header and its checksum share the first sector of 512 bytes, which
+//!    a disk writes atomically: see [`database`](crate::database). Everything depends on the
+//!    header, so a damaged copy is replaced by the other at the next write.
 //! 3. A power failure may tear a block that was being written. The engine refers to no block before
-//!    it is synced, so it never reads a torn one. What is in no use may be torn for ever: only reads
-//!    through the engine find damage, not a walk over all blocks.
+//!    it is synced, so it never reads a torn one. An unused block may stay torn: damage is found
+//!    only by reads through the engine, not by a walk over all blocks.
 //! 4. A block that was never written reads as zeros, checksum included.
-//! 5. What does not match is never handed to the engine, nor reported to it as a failed read, after
-//!    which it would refuse everything until it is opened again: the read unwinds to
-//!    [`guarded`](crate::database::guarded), and the one operation that needed the block fails.
+//! 5. A block that does not match is never passed to the engine. Nor is it reported as a failed
+//!    read, after which the engine would reject everything until it is reopened. Instead the read
+//!    unwinds to [`guarded`](crate::database::guarded), and only the operation that needed the
+//!    block fails.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,36 +29,36 @@ use redb::{BackendError, StorageBackend};
 
 use crate::backing::Disk;
 
-/// Bytes of a block: the engine's smallest page.
+/// Size of a block in bytes: the engine's smallest page.
 const BLOCK: usize = 4096;
 const SUM: usize = 16;
 const STRIDE: usize = BLOCK + SUM;
-/// What a disk writes whole or not at all.
+/// Size that a disk writes atomically, in bytes.
 const SECTOR: usize = 512;
-/// What the engine may use of the first block.
+/// Part of the first block that the engine may use, in bytes.
 const HEADER: usize = SECTOR - MARK.len() - SUM;
 /// The bytes of the file at which the copies of the header begin.
 const COPIES: [u64; 2] = [0, BLOCK as u64];
 /// The length of both copies.
 const HEADERS: u64 = 2 * BLOCK as u64;
-/// Between header and checksum: tells this format from the engine's own.
+/// Lies between header and checksum, and distinguishes this format from the engine's own.
 const MARK: &[u8; 16] = b"hapax blocks 2\0\0";
 /// The first bytes of a file of the engine: see `docs/design.md` of redb.
 const ENGINE: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
 const EARLIER: &str = "expected file format 2, found one of an earlier version of Hapax: let its keys \
     expire under that version, then start with a new file";
-/// Damaged blocks that are told apart.
+/// Limit of damaged blocks that are counted and logged one by one.
 const MOST_PLACES: usize = 10_000;
 
 /// A block whose contents do not match its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the block at byte {place} of the file does not match its checksum")]
 pub(crate) struct Damage {
-    /// Where it is in the file.
+    /// The offset in the file, in bytes.
     pub(crate) place: u64,
 }
 
-/// The damaged blocks that were met since the store was opened.
+/// The damaged blocks that were read since the store was opened.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Damages(Arc<Mutex<BTreeSet<u64>>>);
 
@@ -67,7 +67,7 @@ impl Damages {
         self.lock().len()
     }
 
-    /// Notes a block, and says so in the log the first time.
+    /// Notes a block, and logs it the first time.
     fn note(&self, damage: Damage) {
         let mut places = self.lock();
         if places.len() < MOST_PLACES && places.insert(damage.place) {
@@ -79,7 +79,7 @@ impl Damages {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        // A set stays whole if something panicked.
+        // The set is consistent even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -89,11 +89,11 @@ impl Damages {
 pub(crate) struct Blocks {
     disk: Disk,
     damages: Damages,
-    /// The sector of the header. Zeros until the engine has made its header.
+    /// The sector of the header. Zeros until the engine has written its header.
     header: Mutex<[u8; SECTOR]>,
 }
 
-/// Why there are no bytes.
+/// Reasons for which a read failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FetchError {
     #[error(transparent)]
@@ -125,7 +125,7 @@ impl Blocks {
         COPIES.into_iter().try_for_each(|place| self.disk.write(place, sealed))
     }
 
-    /// Reads what the engine has at `offset`.
+    /// Reads the engine's bytes at `offset`.
     ///
     /// # Errors
     /// [`FetchError::Damage`] names the first block that is damaged; `out` is then undefined.
@@ -159,15 +159,15 @@ impl Blocks {
     }
 
     fn header(&self) -> MutexGuard<'_, [u8; SECTOR]> {
-        // Bytes are copied whole under this lock.
+        // Bytes are copied completely under this lock.
         self.header.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Reads the first copy of the header, or the second where the first is damaged or cannot be read.
+/// Reads the first copy of the header, or the second if the first is damaged or unreadable.
 ///
-/// The second may be the older one after a crash between their two writes, which no answer depends on:
-/// the engine writes its header anew, and syncs it, before it answers anything.
+/// The second may be older after a crash between the two writes. No answer depends on the
+/// difference: the engine writes and syncs its header anew before it answers anything.
 fn read_header(disk: &Disk, damages: &Damages) -> Result<[u8; SECTOR], FetchError> {
     let length = disk.len()?;
     if length == 0 {
@@ -207,7 +207,7 @@ fn read_header(disk: &Disk, damages: &Damages) -> Result<[u8; SECTOR], FetchErro
     }
 }
 
-/// The byte of the file at which a block begins.
+/// Returns the offset of a block in the file.
 const fn place(number: u64) -> u64 {
     match number {
         0 => 0,
@@ -215,7 +215,7 @@ const fn place(number: u64) -> u64 {
     }
 }
 
-/// The length of the engine's file, from that of the file.
+/// Returns the length of the engine's file for a length of this one.
 const fn logical(length: u64) -> u64 {
     match length.checked_sub(HEADERS) {
         Some(rest) => (1 + rest / STRIDE as u64) * BLOCK as u64,
@@ -236,7 +236,7 @@ fn has_mark(sector: &[u8; SECTOR]) -> bool {
     sector[HEADER..SECTOR - SUM] == MARK[..]
 }
 
-/// The sector with its mark and its checksum.
+/// Returns the sector with its mark and its checksum.
 fn seal_header(sector: &[u8; SECTOR]) -> [u8; SECTOR] {
     let mut sealed = *sector;
     sealed[HEADER..SECTOR - SUM].copy_from_slice(MARK);
@@ -246,7 +246,7 @@ fn seal_header(sector: &[u8; SECTOR]) -> [u8; SECTOR] {
 }
 
 fn beyond() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "the engine reached for what is not its own")
+    io::Error::new(io::ErrorKind::InvalidInput, "the engine accessed bytes beyond its blocks")
 }
 
 type Lock = Result<bool, BackendError>;
@@ -259,8 +259,8 @@ impl StorageBackend for Blocks {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         match self.fetch(offset, out) {
             Ok(()) => Ok(()),
-            // A second unwinding would end the process: what is being undone fails instead, and
-            // the engine is opened again.
+            // A second unwinding would end the process. So the operation that is being undone fails
+            // instead, and the engine is reopened.
             Err(FetchError::Damage(damage)) if !std::thread::panicking() => {
                 resume_unwind(Box::new(damage))
             }
@@ -304,8 +304,8 @@ impl StorageBackend for Blocks {
         self.disk.close()
     }
 
-    /// Reads the header again once the lock is there: until then another process may have written it,
-    /// and the engine would write the older one back.
+    /// Reads the header again once the file is locked: until then another process may have written
+    /// it, and the engine would overwrite it with the older one.
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Lock {
         let locked = self.disk.try_lock_range(start, end)?;
         if locked {

@@ -1,17 +1,17 @@
-//! Room for large records on their way to those who asked.
+//! Memory budget for large records that are being read.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Bytes of one permit: a place has no more than 2^32 of them.
+/// Bytes of one permit: a semaphore has at most 2^32 of them.
 const UNIT: usize = 1024;
 
-/// A record is there sealed and opened.
+/// Copies of a record in memory: one sealed, one opened.
 const COPIES: usize = 2;
 
-/// Who may wait. Further ones are told at once: if they waited, their callers would give up before
-/// their turn, and not know what became of a swap that did nothing.
+/// Limit of waiters. Further requests are rejected at once: if they waited, their callers would
+/// time out first, without knowing that their swap did nothing.
 const WAITING: usize = 64;
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct MemoryBudget {
     waiting: AtomicUsize,
 }
 
-/// Room for one record; given back when dropped.
+/// Memory reserved for one record, until dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation<'a> {
     bytes: usize,
@@ -34,9 +34,9 @@ impl MemoryBudget {
         Self { free: Semaphore::new(units as usize), units, waiting: AtomicUsize::new(0) }
     }
 
-    /// A place for a record of so many sealed bytes; `None` when too many wait for one. What is larger
-    /// than all of the room takes all of it. Those who wait are served in order; dropped, a wait
-    /// leaves no trace.
+    /// Reserves memory for a record of `bytes` sealed bytes; `None` if too many wait already. A
+    /// record larger than the whole budget takes all of it. Waiters are served in order; a dropped
+    /// wait has no effect.
     pub(crate) async fn reserve(&self, bytes: usize) -> Option<Reservation<'_>> {
         let waits = WaiterCount(&self.waiting);
         if waits.0.fetch_add(1, Ordering::Relaxed) >= WAITING {
@@ -45,12 +45,12 @@ impl MemoryBudget {
         let needed = units(bytes.saturating_mul(COPIES));
         let (permits, bytes) =
             if needed < self.units { (needed, bytes) } else { (self.units, usize::MAX) };
-        // It is never closed.
+        // The semaphore is never closed.
         Some(Reservation { bytes, _permit: self.free.acquire_many(permits).await.ok() })
     }
 }
 
-/// Counted until it is dropped.
+/// Counts a waiter until dropped.
 struct WaiterCount<'a>(&'a AtomicUsize);
 
 impl Drop for WaiterCount<'_> {
@@ -60,7 +60,7 @@ impl Drop for WaiterCount<'_> {
 }
 
 impl Reservation<'_> {
-    /// How large a record fits.
+    /// Returns the size of the largest record that fits.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -86,7 +86,7 @@ mod tests {
             waiting.push(place);
         }
         assert!(room.reserve(1024).await.is_none());
-        // A wait that is given up makes room for another one.
+        // A wait that is dropped permits another one.
         waiting.pop();
         let mut another = Box::pin(room.reserve(1024));
         assert!(poll_once(another.as_mut()).is_none());
@@ -97,7 +97,7 @@ mod tests {
         assert!(another.await.is_some());
     }
 
-    /// What the future has come to, polled once.
+    /// Polls the future once, and returns its output if it is ready.
     fn poll_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match future.poll(&mut context) {

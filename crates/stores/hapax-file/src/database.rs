@@ -1,25 +1,26 @@
-//! The tables, and how they are opened.
+//! The tables, and opening them.
 //!
 //! # Why an acknowledged swap survives
 //! Every commit has two phases. First all pages of the transaction are written, with the second
-//! header slot, and synced; then the byte that says which slot counts is flipped, and synced.
-//! Only then is anybody answered, and only then do reads see it (the engine publishes the new
-//! root in memory after the second sync).
+//! header slot, and synced. Then the byte that selects the slot is flipped, and synced. Only then
+//! are requests answered, and only then do reads see the commit (the engine publishes the new root
+//! in memory after the second sync).
 //!
-//! - Power fails before the flip is on disk: the old slot counts, all its pages are untouched
-//!   (pages are never changed in place), nobody was answered.
-//! - It fails after: the new slot counts, and its pages were synced before the flip was written.
-//! - Header and slots share one sector, which a disk writes whole or not at all, with the checksum
-//!   of both. It is written twice, in two places, before each sync ([`blocks`](crate::blocks)).
+//! - Power fails before the flip is on disk: the old slot is selected, all its pages are untouched
+//!   (pages are never changed in place), and no request was answered.
+//! - It fails after: the new slot is selected, and its pages were synced before the flip was
+//!   written.
+//! - Header and slots share one sector, which a disk writes atomically, with the checksum of both.
+//!   It is written twice, in two places, before each sync ([`blocks`](crate::blocks)).
 //!
-//! One phase would do with checksums over everything: one sync, and after a crash the engine
-//! decides by checksum which slot is whole. Two phases cost one more sync and buy three things.
-//! No crash during a recovery can roll back what was acknowledged. What is acknowledged never
-//! hangs on a checksum that is not cryptographic, over values that strangers choose. And a sync
-//! that *failed* can be survived: the kernel may have dropped the pages it could not write and
-//! call the next sync a success, but the pages of phase one are not referred to unless their sync
-//! succeeded, and the header of phase two is written and synced anew when the database is opened
-//! again, before anything else is.
+//! One phase would suffice with checksums over everything: one sync, and after a crash the engine
+//! decides by checksum which slot is intact. Two phases cost one more sync and have three
+//! advantages. No crash during a recovery can roll back acknowledged writes. Acknowledged writes
+//! never depend on a checksum that is not cryptographic, over values that strangers choose. And a
+//! sync that *failed* is survivable: the kernel may have dropped the pages that it could not write
+//! and may report the next sync as a success, but the pages of phase one are referenced only if
+//! their sync succeeded, and the header of phase two is written and synced anew when the database
+//! is reopened, before anything else is.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,9 +35,9 @@ use crate::backing::Backing;
 use crate::blocks::{Blocks, Damage, Damages, FetchError};
 use crate::error::OpenError;
 
-/// Sealed records with their columns, by store key.
+/// Sealed records with their columns, by operation id.
 pub(crate) const CELLS: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("cells");
-/// What is due, in the order of time: microseconds, big-endian, then the store key.
+/// The index of expiry, in the order of time: microseconds, big-endian, then the operation id.
 pub(crate) const DUE: TableDefinition<'_, &[u8; 40], ()> = TableDefinition::new("due");
 /// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
 pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
@@ -45,17 +46,17 @@ pub(crate) const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new(
 
 pub(crate) const FORMAT: &str = "format";
 pub(crate) const KNOWN_FORMAT: u64 = 2;
-/// How often the database was opened.
+/// Number of times that the database was opened.
 const EPOCH: &str = "epoch";
-/// The largest fence of any cell that was reaped: a key used anew gets a larger one, even if the
+/// The largest fence of any record that was reaped: a key used anew gets a larger one, even if the
 /// clock was set back meanwhile.
 pub(crate) const FLOOR: &str = "fence floor";
-/// When the database was made, in microseconds since 1970.
+/// Time at which the database was created, in microseconds since 1970.
 const MADE: &str = "made";
-/// Tells under which secret the database was written.
+/// Identifies the secret under which the database was written.
 pub(crate) const CHECK: &str = "secret check";
 
-/// What the database says of itself.
+/// Numbers of the database after opening it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenedDatabase {
     pub(crate) epoch: u64,
@@ -63,8 +64,8 @@ pub(crate) struct OpenedDatabase {
     pub(crate) made: u64,
 }
 
-/// Opens the database, and recovers it after a crash. Damage that the engine panics over is an
-/// error like any other.
+/// Opens the database, and recovers it after a crash. A panic of the engine over damage is returned
+/// as an error.
 pub(crate) fn open(
     backing: &dyn Backing,
     cache_bytes: usize,
@@ -77,8 +78,8 @@ pub(crate) fn open(
     guarded(|| Database::builder().set_cache_size(cache_bytes).create_with_backend(blocks))
 }
 
-/// Closes the database. Damage to what is written last is not worth more than an error: the file is
-/// recovered when it is opened again.
+/// Closes the database. Damage in the last writes is only logged: the file is recovered at the next
+/// opening.
 pub(crate) fn close(database: Option<Database>) {
     let closed = guarded(|| {
         drop(database);
@@ -89,8 +90,8 @@ pub(crate) fn close(database: Option<Database>) {
     }
 }
 
-/// Runs the engine where damage may be met: reads of damaged blocks unwind to here, and over what
-/// the engine finds amiss by itself it may panic.
+/// Calls the engine where it may read damaged blocks. Such reads unwind to here, and so do panics
+/// of the engine over inconsistent data.
 pub(crate) fn guarded<T, E: From<StorageError>>(
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
@@ -100,11 +101,11 @@ pub(crate) fn guarded<T, E: From<StorageError>>(
 fn corrupted(panic: &(dyn Any + Send)) -> StorageError {
     StorageError::Corrupted(match panic.downcast_ref::<Damage>() {
         Some(damage) => damage.to_string(),
-        None => "the engine broke off over what it read".to_owned(),
+        None => "the engine panicked on the data that it read".to_owned(),
     })
 }
 
-/// A transaction whose commit is durable when it returns.
+/// Begins a transaction whose commit is durable when it returns.
 pub(crate) fn begin(
     database: &Database,
     quick_recovery: bool,
@@ -116,7 +117,7 @@ pub(crate) fn begin(
     Ok(transaction)
 }
 
-/// Begins an epoch `now`: every lease that was granted before it has lapsed.
+/// Begins an epoch at `now`: every lease of an earlier one has lapsed.
 pub(crate) fn adopt(
     database: &Database,
     check: &[u8],
@@ -169,7 +170,7 @@ fn claim_epoch(
     Ok(OpenedDatabase { epoch, floor, made })
 }
 
-/// The floor under the fences of new keys.
+/// Returns the lower bound of the fences of new keys.
 pub(crate) fn floor(database: &Database) -> Result<u64, redb::Error> {
     let numbers = database.begin_read()?.open_table(NUMBERS)?;
     Ok(numbers.get(FLOOR)?.map_or(0, |found| found.value()))

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the store.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,69 +9,70 @@ use redb::StorageError;
 
 use crate::queue::PushError;
 
-/// Why a database did not open. Nothing was changed, but that files may have been created.
+/// Reasons for which a database did not open. Nothing was changed, except that files may have been
+/// created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another process, or another store of this one, has it open.
+    /// Another process, or another store of this process, has the database open.
     #[error("{} is held by {}", path.display(), who(*pid, *admin))]
     InUse {
         /// The lock file.
         path: PathBuf,
-        /// The process that holds it, if it said so.
+        /// The process that has the lock, if the lock file has its id.
         pid: Option<u32>,
-        /// Where that process can be asked, if it said so.
+        /// The operators' address of that process, if the lock file has it.
         admin: Option<SocketAddr>,
     },
-    /// The database exists and its secret does not. A new one would make every record
-    /// unreadable and every key look unused.
+    /// The database exists and its secret does not. A new secret would make every record unreadable
+    /// and every key look unused.
     #[error(
         "the database exists but its secret {} is missing: put it back, or move the database away",
         path.display()
     )]
     SecretMissing {
-        /// Where it was expected.
+        /// The expected path.
         path: PathBuf,
     },
-    /// The file holds no secrets.
-    #[error("{} holds no secret: {source}", path.display())]
+    /// The file contains no valid secrets.
+    #[error("{} contains no valid secret: {source}", path.display())]
     SecretUnreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: KeyRingError,
     },
-    /// The database was written under another secret, or under none while one is given, or the
-    /// other way round.
+    /// The database was written under another secret, or under none while one is given, or under
+    /// one while none is given.
     #[error(
         "the database was written under another secret than the one given, or under none: give the \
          secret that belongs to it; to begin with another, move the database away, after which every \
          key looks unused, and confirm the new one"
     )]
     OtherSecret,
-    /// A format that this build does not know.
+    /// The database has a format that this build does not support.
     #[error("the database has format {found}; this build reads format {known}")]
     Format {
-        /// The database's.
+        /// The database's format.
         found: u64,
-        /// This build's.
+        /// This build's format.
         known: u64,
     },
-    /// A part of the file without which nothing else can be used is damaged.
+    /// A part of the file on which everything depends is damaged.
     #[error(
         "the database is damaged and cannot be opened: {0}; write what is whole to a new file with \
          `hapax doctor --salvage OLD NEW`, and keep the old one"
     )]
     Damaged(#[source] redb::Error),
-    /// Not a database, or one that something else keeps from opening.
+    /// The file is no database, or it cannot be opened for another reason.
     #[error("the database cannot be opened: {0}")]
     Database(#[source] redb::Error),
     /// A file could not be read, written or locked.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -81,7 +82,7 @@ impl OpenError {
         Self::Io { path: path.into(), source }
     }
 
-    /// Whether there was no room on the disk.
+    /// Returns whether the disk was full.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Database(error) if is_full(error))
     }
@@ -94,13 +95,13 @@ impl OpenError {
     }
 }
 
-/// Whether there was no room on the disk.
+/// Returns whether the disk was full.
 pub(crate) fn is_full(error: &redb::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, StorageFull};
     matches!(error, redb::Error::Io(error) if matches!(error.kind(), StorageFull | QuotaExceeded))
 }
 
-/// Checks that a database can be at `path`: it is no folder, and is in one.
+/// Checks that a database can be at `path`: the path is no folder, and its folder exists.
 pub(crate) fn check_place(path: &Path) -> Result<(), OpenError> {
     let wrong = |kind, what: String| Err(OpenError::io(path, io::Error::new(kind, what)));
     if path.is_dir() {
@@ -139,43 +140,43 @@ fn who(pid: Option<u32>, admin: Option<SocketAddr>) -> String {
     }
 }
 
-/// Why the store gave no answer: the source within a [`StoreError`].
+/// Reasons for which the store gave no answer: the source within a [`StoreError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileStoreError {
-    /// Too much is waiting for the disk already.
+    /// Too many requests wait for the disk already.
     #[error("too many requests wait for the disk")]
     QueueFull,
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
-    /// New keys are refused so that what is under way can still be recorded.
-    #[error("only {free} bytes are free on the disk, new keys need {needed}")]
+    /// New keys are rejected so that requests under way can still be recorded.
+    #[error("only {free} bytes are free on the disk, new keys need {needed}: free disk space")]
     DiskFull {
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
-        /// The least that new keys need.
+        /// Free bytes from which on new keys are accepted.
         needed: u64,
     },
-    /// The disk is full, and the reserve is used up: nothing is recorded until there is room.
-    #[error("the disk is full: make room")]
+    /// The disk is full and the reserve is used up: nothing is recorded until there is space.
+    #[error("the disk is full: free disk space")]
     MemoryFull,
     /// The file is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`FileStore::expect`](crate::FileStore::expect).
     #[error(
-        "the file is another one than was used before, so that what that one held would execute again: \
-         put it back, or accept this one with `hapax store confirm`"
+        "the file is another one than the one used before, whose operations would execute again: put \
+         that file back, or accept this one with `hapax store confirm`"
     )]
     Replaced,
-    /// A write failed, and the database is not open again yet.
+    /// A write failed, and the database is not reopened yet.
     #[error("a write failed and the database is being reopened")]
     Reopening,
-    /// Too many large records are on their way to callers: see
-    /// [`Options::reading_bytes`](crate::FileOptions::reading_bytes).
-    #[error("too many wait for large records")]
+    /// Too many requests wait for memory to read large records: see
+    /// [`FileOptions::reading_bytes`](crate::FileOptions::reading_bytes).
+    #[error("too many requests wait for memory to read large records")]
     Crowded,
-    /// The thread that wrote gave no answer.
-    #[error("the write was interrupted")]
+    /// The thread ended before it answered.
+    #[error("the store's thread ended before it answered")]
     Interrupted,
     /// The database engine failed.
     #[error("the database failed: {0}")]
@@ -197,7 +198,7 @@ impl From<PushError> for FileStoreError {
     }
 }
 
-/// For an operation that changed nothing: damage is damage, anything else may pass.
+/// Returns the error of an operation that changed nothing: damage is corrupt, all else unavailable.
 pub(crate) fn unchanged(error: StorageError) -> StoreError {
     match error {
         StorageError::Corrupted(_) => StoreError::corrupt(FileStoreError::engine(error)),

@@ -1,45 +1,50 @@
 //! Hapax in one file: a durable store for one process, with nothing to set up.
 //!
-//! 1. What was acknowledged is on disk: claims and outcomes are synced before they are answered.
-//!    Requests that wait while one commit is under way share the next one.
-//! 2. One process at a time. A second one hears who has the file, [`OpenError::InUse`].
-//! 3. Records are named and sealed under a secret that is made beside the database. Lose it, and
-//!    the database is lost; it is never replaced by a new one silently.
-//! 4. Whoever opens the file begins an epoch. The process that had it before is gone, so every
-//!    lease it granted has lapsed, and its keys can be taken over at once.
-//! 5. Below [`FileOptions::min_free_bytes`] new keys are rejected, and what is under way is still
-//!    recorded. When the disk is full all the same, a reserve of 16 MiB is given up for that; it is
-//!    made again once there is room. Replays need no room. When a write fails, the database is
-//!    opened again by itself, after a pause that doubles from 0.1 to 5 seconds where that fails.
+//! 1. Acknowledged writes are on disk: claims and outcomes are synced before they are answered.
+//!    Requests that wait while a commit is under way share the next one.
+//! 2. One process at a time. A second one is rejected with the process that has the file,
+//!    [`OpenError::InUse`].
+//! 3. Records are named and sealed under a secret that is created next to the database. Without the
+//!    secret the database is lost; a missing secret is never replaced silently.
+//! 4. Opening the file begins an epoch. The process that had it before has ended, so all leases of
+//!    that process have lapsed, and their keys can be taken over at once.
+//! 5. Below [`FileOptions::min_free_bytes`] new keys are rejected, and requests under way are still
+//!    recorded. When the disk is full nevertheless, a reserve of 16 MiB is released for them; it is
+//!    made again once there is space. Replays need no space. After a write that failed, the
+//!    database is reopened automatically, with a pause between attempts that doubles from 0.1 to 5
+//!    seconds.
 //!
-//! | file | what | lost |
+//! | file | content | if lost |
 //! | --- | --- | --- |
-//! | `hapax.db` | the records | everything is forgotten |
+//! | `hapax.db` | the records | all records are lost |
 //! | `hapax.db.secret` | 64 hexadecimal digits, mode 0600 | the database does not open |
-//! | `hapax.db.lock` | who has it open | made anew |
-//! | `hapax.db.reserve` | room for a full disk, 16 MiB | made anew |
+//! | `hapax.db.lock` | the process that has it open | created again |
+//! | `hapax.db.reserve` | space for a full disk, 16 MiB | created again |
 //!
-//! # When it forgets
-//! It does not, as long as the disk keeps what it says it has synced. Every block of the file has a
-//! checksum that every read compares. A key whose record, or whose place in the tree, is in a
-//! damaged block is an error, never taken for absent; all other keys are as before. A background
-//! thread reads the records, 8 MiB a second, once after opening and then once a day, so that damage
-//! shows in the log and in [`FileStats::damaged`] before a request needs it. A file that is
-//! damaged where all of it hangs, or anywhere when a crash makes opening walk it, does not open:
-//! [`OpenError::Damaged`]. [`salvage`] writes what is whole to a new file.
-//! A new file in place of a lost one knows nothing of what that held. A process that remembers the
-//! identity of the file notices it ([`FileStore::expect`]).
+//! # When it loses records
+//! It loses none, as long as the disk keeps what it reported as synced. Every block of the file has
+//! a checksum that every read compares. A key whose record, or whose path in the tree, is in a
+//! damaged block is an error, never absent; all other keys work as before. A background thread
+//! reads the records, 8 MiB a second, once after opening and then once a day, so that damage is
+//! visible in the log and in [`FileStats::damaged`] before a request needs the record. A file that
+//! is damaged in a block on which everything depends, or in any block when a crash makes opening
+//! walk the file, does not open: [`OpenError::Damaged`]. [`salvage`] writes the intact records to a
+//! new file.
+//!
+//! A new file in place of a lost one has none of its records. A process that remembers the identity
+//! of the file notices it ([`FileStore::expect`]).
+//!
 //! A copy of the file taken with `cp` while a process has it open does not open. Use
 //! [`FileStore::backup`], [`backup_closed`] once the store is closed, or a snapshot of the file
-//! system. [`restore`] makes a database of a backup, and forgets what came after it.
+//! system. [`restore`] creates a database from a backup, without anything written later.
 //!
 //! # The clock
-//! Leases, retention and fences go by the clock of the process ([`FileOptions::clock`]). A step
-//! forward lapses leases and ends retentions early; what this process itself is executing stays in
-//! flight all the same, because its engine knows of it. A step back makes both last longer, and does
-//! no other harm: between two openings leases do not count at all, and fences grow regardless,
-//! because a cell's next fence is larger than its last one and a new cell's larger than that of any
-//! cell that was ever reaped.
+//! Leases, retention and fences use the clock of the process ([`FileOptions::clock`]). A step
+//! forward lapses leases and ends retentions early; executions of this process stay in flight
+//! nevertheless, because its engine tracks them. A step back makes both last longer, and has no
+//! other effect: between two openings leases do not count at all, and fences grow regardless,
+//! because a record's next fence is larger than its last one, and a new record's is larger than
+//! that of any record that was ever reaped.
 //!
 //! ```
 //! use hapax_file::{FileStore, FileOptions};

@@ -1,4 +1,4 @@
-//! The lock beside the database: one process at a time, and whom to ask instead.
+//! The lock file next to the database, which admits one process at a time and identifies it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -12,16 +12,17 @@ use serde_json::{Value, json};
 use crate::backing::owner_only;
 use crate::error::OpenError;
 
-/// Who has a database open.
+/// The process that has a database open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LockOwner {
-    /// Its process id, if it said so.
+    /// Its process id, if the lock file has it.
     pub pid: Option<u32>,
-    /// Where it can be asked about its records, if it said so.
+    /// Its operators' address, if the lock file has it.
     pub admin: Option<SocketAddr>,
 }
 
-/// A lock that is held. The operating system lets it go when the process ends, however it ends.
+/// A lock that this process has. The operating system releases it when the process ends, in any
+/// way.
 #[derive(Debug)]
 pub(crate) struct LockFile {
     path: PathBuf,
@@ -30,7 +31,7 @@ pub(crate) struct LockFile {
 }
 
 impl LockFile {
-    /// Takes the lock and says who has it.
+    /// Takes the lock and writes the owner into the file.
     pub(crate) fn take(path: PathBuf, admin: Option<SocketAddr>) -> Result<Self, OpenError> {
         let failed = |error| OpenError::io(&path, error);
         let mut options = OpenOptions::new();
@@ -45,7 +46,7 @@ impl LockFile {
         Ok(Self { path, file: Mutex::new(Some(file)) })
     }
 
-    /// Says anew where its holder can be asked.
+    /// Replaces the operators' address in the file.
     pub(crate) fn set_admin(&self, admin: Option<SocketAddr>) -> io::Result<()> {
         match &*self.lock() {
             Some(file) => say(file, admin),
@@ -53,7 +54,7 @@ impl LockFile {
         }
     }
 
-    /// Lets it go. The file stays: to remove it would let two processes lock two files of one
+    /// Releases the lock. The file stays: removing it would let two processes lock two files of one
     /// name.
     pub(crate) fn release(&self) {
         *self.lock() = None;
@@ -64,12 +65,14 @@ impl LockFile {
     }
 }
 
-/// For how long those who only look may be in the way: so many tries, with a pause after each.
+/// Number of attempts while processes that only check the lock are in the way, with a pause after
+/// each.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Locks for a holder; `false` if there is one. Whoever asks [`holder`] has a shared lock for a
-/// moment, which is no reason to refuse: a second shared lock tells such a one from a holder.
+/// Takes the exclusive lock; `false` if another process has it. A process in [`lock_owner`] has a
+/// shared lock for a moment, which is no reason to fail: a second shared lock distinguishes it from
+/// an owner.
 fn exclusive(file: &File) -> io::Result<bool> {
     for _ in 0..TRIES {
         match file.try_lock() {
@@ -82,20 +85,20 @@ fn exclusive(file: &File) -> io::Result<bool> {
             Err(TryLockError::WouldBlock) => return Ok(false),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // It may end early, which costs a try.
+        // The pause may end early, which costs one attempt.
         std::thread::park_timeout(PAUSE);
     }
     Ok(false)
 }
 
-/// Who holds the lock at `path`; `None` if nobody does.
+/// Returns the owner of the lock at `path`; `None` if there is none.
 pub(crate) fn lock_owner(path: &Path) -> io::Result<Option<LockOwner>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // Shared, so that two who look do not take each other for a holder.
+    // Shared, so that two processes that check do not take each other for an owner.
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
         Err(TryLockError::WouldBlock) => said(&file).map(Some),
@@ -103,7 +106,7 @@ pub(crate) fn lock_owner(path: &Path) -> io::Result<Option<LockOwner>> {
     }
 }
 
-/// The line first, then the length: whoever reads meanwhile finds a whole first line.
+/// Writes the line first, then the length, so that a concurrent reader finds a complete first line.
 fn say(mut file: &File, admin: Option<SocketAddr>) -> io::Result<()> {
     let line = json!({ "pid": std::process::id(), "admin": admin.map(|admin| admin.to_string()) });
     let line = format!("{line}\n");
@@ -112,7 +115,7 @@ fn say(mut file: &File, admin: Option<SocketAddr>) -> io::Result<()> {
     file.set_len(line.len() as u64)
 }
 
-/// What the holder says, as far as it can be read.
+/// Returns the owner in the file, where it can be parsed.
 fn said(mut file: &File) -> io::Result<LockOwner> {
     let mut text = Vec::new();
     file.seek(SeekFrom::Start(0))?;

@@ -1,4 +1,4 @@
-//! How a database is opened.
+//! Options of a database.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use hapax_core::{Clock, Entropy, KeyRing, Secret, SystemClock, SystemEntropy};
 
-/// Where the secret of a database comes from.
+/// Sources of a database's secret.
 #[derive(Clone, Debug)]
 pub enum SecretSource {
-    /// A file, as [`KeyRing`] has it: read if it exists, made (mode 0600, one secret) if neither it
-    /// nor the database does.
+    /// A file in the format of [`KeyRing`]: read if it exists, created (mode 0600, one secret) if
+    /// neither it nor the database does.
     File(PathBuf),
-    /// This one.
+    /// The given secret.
     Secret(Secret),
-    /// These, of which the one that seals can be replaced.
+    /// The given secrets, of which the one that seals can be replaced.
     Ring(KeyRing),
-    /// There is none: names can be guessed, and records read, by whoever reads the file.
+    /// No secret: anyone who can read the file can guess names and read records.
     None,
 }
 
 impl SecretSource {
-    /// The secrets, where they are not in a file.
+    /// Returns the secrets, unless they are in a file.
     pub(crate) fn ring(&self) -> Option<KeyRing> {
         match self {
             Self::Secret(secret) => Some(KeyRing::new(secret.clone())),
@@ -32,7 +32,7 @@ impl SecretSource {
     }
 }
 
-/// How to open an [`FileStore`](crate::FileStore). Each method returns it changed.
+/// Options of a [`FileStore`](crate::FileStore). Each method returns the changed options.
 ///
 /// ```
 /// use hapax_file::FileOptions;
@@ -57,7 +57,8 @@ pub struct FileOptions {
 }
 
 impl FileOptions {
-    /// The database at `path`, made if it does not exist, with its secret in `PATH.secret`.
+    /// Creates options for the database at `path`, which is created if it does not exist, with its
+    /// secret in `PATH.secret`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -79,49 +80,49 @@ impl FileOptions {
         }
     }
 
-    /// Where the database is.
+    /// Returns the path of the database.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the secret comes from; by default `PATH.secret`.
+    /// Sets the source of the secret; by default `PATH.secret`.
     #[must_use]
     pub fn secret(mut self, secret: SecretSource) -> Self {
         self.secret = secret;
         self
     }
 
-    /// The clock of leases, retention and fences; by default the operating system's.
+    /// Sets the clock of leases, retention and fences. By default the operating system's.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Where nonces come from; by default the operating system.
+    /// Sets the source of nonces. By default the operating system.
     #[must_use]
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
         self
     }
 
-    /// What the lock file says about where this process can be asked; by default nothing.
+    /// Sets the operators' address of this process, for the lock file. By default there is none.
     #[must_use]
     pub fn admin(mut self, admin: SocketAddr) -> Self {
         self.admin = Some(admin);
         self
     }
 
-    /// Memory for pages of the database; by default 64 MiB.
+    /// Sets the memory for pages of the database. 64 MiB by default.
     #[must_use]
     pub const fn cache_bytes(mut self, bytes: usize) -> Self {
         self.cache_bytes = bytes;
         self
     }
 
-    /// What may wait for the disk: requests, and bytes of records in them. By default 4,096 and
-    /// 64 MiB; claims are refused at seven eighths of either. At least 8 requests.
+    /// Limits what may wait for the disk: requests, and bytes of records in them. By default 4,096
+    /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 requests.
     #[must_use]
     pub fn queue(mut self, requests: usize, bytes: usize) -> Self {
         self.queue_items = requests.max(8);
@@ -129,43 +130,43 @@ impl FileOptions {
         self
     }
 
-    /// Memory for records of more than 16 KiB on their way to those who asked, in bytes, each of which
-    /// is there sealed and opened; by default 64 MiB. Who asks for more than there is room for waits
-    /// for its turn; one that is larger than all of it is alone.
+    /// Sets the memory budget for reading records of more than 16 KiB, in bytes; by default 64 MiB.
+    /// Each record is in memory twice, sealed and opened. A read beyond the budget waits; a record
+    /// larger than the whole budget is read alone.
     #[must_use]
     pub const fn reading_bytes(mut self, bytes: usize) -> Self {
         self.reading_bytes = bytes;
         self
     }
 
-    /// Below how many free bytes new keys are refused; by default 64 MiB.
+    /// Sets the number of free bytes below which new keys are rejected. 64 MiB by default.
     #[must_use]
     pub const fn min_free_bytes(mut self, bytes: u64) -> Self {
         self.min_free_bytes = bytes;
         self
     }
 
-    /// From which size of the file on every commit also saves the map of its pages, so that
-    /// opening after a crash need not walk them: 0 for always, `u64::MAX` for never; by default
-    /// 2 GiB. The crate's `ENGINE.md` has what either costs.
+    /// Sets the size of the file from which on every commit also saves the map of its pages, so
+    /// that opening after a crash need not walk them: 0 for always, `u64::MAX` for never; by
+    /// default 2 GiB. The crate's `ENGINE.md` has the cost of either.
     #[must_use]
     pub const fn quick_recovery_above(mut self, bytes: u64) -> Self {
         self.quick_recovery_above = bytes;
         self
     }
 
-    /// The time for which opening reads records, to find damage before it serves; by default 5
-    /// seconds. The rest is read in the background. Keys whose records are damaged are rejected, all
-    /// others are served.
+    /// Sets for how long opening reads records, to find damage before the store serves; by default
+    /// 5 seconds. The rest is read in the background. Keys whose records are damaged are rejected,
+    /// all others are served.
     #[must_use]
     pub const fn check_for(mut self, bound: Duration) -> Self {
         self.check_for = bound;
         self
     }
 
-    /// Whether opening reads all records, and fails where one of them is damaged; about a second for
-    /// each GiB; by default not. Damage is found in any case whenever it is met, and by the check
-    /// in the background.
+    /// Sets whether opening reads all records, and fails if one of them is damaged; about a second
+    /// per GiB. By default false. In any case damage is found by reads, and by the check in the
+    /// background.
     #[must_use]
     pub const fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
@@ -173,5 +174,5 @@ impl FileOptions {
     }
 }
 
-/// The engine doubles its file, so a shorter one holds at most 1 GiB: walked in two seconds.
+/// The engine doubles its file, so a shorter one has at most 1 GiB: walked in two seconds.
 const QUICK_RECOVERY_ABOVE: u64 = 2 << 30;

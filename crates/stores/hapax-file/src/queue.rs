@@ -1,22 +1,22 @@
-//! The bounded queues in front of the threads that touch the disk.
+//! The bounded queues of the threads that use the disk.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a queue holds at most.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLimit {
     pub(crate) items: usize,
     pub(crate) bytes: usize,
 }
 
-/// How much of its limit an item may use.
+/// Part of the limit that an item may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    /// Seven eighths, so that new work never crowds out what finishes old work.
+    /// Seven eighths, so that new keys never displace requests that complete executions under way.
     NewWork,
-    /// All.
+    /// The whole limit.
     Any,
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum PushError {
     Closed,
 }
 
-/// What waiting came to.
+/// The result of waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Woken {
     Item,
@@ -34,7 +34,8 @@ pub(crate) enum Woken {
     TimedOut,
 }
 
-/// Many put in, some take out, in order. What was put in before it is closed can be taken out.
+/// A queue with many producers and few consumers, in order. Items that were put in before it is
+/// closed can still be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     limit: QueueLimit,
@@ -69,7 +70,7 @@ impl<T> Queue<T> {
         if inner.closed {
             return Err(PushError::Closed);
         }
-        // A single item larger than the whole limit passes while there is nothing else.
+        // A single item larger than the whole limit is accepted while the queue is empty.
         let fits =
             inner.items.is_empty() || inner.bytes.saturating_add(bytes) <= of(self.limit.bytes);
         if inner.items.len() >= of(self.limit.items) || !fits {
@@ -82,7 +83,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// The next item, if there is one now.
+    /// Returns the next item, if there is one now.
     pub(crate) fn pop(&self) -> Option<T> {
         let mut inner = self.lock();
         let (item, bytes) = inner.items.pop_front()?;
@@ -90,7 +91,7 @@ impl<T> Queue<T> {
         Some(item)
     }
 
-    /// The next item; `None` once the queue is closed and empty.
+    /// Waits for the next item; `None` once the queue is closed and empty.
     pub(crate) fn take(&self) -> Option<T> {
         loop {
             if let Some(item) = self.pop() {
@@ -135,7 +136,7 @@ impl<T> Queue<T> {
         self.lock().items.len()
     }
 
-    /// No code that can panic runs under the lock, so a poisoned queue is a whole one.
+    /// No code that can panic runs under the lock, so a poisoned queue is consistent.
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The threads that read. They see what is durable: the engine shows a commit to readers only
-//! once it is on disk.
+//! The threads that read. Reads see durable data only: the engine shows a commit to readers once it
+//! is on disk.
 
 use std::ops::Bound;
 
@@ -12,13 +12,13 @@ use crate::error::{FileStoreError, unchanged};
 use crate::record::{Columns, SealedRead, SealedRecord};
 use crate::shared::{Shared, name};
 
-/// Sealed bytes after which a page ends early. There are two of a record while it is opened.
+/// Sealed bytes after which a page ends early. A record is in memory twice while it is opened.
 const PAGE_BYTES: usize = 1 << 20;
 
 /// A read that waits for the disk.
 #[derive(Debug)]
 pub(crate) enum ReadJob {
-    /// A cell, if it has no more sealed bytes than there is `room` for.
+    /// Loads a record, if it has at most `room` sealed bytes.
     Load {
         key: OperationId,
         room: usize,
@@ -51,7 +51,7 @@ pub(crate) struct RawPage {
 pub(crate) fn run(shared: &Shared) {
     while let Some(job) = shared.reads.take() {
         let database = shared.database();
-        // A caller that went away needs no answer.
+        // A reply to a caller that is gone is dropped.
         match job {
             ReadJob::Load { key, room, reply } => {
                 reply.send(with(&database, |database| load(shared, database, &key, room))).ok();
@@ -118,11 +118,11 @@ fn page(
     });
     match more {
         Ok(more) => Ok(RawPage { now, records, more }),
-        // What was read is a page; the next one begins with the damage.
+        // The records read so far are the page; the next one begins with the damage.
         Err(redb::Error::Corrupted(_)) if !records.is_empty() => {
             Ok(RawPage { now, records, more: true })
         }
-        // One error stands for the records that cannot be read.
+        // One error represents all records that cannot be read.
         Err(redb::Error::Corrupted(text)) => {
             let last = past_damage(database, from)?;
             let error = unchanged(StorageError::Corrupted(text));
@@ -133,7 +133,7 @@ fn page(
     }
 }
 
-/// Reads entries until `take` returns `false`. Returns whether it did.
+/// Reads entries until `take` returns `false`. Returns whether `take` ended it.
 fn each(
     database: &Database,
     from: Bound<[u8; 32]>,
@@ -152,8 +152,8 @@ fn each(
     })
 }
 
-/// A part of the records, as the background check reads it. `last` is its last key, unless it is
-/// the end.
+/// A stretch of records that the background check has read. `last` is its last key; `None` at the
+/// end.
 #[derive(Debug)]
 pub(crate) enum Stretch {
     Read { last: Option<[u8; 32]>, records: u64 },
@@ -182,7 +182,8 @@ pub(crate) fn stretch(database: &Database, from: Bound<[u8; 32]>) -> Result<Stre
     }
 }
 
-/// The last key before which nothing can be read from `from` on; `None` where nothing more can be.
+/// Returns the last key of the unreadable range that begins at `from`; `None` if nothing after it
+/// can be read.
 fn past_damage(
     database: &Database,
     from: Bound<[u8; 32]>,
@@ -203,7 +204,7 @@ fn past_damage(
         Err(redb::Error::Corrupted(_)) => Ok(false),
         Err(error) => Err(error),
     };
-    // Further and further, and then back to where it begins to be readable.
+    // In growing steps forward, and then back to the first key that is readable.
     let (mut damaged, mut gap) = (start, 1_u64);
     let mut whole = loop {
         let Some(next) = start.checked_add(gap) else { return Ok(None) };

@@ -1,8 +1,8 @@
-//! What a cell looks like in the file: columns, their checksum, and the sealed record.
+//! The format of a record in the file: columns, their checksum, and the sealed record.
 //!
-//! Deadlines and fence stand beside the record because the store stamps them. They decide who
-//! may execute, so they have a checksum of their own, over the store key as well: a flipped bit
-//! in a deadline must not look like a lapse.
+//! Deadlines and fence are outside the sealed record because the store stamps them. They decide
+//! which execution has the lease, so they have a separate checksum, which also covers the operation
+//! id: a flipped bit in a deadline must not look like a lapse.
 
 use hapax_core::store::{Stamped, StoredRecord};
 use hapax_core::{FencingToken, OperationId, Sealer, StoreError, Timestamp, WriteId};
@@ -13,40 +13,42 @@ const FIELDS: usize = 66;
 const CHECKSUM: usize = 16;
 const HEAD: usize = FIELDS + CHECKSUM;
 
-/// When a cell is never due.
+/// Time at which a record without an end expires.
 pub(crate) const NEVER: Timestamp = Timestamp::MAX;
 
-/// What stands beside a sealed record.
+/// The fields next to a sealed record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Columns {
     pub(crate) write_id: WriteId,
     pub(crate) fence: FencingToken,
     pub(crate) lease_until: Timestamp,
     pub(crate) keep_until: Option<Timestamp>,
-    /// Which opening of the file granted the lease.
+    /// The epoch in which the lease began.
     pub(crate) epoch: u64,
-    /// From when on it may be reaped; [`NEVER`] for never.
+    /// Time from which on the record may be reaped; [`NEVER`] for never.
     pub(crate) due: Timestamp,
-    /// Where the index of due cells has it, never later than `due`; [`NEVER`]: nowhere.
+    /// Time of the record's entry in the index of expiry, never later than `due`; [`NEVER`] if it
+    /// has none.
     pub(crate) indexed: Timestamp,
 }
 
-/// A cell as it was read: the record still sealed.
+/// A record as it was read, still sealed.
 #[derive(Clone, Debug)]
 pub(crate) struct SealedRecord {
     pub(crate) columns: Columns,
     pub(crate) sealed: Vec<u8>,
 }
 
-/// Sealed bytes up to which a cell is copied for whoever comes upon it. Larger ones, of which many
-/// together are a burden, are asked for by those who have [`MemoryBudget`](crate::budget::MemoryBudget).
+/// Limit of sealed bytes up to which a record is copied at once. Larger records, of which many
+/// together need much memory, are read again under a reservation of the
+/// [`MemoryBudget`](crate::budget::MemoryBudget).
 pub(crate) const SMALL: usize = 16 * 1024;
 
-/// What a thread says of a cell.
+/// The result of reading a record.
 #[derive(Clone, Debug)]
 pub(crate) enum SealedRead {
     Record(SealedRecord),
-    /// It has so many sealed bytes, more than there was room for.
+    /// The record has this many sealed bytes, more than the limit of the read.
     Large(usize),
 }
 
@@ -59,16 +61,16 @@ impl SealedRead {
     }
 }
 
-/// Which leases hold: those granted since the file was opened.
+/// The current epoch. Leases of earlier ones have lapsed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch {
     pub(crate) number: u64,
     pub(crate) opened_at: Timestamp,
 }
 
-/// A cell's columns are damaged.
+/// The columns of a record are damaged.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the cell's columns are damaged or of an unknown version")]
+#[error("the record's columns are damaged or of an unknown version")]
 pub(crate) struct Damaged;
 
 impl Columns {
@@ -91,7 +93,7 @@ impl Columns {
         out
     }
 
-    /// Splits what is stored into columns and sealed record.
+    /// Splits a stored value into columns and sealed record.
     pub(crate) fn read<'a>(
         key: &OperationId,
         stored: &'a [u8],
@@ -127,8 +129,9 @@ impl Columns {
         Stamped { now, fence: self.fence, lease_until: self.lease(now, epoch) }
     }
 
-    /// Until when the lease holds. Whoever held one when the file was last closed is gone, or has
-    /// lost the file: its lease ended then at the latest, which is now at the latest.
+    /// Returns until when the lease is valid. The owner of a lease from an earlier epoch has ended,
+    /// or has lost the file: its lease ended when the file was opened, at the latest, and so is
+    /// over now.
     fn lease(&self, now: Timestamp, epoch: Epoch) -> Timestamp {
         if self.epoch == epoch.number {
             self.lease_until

@@ -1,12 +1,12 @@
-//! What is whole of a damaged database, written to a new one.
+//! Copying the intact records of a damaged database to a new one.
 //!
-//! The engine does not open a file in which it finds damage while it recovers, so this reads its
-//! trees by itself, block by block, each compared with its checksum. The format is that of redb's
-//! file format 3: see `docs/design.md` of that crate.
+//! The engine does not open a file in which it finds damage during recovery. So this module reads
+//! the trees itself, block by block, each verified by its checksum. The format is redb's file
+//! format 3: see `docs/design.md` of that crate.
 //!
-//! 1. Branches lead to leaves; what hangs below a damaged page is lost, all else is read.
-//! 2. How many records there should be stands in the page that names the table's root. A damaged
-//!    root, or damage to both copies of the header, loses everything and is reported as that.
+//! 1. Branches lead to leaves. Everything below a damaged page is lost; all else is read.
+//! 2. The expected number of records is in the page that has the table's root. A damaged root, or
+//!    damage to both copies of the header, loses everything and is reported as such.
 //! 3. A record whose own columns are damaged is lost as well.
 //! 4. The old file is only read.
 
@@ -30,36 +30,36 @@ use crate::record::Columns;
 const PAGE: u64 = 4096;
 const LEAF: u8 = 1;
 const BRANCH: u8 = 2;
-/// Levels of a tree: far more than any has. A circle that damage made ends here.
+/// Limit of levels of a tree: far more than any tree has. It ends a cycle caused by damage.
 const MOST_LEVELS: u32 = 64;
 
-/// Counts of a database that was read through, and perhaps salvaged.
+/// Counts of a database that was read completely, and perhaps salvaged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SalvageReport {
-    /// Records that are whole: these are written to the new file.
+    /// Intact records: these are written to the new file.
     pub read: u64,
-    /// Records that the old file says it has.
+    /// Records that the old file should have.
     pub expected: u64,
-    /// Damaged blocks that were met.
+    /// Damaged blocks that were read.
     pub damaged: u64,
 }
 
 impl SalvageReport {
-    /// Returns how many records are lost.
+    /// Returns the number of lost records.
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.expected.saturating_sub(self.read)
     }
 }
 
-/// Writes what is whole of the database at `old` to a new one at `new`, with the marks of the old
-/// one: its identity and the check of its secret. The secret itself is not copied.
+/// Writes the intact records of the database at `old` to a new one at `new`, with the metadata of
+/// the old one: its identity and the check of its secret. The secret itself is not copied.
 ///
-/// A record that is lost is forgotten: its key looks unused in the new file.
+/// A lost record is absent from the new file: its key looks unused.
 ///
 /// # Errors
-/// [`OpenError`]: another process has the old file open, `new` exists, or nothing can be read of what
-/// the file says of itself, without which there is no new file.
+/// [`OpenError`]: another process has the old file open, `new` exists, or the old file's metadata
+/// is unreadable, without which there is no new file.
 pub fn salvage(old: &Path, new: &Path) -> Result<SalvageReport, OpenError> {
     let old = ClosedFile::open(old)?;
     let mut copy = DatabaseCopy::begin(new)?;
@@ -75,12 +75,12 @@ pub fn salvage(old: &Path, new: &Path) -> Result<SalvageReport, OpenError> {
 /// Reads all of the database at `path`, which no process has open, and changes nothing.
 ///
 /// # Errors
-/// As [`salvage`].
+/// The errors of [`salvage`].
 pub fn examine(path: &Path) -> Result<SalvageReport, OpenError> {
     ClosedFile::open(path)?.examine()
 }
 
-/// Reads all of a database that is not open yet.
+/// Reads all of a database that is not open yet, and fails if any record or block is damaged.
 pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError> {
     let disk = backing.open().map_err(|error| OpenError::io(path, error))?;
     if disk.is_empty().map_err(|error| OpenError::io(path, error))? {
@@ -96,7 +96,7 @@ pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError
     }
 }
 
-/// A file that no process has open, and what it says of itself.
+/// A file that no process has open, with its metadata.
 pub(crate) struct ClosedFile {
     tree: Tree,
     cells: Table,
@@ -143,7 +143,7 @@ impl ClosedFile {
         self.records(&mut |_, _, _| Ok(()))
     }
 
-    /// Hands every record that is whole to `take`, as it is stored.
+    /// Passes every intact record to `take`, in its stored form.
     pub(crate) fn records(&self, take: TakeRecord<'_>) -> Result<SalvageReport, OpenError> {
         let mut read = 0;
         self.tree.walk(self.cells.root, [Some(32), None], MOST_LEVELS, &mut |key, stored| {
@@ -163,7 +163,7 @@ fn corrupted(what: String) -> OpenError {
     OpenError::database(StorageError::Corrupted(what))
 }
 
-/// The root of a table, and how many entries it has.
+/// The root of a table, and the number of its entries.
 #[derive(Clone, Copy, Debug)]
 struct Table {
     root: Option<u64>,
@@ -179,7 +179,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// Reads the definition of a table: its kind, its length, and the header of its tree.
+    /// Parses the definition of a table: its kind, its length, and the header of its tree.
     fn note(&mut self, name: &[u8], definition: &[u8]) {
         let slot = match name {
             b"cells" => &mut self.cells,
@@ -211,16 +211,15 @@ type Take<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), OpenError>;
 /// The trees of a file.
 struct Tree {
     blocks: Blocks,
-    /// Bytes of a region, its header included, and of the header alone.
+    /// Size of a region in bytes, with its header; then the size of the header alone.
     region: u64,
     region_header: u64,
-    /// Of the table that names the others.
+    /// Root of the table that names the others.
     root: Option<u64>,
 }
 
 impl Tree {
-    /// Reads the slot that counts: commits have two phases, so that it is the one which the header
-    /// names.
+    /// Reads the slot that the header selects: commits have two phases, so it is the valid one.
     fn open(blocks: Blocks) -> Result<Self, FetchError> {
         let mut header = [0; 320];
         blocks.fetch(0, &mut header)?;
@@ -247,9 +246,9 @@ impl Tree {
         Ok(page)
     }
 
-    /// Reads what the database says of itself, all of it, and finds the table of records.
+    /// Reads all metadata of the database, and finds the table of records.
     fn marks(&self, tables: &Tables) -> Result<(DatabaseMeta, Table), OpenError> {
-        let lost = || corrupted("what the file says of itself is damaged: all is lost".to_owned());
+        let lost = || corrupted("the file's metadata is damaged: no record can be read".to_owned());
         let (Some(numbers), Some(names), Some(cells)) =
             (tables.numbers, tables.names, tables.cells)
         else {
@@ -275,8 +274,8 @@ impl Tree {
         Ok((marks, cells))
     }
 
-    /// Hands every entry below a page to `take`, but those below damaged pages. `sizes` are those of
-    /// keys and values, where they are fixed.
+    /// Passes every entry below a page to `take`, except those below damaged pages. `sizes` are the
+    /// sizes of keys and values, where they are fixed.
     fn walk(
         &self,
         root: Option<u64>,
@@ -285,7 +284,7 @@ impl Tree {
         take: Take<'_>,
     ) -> Result<(), OpenError> {
         let (Some(root), Some(levels)) = (root, levels.checked_sub(1)) else { return Ok(()) };
-        // Noted as damage, or out of the file: lost either way.
+        // Noted as damage, or beyond the file: lost in either case.
         let Ok(page) = self.page(root) else { return Ok(()) };
         let count = usize::from(u16::from_le_bytes([page[2], page[3]]));
         match page[0] {
@@ -309,8 +308,7 @@ impl Tree {
     }
 }
 
-/// An entry of a leaf: ends of keys, ends of values, keys, values; ends only of what has no fixed
-/// size.
+/// Parses an entry of a leaf: ends of keys, ends of values, keys, values. Fixed sizes have no ends.
 fn in_leaf(
     page: &[u8],
     count: usize,

@@ -1,5 +1,5 @@
-//! Reads all records, at the start as far as its bound allows and then in the background, so that
-//! damage is found before a request needs it.
+//! The check of all records: before the store serves, within a time limit, and then in the
+//! background, so that damage is found before a request needs the record.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use std::time::Duration;
 use crate::reader::{self, Stretch};
 use crate::shared::Shared;
 
-/// The pause after a stretch of at most 256 KiB: about 8 MiB a second, and less where reading
-/// itself takes long.
+/// Pause after a stretch of at most 256 KiB: about 8 MiB a second, and less if reading itself is
+/// slow.
 const PAUSE: Duration = Duration::from_millis(31);
-/// From the end of one round to the next.
+/// Time from the end of one round to the next.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Records after which the log says how far a round is.
+/// Number of records after which the progress of a round is logged.
 const PROGRESS: u64 = 1_000_000;
 
-/// The time after which the check at the start says how far it is.
+/// Time after which the check before serving logs its progress.
 const TELL: Duration = Duration::from_secs(1);
 
-/// Reads records before the store serves, for `bound` at most. Returns the round that goes on in the
-/// background; `None` where all were read.
+/// Reads records before the store serves, for at most `bound`. Returns the round that continues in
+/// the background; `None` if all records were read.
 pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
     let began = shared.clock.now();
     let (mut round, mut told) = (Round::default(), TELL);
@@ -29,7 +29,7 @@ pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
             if bound > Duration::ZERO {
                 tracing::info!(
                     records = round.records,
-                    "the check of the records goes on in the background"
+                    "the check of the records continues in the background"
                 );
             }
             return Some(round);
@@ -44,7 +44,7 @@ pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
     }
 }
 
-/// Works in rounds until the store is closed. `round` was begun before.
+/// Reads in rounds until the store is closed. `round` was begun before.
 pub(crate) fn run(shared: &Shared, mut round: Option<Round>) {
     loop {
         if let Some(mut round) = round.take() {
@@ -82,7 +82,7 @@ impl Round {
         let from = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let stretch = match &*shared.database() {
             Some(database) => reader::stretch(database, from),
-            // Being opened again.
+            // The database is being reopened.
             None => return Step::More,
         };
         let (last, read) = match stretch {
@@ -98,7 +98,7 @@ impl Round {
         };
         let records = self.records + read;
         if self.records / PROGRESS != records / PROGRESS {
-            tracing::info!(records, "the check of the records goes on");
+            tracing::info!(records, "the check of the records continues");
         }
         self.records = records;
         self.last = last;
@@ -110,7 +110,7 @@ impl Round {
                 "the check of the records found damage: stop the process and write what is whole \
                  to a new file with `hapax doctor --salvage OLD NEW`"
             ),
-            None => tracing::debug!(records, "the check found all records whole"),
+            None => tracing::debug!(records, "the check found no damage"),
         }
         Step::End
     }

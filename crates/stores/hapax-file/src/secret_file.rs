@@ -1,4 +1,4 @@
-//! The secrets beside the database.
+//! The secrets next to the database.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -10,11 +10,11 @@ use crate::backing::{owner_only, sync_directory};
 use crate::error::OpenError;
 use crate::files::with_suffix;
 
-/// The longest content that is read: a ring and some comments.
+/// Limit of the file's length: a ring and some comments.
 const MAX_LEN: u64 = 16 * 1024;
 
-/// Reads the secrets at `path`. Makes one if there is none, but never for a database that exists:
-/// its records are named and sealed under the secret that is missing.
+/// Reads the secrets at `path`. Creates one if the file does not exist, but never for an existing
+/// database: its records are named and sealed under the missing secret.
 pub(crate) fn read_or_make(
     path: &Path,
     database_exists: bool,
@@ -49,9 +49,9 @@ fn read(path: &Path) -> io::Result<Result<KeyRing, KeyRingError>> {
     Ok(KeyRing::parse(&text))
 }
 
-/// Writes it whole under another name, then renames: after a crash there is a secret or none,
-/// never half of one. It is durable, name and all, before this returns, and so before anything
-/// is sealed under it. The caller holds the lock, so nobody else makes one meanwhile.
+/// Writes the secret under another name, then renames the file: after a crash there is a complete
+/// secret or none. File and directory entry are synced before this returns, and so before anything
+/// is sealed under the secret. The caller has the lock, so no other process creates one meanwhile.
 fn make(path: &Path, secret: &Secret) -> io::Result<()> {
     let unfinished = with_suffix(path, ".new");
     match std::fs::remove_file(&unfinished) {

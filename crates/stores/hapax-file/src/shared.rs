@@ -1,4 +1,4 @@
-//! What the store's callers and its threads share.
+//! State shared by the store's callers and its threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
@@ -16,7 +16,7 @@ use crate::queue::{Queue, QueueLimit};
 use crate::reader::ReadJob;
 use crate::record::Epoch;
 
-/// What waits for the writer.
+/// A job for the writer.
 #[derive(Debug)]
 pub(crate) enum Job {
     Swap(SwapJob),
@@ -31,15 +31,15 @@ pub(crate) struct Shared {
     pub(crate) epoch: Epoch,
     pub(crate) counters: Counters,
     pub(crate) damages: Damages,
-    /// `None` while it is reopened, and once it is closed. Whoever uses the database holds the
-    /// lock for reading, so it is closed when nobody does.
+    /// `None` while the database is reopened, and once it is closed. Every use has the lock for
+    /// reading, so closing waits for all uses.
     database: RwLock<Option<Database>>,
     closing: Mutex<Closing>,
-    /// Whether it takes no more requests, for threads that pause.
+    /// Whether the store accepts no more requests, for threads that pause.
     stopped: (Mutex<bool>, Condvar),
 }
 
-/// What happened since the store was opened.
+/// Counters since the store was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) commits: AtomicU64,
@@ -50,12 +50,12 @@ pub(crate) struct Counters {
 
 #[derive(Debug)]
 enum Closing {
-    /// Those who wait for the end.
+    /// The callers that wait for the end.
     Waited(Vec<oneshot::Sender<()>>),
     Done,
 }
 
-/// Waiting reads. Each is a key or a page; nothing of size is held for them.
+/// Limit of waiting reads. Each is a key or a page, so their size does not matter.
 const READS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
 
 impl Shared {
@@ -79,17 +79,17 @@ impl Shared {
         }
     }
 
-    /// Nothing is left half done under this lock: a poisoned one is as good as any.
+    /// No write under this lock is left half done, so a poisoned lock is usable.
     pub(crate) fn database(&self) -> RwLockReadGuard<'_, Option<Database>> {
         self.database.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody uses the database.
+    /// Waits until the database is not in use.
     pub(crate) fn database_alone(&self) -> RwLockWriteGuard<'_, Option<Database>> {
         self.database.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes no more requests. What is queued is still done.
+    /// Accepts no more requests. Queued ones are still executed.
     pub(crate) fn close(&self) {
         self.jobs.close();
         self.reads.close();
@@ -97,14 +97,14 @@ impl Shared {
         self.stopped.1.notify_all();
     }
 
-    /// Waits for so long, or until the store is closed. Returns whether it is open.
+    /// Waits for `pause`, or until the store is closed. Returns whether it is open.
     pub(crate) fn pause(&self, pause: Duration) -> bool {
         let stopped = self.stopped.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.stopped.1.wait_timeout_while(stopped, pause, |stopped| !*stopped);
         !*waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Resolves, or is dropped unresolved, once the database is closed.
+    /// Returns a receiver that resolves, or whose sender is dropped, once the database is closed.
     pub(crate) fn closed(&self) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         match &mut *self.closing() {
@@ -114,7 +114,7 @@ impl Shared {
         receiver
     }
 
-    /// Tells those who wait for the end. Dropping their senders does.
+    /// Notifies the callers that wait for the end, by dropping their senders.
     pub(crate) fn ended(&self) {
         *self.closing() = Closing::Done;
     }
@@ -128,7 +128,7 @@ pub(crate) fn count(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-/// The key as the tables have it.
+/// Returns the key in the form of the tables.
 pub(crate) const fn name(key: &OperationId) -> &[u8; 32] {
     key.as_bytes()
 }

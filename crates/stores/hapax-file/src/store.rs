@@ -1,4 +1,4 @@
-//! The store itself: what callers hold.
+//! The store.
 
 use std::fmt;
 use std::fs::File;
@@ -36,13 +36,14 @@ use crate::secret_file;
 use crate::shared::{Job, Shared};
 use crate::writer::{Writer, WriterExit};
 
-/// Threads that read. Reads are rare: a claim bets on absence and hears the truth from its swap.
+/// Number of threads that read. Reads are rare: a claim expects an absent record, and its swap
+/// returns the present one.
 const READERS: usize = 2;
 
 /// A durable store in one file, for one process.
 ///
-/// Dropping it, like [`close`](Self::close), takes no more requests and finishes those that wait;
-/// only `close` tells when the file is closed.
+/// Dropping it, like [`close`](Self::close), accepts no more requests and finishes those that wait;
+/// only `close` reports when the file is closed.
 pub struct FileStore {
     shared: Arc<Shared>,
     backing: Arc<dyn Backing>,
@@ -52,42 +53,42 @@ pub struct FileStore {
     entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
     path: PathBuf,
-    /// When it was made.
+    /// Time at which the database was created, in microseconds since 1970.
     made: u64,
-    /// It is not the database that was expected, and no operator confirmed it.
+    /// True if it is not the expected database, and no operator confirmed it.
     replaced: AtomicBool,
 }
 
-/// What a store did since it was opened, and what it holds up.
+/// Counters of a store since it was opened, and its current load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileStats {
     /// Transactions made durable.
     pub commits: u64,
     /// Swaps answered, conflicts included.
     pub swaps: u64,
-    /// Cells reaped.
+    /// Records reaped.
     pub removed: u64,
-    /// Times the database was opened again after a write that failed.
+    /// Times that the database was reopened after a write that failed.
     pub reopened: u64,
-    /// Damaged blocks of the file that were met.
+    /// Damaged blocks of the file that were read.
     pub damaged: usize,
     /// Requests that wait for the disk.
     pub queued: usize,
-    /// Length of the file in bytes, if it can be told.
+    /// Length of the file in bytes, if known.
     pub file_bytes: Option<u64>,
-    /// Free bytes on its disk, if they can be told.
+    /// Free bytes on its disk, if known.
     pub free_bytes: Option<u64>,
 }
 
 impl FileStore {
-    /// Opens the database, or makes it: takes the lock, reads or makes the secret, recovers what
-    /// a crash left behind, and begins a new epoch, in which every earlier lease has lapsed.
+    /// Opens the database, or creates it: takes the lock, reads or creates the secret, recovers the
+    /// file after a crash, and begins a new epoch, in which every earlier lease has lapsed.
     ///
     /// Blocks on the disk, after a crash for seconds if the database is large: call it where
     /// blocking is allowed.
     ///
     /// # Errors
-    /// [`OpenError`]; [`OpenError::InUse`] where another process has it open.
+    /// [`OpenError`]; [`OpenError::InUse`] if another process has the database open.
     pub fn open(options: FileOptions) -> Result<Self, OpenError> {
         let path = options.path.clone();
         check_place(&path)?;
@@ -107,8 +108,8 @@ impl FileStore {
         Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)
     }
 
-    /// Opens a database that is somewhere else than in a file, for tests: no lock, and no file
-    /// for the secret.
+    /// Opens a database that is not in a file, for tests: without a lock, and without a file for
+    /// the secret.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -118,32 +119,32 @@ impl FileStore {
         Self::start(backing, ring, None, options)
     }
 
-    /// The secret that names its records: for the engine.
+    /// Returns the secret that names records, for the engine.
     #[must_use]
     pub const fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
 
-    /// Tells this database from others, wherever it is: when it was made, to the microsecond. A
-    /// copy of the file has the same.
+    /// Returns the identity of this database: the time of its creation, in microseconds. A copy of
+    /// the file has the same one.
     #[must_use]
     pub fn identity(&self) -> String {
         self.made.to_string()
     }
 
-    /// Compares the [`identity`](Self::identity) with `known`, that of the database that was used
-    /// before. If it is another one, what that one held would execute again: new keys are then
-    /// rejected under `block` and `reconcile` ([`FileStoreError::Replaced`]), with an error in the log,
-    /// until [`confirm`](Self::confirm). Returns whether it is the same.
+    /// Compares the [`identity`](Self::identity) with `known`, the one of the database that was
+    /// used before. If they differ, operations of the earlier database would execute again: new
+    /// keys are then rejected under `block` and `reconcile` ([`FileStoreError::Replaced`]), with an
+    /// error in the log, until [`confirm`](Self::confirm). Returns whether they are equal.
     ///
-    /// Call it before the first claim. A file cannot be emptied while it is open: the store goes on
-    /// with the one that it opened, and opens none in its place that is empty.
+    /// Call it before the first claim. A file cannot be emptied while it is open: the store
+    /// continues with the file that it opened, and does not open an empty one in its place.
     pub fn expect(&self, known: &str) -> bool {
         let same = known == self.identity();
         if !same && !self.replaced.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 path = %self.path.display(),
-                "the file is another one than was used before: what that one held executes again under \
+                "the file is another one than the one used before, whose operations execute again under \
                  reexecute; under block and reconcile new keys are rejected until an operator runs \
                  `hapax store confirm`"
             );
@@ -151,58 +152,58 @@ impl FileStore {
         same
     }
 
-    /// Returns whether the file is another one than was [expected](Self::expect), and no operator
-    /// confirmed it.
+    /// Returns whether the file is not the [expected](Self::expect) one, and no operator confirmed
+    /// it.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Accepts the file as it is: what the one before held may execute again. This holds for this
-    /// process; later ones [expect](Self::expect) the identity of this file.
+    /// Accepts the file as it is: operations of the earlier one may execute again. This applies to
+    /// this process; later ones [expect](Self::expect) the identity of this file.
     pub fn confirm(&self) {
         self.replaced.store(false, Ordering::Relaxed);
     }
 
-    /// Returns whether a swap needs the file to be the expected one: an execution that must not be a
-    /// second one.
+    /// Returns whether a swap requires the expected file: one that begins an execution which must
+    /// not be a second one.
     fn rejects(&self, swap: &Swap) -> bool {
         swap.draft.stamp == Stamp::NextFence
             && swap.draft.record.terms.on_unknown != OnUnknown::Reexecute
             && self.is_replaced()
     }
 
-    /// Where the database is.
+    /// Returns the path of the database.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who has the database at `path` open; `None` if nobody does.
+    /// Returns the process that has the database at `path` open; `None` if there is none.
     ///
     /// # Errors
-    /// Whatever keeps the lock file from being read.
+    /// Any error of reading the lock file.
     pub fn lock_owner(path: impl AsRef<Path>) -> io::Result<Option<LockOwner>> {
         lock_file::lock_owner(&with_suffix(path.as_ref(), ".lock"))
     }
 
-    /// Bytes that may still be written where `path` is or would be; `None` where nobody knows.
+    /// Returns the free bytes where `path` is or would be; `None` if unknown.
     ///
     /// # Errors
-    /// Whatever keeps it from being known, such as a folder that is not there.
+    /// Any error of reading the free space, such as a missing folder.
     pub fn free_bytes(path: impl AsRef<Path>) -> io::Result<Option<u64>> {
         FileBacking::existing(path.as_ref()).available()
     }
 
-    /// Writes into the lock file where this process can be asked, or that it cannot.
+    /// Writes the operators' address of this process into the lock file, or removes it.
     ///
     /// # Errors
-    /// Whatever keeps the lock file from being written.
+    /// Any error of writing the lock file.
     pub fn set_admin(&self, admin: Option<SocketAddr>) -> io::Result<()> {
         self.lock.as_ref().map_or(Ok(()), |lock| lock.set_admin(admin))
     }
 
-    /// What it did and what it holds up.
+    /// Returns the counters and the current load.
     #[must_use]
     pub fn stats(&self) -> FileStats {
         let counters = &self.shared.counters;
@@ -218,9 +219,9 @@ impl FileStore {
         }
     }
 
-    /// Writes a consistent copy of the database, without its secret, to a new file at `to`, while the
-    /// store goes on. Returns how many records it has. [`restore`](crate::restore) makes a database
-    /// of it. Dropped early, the copy is still made.
+    /// Writes a consistent copy of the database, without its secret, to a new file at `to`, while
+    /// the store continues. Returns the number of its records. [`restore`](crate::restore) creates
+    /// a database from it. If the future is dropped, the copy is still made.
     ///
     /// # Errors
     /// [`OpenError`]: there is a file at `to`, a block is damaged, or it cannot be written.
@@ -235,12 +236,12 @@ impl FileStore {
         answer.await.unwrap_or_else(interrupted)
     }
 
-    /// Takes no more requests, finishes those that wait, and closes the file cleanly. Resolves
-    /// when another process can open it. Dropped early, all of that still happens.
+    /// Accepts no more requests, finishes those that wait, and closes the file cleanly. Resolves
+    /// when another process can open it. If the future is dropped, all of that still happens.
     pub fn close(&self) -> impl Future<Output = ()> + Send + 'static {
         self.shared.close();
         let closed = self.shared.closed();
-        // The sender is dropped at the end: that is the news.
+        // The drop of the sender at the end is the notification.
         async move { closed.await.unwrap_or_default() }
     }
 
@@ -260,8 +261,8 @@ impl FileStore {
         let opened_at = options.clock.now();
         let check = check(secret.as_ref());
         let adopted = match database::adopt(&database, &check, opened_at) {
-            // What is under way in the end is worth more than what an opening writes, but without
-            // that there is nothing.
+            // Recording requests under way is worth more than the writes of an opening, but without
+            // the opening nothing can be recorded.
             Err(error) if error.is_full() && backing.release_reserve().unwrap_or(false) => {
                 database::close(Some(database));
                 database = database::open(&*backing, options.cache_bytes, &damages)
@@ -287,7 +288,7 @@ impl FileStore {
         let jobs = QueueLimit { items: options.queue_items, bytes: options.queue_bytes };
         let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
         let threads = |error| OpenError::io(&options.path, error);
-        // Dropped on an early return: the threads started so far then end.
+        // Dropped on an early return, which ends the threads that were started.
         let store = Self {
             sealer: ring.as_ref().map_or_else(Sealer::checksum, KeyRing::sealer),
             reading: MemoryBudget::new(options.reading_bytes),
@@ -337,9 +338,10 @@ impl FileStore {
         std::thread::Builder::new().name(name.into()).spawn(move || run(shared))
     }
 
-    /// What was seen, once there is room for it. What is large is read again, and may be another
-    /// record by then: a snapshot is of any moment between question and answer, and so is a
-    /// conflict's, because a tag that was not there when it was looked for is not written later.
+    /// Opens a record once there is memory for it. A large record is read again, and may be another
+    /// one by then. That is correct: a snapshot may be of any moment between call and answer, also
+    /// a conflict's, because a write id that was absent when the swap was applied is never written
+    /// later.
     async fn opened(
         &self,
         key: &OperationId,
@@ -356,9 +358,9 @@ impl FileStore {
                 }
                 Some(SealedRead::Large(bytes)) => bytes,
             };
-            // Who waits for more has given back what it had.
+            // Releases the smaller reservation before it waits for a larger one.
             drop(taken.take());
-            // A swap that met this record did nothing.
+            // A swap that found this record did nothing.
             let Some(reservation) = self.reading.reserve(bytes).await else {
                 return Err(StoreError::unavailable(FileStoreError::Crowded));
             };
@@ -397,15 +399,15 @@ impl fmt::Debug for FileStore {
     }
 }
 
-// Cancellation: each method does two things, it queues a job and it awaits the answer. Dropped
-// before the first, nothing happened; dropped after it, the thread does the whole job and drops
-// the answer. There is no third place.
+// Cancellation: each method queues a job and then awaits the answer. If it is dropped before the
+// first, nothing happened; if after, the thread executes the whole job and drops the answer. There
+// is no other await.
 impl Store for FileStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
             if self.rejects(&swap) {
-                // A record that is there is answered from. One that is written meanwhile by another
-                // claim is not seen, and this one is rejected: nothing executes.
+                // An existing record answers the claim. A record that another claim writes
+                // meanwhile is not seen, and this claim is rejected: nothing executes.
                 let seen = self.load(&swap.id).await?;
                 return match seen.stored {
                     Some(_) => Ok(Swapped::Conflict(seen)),
@@ -413,7 +415,8 @@ impl Store for FileStore {
                 };
             }
             let Swap { id: key, expected, write_id, draft } = swap;
-            // Here and not on the writer's thread: sealing goes on for many at once.
+            // Sealed here and not on the writer's thread, so that many records are sealed in
+            // parallel.
             let sealed = self
                 .sealer
                 .seal(&key, write_id, &draft.record, &*self.entropy)
@@ -428,7 +431,7 @@ impl Store for FileStore {
                 .jobs
                 .push(Job::Swap(job), bytes, admission)
                 .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
-            // No answer: the thread broke off, and nobody knows before or after the commit.
+            // Without an answer the thread has ended, before or after the commit.
             let answer = answer
                 .await
                 .unwrap_or_else(|_| Err(StoreError::ambiguous(FileStoreError::Interrupted)))?;
@@ -486,8 +489,8 @@ impl Inspect for FileStore {
     }
 }
 
-/// Makes an empty database under another name and renames it: the engine cannot open a file whose
-/// making was cut short, and a file that has the right name is whole. The caller holds the lock.
+/// Creates an empty database under another name and renames it: the engine cannot open a file whose
+/// creation was interrupted, and a file with the final name is complete. The caller has the lock.
 fn create(
     path: &Path,
     secret: Option<&Secret>,
@@ -509,11 +512,11 @@ fn create(
     sync_directory(path).map_err(|error| OpenError::io(path, error))
 }
 
-/// Tells a secret from others without telling it.
+/// Returns a value that differs for each secret and does not reveal it.
 pub(crate) fn check(secret: Option<&Secret>) -> Vec<u8> {
     let Some(secret) = secret else { return Vec::new() };
     let scope = Scope::of([("hapax-file", "secret check")]);
-    // The shortest of keys: any would do, within a scope that nobody else has.
+    // The shortest key: any would do, within a scope that no caller has.
     let key = Key::new("-").ok();
     key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec())
         .unwrap_or_default()

@@ -1,20 +1,20 @@
-//! The thread that writes: one transaction after another, each with all that is waiting.
+//! The thread that writes: one transaction after another, each with all requests that wait.
 //!
-//! While one commit is on its way to the disk, requests queue; then all of them go into the next
-//! one. So a sync costs what it costs, however many share it.
+//! While one commit is being synced, requests queue; then all of them go into the next one. So the
+//! cost of a sync does not depend on the number of requests in it.
 //!
-//! What callers hear:
-//! - Nobody is answered before the commit that holds its swap is durable, not even those whose
-//!   answer is a conflict: it may be a conflict with a swap of the same batch.
-//! - A failure before the commit began: the transaction is dropped, so nothing of it was written
-//!   and nothing will be: `Unavailable`.
-//! - A commit that failed may be on disk or not: every swap of it is `Ambiguous`. What waited
-//!   behind it was not looked at: `Unavailable`. Then the database is opened again, because the
-//!   engine no longer knows what is on disk, and neither does the kernel's cache.
-//! - On a full disk: a reserve is given up at the first write that finds no room, so that what is
-//!   under way can be recorded. Where that is used up as well, what would write is `Unavailable`
-//!   for a pause that doubles, and what only reads, a replay, is answered as ever.
-//! - A caller that went away changes nothing: its swap is done, the answer is dropped.
+//! Answers to callers:
+//! - No request is answered before the commit with its swap is durable, not even with a conflict:
+//!   it may be a conflict with a swap of the same batch.
+//! - Failure before the commit began: the transaction is dropped, so nothing of it was written or
+//!   will be: `Unavailable`.
+//! - Failure of the commit: it may be on disk or not, so every swap of it is `Ambiguous`. The
+//!   requests queued behind it were not applied: `Unavailable`. Then the database is reopened,
+//!   because neither the engine's state nor the kernel's cache reflects the disk any more.
+//! - Full disk: the reserve is released at the first write that fails for lack of space, so that
+//!   requests under way can be recorded. Once it is used up, writes are `Unavailable` for a pause
+//!   that doubles, and requests that only read, such as replays, are answered as before.
+//! - A caller that is gone changes nothing: its swap is applied, and the answer is dropped.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,21 +36,22 @@ use crate::queue::Woken;
 use crate::record::SealedRead;
 use crate::shared::{Job, Shared, count};
 
-/// Swaps in one transaction.
+/// Limit of swaps in one transaction.
 const MAX_SWAPS: usize = 512;
-/// Bytes of records in one transaction, written or read.
+/// Bytes of records, written or read, from which on a transaction takes no further swaps.
 const MAX_BYTES: usize = 16 << 20;
-/// Entries of the index of due cells that one transaction looks at, at most.
+/// Highest limit of index entries that one transaction reads for reaping.
 const MAX_DUE: usize = 64;
-/// And at least.
+/// Lowest limit of index entries that one transaction reads for reaping.
 const MIN_DUE: usize = 4;
-/// How long no swap comes before what is due has a commit of its own.
+/// Time without swaps after which reaping gets a separate commit.
 const LULL: Duration = Duration::from_millis(5);
-/// Between two attempts to open the database again, or to write on a full disk: doubles from the
+/// Pauses between attempts to reopen the database, or to write on a full disk: doubled from the
 /// first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-/// The same, in requests that were refused meanwhile, for each of the first pause.
+/// Number of requests rejected meanwhile that end a pause of the first length; in proportion for
+/// longer ones.
 const REFUSALS: usize = 1_000;
 /// Free bytes above `min_free_bytes` from which on the reserve is made again.
 const ROOM_FOR_RESERVE: u64 = 64 << 20;
@@ -61,25 +62,25 @@ pub(crate) struct Writer {
     pub(crate) cache_bytes: usize,
     pub(crate) min_free_bytes: u64,
     pub(crate) quick_recovery_above: u64,
-    /// Larger than the fence of anything that was reaped.
+    /// At least the fence of every record that was reaped.
     pub(crate) floor: u64,
     pub(crate) readers: Vec<JoinHandle<()>>,
     pub(crate) lock: Option<Arc<LockFile>>,
-    /// Swaps to be done before those in the queue.
+    /// Swaps that precede those in the queue.
     pub(crate) pending: VecDeque<SwapJob>,
     pub(crate) reaps: VecDeque<Reap>,
     /// Whether there is a reserve to be released when the disk is full.
     pub(crate) reserve: bool,
-    /// Since a write found the disk full and no reserve left: what writes is rejected until the pause
-    /// is over, what only reads is answered.
+    /// The pause after a write that found the disk full and no reserve: until it is over, writes
+    /// are rejected and reads answered.
     pub(crate) full_since: Option<Pause>,
-    /// Whether damage was met in the index of what is due. The records themselves are whole: they are
-    /// written without it, and nothing is removed.
+    /// True if the index of expiry is damaged. The records themselves are intact: they are written
+    /// without it, and nothing is removed.
     pub(crate) no_index: bool,
 }
 
-/// A pause after a failure, by the clock and by requests that were rejected meanwhile, because a clock
-/// may be set back.
+/// A pause after a failure. It is measured by the clock and by the requests rejected meanwhile,
+/// because a clock may be set back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pause {
     since: Timestamp,
@@ -92,7 +93,7 @@ impl Pause {
         Self { since, length, rejected: 0 }
     }
 
-    /// The pause after another failure.
+    /// Returns the pause after another failure.
     fn longer(self, now: Timestamp) -> Self {
         Self::new(now, (self.length * 2).min(LAST_PAUSE))
     }
@@ -110,28 +111,28 @@ pub(crate) struct Reap {
     reply: oneshot::Sender<Result<Reaped, StoreError>>,
 }
 
-/// Swaps with their answers, which nobody has heard yet.
+/// Swaps with their answers, not sent yet.
 type SwapReplies = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
 
-/// How a batch ended.
+/// The end of a batch.
 enum BatchEnd {
-    /// All of it is durable.
+    /// The whole batch is durable.
     Committed { answered: SwapReplies, removal: Option<Removal>, floor: u64, wrote: bool },
-    /// Nothing was written. One swap stumbled over damage; the others go again without it.
+    /// Nothing was written. One swap found damage; the others are repeated without it.
     Stumbled { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
-    /// Nothing was written, and nothing more can be.
+    /// Nothing was written, and the database must be reopened.
     Failed { answered: SwapReplies, error: redb::Error },
-    /// It may have been written.
+    /// The batch may have been written.
     Ambiguous { answered: SwapReplies, error: redb::Error },
 }
 
 impl Writer {
-    /// Works until the store is closed and everything queued is done. `_end` goes last.
+    /// Writes until the store is closed and every queued request is done. `_end` is dropped last.
     pub(crate) fn run(mut self, _end: &WriterExit) {
         loop {
             if self.pending.is_empty() {
-                // Swaps take what is due along with them. A commit for that alone would be in
-                // the way of the swaps that come a moment later, so it waits for a lull.
+                // Reaping shares the commits of swaps. A separate commit would delay swaps that
+                // arrive a moment later, so it waits for a time without swaps.
                 let lull = (!self.reaps.is_empty()).then_some(LULL);
                 if self.shared.jobs.wait(lull) == Woken::Closed {
                     break;
@@ -144,13 +145,13 @@ impl Writer {
         self.finish();
     }
 
-    /// One transaction. Whether the database is still good.
+    /// Executes one transaction. Returns whether the database is still usable.
     fn step(&mut self) -> bool {
         let ended = {
             let shared = Arc::clone(&self.shared);
             let guard = shared.database();
             let Some(database) = &*guard else { return false };
-            // Should the engine panic, the replies of the batch are dropped: `Ambiguous`.
+            // If the engine panics, the replies of the batch are dropped: `Ambiguous`.
             match catch_unwind(AssertUnwindSafe(|| self.transact(database))) {
                 Ok(ended) => ended,
                 Err(_) => return false,
@@ -158,14 +159,14 @@ impl Writer {
         };
         self.notice(&ended);
         if matches!(ended, BatchEnd::Failed { .. } | BatchEnd::Ambiguous { .. }) {
-            // Before anybody hears of it: no read shall go to what is known to be broken.
+            // Closed before any answer, so that no read uses a broken database.
             self.close_database();
         }
         self.settle(ended)
     }
 
-    /// Makes room on a full disk for what is under way, once; after that writes pause, longer each
-    /// time, and reads go on. With room again all is as before.
+    /// Releases the reserve on a full disk, once, for requests under way. After that writes pause,
+    /// longer each time, and reads continue. The first write that succeeds ends the pauses.
     fn notice(&mut self, ended: &BatchEnd) {
         let now = self.shared.clock.now();
         match ended {
@@ -177,7 +178,7 @@ impl Writer {
                 {
                     tracing::warn!(
                         "the disk is full: the reserve was released, so that requests under way can \
-                         be recorded; make room"
+                         be recorded; free disk space"
                     );
                     return;
                 }
@@ -185,7 +186,7 @@ impl Writer {
                 let pause = pause.unwrap_or_else(|| Pause::new(now, FIRST_PAUSE));
                 tracing::error!(
                     retry_ms = pause.length.as_millis() as u64,
-                    "the disk is full: nothing can be recorded until there is room"
+                    "the disk is full: nothing can be recorded until disk space is free"
                 );
                 self.full_since = Some(pause);
             }
@@ -201,11 +202,11 @@ impl Writer {
     }
 
     fn transact(&mut self, database: &Database) -> BatchEnd {
-        // No length: somebody took the file away, and what goes into it now is lost.
+        // An error means that the file was moved or removed, and that writes to it are lost.
         let length = self.backing.length().map_err(redb::Error::from);
         let begun = length.and_then(|length| {
-            // To open a file again, the engine verifies all of it, and stops at damage, unless
-            // it was written for a quick recovery.
+            // When it opens a file, the engine verifies all of it and fails at damage, unless the
+            // file was written for a quick recovery.
             let damaged = self.shared.damages.count() > 0;
             database::begin(database, damaged || length >= self.quick_recovery_above)
         });
@@ -217,7 +218,7 @@ impl Writer {
             Ok(filled) => filled,
             Err(ended) => {
                 let ended = *ended;
-                // What an abort cannot undo it leaves to the repair at the next opening.
+                // If the abort fails, the repair at the next opening undoes the rest.
                 return match (transaction.abort(), ended) {
                     (Err(error), BatchEnd::Stumbled { over, again, .. }) => {
                         BatchEnd::Failed { answered: rejoin(over, again), error: error.into() }
@@ -238,7 +239,7 @@ impl Writer {
         BatchEnd::Committed { answered, removal, floor, wrote }
     }
 
-    /// Applies what is waiting.
+    /// Applies the requests that wait.
     fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<BatchEnd>> {
         let mut answered = Vec::new();
         let mut batch =
@@ -258,7 +259,7 @@ impl Writer {
                     answered.push((job, answer));
                 }
                 Err(error @ StorageError::Corrupted(_)) if batch.in_index() => {
-                    // Done again without the index, once: `no_index` stays.
+                    // Repeated without the index, once: `no_index` stays.
                     self.leave_index(&error);
                     let again = rejoin(Some(job), answered);
                     return Err(Box::new(BatchEnd::Stumbled { over: None, error, again }));
@@ -275,14 +276,14 @@ impl Writer {
         }
         let mut removal = None;
         if no_index && !self.reaps.is_empty() {
-            // Nothing is found without the index; each call says so.
+            // Without the index nothing is found; each call is answered with an error.
             let damaged = StorageError::Corrupted("the index of what is due is damaged".to_owned());
             self.end_reap(Err(unchanged(damaged)));
         } else if let Some(reap) = self.reaps.front()
             && !no_writes
         {
-            // As many as the swaps beside it will leave to be reaped one day, two of which make a
-            // record: so reaping keeps up, and whoever shares the commit hardly notices.
+            // As many as the swaps of this commit will leave to be reaped, at two swaps per record.
+            // So reaping keeps up, and hardly delays the requests in the same commit.
             let beside = match answered.len() {
                 0 => MAX_DUE,
                 swaps => (swaps / 2).clamp(MIN_DUE, MAX_DUE),
@@ -314,7 +315,7 @@ impl Writer {
         }
     }
 
-    /// The next swap. Reaps that come along are put aside.
+    /// Returns the next swap, and collects the reaps before it.
     fn next(&mut self) -> Option<SwapJob> {
         loop {
             if let Some(job) = self.pending.pop_front() {
@@ -329,7 +330,7 @@ impl Writer {
         }
     }
 
-    /// Answers. Whether the database is still good.
+    /// Sends the answers. Returns whether the database is still usable.
     fn settle(&mut self, ended: BatchEnd) -> bool {
         match ended {
             BatchEnd::Committed { answered, removal, floor, .. } => {
@@ -344,7 +345,7 @@ impl Writer {
                 true
             }
             BatchEnd::Stumbled { over, error, again } => {
-                // At least one request leaves the batch each time, so this comes to an end.
+                // At least one request leaves the batch each time, so the repetitions end.
                 for (job, _) in again.into_iter().rev() {
                     self.pending.push_front(job);
                 }
@@ -391,8 +392,9 @@ impl Writer {
         }
     }
 
-    /// Tells everything that waits that it was not done; how much that was. What comes meanwhile
-    /// waits for the next time: callers who ask again at once would keep it from ever ending.
+    /// Answers every waiting request that it was not executed. Returns their number. Requests that
+    /// arrive meanwhile wait for the next time: callers that retry at once would otherwise keep
+    /// this from ending.
     fn refuse(&mut self) -> usize {
         let reopening = || StoreError::unavailable(FileStoreError::Reopening);
         let waiting = self.pending.len() + self.shared.jobs.len();
@@ -405,9 +407,9 @@ impl Writer {
         waiting
     }
 
-    /// Opens the database again. Whether it could before the store was closed.
+    /// Reopens the database. Returns whether it succeeded before the store was closed.
     ///
-    /// The epoch stays: this process lives, and so do the leases it granted.
+    /// The epoch stays: this process continues, and so do its leases.
     fn reopen(&mut self) -> bool {
         self.close_database();
         let mut pause = Pause::new(self.shared.clock.now(), FIRST_PAUSE);
@@ -419,7 +421,7 @@ impl Writer {
                     count(&self.shared.counters.reopened, 1);
                     return true;
                 }
-                // What opening itself writes needs the reserve, too.
+                // The writes of an opening need the reserve, too.
                 Err(error) if is_full(&error) && std::mem::take(&mut self.reserve) => {
                     if matches!(self.backing.release_reserve(), Ok(true)) {
                         continue;
@@ -430,7 +432,7 @@ impl Writer {
                     tracing::warn!(%error, retry_ms, "the database cannot be opened again yet");
                 }
             }
-            // Requests are rejected at once meanwhile.
+            // Meanwhile requests are rejected at once.
             pause.since = self.shared.clock.now();
             while !pause.is_over(self.shared.clock.now()) {
                 match self.shared.jobs.wait(Some(pause.length)) {
@@ -452,7 +454,7 @@ impl Writer {
         catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| Err(redb::Error::DatabaseClosed))
     }
 
-    /// Everything is done: ends the readers, closes the database, and only then lets others in.
+    /// Ends the readers, closes the database, and only then releases the lock.
     fn finish(mut self) {
         self.refuse();
         for reader in self.readers.drain(..) {
@@ -464,7 +466,7 @@ impl Writer {
         }
     }
 
-    /// Closes the database once nobody uses it.
+    /// Closes the database once it is not in use.
     fn close_database(&self) {
         let database = self.shared.database_alone().take();
         database::close(database);
@@ -477,7 +479,7 @@ impl Writer {
     }
 }
 
-/// However the thread ends, nobody must wait for it for ever.
+/// Ends the wait for the thread when dropped, so also after a panic.
 pub(crate) struct WriterExit(pub(crate) Arc<Shared>);
 
 impl Drop for WriterExit {
@@ -499,7 +501,7 @@ fn failed(answered: SwapReplies, error: impl Into<redb::Error>) -> Box<BatchEnd>
     Box::new(BatchEnd::Failed { answered, error: error.into() })
 }
 
-/// Puts back a swap among those before it; its answer is not looked at.
+/// Returns the swap to the swaps before it; its answer is not used.
 fn rejoin(job: Option<SwapJob>, mut answered: SwapReplies) -> SwapReplies {
     let none = || Err(StoreError::unavailable(FileStoreError::Reopening));
     answered.extend(job.map(|job| (job, none())));

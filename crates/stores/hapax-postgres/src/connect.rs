@@ -1,4 +1,4 @@
-//! What is done once, before the first request.
+//! Preparation of the server and the tables, once, before the first request.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::schema::{self, VERSION};
 use crate::secret::{Purpose, agree};
 use crate::server_info::{self, Tables};
 
-/// How long a migration may take: other processes may be at it.
+/// Timeout of a migration: other processes may be migrating too.
 const MIGRATION: Duration = Duration::from_secs(60);
 
-/// What was found there.
+/// The result of the preparation.
 pub(crate) struct Prepared {
-    /// The connection it was found on, if it may be written on: where nothing is to be migrated and
-    /// nobody has entered a secret, the first to write does.
+    /// The connection that was used, if it may be written on. `None` if nothing is to be migrated
+    /// and no process has entered a secret yet: then the first writer enters one.
     pub(crate) link: Option<PgConnection>,
     pub(crate) tables: Tables,
 }
 
-/// Looks at the server, migrates, and makes sure that everybody uses the same secret.
+/// Checks the server, migrates the tables, and ensures that all processes use the same secret.
 ///
-/// Dropping it closes its connection, and with it what was under way there is undone.
+/// Dropping the future closes the connection, which rolls back what was under way on it.
 pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, PostgresConnectError> {
     let options = &setup.options;
     let mut link = PgConnection::reach(setup).await?;
@@ -35,7 +35,7 @@ pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, Postgre
                 return Err(PostgresConnectError::NotMigrated { found, needed: VERSION });
             }
             schema::migrate(link.client(), options).await?;
-            // Unlogged by a default of the schema, say.
+            // A default of the schema may have created it unlogged, for example.
             server_info::check(link.client(), options).await?;
         }
         let purpose = if options.migrate { Purpose::Write } else { Purpose::Inspect };

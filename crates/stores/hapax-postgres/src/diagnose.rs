@@ -1,4 +1,4 @@
-//! What would silently break the promise, for an operator to read.
+//! Checks of a server for settings that break the store's guarantees unnoticed, for operators.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::options::PostgresOptions;
 use crate::schema::VERSION;
 use crate::server_info::{self, OLDEST, ServerInfo};
 
-/// How far the server's clock may be from ours. It decides alone, so that a difference breaks
-/// nothing; but one of the two is wrong.
+/// Difference of the server's clock from the local one above which it is a risk. Only the server's
+/// clock is used, so a difference breaks nothing; but one of the two is wrong.
 const CLOCKS: Duration = Duration::from_secs(5);
 
-/// Looks at the server without opening a store: also at one on which none would be opened.
-/// `clock` is what the server's is compared with.
+/// Checks the server without opening a store, so also a server on which a store would not open. The
+/// server's clock is compared with `clock`.
 ///
 /// # Errors
-/// [`PostgresConnectError`] where nothing can be looked at.
+/// [`PostgresConnectError`] if the server cannot be checked.
 pub async fn diagnose(
     options: &PostgresOptions,
     clock: &dyn Clock,
@@ -39,7 +39,8 @@ pub async fn diagnose(
     timeout(limit, looking).await.unwrap_or(Err(PostgresConnectError::TimedOut))
 }
 
-/// Looks at the primary, or at a standby where no host is one; and at the clock before and after.
+/// Connects to the primary, or to a standby if no host is a primary; with the local time before and
+/// after.
 async fn reach(
     setup: &ConnectionSetup,
     clock: &dyn Clock,
@@ -94,12 +95,12 @@ fn commits(server: &ServerInfo) -> Finding {
     let found = server.synchronous_commit.as_str();
     let replicated = !server.synchronous_standbys.is_empty();
     let (severity, fix) = if server.forgetful() == Some(UnsafeSetting::SynchronousCommit) {
-        let fix = "set it to on for this role: what was acknowledged last is lost in a crash";
+        let fix = "set it to on for this role: the last acknowledged writes are lost in a crash";
         (Severity::Broken, fix)
     } else if replicated && matches!(found, "local" | "remote_write") {
         // A store's own transactions set it to on.
-        let fix = "set it to on for the roles that write records in transactions of their own: \
-                   what they acknowledged last is lost with the primary";
+        let fix = "set it to on for the roles that write records in their own transactions: the last \
+                   writes that they acknowledged are lost with the primary";
         (Severity::Risk, fix)
     } else {
         (Severity::Fine, "")
@@ -115,8 +116,8 @@ fn standbys(server: &ServerInfo) -> Finding {
         (_, "") => (
             format!("{count}, none of them synchronous"),
             Severity::Risk,
-            "name one in synchronous_standby_names: in a failover to another, what was \
-             acknowledged last is lost",
+            "name one in synchronous_standby_names: in a failover to another, the last \
+             acknowledged writes are lost",
         ),
         _ => {
             let wanted = Wanted::read(names);
@@ -135,7 +136,7 @@ fn standbys(server: &ServerInfo) -> Finding {
                 (
                     format!("{found}; absent is {}", list(&absent)),
                     Severity::Risk,
-                    "bring it back: the next one that goes away has every commit wait",
+                    "bring it back: if another one is lost, every commit waits",
                 )
             }
         }
@@ -147,7 +148,7 @@ fn list(names: &[&str]) -> String {
     names.join(", ")
 }
 
-/// `synchronous_standby_names`: how many acknowledge a commit, of which.
+/// `synchronous_standby_names`, parsed: how many acknowledge a commit, of which.
 #[derive(PartialEq, Eq, Debug)]
 struct Wanted {
     count: usize,
@@ -155,7 +156,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Reads `a, b`, `1 (a, b)`, `FIRST 1 (a, b)` and `ANY 1 (a, b)`.
+    /// Parses `a, b`, `1 (a, b)`, `FIRST 1 (a, b)` and `ANY 1 (a, b)`.
     fn read(setting: &str) -> Self {
         let (before, list) = match setting.split_once('(') {
             Some((before, list)) => (before, list.trim_end().trim_end_matches(')')),
@@ -171,7 +172,7 @@ impl Wanted {
         Self { count, names: names.filter(|name| !name.is_empty()).collect() }
     }
 
-    /// How many of those that are connected a commit may wait for.
+    /// Returns how many of the connected standbys a commit may wait for.
     fn present(&self, connected: &[String]) -> usize {
         let is_named = |standby: &&String| {
             self.names.iter().any(|name| name == "*" || name.eq_ignore_ascii_case(standby))
@@ -179,7 +180,7 @@ impl Wanted {
         connected.iter().filter(is_named).count()
     }
 
-    /// Names of which no standby is connected.
+    /// Returns the names of which no standby is connected.
     fn absent(&self, connected: &[String]) -> Vec<&str> {
         let is_absent = |name: &&String| match name.as_str() {
             "*" => connected.len() < self.count,
@@ -205,12 +206,12 @@ fn migrations(found: Option<i32>) -> Finding {
         None => (
             "none".into(),
             Severity::Risk,
-            "start a gateway, or run the migrations, as a user who may make tables",
+            "start a gateway, or run the migrations, as a user who may create tables",
         ),
         Some(version) if version < VERSION => (
             format!("version {version} of {VERSION}"),
             Severity::Risk,
-            "start a gateway, or run the migrations, as a user who may make tables",
+            "start a gateway, or run the migrations, as a user who may create tables",
         ),
         Some(version) if version > VERSION => (
             format!("version {version}, newer than {VERSION}"),
@@ -224,11 +225,11 @@ fn migrations(found: Option<i32>) -> Finding {
 
 fn clocks(before: Timestamp, server: &ServerInfo, after: Timestamp) -> Finding {
     let server = Timestamp::from_micros(server.now.try_into().unwrap_or(0));
-    // It was read some time between the two.
+    // The server's clock was read at some moment between the two.
     let apart = before.since(server).max(server.since(after));
     let severity = if apart > CLOCKS { Severity::Risk } else { Severity::Fine };
     let found = format!("{:.3} s apart from this machine's", apart.as_secs_f64());
-    let fix = "have both machines' clocks set by the network: a step of the server's lapses leases";
+    let fix = "synchronize the clocks of both machines: a step of the server's lapses leases";
     finding("clock", found, severity, fix)
 }
 
@@ -268,7 +269,7 @@ mod tests {
             ("on", "", &["one", "two"], [Fine, Risk]),
             ("on", "one", &["one"], [Fine, Fine]),
             ("remote_apply", "one", &["one"], [Fine, Fine]),
-            // As much as a crash of the primary takes.
+            // Sufficient for a crash of the primary.
             ("local", "", &[], [Fine, Fine]),
             ("local", "one", &["one"], [Risk, Fine]),
             ("remote_write", "one", &["one"], [Risk, Fine]),

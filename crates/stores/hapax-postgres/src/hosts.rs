@@ -1,15 +1,15 @@
 //! The hosts of a URL, one of which is the primary.
 //!
-//! Each host is tried by itself: a server that accepts a connection and then does not answer, or
-//! that believes to be the primary after another one was promoted, must not use up the time in
-//! which the next one answers.
+//! Each host is tried separately: a server that accepts a connection and then does not answer, or
+//! that acts as primary after another one was promoted, must not use up the time in which the next
+//! one would answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 
-/// Hosts, and the one that was the primary last.
+/// The hosts, and the one that was the primary last.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     configs: Vec<Config>,
@@ -17,7 +17,7 @@ pub(crate) struct Hosts {
 }
 
 /// An attempt with one host. Unless it [works](Self::works), later attempts begin with the next
-/// host, also where this one is dropped half-way.
+/// host, also if this one is dropped before its end.
 #[derive(Debug)]
 pub(crate) struct Attempt<'a> {
     hosts: &'a Hosts,
@@ -26,14 +26,14 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Hosts {
-    /// The hosts of `config`, in its order.
+    /// Returns the hosts of `config`, in its order.
     pub(crate) fn of(config: &Config) -> Self {
         let (names, addresses) = (config.get_hosts().len(), config.get_hostaddrs().len());
         let hosts = names.max(addresses);
         let ports = config.get_ports().len();
         let matches =
             (names == 0 || addresses == 0 || names == addresses) && (ports <= 1 || ports == hosts);
-        // What does not match is for the client to reject, with a message of its own.
+        // Lists that do not match are left to the client, which rejects them with its own message.
         let configs = if hosts > 1 && matches {
             (0..hosts).map(|at| alone(config, at)).collect()
         } else {
@@ -46,7 +46,7 @@ impl Hosts {
         u32::try_from(self.configs.len()).unwrap_or(u32::MAX)
     }
 
-    /// Each host once, beginning with the one that was the primary last.
+    /// Returns an attempt for each host, beginning with the one that was the primary last.
     pub(crate) fn attempts(&self) -> impl Iterator<Item = Attempt<'_>> {
         let (first, count) = (self.current.load(Ordering::Relaxed), self.configs.len());
         (0..count).map(move |more| Attempt {
@@ -56,7 +56,7 @@ impl Hosts {
         })
     }
 
-    /// The host that was the primary last.
+    /// Returns the host that was the primary last.
     pub(crate) fn current(&self) -> &Config {
         &self.configs[self.current.load(Ordering::Relaxed) % self.configs.len()]
     }
@@ -67,7 +67,7 @@ impl Attempt<'_> {
         &self.hosts.configs[self.at]
     }
 
-    /// The host is the primary.
+    /// Reports that the host is the primary.
     pub(crate) fn works(mut self) {
         self.works = true;
         self.hosts.current.store(self.at, Ordering::Relaxed);
@@ -87,7 +87,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// `config` with the host at `at` alone.
+/// Returns `config` with only the host at `at`.
 fn alone(config: &Config, at: usize) -> Config {
     let mut one = Config::new();
     if let Some(user) = config.get_user() {
@@ -130,7 +130,7 @@ fn alone(config: &Config, at: usize) -> Config {
     if let Some(retries) = config.get_keepalives_retries() {
         one.keepalives_retries(retries);
     }
-    // `read-write` is what every connection of a store is checked for: see `crate::server_info`.
+    // `read-write` is checked on every connection of a store: see `crate::server_info`.
     if config.get_target_session_attrs() == TargetSessionAttrs::ReadOnly {
         one.target_session_attrs(TargetSessionAttrs::ReadOnly);
     }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(hosts.current().get_hosts(), [Host::Tcp("a".into())]);
         hosts.attempts().nth(1).unwrap().works();
         assert_eq!(hosts.current().get_hosts(), [Host::Tcp("b".into())]);
-        // Given up half-way.
+        // Dropped before its end.
         drop(hosts.attempts().next());
         assert_eq!(hosts.current().get_hosts(), [Host::Tcp("c".into())]);
     }

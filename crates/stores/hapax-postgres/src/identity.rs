@@ -1,14 +1,15 @@
-//! The identity of the tables: a random text, made with the row of `hapax_secrets`.
+//! The identity of the tables: a random text, created with the row of `hapax_secrets`.
 //!
-//! A store that was emptied would execute again what it held. So the tables have an identity, which
-//! goes when they are dropped, when `hapax_secrets` is emptied, and, by a trigger, when `hapax_cells`
-//! is truncated. Whoever had the tables open, or remembers their identity
-//! ([`Options::identity`](crate::PostgresOptions::identity)), then claims no new key under `block` or
-//! `reconcile` until an operator confirms: [`PostgresStore::confirm`](crate::PostgresStore::confirm)
-//! marks the identity that is there now, and every process accepts one that is marked.
+//! A store that was emptied would execute its operations again. So the tables have an identity,
+//! which is lost when they are dropped, when `hapax_secrets` is emptied, and, by a trigger, when
+//! `hapax_cells` is truncated. Processes that had the tables open, or were given their identity
+//! ([`PostgresOptions::identity`](crate::PostgresOptions::identity)), then claim no new key under
+//! `block` or `reconcile` until an operator confirms:
+//! [`PostgresStore::confirm`](crate::PostgresStore::confirm) marks the present identity, and every
+//! process accepts a marked one.
 //!
-//! The claim's own statement compares the identity, and writes nothing if it is another one. It reads
-//! the identity in the transaction that writes: TRUNCATE and DROP wait for that one to end.
+//! The claim's own statement compares the identity, and writes nothing if it differs. It reads the
+//! identity in the transaction that writes: TRUNCATE and DROP wait for that transaction to end.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -26,7 +27,7 @@ pub(crate) struct ExpectedIdentity(RwLock<Identity>);
 #[derive(Clone, Debug, Default)]
 struct Identity {
     expected: Option<String>,
-    /// The tables have another one, or none.
+    /// Whether the tables were found with another identity, or with none.
     replaced: bool,
 }
 
@@ -48,16 +49,16 @@ impl ExpectedIdentity {
         *identity = Identity { expected: Some(found), replaced: false };
     }
 
-    /// Returns whether that is news.
+    /// Notes that the tables were replaced. Returns whether that was not known before.
     fn refuse(&self) -> bool {
         let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
         !std::mem::replace(&mut identity.replaced, true)
     }
 }
 
-/// Compares the identity of the tables with the one that is expected, and takes it for that one if
-/// none is. Where the tables have none and none is expected, makes one if it may write. Returns
-/// whether claims may go on.
+/// Compares the identity of the tables with the expected one; if none is expected, the found one is
+/// from now on. If the tables have none and none is expected, creates one if the purpose is
+/// writing. Returns whether claims may continue.
 pub(crate) async fn recognise(
     client: &Client,
     setup: &ConnectionSetup,
@@ -108,7 +109,7 @@ pub(crate) async fn recognise(
     }
 }
 
-/// Marks the identity that is there, or a new one, as confirmed by an operator.
+/// Marks the present identity, or a new one, as confirmed by an operator.
 pub(crate) async fn confirm(
     client: &Client,
     setup: &ConnectionSetup,

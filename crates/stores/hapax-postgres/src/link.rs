@@ -1,40 +1,40 @@
 //! One connection, and transactions on it.
 //!
-//! 1. A transaction is sent whole, BEGIN to COMMIT, before its first reply is read: one trip, and
-//!    one connection to a pooler that hands them out by transaction. It leaves nothing behind in
-//!    the session.
-//! 2. Its time-outs are set within it, and `statement_timeout` is off again at COMMIT: a COMMIT
-//!    that waits for a synchronous standby and is cut short *succeeds*, with a warning, without
-//!    that standby. For the same reason nothing here ever sends a cancel request.
-//!    COMMIT of a transaction that has failed rolls back and answers without an error, so that it
-//!    counts only together with everything before it.
-//! 3. A transaction whose future is dropped leaves the connection in a state that nobody knows.
-//!    Whoever does that must not use the link again; dropping the link closes the connection.
+//! 1. A transaction is sent as a whole, BEGIN to COMMIT, before its first reply is read: one round
+//!    trip, and one connection of a pooler in transaction mode. It leaves no state in the session.
+//! 2. Its timeouts are set within it, and `statement_timeout` is off again at COMMIT: a COMMIT that
+//!    waits for a synchronous standby and is interrupted *succeeds*, with a warning, without that
+//!    standby. For the same reason nothing here ever sends a cancel request. COMMIT of a failed
+//!    transaction rolls back and returns no error, so its result is valid only together with the
+//!    results of everything before it.
+//! 3. A transaction whose future is dropped leaves the connection in an unknown state. After that
+//!    the link must not be used again; dropping the link closes the connection.
 //!
-//! # What is read counts only if it is replicated
-//! A COMMIT that waits for a synchronous standby is invisible to others until the wait ends, and
-//! PostgreSQL ends it without the standby when the server crashes, when any one of its backends
-//! does, and when the waiting backend is terminated. From then on the row is read by everybody, and
-//! is lost if the standby is promoted. A read waits for no standby. So a write that waits, in the
-//! same transaction as the read or after it, confirms what was read: the log is replicated in its
-//! order, so that the standby that has the write has everything that could be read before it.
+//! # Reads are valid only once they are replicated
+//! A COMMIT that waits for a synchronous standby is invisible to others until the wait ends.
+//! PostgreSQL ends the wait without the standby when the server crashes, when any one of its
+//! backends does, and when the waiting backend is terminated. From then on the row is visible to
+//! all, and is lost if the standby is promoted. A read waits for no standby. So a write that waits,
+//! in the same transaction as the read or after it, confirms the read: the log is replicated in
+//! order, so the standby that has the write has everything that was visible before it.
 //!
-//! 1. *Once for each backend.* A crash ends every backend of the server (the postmaster kills those
-//!    that are left), and with them every connection that was made before: what a crash made
-//!    visible is read on new backends only. So [`PgConnection::reach`] confirms before anything that is read
-//!    on a new connection is believed. Behind a pooler our connection outlives the backend. That is
-//!    what the setting [`CONFIRMED`] of the session is for: it is gone with its backend, and the
-//!    next transaction on another backend writes, and waits, by itself.
-//! 2. *After a lost reply.* A terminated backend ends alone, and old connections read what it was
-//!    waiting for. Where it was ours, its reply is lost, and [`ConnectionSetup::distrust_connections`] has every connection
-//!    of the store confirm again in its next transaction: before a swap that is sent again reads its
-//!    own write, and before a COMMIT of a caller's is settled.
-//! 3. Not covered: somebody ends the wait of another process (`pg_terminate_backend`,
-//!    `pg_cancel_backend`). Its row is then read here without a reason to doubt it. Writing in every
-//!    transaction that reads would cover that, at the price of a claim for each replay.
+//! 1. *Once per backend.* A crash ends every backend of the server (the postmaster kills the
+//!    remaining ones), and with them every earlier connection: commits that a crash made visible
+//!    are read on new backends only. So [`PgConnection::reach`] confirms before any read on a new
+//!    connection is used. Behind a pooler our connection outlives the backend. The session's
+//!    setting [`CONFIRMED`] covers that: it ends with its backend, so the next transaction on
+//!    another backend writes, and waits, on its own.
+//! 2. *After a lost reply.* A terminated backend ends alone, and old connections see the commit
+//!    that it was waiting for. If it was ours, its reply is lost, and
+//!    [`ConnectionSetup::distrust_connections`] makes every connection of the store confirm again
+//!    in its next transaction: before a swap that is sent again reads its own write, and before a
+//!    caller's COMMIT is resolved.
+//! 3. Not covered: an operator ends the wait of another process (`pg_terminate_backend`,
+//!    `pg_cancel_backend`). Its row is then read here without a confirmation. A write in every
+//!    transaction that reads would cover that, at the cost of a claim for each replay.
 //!
-//! Whatever is written is confirmed by its own COMMIT, together with what was read for it. Wake-ups
-//! (LISTEN) are hints: who gets one loads the record, on a connection that is confirmed.
+//! Every write is confirmed by its own COMMIT, together with the reads for it. Notifications
+//! (LISTEN) are hints: a notified waiter loads the record, on a confirmed connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,26 +54,26 @@ use crate::server_info;
 use crate::sql::{Statements, VERBS, Verb, types};
 use crate::tls::{Connected, drive};
 
-/// A parameter.
+/// A parameter of a statement.
 pub(crate) type Parameter<'a> = &'a (dyn ToSql + Sync);
 
-/// What every connection of a store is made by.
+/// The settings from which every connection of a store is made.
 #[derive(Debug)]
 pub(crate) struct ConnectionSetup {
     pub(crate) options: PostgresOptions,
     pub(crate) statements: Statements,
-    /// How long an answer may take, however it turns out.
+    /// Timeout of an answer, in every case.
     pub(crate) answer: Duration,
     begin: String,
-    /// What ends a transaction: confirms if the session has not been.
+    /// The end of a transaction, which confirms if the session has not confirmed yet.
     confirm_once: String,
-    /// The same whether or not it has.
+    /// The end of a transaction, which always confirms.
     confirm: String,
-    /// Everybody was found to use our secret.
+    /// Whether the tables were found to be used with our secret.
     pub(crate) agreed: AtomicBool,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) known: ExpectedIdentity,
-    /// Replies lost so far to transactions that may have been committed.
+    /// Number of lost replies so far to transactions that may have been committed.
     doubts: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct StatementCall<'a> {
     pub(crate) parameters: Vec<Parameter<'a>>,
 }
 
-/// The task that reads and writes; ended when dropped.
+/// The task that reads and writes a connection; ended when dropped.
 #[derive(Debug)]
 pub(crate) struct Driving(JoinHandle<()>);
 
@@ -94,17 +94,17 @@ pub(crate) struct PgConnection {
     client: Client,
     driver: Driving,
     prepared: Option<Vec<Statement>>,
-    /// `ConnectionSetup::doubts` when the last write that waited began.
+    /// The value of `ConnectionSetup::doubts` when the last write that waited began.
     confirmed: AtomicU64,
 }
 
-/// Before COMMIT, which may wait for standbys for as long as it takes.
+/// Precedes COMMIT, which may wait for standbys for any time.
 const PROLONG: &str = "SET LOCAL statement_timeout = 0";
 
-/// The setting of a session in which a write was waited for.
+/// The setting of a session in which a write has waited.
 const CONFIRMED: &str = "hapax.confirmed";
 
-/// Writes to the log and nowhere else: COMMIT then waits for synchronous standbys. Every role may.
+/// Writes to the log only: COMMIT then waits for synchronous standbys. Every role may call it.
 const WRITE: &str = "pg_logical_emit_message(true, 'hapax', '')::text";
 
 fn confirm(condition: &str) -> String {
@@ -118,7 +118,7 @@ impl ConnectionSetup {
     pub(crate) fn new(mut options: PostgresOptions) -> Self {
         let answer = options.timeout;
         let begin = begin(&options, answer * 3 / 4, answer / 4);
-        // So that the system gives up on a peer that is gone, too.
+        // So that the operating system detects an unreachable peer, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
         let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
         let hosts = Arc::new(Hosts::of(&options.config));
@@ -138,29 +138,29 @@ impl ConnectionSetup {
         }
     }
 
-    /// The reply to a transaction that may have been committed is lost: every connection confirms
-    /// again before what is read on it counts. To be called before anybody gets to know of the loss,
-    /// so that whatever is sent because of it is sent after this.
+    /// Records the lost reply of a transaction that may have been committed: every connection
+    /// confirms again before its reads are used. It must be called before any caller is answered,
+    /// so that every request that follows from the loss is sent after this.
     pub(crate) fn distrust_connections(&self) {
         self.doubts.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// For a transaction with others' work in it: it waits for a lock no longer than a quarter of
-    /// the time.
+    /// Returns the BEGIN of a transaction with requests of several callers: it waits for a lock for
+    /// at most a quarter of the timeout.
     pub(crate) fn begin(&self) -> &str {
         &self.begin
     }
 
-    /// For a transaction that may take `statement`, and wait for a lock for as long as `lock`.
+    /// Returns the BEGIN of a transaction with these timeouts of a statement and of a lock.
     pub(crate) fn begin_with(&self, statement: Duration, lock: Duration) -> String {
         begin(&self.options, statement, lock)
     }
 }
 
 fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> String {
-    // Whatever the defaults of role and database are: the statements rely on this isolation. Zero
-    // would mean no limit. Who vanishes half-way has its locks taken away once nobody waits for an
-    // answer any more.
+    // Independent of the defaults of role and database: the statements rely on this isolation. Zero
+    // would mean no limit. A session that is lost in a transaction releases its locks once no
+    // caller waits for an answer any more.
     let mut begin = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
          SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
@@ -169,8 +169,8 @@ fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> Stri
         lock.as_millis().max(1),
         options.timeout.as_millis().max(1)
     );
-    // The setting may have changed since the server was looked at, and a pooler's sessions have
-    // those of others.
+    // The setting may have changed since the server was checked, and a pooler's sessions may have
+    // the settings of others.
     if !options.allow_forgetting {
         begin.push_str("; SET LOCAL synchronous_commit = on");
     }
@@ -178,8 +178,8 @@ fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> Stri
 }
 
 impl PgConnection {
-    /// Reaches the primary, and looks whether our secret is the one in use: it may be another server
-    /// than before, or the same with older tables.
+    /// Connects to the primary, and checks that our secret is the one in use: it may be another
+    /// server than before, or the same one with older tables.
     pub(crate) async fn open(
         setup: &ConnectionSetup,
         purpose: Purpose,
@@ -194,8 +194,8 @@ impl PgConnection {
         Ok(link)
     }
 
-    /// Connects to the first host that is a primary, keeps what it acknowledges, and confirms what is
-    /// read there. A former primary, from which its standbys have gone, does not confirm.
+    /// Connects to the first host that is a fit primary, and confirms the reads there. A former
+    /// primary without its standbys does not confirm.
     pub(crate) async fn reach(setup: &ConnectionSetup) -> Result<Self, PostgresConnectError> {
         let mut failed: Option<PostgresConnectError> = None;
         for attempt in setup.hosts.attempts() {
@@ -204,7 +204,7 @@ impl PgConnection {
                     attempt.works();
                     return Ok(link);
                 }
-                // A standby beside the primary is as it should be: what the primary said counts.
+                // A standby next to the primary is normal: the primary's error is returned.
                 Err(PostgresConnectError::Standby) if failed.is_some() => {}
                 Err(error) => failed = Some(error),
             }
@@ -237,13 +237,13 @@ impl PgConnection {
             self.client.batch_execute(&setup.confirm),
             self.client.batch_execute("COMMIT"),
         );
-        // In this order: a COMMIT after an error rolls back and says nothing.
+        // In this order: a COMMIT after an error rolls back and returns no error.
         began.and(written).and(committed).map_err(PostgresConnectError::Query)?;
         self.confirmed.store(doubts, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Prepares the statements, if that is wanted.
+    /// Prepares the statements, if enabled.
     pub(crate) async fn prepare(
         &mut self,
         setup: &ConnectionSetup,
@@ -260,7 +260,7 @@ impl PgConnection {
         Ok(())
     }
 
-    /// Connects only. What is read on it was not confirmed.
+    /// Connects without confirming: reads on the connection are not valid yet.
     pub(crate) async fn connect(
         setup: &ConnectionSetup,
         config: &Config,
@@ -275,21 +275,21 @@ impl PgConnection {
         &self.client
     }
 
-    /// Whether it is known to be gone, so that there is no use in sending anything.
+    /// Returns whether the connection is known to be closed, so that sending is useless.
     pub(crate) fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
 
-    /// Says good-bye, so that the server need not find out.
+    /// Closes the connection with a message to the server.
     pub(crate) async fn close(self) {
         let Self { client, mut driver, .. } = self;
         drop(client);
-        // It ends once the good-bye is written. A frozen server is not waited for.
+        // The task ends once the message is written. A frozen server is not waited for.
         timeout(Duration::from_millis(200), &mut driver.0).await.ok();
     }
 
-    /// Runs a statement in a transaction that `begin` begins, and returns its rows, once they are
-    /// confirmed: see the module.
+    /// Executes a statement in a transaction that `begin` begins, and returns its rows once they
+    /// are confirmed: see the module.
     pub(crate) async fn transact(
         &self,
         setup: &ConnectionSetup,
@@ -307,13 +307,13 @@ impl PgConnection {
             self.client.batch_execute(prolong),
             self.client.batch_execute("COMMIT"),
         );
-        // The statement ran outside of a transaction: who knows what was kept.
+        // The statement was executed outside of a transaction: its effect is unknown.
         began.map_err(TransactionFailure::of_session)?;
-        // Refused, and rolled back at COMMIT; or its answer lost.
+        // Rejected, and rolled back at COMMIT; or its answer was lost.
         let rows = rows.map_err(TransactionFailure::of)?;
-        // The same. The answer to COMMIT does not tell: it is the same when it rolls back.
+        // The same. The answer to COMMIT is no evidence: it is the same when COMMIT rolls back.
         prolonged.map_err(TransactionFailure::of)?;
-        // Refused at COMMIT, which rolled back; or lost then.
+        // Rejected at COMMIT, which rolled back; or the answer was lost then.
         committed.map_err(TransactionFailure::of)?;
         self.confirmed.store(doubts, Ordering::Relaxed);
         Ok(rows)

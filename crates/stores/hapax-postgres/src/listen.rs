@@ -1,12 +1,12 @@
-//! Wake-ups across processes, by LISTEN and NOTIFY.
+//! Notifications across processes, by LISTEN and NOTIFY.
 //!
-//! 1. A process in which somebody waits for a key says so on one channel, every few seconds. Others
-//!    remember it for a while, and when they end a record that somebody waits for, they say that on
-//!    another channel. Where nobody waits, nothing is said: NOTIFY takes a lock of the whole
-//!    database when it commits.
-//! 2. It is said on the listening connection, in a statement of its own, so that the batches that
-//!    write never wait for that lock.
-//! 3. What is lost is lost: whoever waits looks from time to time anyway.
+//! 1. A process with waiters for a key announces the key on one channel, every few seconds. Other
+//!    processes remember it for a while, and when they end that record, they publish it on another
+//!    channel. Keys without waiters are not published: NOTIFY takes a lock of the whole database
+//!    when it commits.
+//! 2. Notifications are sent on the listening connection, in separate statements, so that the
+//!    batches that write never wait for that lock.
+//! 3. Lost notifications are not repeated: waiters also poll.
 
 mod session;
 
@@ -24,30 +24,30 @@ use crate::link::ConnectionSetup;
 
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
-/// Who has just begun to listen asks who waits.
+/// Channel on which a process that has just begun to listen requests announcements.
 const ASKED: &str = "hapax_asked";
 
-/// How often it is said again that somebody waits, and for how long others remember it.
+/// Interval of announcements, and the time for which other processes remember them.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 const REMEMBER: Duration = Duration::from_secs(16);
 
-/// Keys remembered for others, and names waiting to be said. Past that, hints are lost.
+/// Limit of keys remembered for others, and of names to be sent. Beyond it, hints are lost.
 const MOST: usize = 10_000;
 
 /// Names in one notification, whose payload may have 8,000 bytes.
 const IN_ONE: usize = 200;
 
-/// Half of a store key: enough to tell keys apart, for a hint.
+/// Half of an operation id: enough to distinguish keys, for a hint.
 type Name = [u8; 16];
 
-/// Hears what other processes write, and tells them; ends when dropped.
+/// Receives and sends notifications of writes; ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Listener {
     board: Arc<WakeBoard>,
     task: JoinHandle<()>,
 }
 
-/// Tells those who wait in other processes.
+/// Notifies the waiters in other processes.
 #[derive(Clone, Debug)]
 pub(crate) struct WakeSender(Arc<WakeBoard>);
 
@@ -59,11 +59,11 @@ struct WakeBoard {
 
 #[derive(Debug, Default)]
 struct WakeState {
-    /// What is waited for here.
+    /// Keys with waiters in this process.
     here: HashMap<Name, Watched>,
-    /// What is waited for elsewhere, and until when that counts.
+    /// Keys with waiters in other processes, and until when that is remembered.
     elsewhere: HashMap<Name, Instant>,
-    /// What is to be said.
+    /// Names to be sent.
     awaited: Vec<Name>,
     written: Vec<Name>,
 }
@@ -74,7 +74,7 @@ struct Watched {
     written: watch::Sender<()>,
 }
 
-/// A place among those who wait for a key; given up when dropped.
+/// A registered waiter for a key. Dropping it ends the registration.
 struct WaiterEntry {
     board: Arc<WakeBoard>,
     name: Name,
@@ -93,17 +93,17 @@ impl Listener {
         WakeSender(Arc::clone(&self.board))
     }
 
-    /// Keys for which somebody waits elsewhere.
+    /// Returns the number of keys with waiters in other processes.
     pub(crate) fn awaited(&self) -> usize {
         let now = Instant::now();
         self.board.lock().elsewhere.values().filter(|until| **until > now).count()
     }
 
-    /// Resolves when the key was written elsewhere, since the call.
+    /// Resolves when another process has written the key since the call.
     pub(crate) fn written(&self, key: &OperationId) -> impl Future<Output = ()> + Send + use<> {
         let mut place = WaiterEntry::take(&self.board, name(key));
         async move {
-            // The sender lives as long as anybody waits.
+            // The sender exists as long as there is a waiter.
             place.written.changed().await.ok();
         }
     }
@@ -116,7 +116,7 @@ impl Drop for Listener {
 }
 
 impl WakeSender {
-    /// The record is in flight no more.
+    /// Notifies that the record is no longer in flight.
     pub(crate) fn ring(&self, key: &OperationId) {
         let name = name(key);
         let mut notes = self.0.lock();
@@ -161,7 +161,7 @@ impl Drop for WaiterEntry {
 
 impl WakeBoard {
     fn hear(&self, notification: &Notification, own: i32) {
-        // Who says something hears it as well.
+        // A process also receives its own notifications.
         if notification.process_id() == own {
             return;
         }
@@ -192,7 +192,7 @@ impl WakeBoard {
         }
     }
 
-    /// What was missed without a connection cannot be told from nothing: it is news as well.
+    /// Wakes all waiters: without a connection notifications may have been missed.
     fn hear_all(&self) {
         self.lock().here.values().for_each(|watched| {
             watched.written.send_replace(());
@@ -204,7 +204,7 @@ impl WakeBoard {
         notes.awaited = notes.here.keys().take(MOST).copied().collect();
     }
 
-    /// What is to be said, by channel, in payloads.
+    /// Returns and removes the payloads to be sent, by channel.
     fn take(&self) -> Vec<(&'static str, String)> {
         let (awaited, written) = {
             let mut notes = self.lock();
@@ -219,7 +219,7 @@ impl WakeBoard {
         payloads.collect()
     }
 
-    /// No code that can panic runs under the lock, so a poisoned board is a whole one.
+    /// No code that can panic runs under the lock, so a poisoned board is consistent.
     fn lock(&self) -> MutexGuard<'_, WakeState> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }

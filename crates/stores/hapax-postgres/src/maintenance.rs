@@ -1,4 +1,4 @@
-//! What is done now and then, on a connection of its own: pages and purging.
+//! Occasional statements on a separate connection: pages and purging.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::shared::Shared;
 use crate::sql::Verb;
 use crate::writer::WriterConnection;
 
-/// Requests that may wait for it at one time.
+/// Limit of requests that wait for the connection.
 const WAITING: usize = 64;
 
 #[derive(Debug)]
@@ -23,20 +23,20 @@ pub(crate) struct Maintenance {
     waiting: Arc<Semaphore>,
 }
 
-/// A statement that is run.
+/// A statement to be executed.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Cells after a key; after none if it is empty.
+    /// Loads records after a key; from the beginning if it is empty.
     Page { after: Vec<u8>, limit: i64 },
-    /// Undecided cells of `count` blocks of the table.
+    /// Finds undecided records in `count` blocks of the table.
     Blocks { first: i64, count: i64 },
-    /// What some cells hold.
+    /// Loads the records of some keys.
     Load { keys: Vec<Vec<u8>> },
-    /// Removes what is due.
+    /// Removes expired records.
     Reap { limit: i64 },
 }
 
-/// Why there is no answer.
+/// Reasons for which there is no answer.
 pub(crate) enum MaintenanceError {
     /// Nothing was sent.
     NotSent(PostgresStoreError),
@@ -49,8 +49,8 @@ impl Maintenance {
         Arc::new(Self { shared, line: Mutex::default(), waiting })
     }
 
-    /// Runs one statement in a transaction of its own, on a task of its own: dropping the caller
-    /// does not leave the connection in the middle of it.
+    /// Executes one statement in a separate transaction and task: dropping the caller does not
+    /// leave the connection in the middle of it.
     pub(crate) async fn run(self: &Arc<Self>, job: Job) -> Result<Vec<Row>, MaintenanceError> {
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
             return Err(MaintenanceError::NotSent(PostgresStoreError::QueueFull));

@@ -1,4 +1,4 @@
-//! How to connect.
+//! Options of a store.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio_postgres::Config;
 use crate::error::PostgresConnectError;
 use crate::tls::{Connector, Plain};
 
-/// How to connect a [`PostgresStore`](crate::PostgresStore). Each method returns it changed.
+/// Options of a [`PostgresStore`](crate::PostgresStore). Each method returns the changed options.
 ///
 /// ```
 /// use hapax_postgres::PostgresOptions;
@@ -38,8 +38,8 @@ pub struct PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// A server by its configuration. Time-outs and keep-alives of connections are set by
-    /// [`timeout`](Self::timeout).
+    /// Creates options for a server by its configuration. Timeouts and keep-alives of connections
+    /// are set by [`timeout`](Self::timeout).
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -61,69 +61,69 @@ impl PostgresOptions {
         }
     }
 
-    /// Names keys and seals records by `secret`. By default there is none. The engine is given
-    /// [`PostgresStore::secret`](crate::PostgresStore::secret).
+    /// Names keys and seals records with `secret`. By default there is none. Pass
+    /// [`PostgresStore::secret`](crate::PostgresStore::secret) to the engine.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Self {
         self.key_ring(KeyRing::new(secret))
     }
 
-    /// Names keys and seals records by these secrets, of which the one that seals can be replaced.
+    /// Names keys and seals records with these secrets. The one that seals can be replaced.
     #[must_use]
     pub fn key_ring(mut self, ring: KeyRing) -> Self {
         self.ring = Some(ring);
         self
     }
 
-    /// Where nonces come from; by default the operating system.
+    /// Sets the source of nonces. By default the operating system.
     #[must_use]
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
         self
     }
 
-    /// Makes connections by TLS as `connector` has it; whether the server may decline is up to the
-    /// URL's `sslmode`. Without one, connections are in the clear, but those of a URL with
-    /// `sslmode=require`: with the feature `tls` they are encrypted, else they fail.
+    /// Makes connections with TLS through `connector`; whether the server may decline depends on
+    /// the URL's `sslmode`. Without a connector, connections are not encrypted, except those of a
+    /// URL with `sslmode=require`: with the feature `tls` they are encrypted, else they fail.
     #[must_use]
     pub fn tls(mut self, connector: Arc<dyn Connector>) -> Self {
         self.connector = connector;
         self
     }
 
-    /// The schema of the tables; by default the first of the role's `search_path`.
+    /// Sets the schema of the tables. By default the first of the role's `search_path`.
     #[must_use]
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = Some(schema.into());
         self
     }
 
-    /// After which an answer is given in any case, that there is none; by default 2 s. The server
-    /// is told to give up on a statement after three quarters of it, on a lock after a quarter, or
-    /// half for a swap that goes alone, and on us, within a transaction, after all of it.
+    /// Sets the time within which every request is answered, if only with an error; by default 2 s.
+    /// The server ends a statement after three quarters of it, the wait for a lock after a quarter,
+    /// or half for a swap that is sent alone, and an idle transaction after all of it.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.max(Duration::from_millis(20));
         self
     }
 
-    /// Connections that write batches; by default 1, at least 1. Each key has its lane. The crate's
-    /// `MEASURED.md` has what more of them bring.
+    /// Sets the number of connections that write batches; by default 1, at least 1. Each key
+    /// belongs to one of them. The crate's `MEASURED.md` has the gain of further ones.
     #[must_use]
     pub fn lanes(mut self, lanes: usize) -> Self {
         self.lanes = lanes.clamp(1, 64);
         self
     }
 
-    /// Swaps in a batch at most; by default 128, at least 1.
+    /// Limits the swaps in a batch; by default 128, at least 1.
     #[must_use]
     pub fn batch(mut self, swaps: usize) -> Self {
         self.batch = swaps.clamp(1, 4096);
         self
     }
 
-    /// What may wait in each lane: swaps, and bytes of records in them. By default 4,096 and
-    /// 64 MiB; claims are refused at seven eighths of either. At least 8 swaps.
+    /// Limits what may wait for each lane: swaps, and bytes of records in them. By default 4,096
+    /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 swaps.
     #[must_use]
     pub fn queue(mut self, swaps: usize, bytes: usize) -> Self {
         self.queue_items = swaps.max(8);
@@ -131,46 +131,46 @@ impl PostgresOptions {
         self
     }
 
-    /// Whether statements are prepared by name, once for each connection; by default not, because
-    /// a pooler that hands out connections by transaction may not know the names. It saves the
-    /// server from planning each statement anew.
+    /// Sets whether statements are prepared by name, once per connection, which saves the server
+    /// from planning each statement anew. By default false, because a pooler in transaction mode
+    /// may not know the names.
     #[must_use]
     pub fn prepare(mut self, prepare: bool) -> Self {
         self.prepare = prepare;
         self
     }
 
-    /// Whether missing tables are made, and old ones migrated; by default yes. Where not, run
-    /// [`migrations`](crate::migrations) first; connecting then writes nothing, and where nobody
-    /// has written yet, the first swap settles which secret is in use.
+    /// Sets whether missing tables are created, and old ones migrated; by default true. With
+    /// `false`, run [`migrations`](crate::migrations) first; connecting then writes nothing, and if
+    /// no process has written yet, the first swap determines the secret in use.
     #[must_use]
     pub fn migrate(mut self, migrate: bool) -> Self {
         self.migrate = migrate;
         self
     }
 
-    /// Accepts a server that forgets what it acknowledged when it crashes
-    /// ([`Forgetful`](crate::UnsafeSetting)): for tests, and where a duplicate after a crash is
-    /// acceptable. By default such a server is refused, and the store's transactions set
-    /// `synchronous_commit` to `on`.
+    /// Accepts a server that loses acknowledged writes when it crashes
+    /// ([`UnsafeSetting`](crate::UnsafeSetting)): for tests, and where a duplicate execution after
+    /// a crash is acceptable. By default such a server is rejected, and the store's transactions
+    /// set `synchronous_commit` to `on`.
     #[must_use]
     pub fn allow_forgetting(mut self, allow: bool) -> Self {
         self.allow_forgetting = allow;
         self
     }
 
-    /// Whether to keep a connection on which processes tell each other (LISTEN, NOTIFY) of cells
-    /// for which somebody waits; by default not. It needs a session of its own. Behind a pooler,
-    /// which is recognised by what it does to the parameter `options` of the connection, nothing is
-    /// listened to, whatever this says: copies then look from time to time.
+    /// Sets whether to maintain a connection on which processes notify each other (LISTEN, NOTIFY)
+    /// of records with waiters; by default false. It needs its own session. Behind a pooler, which
+    /// is detected by its effect on the parameter `options` of the connection, the store does not
+    /// listen even with `true`: waiters then poll.
     #[must_use]
     pub fn listen(mut self, listen: bool) -> Self {
         self.listen = listen;
         self
     }
 
-    /// The identity that the tables are known to have: [`PostgresStore::known_identity`] of an earlier
-    /// process. With it, tables that were emptied while no process had them open are noticed.
+    /// Sets the expected identity of the tables: [`PostgresStore::known_identity`] of an earlier
+    /// process. With it, tables that were emptied while no process had them open are detected.
     ///
     /// [`PostgresStore::known_identity`]: crate::PostgresStore::known_identity
     #[must_use]
@@ -191,12 +191,12 @@ impl PostgresOptions {
 impl FromStr for PostgresOptions {
     type Err = PostgresConnectError;
 
-    /// Reads `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
-    /// `name=value` form. `sslmode=verify-full` and `verify-ca` mean `require`, which believes in
+    /// Parses `postgres://USER:PASSWORD@HOST:PORT/DATABASE?PARAMETER=VALUE`, or libpq's
+    /// `name=value` form. `sslmode=verify-full` and `verify-ca` mean `require`, which trusts
     /// certificates only.
     fn from_str(url: &str) -> Result<Self, PostgresConnectError> {
-        // The client knows no more than `require`, and does less by it than our TLS, which always
-        // believes in certificates only.
+        // The client supports no more than `require`, and checks less with it than our TLS, which
+        // always verifies certificates.
         let strict = ["sslmode=verify-full", "sslmode=verify-ca"];
         let url =
             strict.iter().fold(url.to_owned(), |url, mode| url.replace(mode, "sslmode=require"));

@@ -9,30 +9,30 @@ use tokio::sync::Notify;
 
 use crate::error::PostgresStoreError;
 
-/// What a queue holds at most.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueLimit {
     pub(crate) items: usize,
     pub(crate) bytes: usize,
 }
 
-/// How much of its limit an item may use.
+/// Part of the limit that an item may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    /// Seven eighths, so that new work never crowds out what finishes old work.
+    /// Seven eighths, so that new keys never displace requests that complete executions under way.
     NewWork,
-    /// All.
+    /// The whole limit.
     Any,
 }
 
-/// What waits in a queue.
+/// An item of a queue.
 pub(crate) trait Item {
     fn key(&self) -> &OperationId;
     fn size(&self) -> usize;
     fn ticket(&self) -> &Ticket;
 }
 
-/// Where a request is: the queue's side and the caller's agree on whether it was ever sent.
+/// State of a request, from which task and caller agree on whether it was ever sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ticket(Arc<AtomicU8>);
 
@@ -41,14 +41,15 @@ const SENT: u8 = 1;
 const WITHDRAWN: u8 = 2;
 
 impl Ticket {
-    /// Before it is sent. `false`: its caller has withdrawn it and been told that it never was.
+    /// Marks the request as sent. Returns `false` if its caller has withdrawn it and was answered
+    /// that it was never sent.
     fn send(&self) -> bool {
         self.0.compare_exchange(WAITS, SENT, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// It is known that what was sent did nothing.
+    /// Marks a sent request as waiting again. It must be known that it did nothing.
     pub(crate) fn wait_again(&self) {
-        // Only the side that sent it gets here, and a sent one is not withdrawn.
+        // Only the side that sent it calls this, and a sent request is not withdrawn.
         self.0.store(WAITS, Ordering::Release);
     }
 
@@ -56,14 +57,15 @@ impl Ticket {
         self.0.load(Ordering::Acquire) == WITHDRAWN
     }
 
-    /// The caller gives up. `true`: it was not sent and never will be.
+    /// Withdraws the request for its caller. Returns `true` if it was not sent and never will be.
     pub(crate) fn withdraw(&self) -> bool {
         let was = self.0.compare_exchange(WAITS, WITHDRAWN, Ordering::AcqRel, Ordering::Acquire);
         was.is_ok()
     }
 }
 
-/// Many put in; connections take out. What was put in before it is closed can be taken out.
+/// A queue with many producers, from which connections take. Items that were put in before it is
+/// closed can still be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     limit: QueueLimit,
@@ -75,7 +77,7 @@ pub(crate) struct Queue<T> {
 struct Inner<T> {
     items: VecDeque<T>,
     bytes: usize,
-    /// Keys that somebody took and has not finished.
+    /// Keys whose items were taken and are not done.
     busy: HashSet<OperationId>,
     closed: bool,
 }
@@ -96,7 +98,7 @@ impl<T: Item> Queue<T> {
         if inner.closed {
             return Err(PostgresStoreError::Closed);
         }
-        // A single item larger than the whole limit passes while there is nothing else.
+        // A single item larger than the whole limit is accepted while the queue is empty.
         let bytes = inner.bytes.saturating_add(item.size());
         let fits = inner.items.is_empty() || bytes <= of(self.limit.bytes);
         if inner.items.len() >= of(self.limit.items) || !fits {
@@ -109,8 +111,8 @@ impl<T: Item> Queue<T> {
         Ok(())
     }
 
-    /// Puts in what comes from another queue, after all others; or gives it back where there is no
-    /// room for it, also without those that were withdrawn meanwhile.
+    /// Adds an item of another queue at the end; or returns it if there is no space for it even
+    /// without the withdrawn ones.
     pub(crate) fn pass_on(&self, item: T) -> Result<(), T> {
         let mut inner = self.lock();
         let is_full = |inner: &Inner<T>| {
@@ -132,8 +134,8 @@ impl<T: Item> Queue<T> {
         Ok(())
     }
 
-    /// Puts back what was taken and is to be tried again, before all others. It was within the
-    /// limit when it first came.
+    /// Returns an item that was taken and must be sent again to the front. It was within the limit
+    /// when it first arrived.
     pub(crate) fn put_back(&self, item: T) {
         let mut inner = self.lock();
         inner.bytes += item.size();
@@ -142,9 +144,9 @@ impl<T: Item> Queue<T> {
         self.ready.notify_one();
     }
 
-    /// Takes items of distinct keys, up to `most` and about `bytes`, in order. Those that were
-    /// withdrawn are dropped. The keys are busy, which means that nobody else is given items of
-    /// theirs, until they are [`done`](Self::done).
+    /// Takes items of distinct keys, up to `most` and about `bytes`, in order. Withdrawn ones are
+    /// dropped. The keys are busy, which means that no other task is given their items, until they
+    /// are [`done`](Self::done).
     pub(crate) fn take(&self, most: usize, bytes: usize) -> Vec<T> {
         let mut inner = self.lock();
         let (mut taken, mut passed) = (Vec::new(), VecDeque::new());
@@ -173,13 +175,13 @@ impl<T: Item> Queue<T> {
         let more = !inner.items.is_empty();
         drop(inner);
         if more {
-            // For another one: two wake-ups before anybody waits are one.
+            // For another task: two wake-ups before any task waits are one.
             self.ready.notify_one();
         }
         taken
     }
 
-    /// The keys are no longer busy.
+    /// Ends the busy state of the keys.
     pub(crate) fn done<'a>(&self, keys: impl IntoIterator<Item = &'a OperationId>) {
         let mut inner = self.lock();
         for key in keys {
@@ -192,7 +194,7 @@ impl<T: Item> Queue<T> {
         }
     }
 
-    /// Takes everything of one key: nothing of it is sent.
+    /// Takes all items of one key: none of them is sent.
     pub(crate) fn drain_key(&self, key: &OperationId) -> Vec<T> {
         let mut inner = self.lock();
         let (of_key, others) = std::mem::take(&mut inner.items)
@@ -203,16 +205,16 @@ impl<T: Item> Queue<T> {
         of_key.into()
     }
 
-    /// Takes everything: nothing of it is sent.
+    /// Takes all items: none of them is sent.
     pub(crate) fn drain(&self) -> VecDeque<T> {
         let mut inner = self.lock();
         inner.bytes = 0;
         std::mem::take(&mut inner.items)
     }
 
-    /// Waits until there may be something to take; `false` once it is closed and empty.
+    /// Waits until there may be an item to take; `false` once the queue is closed and empty.
     ///
-    /// Dropping it is safe: a wake-up that was not used is passed on.
+    /// Dropping the future is safe: an unused wake-up is passed on.
     pub(crate) async fn wait(&self) -> bool {
         loop {
             let ready = self.ready.notified();
@@ -222,7 +224,7 @@ impl<T: Item> Queue<T> {
                     return true;
                 }
                 if inner.closed && inner.items.is_empty() {
-                    // Others may wait for the same news.
+                    // Other tasks may wait for the same event.
                     self.ready.notify_one();
                     return false;
                 }
@@ -240,7 +242,7 @@ impl<T: Item> Queue<T> {
         self.lock().items.len()
     }
 
-    /// No code that can panic runs under the lock, so a poisoned queue is a whole one.
+    /// No code that can panic runs under the lock, so a poisoned queue is consistent.
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! The task that loads. While a statement is under way loads queue, and then all go in one.
+//! The task that loads. While a statement is under way loads queue, and then all are sent in one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::shared::{LoadJob, Loaded, Shared};
 use crate::sql::Verb;
 use crate::writer::WriterConnection;
 
-/// Loads in a statement at most.
+/// Limit of loads in a statement.
 const BATCH: usize = 128;
 
 /// Loads until the queue is closed and empty.
@@ -40,7 +40,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     line.close().await;
 }
 
-/// Loads and answers. Whether the connection is still good.
+/// Loads and answers. Returns whether the connection is still usable.
 async fn load(
     shared: &Shared,
     link: &PgConnection,

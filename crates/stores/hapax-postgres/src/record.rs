@@ -1,4 +1,4 @@
-//! Swaps and cells as the statements have them.
+//! Swaps and records in the form of the statements.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use hapax_core::{
 };
 use tokio_postgres::Row;
 
-/// A swap, its record sealed.
+/// A swap with its sealed record.
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) key: OperationId,
@@ -18,14 +18,14 @@ pub(crate) struct Write {
     pub(crate) sealed: Vec<u8>,
     pub(crate) lease: i64,
     pub(crate) keep: Option<i64>,
-    /// How long after its keep the row stays.
+    /// Time after the end of the retention for which the row stays.
     pub(crate) grace: i64,
-    /// After how long a sweep may look at a row that is kept for ever.
+    /// Time after which the purge may check a row that is retained for ever.
     pub(crate) hint: i64,
     pub(crate) next_fence: bool,
     /// Whether it is for a new key.
     pub(crate) is_new: bool,
-    /// Whether it needs the tables to be those that are expected: a new key that must not run twice.
+    /// True if it requires the expected tables: it is for a new key that must not execute twice.
     pub(crate) strict: bool,
 }
 
@@ -49,12 +49,12 @@ impl Write {
         }
     }
 
-    /// Bytes it takes in memory and on the wire.
+    /// Returns the bytes that it takes in memory and in the statement.
     pub(crate) const fn size(&self) -> usize {
         self.sealed.len() + size_of::<Self>()
     }
 
-    /// Whether it is in flight no more, so that those who wait want to know.
+    /// Returns whether the record is no longer in flight, so that its waiters must be notified.
     pub(crate) fn ends(&self) -> bool {
         self.state != name(&RecordState::InFlight)
     }
@@ -76,15 +76,15 @@ const fn name(state: &RecordState) -> &'static str {
     }
 }
 
-/// What a statement says of one key.
+/// The row that a statement returns for one key.
 #[derive(Debug)]
 pub(crate) struct ResultRow {
     pub(crate) now: Timestamp,
     /// Whether this statement wrote it.
     pub(crate) written: bool,
-    /// Which key; `None` in a page without rows.
+    /// The key; `None` in a page without rows.
     pub(crate) key: Option<OperationId>,
-    /// What is there.
+    /// The record after the statement.
     pub(crate) found: Result<Option<SealedRecord>, DamagedRow>,
 }
 
@@ -96,25 +96,25 @@ pub(crate) struct SealedRecord {
     lease_until: Timestamp,
     keep_until: Option<Timestamp>,
     state: Option<String>,
-    /// `None` where nobody asks for it.
+    /// `None` where the statement does not return it.
     sealed: Option<Vec<u8>>,
 }
 
-/// What became of a swap, its record still sealed.
+/// The result of a swap, with the record still sealed.
 #[derive(Debug)]
 pub(crate) enum RawSwapped {
     Stored(Stamped),
     Conflict { now: Timestamp, found: Option<SealedRecord> },
 }
 
-/// A row is not as it was written.
+/// A row that is not as it was written.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the row is damaged, or was written by another program")]
 pub(crate) struct DamagedRow;
 
 impl ResultRow {
     /// # Errors
-    /// [`DamagedRow`] where the row does not even tell which key it is about.
+    /// [`DamagedRow`] if not even the key of the row can be read.
     pub(crate) fn read(row: &Row) -> Result<Self, DamagedRow> {
         let key: Option<&[u8]> = get(row, 2)?;
         Ok(Self {
@@ -125,7 +125,7 @@ impl ResultRow {
         })
     }
 
-    /// What that means for `write`; `None` if nothing: it may be tried again.
+    /// Returns the answer to `write`; `None` if the row gives none, and the swap may be sent again.
     pub(crate) fn answer(self, write: &Write) -> Option<Result<RawSwapped, StoreError>> {
         let Self { now, written, found, .. } = self;
         let found = match found {
@@ -133,13 +133,13 @@ impl ResultRow {
             Err(damaged) => return Some(Err(StoreError::corrupt(damaged))),
         };
         match found {
-            // Written now, or by an earlier copy of the same swap.
+            // Written now, or by an earlier repetition of the same swap.
             Some(found) if written || found.write_id == write.write_id => {
                 let SealedRecord { fence, lease_until, .. } = found;
                 Some(Ok(RawSwapped::Stored(Stamped { now, fence, lease_until })))
             }
-            // As expected, and yet not written: somebody had it locked, or put it there, or removed
-            // it, between one look and the next.
+            // As expected, and yet not written: another transaction had locked, inserted or removed
+            // it between two reads.
             found if found.as_ref().map(|found| found.write_id) == write.expected => None,
             found => Some(Ok(RawSwapped::Conflict { now, found })),
         }

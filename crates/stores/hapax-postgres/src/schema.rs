@@ -9,22 +9,22 @@ use crate::server_info::{needs_migration, version};
 /// The version that this build reads and writes.
 pub(crate) const VERSION: i32 = 2;
 
-/// A script that makes the tables, or brings them up to date, for those who run migrations
-/// themselves: for `psql`, or as a file of their own tool. It may be run any number of times, by
-/// any number of processes at once.
+/// Returns a script that creates the tables or migrates them, for `psql` or as a file of a
+/// migration tool. It may be run any number of times, by any number of processes at once.
 #[must_use]
 pub const fn migrations() -> &'static str {
     SCRIPT
 }
 
-// One transaction. The advisory lock is released with it, so that it holds behind a pooler that
-// hands out connections by transaction, too; two processes that create the same table at once
-// would otherwise fail on each other, in spite of IF NOT EXISTS.
+// One transaction. The advisory lock is released with it, so that it also works behind a pooler in
+// transaction mode. Without the lock, two processes that create the same table at once would fail,
+// in spite of IF NOT EXISTS.
 const SCRIPT: &str = concat!(
     "BEGIN ISOLATION LEVEL READ COMMITTED;\n",
     "SET LOCAL client_min_messages = warning;\n",
     "SELECT pg_advisory_xact_lock(5216694956356254305);\n",
-    // Gateways wait behind a lock that waits: a long transaction of others must not stop them.
+    // Gateways queue behind a lock request that waits: a long transaction of another program must
+    // not stop them.
     "SET LOCAL lock_timeout = '5s';\n\n",
     "CREATE TABLE IF NOT EXISTS hapax_migrations (\n",
     "    version integer PRIMARY KEY,\n",
@@ -37,10 +37,10 @@ const SCRIPT: &str = concat!(
     "COMMIT;\n",
 );
 
-/// Runs the script, in the schema of `options` if there is one, which is made as well.
+/// Runs the script, in the schema of `options` if there is one, which is created as well.
 ///
-/// Under the lock it looks at the version again: of processes that start at once only the first runs
-/// the script, since the others would lock the tables against its claims.
+/// The version is checked again under the lock: of processes that start at once only the first runs
+/// the script, because the others would lock the tables against its claims.
 pub(crate) async fn migrate(
     client: &Client,
     options: &PostgresOptions,
@@ -62,15 +62,15 @@ pub(crate) async fn migrate(
             )
         }
     };
-    // Where it fails, it stopped within its transaction; the connection is not used any further.
+    // If it fails, it stopped within its transaction; the connection is not used any further.
     client.batch_execute(&script).await.map_err(PostgresConnectError::Migration)
 }
 
-/// A transaction each of whose statements sees what was committed before it.
+/// A transaction each of whose statements sees everything committed before it.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED;\n";
 const LOCK_END: &str = "SELECT pg_advisory_xact_lock(5216694956356254305);";
 
-/// An identifier as SQL writes it.
+/// Returns a quoted SQL identifier.
 pub(crate) fn quoted(identifier: &str) -> String {
     format!("\"{}\"", identifier.replace('"', "\"\""))
 }

@@ -1,4 +1,4 @@
-//! Which secret keys are named by: the same for all who share the tables.
+//! The check that all processes that share the tables name keys by the same secret.
 
 use std::sync::atomic::Ordering;
 
@@ -10,17 +10,17 @@ use crate::error::PostgresConnectError;
 use crate::link::ConnectionSetup;
 use crate::sql::qualified;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// It only looks, or removes: an empty `hapax_secrets` is left so.
+    /// Reading or removing: an empty `hapax_secrets` stays empty.
     Inspect,
-    /// It writes records, named by our secret, which is then everybody's.
+    /// Writing records, which are named by our secret: it is entered if there is none.
     Write,
 }
 
-/// Refuses tables that are used with another secret. Where they are used with none so far, enters
-/// ours if that is the `purpose`. Returns whether it is entered.
+/// Rejects tables that are used with another secret. If no secret is entered yet, enters ours if
+/// the `purpose` is writing. Returns whether it is entered.
 pub(crate) async fn agree(
     client: &Client,
     setup: &ConnectionSetup,
@@ -39,14 +39,14 @@ pub(crate) async fn agree(
         (false, true) => return Err(PostgresConnectError::OtherSecret),
         (false, false) => {
             if setup.agreed.swap(false, Ordering::Relaxed) {
-                tracing::error!("the tables were emptied: what was executed runs again");
+                tracing::error!("the tables were emptied: their operations execute again");
             }
             if purpose == Purpose::Inspect {
                 return Ok(false);
             }
         }
     }
-    // Under a lock: two that come first with different secrets must not both find nothing.
+    // Under a lock: two first processes with different secrets must not both find nothing.
     let limit = setup.answer * 3 / 4;
     let begin = format!(
         "{}; LOCK TABLE {secrets} IN SHARE ROW EXCLUSIVE MODE",
@@ -61,7 +61,7 @@ pub(crate) async fn agree(
         SELECT EXISTS (SELECT FROM entered), EXISTS (SELECT FROM {secrets} WHERE name = $1)"
     );
     let (entered, found) = both(client, &enter, &name).await?;
-    // Nothing has failed in it: it commits, or says that it did not.
+    // No statement in it has failed, so COMMIT commits or returns an error.
     client
         .batch_execute("SET LOCAL statement_timeout = 0")
         .await
@@ -85,11 +85,11 @@ async fn both(
     Ok((column(0)?, column(1)?))
 }
 
-/// Tells a secret from others without telling it.
+/// Returns a value that differs for each secret and does not reveal it.
 fn name(secret: Option<&Secret>) -> Vec<u8> {
     let Some(secret) = secret else { return b"none".to_vec() };
     let scope = Scope::of([("hapax-postgres", "secret check")]);
-    // The shortest of keys: any would do, within a scope that nobody else has.
+    // The shortest key: any would do, within a scope that no caller has.
     let key = Key::new("-").ok();
     let named = key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec());
     named.unwrap_or_default()

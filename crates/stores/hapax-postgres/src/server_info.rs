@@ -1,4 +1,4 @@
-//! Whether a server keeps what it acknowledges, and has the tables.
+//! Checks whether a server is durable and has the tables.
 
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -8,10 +8,10 @@ use crate::options::PostgresOptions;
 use crate::schema::VERSION;
 use crate::sql::qualified;
 
-/// The oldest server that works.
+/// The oldest version of the server that is supported.
 pub(crate) const OLDEST: i32 = 13;
 
-/// What a server says of itself.
+/// Properties of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ServerInfo {
     pub(crate) major: i32,
@@ -19,15 +19,16 @@ pub(crate) struct ServerInfo {
     pub(crate) synchronous_commit: String,
     pub(crate) fsync: String,
     pub(crate) full_page_writes: String,
-    /// Which standbys a commit waits for, as the server has it; empty: none.
+    /// The standbys that a commit waits for, as the server has them; empty: none.
     pub(crate) synchronous_standbys: String,
-    /// The names of those that are connected, and of whatever else receives the log as it is written.
+    /// The names of the connected standbys, and of any other receiver of the log.
     pub(crate) standbys: Vec<String>,
-    /// How the table is kept: `p` for ever, `u` unlogged, `t` temporary; `None`: there is none.
+    /// Persistence of the table: `p` permanent, `u` unlogged, `t` temporary; `None` if there is no
+    /// table.
     pub(crate) persistence: Option<String>,
     /// Whether there is a table of migrations.
     pub(crate) migrations: bool,
-    /// Its clock, in microseconds since 1970.
+    /// The server's clock, in microseconds since 1970.
     pub(crate) now: i64,
 }
 
@@ -70,7 +71,7 @@ impl ServerInfo {
         read().map_err(PostgresConnectError::Query)
     }
 
-    /// What would make it forget.
+    /// Returns the setting under which a crash loses acknowledged writes, if any.
     pub(crate) fn forgetful(&self) -> Option<UnsafeSetting> {
         if self.synchronous_commit == "off" {
             return Some(UnsafeSetting::SynchronousCommit);
@@ -80,7 +81,7 @@ impl ServerInfo {
     }
 }
 
-/// Refuses a server that does not do.
+/// Rejects a server that is unfit.
 pub(crate) async fn check(
     client: &Client,
     options: &PostgresOptions,
@@ -100,7 +101,7 @@ pub(crate) async fn check(
     }
 }
 
-/// The version of the tables; `None` if there are none.
+/// Returns the version of the tables; `None` if there are none.
 pub(crate) async fn version(
     client: &Client,
     options: &PostgresOptions,
@@ -117,7 +118,7 @@ pub(crate) async fn version(
 /// The tables of a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables {
-    /// When they were made, in microseconds since 1970.
+    /// Time at which they were created, in microseconds since 1970.
     pub(crate) made: i64,
     /// Whether the server reads some blocks of a table without reading the others: from 14 on.
     pub(crate) reads_blocks: bool,
@@ -139,7 +140,7 @@ impl Tables {
     }
 }
 
-/// Whether tables of `found` will do; whether they must be migrated first.
+/// Returns whether tables of version `found` must be migrated first.
 pub(crate) fn needs_migration(found: Option<i32>) -> Result<bool, PostgresConnectError> {
     match found {
         Some(VERSION) => Ok(false),

@@ -1,4 +1,4 @@
-//! What the store's callers and its tasks share.
+//! State shared by the store's callers and its tasks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,7 +16,7 @@ use crate::record::{RawSwapped, SealedRecord, Write};
 pub(crate) struct Shared {
     pub(crate) setup: ConnectionSetup,
     pub(crate) lanes: Vec<Queue<SwapJob>>,
-    /// Swaps that have to go by themselves.
+    /// Swaps that must be sent alone.
     pub(crate) alone: Queue<SwapJob>,
     pub(crate) loads: Queue<LoadJob>,
     pub(crate) counters: Counters,
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
 pub(crate) struct SwapJob {
     pub(crate) write: Write,
     pub(crate) ticket: Ticket,
-    /// When its caller gives up.
+    /// Time at which its caller's timeout ends.
     pub(crate) deadline: Instant,
     pub(crate) reply: oneshot::Sender<Result<RawSwapped, StoreError>>,
 }
@@ -41,14 +41,14 @@ pub(crate) struct LoadJob {
     pub(crate) reply: oneshot::Sender<Result<Loaded, StoreError>>,
 }
 
-/// What a load found, its record still sealed.
+/// The result of a load, with the record still sealed.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) now: hapax_core::Timestamp,
     pub(crate) found: Option<SealedRecord>,
 }
 
-/// What happened since the store was connected.
+/// Counters since the store was connected.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) batches: AtomicU64,
@@ -61,7 +61,7 @@ pub(crate) struct Counters {
     pub(crate) removed: AtomicU64,
 }
 
-/// Waiting loads. Each is a key; nothing of size is held for them.
+/// Limit of waiting loads. Each is a key, so their size does not matter.
 const LOADS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
 
 impl Shared {
@@ -78,13 +78,13 @@ impl Shared {
         }
     }
 
-    /// Which lane has `key`. Keys are hashes: any two bytes spread them.
+    /// Returns the lane of `key`. Keys are hashes: any two bytes distribute them.
     pub(crate) fn lane(&self, key: &OperationId) -> &Queue<SwapJob> {
         let [one, two, ..] = key.as_bytes();
         &self.lanes[usize::from(u16::from_be_bytes([*one, *two])) % self.lanes.len()]
     }
 
-    /// Takes no more requests. What is queued is still done.
+    /// Accepts no more requests. Queued ones are still executed.
     pub(crate) fn close(&self) {
         self.lanes.iter().for_each(Queue::close);
         self.loads.close();

@@ -1,51 +1,51 @@
-//! Every statement of the store, as text. What swaps is a function of the server's, in
-//! `migrations`.
+//! Every statement of the store, as text. Swaps are a function on the server, in `migrations`.
 
 use tokio_postgres::types::Type;
 
 use crate::schema::quoted;
 
-/// Microseconds since 1970. `now()` would be when the transaction began.
+/// Microseconds since 1970. `now()` would be the start of the transaction.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
-/// Which statement.
+/// The statements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verb {
     /// Swaps of distinct keys.
     Swap,
-    /// The same where the tables have the identity that is expected; else nothing, and no rows.
+    /// Swaps if the tables have the expected identity; else writes nothing and returns no rows.
     SwapKnown,
-    /// What some cells hold.
+    /// Loads the records of some keys.
     Load,
-    /// Cells in order of key.
+    /// Loads records in the order of their keys.
     Page,
-    /// Undecided cells of some blocks of the table, in no order.
+    /// Finds undecided records in some blocks of the table, in no order.
     Blocks,
-    /// Removes what is due.
+    /// Removes expired records.
     Reap,
 }
 
 pub(crate) const VERBS: [Verb; 6] =
     [Verb::Swap, Verb::SwapKnown, Verb::Load, Verb::Page, Verb::Blocks, Verb::Reap];
 
-/// The statements, for one schema.
+/// The texts of the statements, for one schema.
 #[derive(Debug)]
 pub(crate) struct Statements {
     texts: [String; VERBS.len()],
-    /// A swap within a transaction of a caller's.
+    /// A swap within a caller's transaction.
     pub(crate) swap_in: String,
-    /// The same as the last statement before COMMIT, unless the transaction is another one than was
-    /// begun with [`MARK`].
+    /// A swap as the last statement before COMMIT. It fails if the transaction is not the one that
+    /// was begun with [`MARK`].
     pub(crate) swap_marked: String,
 }
 
-/// Marks a transaction until it ends: the setting goes with it.
+/// Marks a transaction until it ends: the setting ends with it.
 pub(crate) const MARK: &str = "SET LOCAL hapax.transaction = 'begun'";
 
 /// Whether the session is in a transaction that was marked; null or false.
 const MARKED: &str = "current_setting('hapax.transaction', true) = 'begun'";
 
-/// Fails, by [`NOT_MARKED`], where the transaction is another one than was begun with [`MARK`].
+/// Returns a statement that fails, with [`NOT_MARKED`], if the transaction is not the one that was
+/// begun with [`MARK`].
 pub(crate) fn check_mark() -> String {
     format!("SELECT 1 / (CASE WHEN {MARKED} THEN 1 ELSE 0 END)")
 }
@@ -76,7 +76,7 @@ impl Statements {
     }
 }
 
-/// A table or function of ours, qualified where there is a schema.
+/// Returns the name of a table or function, qualified if there is a schema.
 pub(crate) fn qualified(schema: Option<&str>, name: &str) -> String {
     match schema {
         Some(schema) => format!("{}.{name}", quoted(schema)),
@@ -84,7 +84,7 @@ pub(crate) fn qualified(schema: Option<&str>, name: &str) -> String {
     }
 }
 
-/// Types of a statement's parameters.
+/// Returns the types of a statement's parameters.
 pub(crate) const fn types(verb: Verb) -> &'static [Type] {
     match verb {
         Verb::Swap => SWAP_KNOWN_TYPES.split_at(11).0,
@@ -96,8 +96,8 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
     }
 }
 
-/// key, tag, state, sealed, lease, keep, grace, hint, expected, whether a new fence is issued; and
-/// whether to wait for locks; and the identity of the tables
+/// Columns: key, write id, state, sealed record, lease, retention, grace, hint, expected write id,
+/// whether a new fence is issued. Then: whether to wait for locks, and the identity of the tables.
 const SWAP_KNOWN_TYPES: [Type; 12] = [
     Type::BYTEA_ARRAY,
     Type::BYTEA_ARRAY,
@@ -113,12 +113,12 @@ const SWAP_KNOWN_TYPES: [Type; 12] = [
     Type::TEXT,
 ];
 
-/// The same without the last two.
+/// The types without the last two.
 pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_KNOWN_TYPES.split_at(10).0;
 
-// Swap, load and page answer with: now, whether it was written by this statement, key, and what is
-// there: tag, fence, lease_until, keep_until, state, sealed; all of these null where nothing is
-// there, and the last three where nobody asks for them.
+// Swap, load and page return: now, whether this statement wrote the row, key, and the row: tag,
+// fence, lease_until, keep_until, state, sealed. All columns of the row are null if there is none,
+// and the last three where they are not requested.
 
 fn call(function: &str, parameters: usize) -> String {
     let parameters: Vec<_> = (1..=parameters).map(|number| format!("${number}")).collect();
@@ -126,7 +126,7 @@ fn call(function: &str, parameters: usize) -> String {
 }
 
 fn swap_known(function: &str, secrets: &str) -> String {
-    // The function is called for each row of what it takes an argument from: not at all without one.
+    // The function is called once per row of the subquery: without a row not at all.
     format!(
         "SELECT s.* FROM (SELECT identity IS NOT NULL AS known FROM {secrets} \
          WHERE identity = $12 LIMIT 1) it, \
@@ -135,7 +135,7 @@ fn swap_known(function: &str, secrets: &str) -> String {
 }
 
 fn swap_marked(function: &str, allow_forgetting: bool) -> String {
-    // For COMMIT, as in `crate::link`, whatever role and database say.
+    // For COMMIT, as in `crate::link`, whatever the settings of role and database.
     let durable = match allow_forgetting {
         true => "",
         false => {
@@ -143,7 +143,7 @@ fn swap_marked(function: &str, allow_forgetting: bool) -> String {
              THEN set_config('synchronous_commit', 'on', true) END"
         }
     };
-    // Without what it expects it writes nothing, and fails.
+    // If the expected write id is absent, the function writes nothing and fails.
     format!(
         "SELECT seen_at, its_fence, its_lease, set_config('statement_timeout', '0', true){durable} \
          FROM {function}($1, $2, $3, $4, $5, $6, $7, $8, CASE WHEN {MARKED} THEN $9 END, $10)"
@@ -151,7 +151,7 @@ fn swap_marked(function: &str, allow_forgetting: bool) -> String {
 }
 
 fn load(cells: &str) -> String {
-    // As many rows as keys, in any order.
+    // One row per key, in any order.
     format!(
         "SELECT {NOW}, false, w.key, c.tag, c.fence, c.lease_until, c.keep_until, c.state, c.sealed
 FROM unnest($1) AS w (key)
@@ -163,8 +163,8 @@ LEFT JOIN LATERAL (SELECT * FROM {cells} c WHERE c.key = w.key LIMIT 1) c ON tru
 pub(crate) const PAGE_BYTES: u32 = 8 << 20;
 
 fn page(cells: &str) -> String {
-    // One row, without a key, where there are none: it tells the time. The last column says how
-    // many rows there were before those past the limit of bytes were left out.
+    // If there are no records, one row without a key, for the time. The last column is the number
+    // of rows before those beyond the limit of bytes were left out.
     format!(
         "SELECT {NOW}, false, p.key, p.tag, p.fence, p.lease_until, p.keep_until, p.state,
     p.sealed, p.rows
@@ -179,9 +179,9 @@ ORDER BY p.key"
 }
 
 fn blocks(cells: &str) -> String {
-    // From block $1 on, $2 of them: a TID range scan, which servers before 14 do not have. Rows: the
-    // time, the file and the number of blocks of the table, a key and the length of its record; one
-    // row, without the last two, where none is found.
+    // Blocks from $1 on, $2 of them: a TID range scan, which servers before 14 do not have.
+    // Columns: the time, the file and the number of blocks of the table, a key and the length of
+    // its record; if none is found, one row with nulls in the last two.
     format!(
         "SELECT {NOW}, t.file, t.blocks, c.key, octet_length(c.sealed)
 FROM (
@@ -195,13 +195,14 @@ LEFT JOIN {cells} c ON c.ctid >= format('(%s,0)', $1)::tid
     )
 }
 
-/// How far ahead of the sweep a record may be due without being entered anew, in microseconds:
-/// most records become due a little after they were expected to, because their work took a while.
+/// Time by which a record may expire after its sweep without a new entry, in microseconds: most
+/// records expire a little later than estimated, because their execution took some time.
 const SOON: u32 = 10_000_000;
 
 fn reap(cells: &str) -> String {
-    // What is due is removed; what is due much later, or never, is entered anew, so that the sweep
-    // does not meet it every time. What somebody else has locked is being written: not due.
+    // Expired rows are removed. Rows that expire much later, or never, are entered anew, so that
+    // the sweep does not read them every time. Rows locked by another transaction are being
+    // written, so they have not expired.
     format!(
         "WITH clock AS MATERIALIZED (
     SELECT {NOW} AS now

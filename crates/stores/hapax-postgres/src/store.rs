@@ -1,4 +1,4 @@
-//! The store itself: what callers hold.
+//! The store.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -31,18 +31,18 @@ use crate::shared::{LoadJob, Shared, SwapJob};
 use crate::walk;
 use crate::writer::{Writer, WriterConnection, WriterMode};
 
-/// Tasks that carry swaps that go alone. As many keys as that can be locked by transactions that
-/// were left open before others that go alone have to wait.
+/// Number of tasks that send single swaps. This many keys can be locked by transactions that were
+/// left open before other single swaps must wait.
 const ALONE: usize = 4;
 
-/// Rows that one transaction removes at most, so that none is long.
+/// Limit of rows that one transaction removes, so that none is long.
 const REAP_CHUNK: u32 = 500;
 
 /// A durable store in PostgreSQL, for any number of processes.
 ///
-/// Its work is done by tasks on the runtime it was connected on. Dropping it, like
-/// [`close`](Self::close), takes no more requests and finishes those that wait; only `close` tells
-/// when that is.
+/// Its statements are sent by tasks on the runtime that it was connected on. Dropping it, like
+/// [`close`](Self::close), accepts no more requests and finishes those that wait; only `close`
+/// reports when they are finished.
 pub struct PostgresStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sealer: Sealer,
@@ -52,36 +52,36 @@ pub struct PostgresStore {
     tables: Tables,
 }
 
-/// What a store did since it was connected, and what it holds up.
+/// Counters of a store since it was connected, and its current load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PostgresStats {
     /// Transactions with swaps that were sent.
     pub batches: u64,
-    /// Swaps in those that were committed, conflicts included. Over `batches`: the batch size.
+    /// Swaps in the committed ones, conflicts included. Divided by `batches`: the batch size.
     pub swaps: u64,
     /// Conflicts among them.
     pub conflicts: u64,
     /// Swaps that were sent again because of a race with another process.
     pub again: u64,
-    /// Swaps that went alone: their row was locked, or their batch was refused.
+    /// Swaps that were sent alone: their row was locked, or their batch was rejected.
     pub alone: u64,
     /// Swaps whose answer was lost.
     pub lost: u64,
     /// Connections made.
     pub connections: u64,
-    /// Cells reaped.
+    /// Records reaped.
     pub removed: u64,
     /// Swaps that wait.
     pub queued: usize,
-    /// Keys for which copies are known to wait in other processes.
+    /// Keys that are known to have waiters in other processes.
     pub awaited: usize,
 }
 
 impl PostgresStore {
-    /// Connects: looks at the server, makes or migrates the tables, and starts the tasks.
+    /// Connects: checks the server, creates or migrates the tables, and starts the tasks.
     ///
     /// # Errors
-    /// [`PostgresConnectError`]. What it did to the tables until then stays.
+    /// [`PostgresConnectError`]. Changes of the tables until then stay.
     ///
     /// # Panics
     /// Outside a tokio runtime with time and I/O.
@@ -98,31 +98,31 @@ impl PostgresStore {
         Ok(Self { shared, sealer, upkeep, listener, finished, tables })
     }
 
-    /// Tells these tables from others, wherever they are reached: when they were made, to the
-    /// microsecond. A copy of the database has the same.
+    /// Returns the identity of these tables: the time of their creation, in microseconds. A copy of
+    /// the database has the same one.
     #[must_use]
     pub fn identity(&self) -> String {
         self.tables.made.to_string()
     }
 
-    /// The identity of the tables that this store claims in, for [`PostgresOptions::identity`] of later
-    /// processes; `None` before the first write.
+    /// Returns the identity of the tables in which this store claims, for
+    /// [`PostgresOptions::identity`] of later processes; `None` before the first write.
     #[must_use]
     pub fn known_identity(&self) -> Option<String> {
         self.shared.setup.known.expected()
     }
 
-    /// Whether the tables were emptied or replaced, and no operator confirmed it.
+    /// Returns whether the tables were emptied or replaced, and no operator confirmed it.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.setup.known.is_replaced()
     }
 
-    /// Accepts the tables as they are, for every process that uses them: what was in those before may
-    /// execute again.
+    /// Accepts the tables as they are, for every process that uses them: operations of the earlier
+    /// tables may execute again.
     ///
     /// # Errors
-    /// [`PostgresConnectError`]; nothing is confirmed, or nobody knows.
+    /// [`PostgresConnectError`]; the tables are not confirmed, or it is unknown whether they are.
     pub async fn confirm(&self) -> Result<(), PostgresConnectError> {
         let setup = &self.shared.setup;
         let link = PgConnection::open(setup, Purpose::Write).await?;
@@ -131,13 +131,13 @@ impl PostgresStore {
         confirmed.unwrap_or(Err(PostgresConnectError::TimedOut))
     }
 
-    /// The secret that names keys: give it to the engine.
+    /// Returns the secret that names keys, for the engine.
     #[must_use]
     pub fn secret(&self) -> Option<&Secret> {
         self.shared.setup.options.naming_secret()
     }
 
-    /// What it did and what it holds up.
+    /// Returns the counters and the current load.
     #[must_use]
     pub fn stats(&self) -> PostgresStats {
         let counters = &self.shared.counters;
@@ -157,8 +157,8 @@ impl PostgresStore {
         }
     }
 
-    /// Takes no more requests, finishes those that wait, and closes the connections. Dropped
-    /// early, all of that still happens.
+    /// Accepts no more requests, finishes those that wait, and closes the connections. If the
+    /// future is dropped, all of that still happens.
     pub async fn close(&self) {
         self.shared.close();
         let finished = {
@@ -180,14 +180,15 @@ impl PostgresStore {
         Ok(Write::new(swap, sealed))
     }
 
-    /// Tells those who wait for `key` in other processes that it was written, but not by us.
+    /// Notifies the waiters for `key` in other processes of a write that this store did not make
+    /// itself.
     pub(crate) fn tell(&self, key: &OperationId) {
         if let Some(bell) = &self.shared.bell {
             bell.ring(key);
         }
     }
 
-    /// Queues a job and waits for its answer, for as long as an answer may take.
+    /// Queues a job and waits for its answer, until the timeout.
     async fn ask<J: Item, T>(
         &self,
         queue: &Queue<J>,
@@ -200,11 +201,11 @@ impl PostgresStore {
         let ticket = Withdrawn(ticket);
         let silence = match timeout(self.shared.setup.answer, answer).await {
             Ok(Ok(answer)) => return answer,
-            // The task is gone, and the runtime with it.
+            // The task has ended, and the runtime with it.
             Ok(Err(_)) => PostgresStoreError::Closed,
             Err(_) => PostgresStoreError::TimedOut,
         };
-        // Whoever sends it asks the ticket first: it is either never sent, or was.
+        // The sender marks the ticket first, so the request either was sent or never will be.
         Err(if ticket.0.withdraw() {
             StoreError::unavailable(match silence {
                 PostgresStoreError::TimedOut => PostgresStoreError::NotSent,
@@ -216,7 +217,7 @@ impl PostgresStore {
     }
 }
 
-/// A request whose caller may go away: what was not sent by then need not be.
+/// Withdraws the request when dropped: a request whose caller is gone need not be sent.
 struct Withdrawn(Ticket);
 
 impl Drop for Withdrawn {
@@ -225,7 +226,8 @@ impl Drop for Withdrawn {
     }
 }
 
-/// Starts the tasks and waits until all of them are done, in order: what lanes pass on is alone's.
+/// Starts the tasks and waits until all have ended, in order: swaps that lanes pass on are sent by
+/// the single-swap tasks, which therefore end after the lanes.
 async fn run(shared: Arc<Shared>, upkeep: Arc<Maintenance>, mut link: Option<PgConnection>) {
     let mut first = JoinSet::new();
     for lane in 0..shared.lanes.len() {
@@ -266,13 +268,14 @@ fn is_replaced(error: &StoreError) -> bool {
     matches!(source.downcast_ref(), Some(PostgresStoreError::Replaced))
 }
 
-// Cancellation: each method queues a job and awaits the answer. Dropped before the first, nothing
-// happened; dropped after it, the job is withdrawn, unless a task has sent it, which then does the
-// whole of it and drops the answer.
+// Cancellation: each method queues a job and awaits the answer. If it is dropped before the first,
+// nothing happened; if after, the job is withdrawn, unless a task has sent it: then the task
+// completes the job and drops the answer.
 impl Store for PostgresStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
-            // Here and not on the writer's task: sealing goes on for many at once.
+            // Sealed here and not on the writer's task, so that many records are sealed in
+            // parallel.
             let write = self.seal(&swap)?;
             let admission =
                 if write.expected.is_none() { Admission::NewWork } else { Admission::Any };
@@ -281,7 +284,7 @@ impl Store for PostgresStore {
             let deadline = Instant::now() + self.shared.setup.answer;
             let job = |ticket, reply| SwapJob { write, ticket, deadline, reply };
             match self.ask(lane, admission, job).await {
-                // A record that is there is answered from.
+                // An existing record answers the claim.
                 Err(error) if is_replaced(&error) => {
                     let seen = self.load(&key).await?;
                     if seen.stored.is_some() { Ok(Swapped::Conflict(seen)) } else { Err(error) }
@@ -341,9 +344,9 @@ impl Inspect for PostgresStore {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
-            // One more than asked for says that there are more.
+            // One row more than requested shows that there are more.
             let limit_and_one = i64::from(limit.get()) + 1;
-            // Every key is larger than nothing.
+            // Every key is larger than the empty one.
             let after = after.map_or_else(Vec::new, |key| key.as_bytes().to_vec());
             let rows = self.upkeep.run(Job::Page { after, limit: limit_and_one }).await;
             let rows = rows.map_err(crate::maintenance::MaintenanceError::into_read_error)?;
@@ -382,7 +385,7 @@ impl PostgresStore {
             };
             records.push((key, stored));
         }
-        // Those past the limit of bytes were counted, and left out.
+        // Rows beyond the limit of bytes were counted and left out.
         let more = usize::try_from(found.unwrap_or(0)).is_ok_and(|found| found > records.len());
         Ok(Page { now, records, more })
     }
@@ -397,7 +400,7 @@ impl Notify for PostgresStore {
     }
 }
 
-/// Rows removed and moved.
+/// Returns the numbers of rows removed and moved.
 fn counts(rows: &[Row]) -> Result<(u32, u32), StoreError> {
     let nonsense = || StoreError::ambiguous(PostgresStoreError::Nonsense);
     let [row] = rows else { return Err(nonsense()) };

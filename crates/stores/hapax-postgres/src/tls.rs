@@ -1,4 +1,4 @@
-//! How a connection is made: in the clear, or by TLS.
+//! Making connections, encrypted or not.
 
 #[cfg(feature = "tls")]
 pub(crate) mod rustls;
@@ -12,15 +12,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, NoTls, Socket};
 
-/// A connection's other half, which does the reading and writing. Its stream ends with it.
+/// The half of a connection that reads and writes. Dropping it closes the stream.
 pub(crate) type Driver = Pin<Box<dyn Messages>>;
 
 /// Makes connections. Implemented for TLS by [`MakeTls`], and by `Rustls` (feature `tls`).
 pub trait Connector: fmt::Debug + Send + Sync + 'static {
-    /// Connects as `config` says.
+    /// Connects with the parameters of `config`.
     ///
     /// # Errors
-    /// Whatever keeps it from connecting.
+    /// Any error of connecting.
     #[doc(hidden)]
     fn connect<'a>(&'a self, config: &'a Config) -> BoxFuture<'a, Result<Connected, Error>>;
 }
@@ -33,7 +33,7 @@ pub struct Connected {
     pub(crate) driver: Driver,
 }
 
-/// What drives a connection and hears what the server says by itself.
+/// Drives a connection and receives messages that the server sends unrequested.
 pub(crate) trait Messages: Send {
     fn poll_message(
         self: Pin<&mut Self>,
@@ -50,12 +50,12 @@ where
         self: Pin<&mut Self>,
         context: &mut std::task::Context<'_>,
     ) -> std::task::Poll<Option<Result<AsyncMessage, Error>>> {
-        // The connection is `Unpin`: it holds streams that are.
+        // The connection is `Unpin`, because its streams are.
         Connection::poll_message(self.get_mut(), context)
     }
 }
 
-/// In the clear.
+/// Connections without encryption.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plain;
 
@@ -65,12 +65,12 @@ impl Connector for Plain {
     }
 }
 
-/// By TLS, as any connector for tokio-postgres makes it.
+/// TLS connections by any connector for tokio-postgres.
 #[derive(Clone)]
 pub struct MakeTls<T>(T);
 
 impl<T> MakeTls<T> {
-    /// By TLS as `make` has it.
+    /// Creates a connector that uses `make`.
     #[must_use]
     pub const fn new(make: T) -> Self {
         Self(make)
@@ -115,9 +115,9 @@ pub(crate) fn drive(
         loop {
             match std::task::ready!(driver.as_mut().poll_message(context)) {
                 Some(Ok(AsyncMessage::Notification(notification))) => hear(notification),
-                // Notices say nothing that a program could act on.
+                // No program can act on notices.
                 Some(Ok(_)) => {}
-                // Its requests are told by their replies, which end here.
+                // Failures reach the requests through their replies, which end here.
                 Some(Err(_)) | None => return std::task::Poll::Ready(()),
             }
         }

@@ -14,7 +14,7 @@ use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
 use crate::writer::Columns;
 
-/// What `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint; the
+/// Errors that `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint; the
 /// transaction is not the one that was begun.
 const CONFLICT: &str = "HX001";
 const SAVEPOINT: &str = "HX002";
@@ -26,17 +26,17 @@ impl Transactional<Transaction<'_>> for PostgresStore {
         tx: &'a mut Transaction<'_>,
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, StoreError>> {
-        // Borrowed as shared: that is what a statement needs, and it names no lifetime of `tx`.
+        // A shared borrow suffices for a statement, and has no lifetime of `tx`.
         let client: &'a Client = tx.client();
         Box::pin(self.swap_on(client, &self.shared.setup.statements.swap_in, swap))
     }
 }
 
-/// Fails, and the transaction with it. Where even that does not arrive, COMMIT will not either.
+/// Fails, and with it the transaction. If even this is not received, COMMIT will not be either.
 const SPOIL: &str = "DO $$ BEGIN RAISE EXCEPTION 'the record was not written'; END $$";
 
 impl PostgresStore {
-    /// Swaps in the transaction that `client` is in, by the statement `text`.
+    /// Swaps in the current transaction of `client`, by the statement `text`.
     pub(crate) async fn swap_on(
         &self,
         client: &Client,
@@ -72,24 +72,24 @@ impl PostgresStore {
                 Some(db) if *db.code() == SqlState::from_code(ENDED_EARLY) => {
                     Err(StoreError::unavailable(PostgresStoreError::EndedEarly))
                 }
-                // The transaction has failed: nothing of it can be committed.
+                // The transaction has failed: no part of it can be committed.
                 Some(db) => Err(refused(Box::new(db.clone()))),
-                // Nor is it without its connection, for COMMIT was not sent.
+                // The connection is lost before COMMIT was sent: no part of it is committed.
                 None => Err(StoreError::unavailable(PostgresStoreError::Broken(error.into()))),
             },
         }
     }
 
     fn seal_for_transaction(&self, swap: &Swap) -> Result<Write, StoreError> {
-        // The key of a claim that is not committed would keep every other claim of it waiting, for
-        // as long as the caller's transaction lasts.
+        // An uncommitted claim would block every other claim of its key for as long as the caller's
+        // transaction lasts.
         if swap.expected.is_none() {
             return Err(StoreError::unavailable(PostgresStoreError::ClaimInTransaction));
         }
         self.seal(swap)
     }
 
-    /// What is there instead, by another connection: the transaction has failed.
+    /// Returns the present record, loaded on another connection because the transaction has failed.
     async fn conflict(&self, swap: &Swap) -> Result<Swapped, StoreError> {
         let seen = self.load(&swap.id).await?;
         if seen.stored.as_ref().map(|stored| stored.write_id) == swap.expected {
@@ -99,7 +99,7 @@ impl PostgresStore {
     }
 }
 
-/// What the function returns: now, fence, end of the lease.
+/// Parses the result of the function: now, fence, end of the lease.
 fn stored(numbers: [Option<i64>; 3]) -> Result<Swapped, StoreError> {
     let number = |at: usize| numbers[at].and_then(|number| u64::try_from(number).ok());
     match [number(0), number(1), number(2)] {
@@ -112,7 +112,7 @@ fn stored(numbers: [Option<i64>; 3]) -> Result<Swapped, StoreError> {
     }
 }
 
-/// Nothing can be said; the caller's transaction must not be committed.
+/// The result is unreadable, so the caller's transaction must not be committed.
 fn nonsense() -> StoreError {
     StoreError::unavailable(PostgresStoreError::Nonsense)
 }

@@ -1,4 +1,4 @@
-//! Work that is in one transaction with its record, by tokio-postgres.
+//! Operations that share one transaction with their record, by tokio-postgres.
 
 #[cfg(feature = "sqlx")]
 pub(crate) mod sqlx;
@@ -22,7 +22,7 @@ use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::sql::{MARK, NOT_MARKED, check_mark};
 use crate::store::PostgresStore;
 
-/// Transactions on connections of a pool of the caller's, which commit with their record: for
+/// Transactions on connections of the caller's pool, which commit with their record: for
 /// [`Lease::transact`](hapax_core::Lease), and for routes over HTTP.
 ///
 /// ```
@@ -31,7 +31,7 @@ use crate::store::PostgresStore;
 /// #     pool: deadpool_postgres::Pool,
 /// # ) -> hapax_postgres::PgTransactions {
 /// use hapax_postgres::PgTransactions;
-/// // Any pool will do: how to get a connection, and the client in it.
+/// // Any pool: the first closure gets a connection, the second returns its client.
 /// PgTransactions::new(
 ///     store,
 ///     move || {
@@ -43,10 +43,10 @@ use crate::store::PostgresStore;
 /// # }
 /// ```
 ///
-/// Have the pool wait for a connection no longer than a few seconds (in deadpool,
-/// `wait_timeout`): work that has given up on one still waits in its line.
+/// Let the pool wait for a connection for at most a few seconds (in deadpool, `wait_timeout`): an
+/// operation that timed out on it still waits in the pool's queue.
 ///
-/// As a function, with the feature `function` of `hapax`:
+/// For a function, with the feature `function` of `hapax`:
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -76,7 +76,7 @@ pub struct PgTransactions {
     begin: BeginOptions,
 }
 
-/// How transactions begin.
+/// Options with which transactions begin.
 #[derive(Clone, Copy, Debug)]
 struct BeginOptions {
     isolation: Option<IsolationLevel>,
@@ -90,16 +90,17 @@ impl Default for BeginOptions {
 }
 
 impl BeginOptions {
-    /// Isolates and marks. Reads nothing, and so takes no snapshot.
+    /// Returns a BEGIN that sets the isolation and marks the transaction. It reads nothing, and so
+    /// takes no snapshot.
     fn begin(&self) -> String {
         let level = match self.isolation {
             None => "",
             Some(IsolationLevel::Serializable) => " ISOLATION LEVEL SERIALIZABLE",
             Some(IsolationLevel::RepeatableRead) => " ISOLATION LEVEL REPEATABLE READ",
-            // The server has no other: what is read uncommitted is not.
+            // The server treats READ UNCOMMITTED as READ COMMITTED.
             Some(_) => " ISOLATION LEVEL READ COMMITTED",
         };
-        // The server keeps it as a positive number of 32 bits, and zero is for ever.
+        // The server stores it as a positive number of 32 bits; zero means no limit.
         let idle = self.idle.as_millis().clamp(1, i32::MAX as u128);
         format!("BEGIN{level}; SET LOCAL idle_in_transaction_session_timeout = {idle}; {MARK}")
     }
@@ -107,7 +108,7 @@ impl BeginOptions {
 
 type Connect = dyn Fn() -> BoxFuture<'static, Result<Box<dyn Connection>, Source>> + Send + Sync;
 
-/// A connection of some pool.
+/// A connection of any pool.
 trait Connection: Send + Sync {
     fn client(&self) -> &Client;
 }
@@ -124,9 +125,9 @@ impl<C: Send + Sync> Connection for Pooled<C> {
 }
 
 impl PgTransactions {
-    /// Transactions on connections that `get` gives, and that `client` finds in them. They lead to
-    /// the database of `store`, as a role that may write its tables, and are in no transaction;
-    /// `get` bounds how long it waits for one.
+    /// Creates transactions on the connections that `get` returns, whose clients `client` returns.
+    /// The connections lead to the database of `store`, as a role that may write its tables, and
+    /// are in no transaction. `get` must limit its wait for a connection.
     pub fn new<C, E, G, F>(store: Arc<PostgresStore>, get: G, client: fn(&C) -> &Client) -> Self
     where
         C: Send + Sync + 'static,
@@ -145,20 +146,21 @@ impl PgTransactions {
         Self { store, connect: Box::new(connect), begin: BeginOptions::default() }
     }
 
-    /// The isolation of the transactions; by default as the connections have it.
+    /// Sets the isolation of the transactions. By default the one of the connections.
     ///
-    /// Under SERIALIZABLE the server vouches for what was read only in a transaction that commits.
-    /// A refusal is rolled back, and so may rest on what no order of the transactions gives: where
-    /// that matters, commit it (`Execution::commit`, or a value that says no), having written nothing.
+    /// Under SERIALIZABLE the server guarantees the consistency of reads only in a transaction that
+    /// commits. A rejection is rolled back, so it may be based on reads that are possible in no
+    /// order of the transactions. Where that matters, commit the rejection (`Execution::commit`, or
+    /// a value that means no), having written nothing.
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
         self.begin.isolation = Some(level);
         self
     }
 
-    /// After which the server ends a transaction that nothing is heard of, so that what it has
-    /// locked is free again when the network between is gone, or a machine; by default 30 s. For
-    /// the same reason give the pool's connections `keepalives_idle` and `tcp_user_timeout`: one on
+    /// Sets the time after which the server ends an idle transaction, so that its locks are
+    /// released when the network between or a machine fails; by default 30 s. For the same reason
+    /// set `keepalives_idle` and `tcp_user_timeout` for the pool's connections: a connection on
     /// which a COMMIT was sent is not given up before it breaks.
     #[must_use]
     pub const fn idle(mut self, idle: Duration) -> Self {
@@ -167,16 +169,16 @@ impl PgTransactions {
     }
 }
 
-/// A transaction of [`PgTransactions`]: a [`Client`] that is in one. It is committed or rolled back
-/// by whoever gave it, never by a statement: after a COMMIT or ROLLBACK in the work the outcome counts
-/// as unknown. A savepoint that is there at the end commits with the rest.
+/// A transaction of [`PgTransactions`]: a [`Client`] that is in one. The library commits it or
+/// rolls it back. Statements of the operation must not: after a COMMIT or ROLLBACK in the operation
+/// the outcome counts as unknown. A savepoint that exists at the end commits with the rest.
 ///
-/// Its COMMIT waits until a crash of the server can not undo it, whatever `synchronous_commit` and
-/// `statement_timeout` are set to for the role, unless the store is one that may forget
-/// ([`Options::allow_forgetting`](crate::PostgresOptions)).
+/// Its COMMIT waits until a crash of the server cannot undo it, whatever `synchronous_commit` and
+/// `statement_timeout` are set to for the role, unless the store accepts such a loss
+/// ([`PostgresOptions::allow_forgetting`](crate::PostgresOptions)).
 pub struct PgTx {
     connection: Box<dyn Connection>,
-    /// A transaction may be open.
+    /// Whether a transaction may be open.
     open: bool,
 }
 
@@ -200,8 +202,8 @@ impl Drop for PgTx {
             return;
         }
         let client = self.connection.client();
-        // Polled once it is sent, before anything that the next owner of the connection sends.
-        // Nobody reads the answer.
+        // One poll sends it, before anything that the next user of the connection sends. The answer
+        // is not read.
         let rollback = pin!(client.batch_execute("ROLLBACK"));
         let _ = rollback.poll(&mut Context::from_waker(Waker::noop()));
     }
@@ -238,7 +240,7 @@ impl Transactions for PgTransactions {
 
     fn commit(&self, mut tx: PgTx) -> BoxFuture<'_, Result<(), TxError>> {
         Box::pin(async move {
-            // From here on there is nothing to roll back but what the server has rolled back.
+            // From here on no ROLLBACK is needed: a COMMIT that fails rolls back.
             tx.ended();
             let committed = tx.batch_execute("COMMIT").await;
             let failure = match committed {
@@ -259,7 +261,7 @@ impl Transactions for PgTransactions {
                     TxError::failed(PostgresStoreError::Rejected(db))
                 }
                 TransactionFailure::Lost(error) => {
-                    // Before anybody settles it by reading.
+                    // Before a read resolves the outcome.
                     self.store.shared.setup.distrust_connections();
                     TxError::unknown(error)
                 }
@@ -277,7 +279,7 @@ impl Transactions for PgTransactions {
                 tx.ended();
                 return Ok(());
             };
-            // A transaction that has failed can not be asked: it is ours, as far as we know.
+            // A failed transaction cannot be checked: it is assumed to be ours.
             let not_marked = error.code().is_some_and(|code| code.code() == NOT_MARKED);
             let rolled_back = tx.batch_execute("ROLLBACK").await;
             if rolled_back.is_ok() {
@@ -322,7 +324,7 @@ fn lost_race(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 
-/// What a refusal within a transaction means for it. COMMIT was not sent.
+/// Converts an error of a swap within the transaction. COMMIT was not sent.
 fn sort(error: StoreError) -> TxError {
     let again = is_conflict(&error);
     let early = is_early(&error);
@@ -341,7 +343,7 @@ fn is_early(error: &StoreError) -> bool {
     matches!(source.downcast_ref(), Some(PostgresStoreError::EndedEarly))
 }
 
-/// Looks for one of the server's errors in what caused `error`.
+/// Returns whether the cause of `error` is a conflict, which a new transaction may avoid.
 fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -352,7 +354,7 @@ fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
         } else if let Some(PostgresStoreError::Rejected(db)) = error.downcast_ref() {
             Some(db.code().code())
         } else if let Some(PostgresStoreError::OldTransaction) = error.downcast_ref() {
-            // A new one sees the record.
+            // A new transaction sees the record.
             return true;
         } else {
             by_sqlx(error)

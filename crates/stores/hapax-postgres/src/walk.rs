@@ -1,10 +1,10 @@
 //! The walk over undecided records.
 //!
-//! It reads the blocks of the table as they follow each other on the disk: in order of key each record
-//! would be in another block. The server leaves out the others, which are nearly all.
+//! It reads the blocks of the table in their order on the disk: in the order of keys each record
+//! would be in another block. The server leaves out all other records, which are nearly all.
 //!
-//! A record that is written during the walk may move to a block that was read already. A rewrite of the
-//! whole table, as `VACUUM FULL` does, moves all of them, and ends the walk with an error.
+//! A record that is written during the walk may move to a block that was read already. A rewrite of
+//! the whole table, as by `VACUUM FULL`, moves all records, and ends the walk with an error.
 
 use std::error::Error;
 use std::num::NonZeroU32;
@@ -19,10 +19,12 @@ use crate::maintenance::{Job, Maintenance, MaintenanceError};
 use crate::record::ResultRow;
 use crate::sql::PAGE_BYTES;
 
-/// Records of an outcome of some hundred bytes in a block, half of which is left empty for updates.
+/// Records with an outcome of some hundred bytes in a block, half of which is left empty for
+/// updates.
 const RECORDS_OF_A_BLOCK: u32 = 4;
 
-/// Takes a step through as many blocks as `limit` records may have. A place is the file of the table and the number of the next block.
+/// Reads as many blocks as `limit` records may take. A position is the file of the table and the
+/// number of the next block.
 pub(crate) async fn step(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
@@ -60,7 +62,8 @@ pub(crate) async fn step(
     Ok(ScanStep { now: found.now, next: (next < found.blocks).then(place) })
 }
 
-/// Loads records, not behind those that requests wait for, and visits them.
+/// Loads records on the maintenance connection, so that requests do not wait for it, and visits
+/// them.
 async fn load(
     upkeep: &Arc<Maintenance>,
     sealer: &Sealer,
@@ -83,14 +86,14 @@ async fn load(
     Ok(())
 }
 
-/// What some blocks of the table hold.
+/// The undecided records of some blocks of the table.
 struct Blocks {
     now: Timestamp,
     /// The file of the table.
     file: i64,
-    /// Blocks of the whole table.
+    /// Number of blocks of the whole table.
     blocks: i64,
-    /// Keys of undecided records, each with the bytes of its record.
+    /// Keys of undecided records, each with the size of its record in bytes.
     keys: Vec<(Vec<u8>, usize)>,
 }
 

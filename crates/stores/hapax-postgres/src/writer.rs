@@ -1,13 +1,14 @@
 //! The tasks that write.
 //!
-//! 1. While a batch is under way swaps queue, and then all go in one statement, at most one of each
-//!    key.
-//! 2. A batch that the server refuses did not happen; each swap of it goes alone, so that the one
-//!    that it stumbled over is found. A batch whose answer was lost is ambiguous, each swap of it.
-//! 3. A row that somebody has locked is left out of the batch, and its swap goes alone, on another
-//!    connection, where it waits for the lock without keeping others waiting.
-//! 4. Nothing can deadlock. Batches wait for nothing but rows that others are inserting, and they
-//!    do everything in order of key; who is alone in its transaction holds nothing while it waits.
+//! 1. While a batch is under way swaps queue, and then all are sent in one statement, at most one
+//!    per key.
+//! 2. A batch that the server rejects did not happen; each swap of it is sent alone, so that only
+//!    the one that caused the rejection fails. If the answer to a batch is lost, each swap of it is
+//!    ambiguous.
+//! 3. A row that another transaction has locked is left out of the batch. Its swap is sent alone,
+//!    on another connection, where it waits for the lock without delaying others.
+//! 4. Nothing can deadlock. Batches wait only for rows that others are inserting, and they process
+//!    keys in order; a swap alone in its transaction has no lock while it waits.
 //!
 //! The tasks belong to the store and not to callers: a caller that is dropped drops the answer.
 
@@ -29,22 +30,22 @@ use crate::secret::Purpose;
 use crate::shared::{Shared, SwapJob, count};
 use crate::sql::Verb;
 
-/// Bytes of records in a batch, about.
+/// Approximate limit of the records in a batch, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Pauses between attempts to connect: they double from the first to the last.
+/// Pauses between attempts to connect: doubled from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// After which a connection that is only needed now and then is closed.
+/// Time after which an unused connection is closed, if it is rarely needed.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Which queue a writer empties, and how.
+/// The queue of a writer, and the way in which it is processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WriterMode {
-    /// In batches, that of this lane.
+    /// Sends the swaps of this lane in batches.
     Batches(usize),
-    /// One by one, what batches left over.
+    /// Sends the swaps that batches left over, one by one.
     Alone,
 }
 
@@ -53,11 +54,11 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     way: WriterMode,
     line: WriterConnection,
-    /// Whether the last batch was one.
+    /// Whether the last batch had several swaps.
     crowded: bool,
 }
 
-/// A connection that comes back by itself.
+/// A connection that is made again automatically.
 #[derive(Debug)]
 pub(crate) struct WriterConnection {
     link: Option<PgConnection>,
@@ -78,7 +79,7 @@ impl Writer {
             let link = match self.line.link(&shared).await {
                 Ok(link) => link,
                 Err(error) => {
-                    // Nothing of it was sent.
+                    // No request in the queue was sent.
                     for job in queue.drain() {
                         job.reply.send(Err(StoreError::unavailable(error.clone()))).ok();
                     }
@@ -113,9 +114,9 @@ impl Writer {
     }
 }
 
-/// Lets those who were just answered ask again, so that they are in the next batch and not in the
-/// one after it: callers would fall into two groups that take turns, each of half the size. Ends
-/// as soon as nobody comes, so that it takes no time where they stay away.
+/// Lets callers that were just answered queue their next swaps, so that these are in the next batch
+/// and not in the one after it: callers would otherwise fall into two groups that alternate, each
+/// of half the size. Ends as soon as no swap arrives, so it takes no time then.
 async fn gather(queue: &Queue<SwapJob>) {
     let mut waiting = queue.len();
     for _ in 0..8 {
@@ -128,10 +129,11 @@ async fn gather(queue: &Queue<SwapJob>) {
     }
 }
 
-/// Sends a batch and answers its callers. Whether the connection is still good.
+/// Sends a batch and answers its callers. Returns whether the connection is still usable.
 async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<SwapJob>) -> bool {
     let mut writes: Vec<_> = jobs.iter().map(|job| &job.write).collect();
-    // In order of key: batches that insert the same keys then wait for each other in one direction.
+    // In the order of keys: batches that insert the same keys then wait for each other in one
+    // direction.
     writes.sort_unstable_by_key(|write| write.key);
     let columns = Columns::of(&writes);
     let patient = way == WriterMode::Alone;
@@ -141,7 +143,8 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
     };
     let mut parameters = columns.parameters();
     parameters.push(&patient);
-    // What may execute again compares as well until that is known, so that it is in the log.
+    // A claim that may execute again also compares, until the replacement is known, so that it is
+    // logged.
     let unaware = !shared.setup.known.is_replaced();
     let compares = jobs.iter().any(|job| job.write.strict || (job.write.is_new && unaware));
     let known = compares.then(|| shared.setup.known.expected()).flatten();
@@ -155,10 +158,10 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
     let call = StatementCall { verb, parameters };
     let sent = link.transact(&shared.setup, &begin, call);
     count(&shared.counters.batches, 1);
-    // Dropped by the time-out the transaction may yet be committed, and the connection is given up.
+    // After the timeout the transaction may still be committed; the connection is given up.
     let outcome = timeout(shared.setup.answer, sent).await;
     let failure = match outcome {
-        // Without the identity that was expected nothing was written.
+        // Without the expected identity nothing was written.
         Ok(Ok(rows)) if rows.is_empty() && known.is_some() => {
             return replaced(shared, way, link, jobs).await;
         }
@@ -174,7 +177,7 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
     };
     let good = !failure.ends_connection();
     if failure.is_locked() && way == WriterMode::Alone {
-        // Others that wait behind it for the same lock hear so with it.
+        // Swaps of the same key that queue for the same lock fail with it.
         for behind in jobs.iter().flat_map(|job| shared.alone.drain_key(&job.write.key)) {
             behind.reply.send(Err(failure.clone().into_store_error())).ok();
         }
@@ -183,8 +186,8 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
     good
 }
 
-/// Rejects what needs the tables that were expected, unless an operator confirmed those that are
-/// there; the others are sent again. Whether the connection is still good.
+/// Rejects the swaps that require the expected tables, unless an operator confirmed the present
+/// ones; the others are sent again. Returns whether the connection is still usable.
 async fn replaced(
     shared: &Shared,
     way: WriterMode,
@@ -194,7 +197,7 @@ async fn replaced(
     let looking = recognise(link.client(), &shared.setup, Purpose::Inspect);
     let recognised = timeout(shared.setup.answer, looking).await;
     let accepted = matches!(recognised, Ok(Ok(true)));
-    // In the order in which they came.
+    // In their original order.
     for job in jobs.into_iter().rev() {
         if accepted || !job.write.strict {
             job.ticket.wait_again();
@@ -206,7 +209,8 @@ async fn replaced(
     matches!(recognised, Ok(Ok(_)))
 }
 
-/// A lock is waited for no longer than half of the time, and so that the caller still hears of it.
+/// Returns the BEGIN of a single swap. It waits for a lock for at most half of the timeout, and
+/// ends early enough for the caller to receive the answer.
 fn begin_alone(jobs: &[SwapJob], setup: &ConnectionSetup) -> String {
     let now = Instant::now();
     let left = jobs.iter().map(|job| job.deadline.saturating_duration_since(now)).min();
@@ -214,12 +218,12 @@ fn begin_alone(jobs: &[SwapJob], setup: &ConnectionSetup) -> String {
     setup.begin_with(left, left.min(setup.answer / 2))
 }
 
-/// What the rows say, by key; `None` if they cannot be read.
+/// Returns the rows by key; `None` if they cannot be read.
 fn said(rows: &[Row]) -> Option<HashMap<OperationId, ResultRow>> {
     let mut by_key = HashMap::with_capacity(rows.len());
     for row in rows {
         let said = ResultRow::read(row).ok()?;
-        // The first one counts: what is there now, of those that were written, is the same.
+        // The first row of a key is used: if this statement wrote it, all of them are the same.
         by_key.entry(said.key?).or_insert(said);
     }
     Some(by_key)
@@ -250,10 +254,10 @@ fn settle(
         }
     }
     for job in again {
-        // It was committed without this one: this copy did nothing.
+        // It was committed without this swap, so this attempt did nothing.
         job.ticket.wait_again();
         if job.write.expected.is_none() || way == WriterMode::Alone {
-            // Somebody else's write was not visible yet. By now it is.
+            // A write of another transaction was not visible yet. By now it is.
             count(&shared.counters.again, 1);
             shared.queue_of(way, &job).put_back(job);
         } else {
@@ -273,7 +277,7 @@ fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &TransactionFailure) {
     }
     if !rolled_back {
         count(&shared.counters.lost, jobs.len());
-        // Before the answers: a swap that is sent again must not take its own write for recorded.
+        // Before the answers: a swap that is sent again must not take its own write for confirmed.
         shared.setup.distrust_connections();
     }
     for job in jobs {
@@ -282,7 +286,7 @@ fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &TransactionFailure) {
 }
 
 impl Shared {
-    /// What did nothing in a batch is to go alone, if there is room for it there.
+    /// Queues a swap that did nothing in a batch to be sent alone, if the queue has space.
     fn pass_on(&self, job: SwapJob) {
         match self.alone.pass_on(job) {
             Ok(()) => count(&self.counters.alone, 1),
@@ -307,7 +311,7 @@ impl Default for WriterConnection {
 }
 
 impl WriterConnection {
-    /// One to write records on.
+    /// Creates a connection for writing records.
     pub(crate) const fn writing(link: Option<PgConnection>) -> Self {
         Self { link, purpose: Purpose::Write, pause: FIRST_PAUSE }
     }
@@ -324,7 +328,7 @@ impl WriterConnection {
         work.await
     }
 
-    /// The connection, made anew if need be. Bounded in time.
+    /// Returns the connection, made again if necessary. Bounded in time.
     pub(crate) async fn link(
         &mut self,
         shared: &Shared,
@@ -337,13 +341,13 @@ impl WriterConnection {
         Ok(self.link.insert(link))
     }
 
-    /// After an attempt to connect that failed.
+    /// Pauses after a failed attempt to connect.
     pub(crate) async fn pause(&mut self) {
         sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LAST_PAUSE);
     }
 
-    /// The connection is in a state that nobody knows.
+    /// Closes the connection, whose state is unknown.
     pub(crate) fn hang_up(&mut self) {
         self.link = None;
     }
@@ -369,7 +373,7 @@ async fn open(shared: &Shared, purpose: Purpose) -> Result<PgConnection, Postgre
     }
 }
 
-/// Writes as columns, which is how a statement takes many at once.
+/// Swaps as columns, the form in which a statement takes many at once.
 #[derive(Debug, Default)]
 pub(crate) struct Columns<'a> {
     keys: Vec<&'a [u8]>,
@@ -402,7 +406,7 @@ impl<'a> Columns<'a> {
         columns
     }
 
-    /// In the order of [`crate::sql::SWAP_IN_TYPES`].
+    /// Returns the parameters, in the order of [`crate::sql::SWAP_IN_TYPES`].
     pub(crate) fn parameters(&self) -> Vec<Parameter<'_>> {
         let Self {
             keys,

@@ -1,9 +1,9 @@
-//! What the store costs beside the same script driven raw by the same client: a claim and its
-//! completion, over and over, by as many callers as are asked for.
+//! Cost of the store compared with the same script called directly through the same client: claims
+//! and their completions, by a given number of concurrent callers.
 //!
 //!     cargo run --release -p hapax-redis --example throughput -- [CALLERS] [SECONDS]
 //!
-//! Starts a server of its own. Rounds alternate, so that what else the machine does hits both.
+//! Starts its own server. Rounds alternate, so that other load on the machine affects both.
 
 #![allow(
     clippy::disallowed_methods,
@@ -58,7 +58,7 @@ async fn main() {
     println!("median of the ratios: {:.2}", ratios[ROUNDS / 2]);
 }
 
-/// Requests a second.
+/// Returns the requests per second.
 async fn measure<T, F>(
     callers: u64,
     span: Duration,
@@ -97,7 +97,7 @@ async fn request(store: &RedisStore, key: OperationId) {
     }
 }
 
-/// The same script, by the same client, with arguments of the same length, and nothing else.
+/// Calls of the same script through the same client, with arguments of the same length.
 #[derive(Clone)]
 struct Raw {
     connection: MultiplexedConnection,

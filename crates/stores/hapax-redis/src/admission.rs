@@ -1,4 +1,4 @@
-//! How much may wait for the server at a time.
+//! Limits of the requests that wait for the server.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,8 +6,8 @@ use hapax_core::StoreError;
 
 use crate::error::RedisStoreError;
 
-/// Counts requests, and the bytes of records in them, from when they are let in until their caller
-/// has the answer or is gone.
+/// Limits of requests, and of the bytes of records in them, from their admission until the caller
+/// has the answer or is dropped.
 #[derive(Debug)]
 pub(crate) struct RequestLimit {
     items: Counter,
@@ -20,12 +20,13 @@ struct Counter {
     limit: usize,
 }
 
-/// Who may come in: new keys are refused first, so that work in hand can still be recorded.
+/// Share of the limits that a request may use. New keys are rejected first, so that executions
+/// under way can still be recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
-    /// Up to seven eighths.
+    /// Seven eighths.
     NewWork,
-    /// All of it.
+    /// The whole limit.
     Any,
 }
 
@@ -35,12 +36,12 @@ impl RequestLimit {
         Self { items: counter(items), bytes: counter(bytes) }
     }
 
-    /// Requests inside.
+    /// Returns the number of admitted requests.
     pub(crate) fn inside(&self) -> usize {
         self.items.inside.load(Ordering::Relaxed)
     }
 
-    /// Lets a request with `bytes` of records in. Nothing was sent for one that is refused.
+    /// Admits a request with `bytes` of records. A rejected request was not sent.
     pub(crate) fn enter(
         &self,
         bytes: usize,
@@ -48,7 +49,7 @@ impl RequestLimit {
     ) -> Result<RequestPermit<'_>, StoreError> {
         let full = || StoreError::unavailable(RedisStoreError::QueueFull);
         self.items.add(1, admission).ok_or_else(full)?;
-        // From here on its drop makes room again.
+        // From here on, dropping `inside` releases the request.
         let mut inside = RequestPermit { limit: self, bytes: 0 };
         self.bytes.add(bytes, admission).ok_or_else(full)?;
         inside.bytes = bytes;
@@ -67,7 +68,7 @@ impl Counter {
     }
 }
 
-/// A request that was let in.
+/// A permit for one request.
 #[derive(Debug)]
 pub(crate) struct RequestPermit<'a> {
     limit: &'a RequestLimit,
@@ -95,7 +96,7 @@ mod tests {
         let last = limit.enter(860, Admission::Any).unwrap();
         assert!(limit.enter(1, Admission::Any).is_err());
         drop((inside, last));
-        // What was refused left nothing behind.
+        // The rejected requests left nothing counted.
         let all: Vec<_> = (0..16).map(|_| limit.enter(62, Admission::Any).unwrap()).collect();
         assert_eq!(all.len(), 16);
         assert!(limit.enter(0, Admission::Any).is_err());

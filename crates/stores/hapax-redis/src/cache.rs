@@ -1,4 +1,4 @@
-//! A place for what can be looked up elsewhere.
+//! A cache on a Redis server, for entries that are also stored elsewhere.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,8 +16,9 @@ use crate::notify::Watchers;
 use crate::options::RedisOptions;
 use crate::reconnect::Reconnector;
 
-/// Bytes by store key, each for a time, on a server that may forget: it may evict, and need not
-/// persist. Names begin with the prefix and `cache:`, so that a store's are others.
+/// A map from operation id to bytes, each entry with a time to live, on a server that may lose
+/// them: it may evict, and need not persist. Names begin with the prefix and `cache:`, so they
+/// differ from the names of a store.
 ///
 /// Its user needs `+hello +info +get +set +del +ping` on those keys, and on a cluster
 /// `+cluster|slots +asking`.
@@ -28,11 +29,12 @@ pub struct RedisCache {
 }
 
 impl RedisCache {
-    /// Connects, and keeps the connection as a store does. Secrets among the options are of no
-    /// account: what is put here is stored as it is.
+    /// Connects, and maintains the connection as a store does. Secrets in the options are ignored:
+    /// entries are stored as given.
     ///
     /// # Errors
-    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server is a replica or too old.
+    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server is a replica or too
+    /// old.
     pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
         let options = options.allow_eviction();
         let url = options.target()?;
@@ -44,10 +46,10 @@ impl RedisCache {
         Ok(Self { link, names, limit })
     }
 
-    /// What was put under `key`, if it is still there.
+    /// Returns the entry of `key`, if it is still there.
     ///
     /// # Errors
-    /// [`RedisStoreError`]; it may be there.
+    /// [`RedisStoreError`]; the entry may exist.
     pub async fn get(&self, key: &OperationId) -> Result<Option<Bytes>, RedisStoreError> {
         match self.send(0, redis::cmd("GET").arg(self.names.name(key))).await? {
             Value::Nil => Ok(None),
@@ -56,10 +58,10 @@ impl RedisCache {
         }
     }
 
-    /// Puts `bytes` under `key`, for so long, to the next millisecond.
+    /// Puts `bytes` under `key` for `ttl`, in whole milliseconds and at least one.
     ///
     /// # Errors
-    /// [`RedisStoreError`]; it may be there now.
+    /// [`RedisStoreError`]; the entry may have been put.
     pub async fn put(
         &self,
         key: &OperationId,
@@ -72,10 +74,10 @@ impl RedisCache {
         self.send(bytes.len(), &set).await.map(drop)
     }
 
-    /// Forgets `key`.
+    /// Removes the entry of `key`.
     ///
     /// # Errors
-    /// [`RedisStoreError`]; it may still be there.
+    /// [`RedisStoreError`]; the entry may still exist.
     pub async fn remove(&self, key: &OperationId) -> Result<(), RedisStoreError> {
         self.send(0, redis::cmd("DEL").arg(self.names.name(key))).await.map(drop)
     }

@@ -1,4 +1,4 @@
-//! Clusters: one connection to each node, and who serves what.
+//! Clusters: one connection to each node, and the owners of slots.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use crate::error::{RedisConnectError, breaks};
 use crate::options::RedisOptions;
 use crate::url::RedisUrl;
 
-/// How often one that is sent elsewhere, or asked to come again, follows.
+/// Limit of attempts for a request that is redirected, or answered with `TRYAGAIN`.
 const FOLLOWED: u32 = 8;
 
-/// The pause before it does so first; then twice as long each time.
+/// Pause before the second attempt; it doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// One connection to each node, and how to reach those that it has none to.
+/// One connection to each node, and the options with which to connect to further nodes.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     pub(crate) client: ClusterConnection,
@@ -33,12 +33,11 @@ pub(crate) struct Cluster {
     news: Arc<ClusterSubscriptions>,
 }
 
-/// The connection on which the cluster tells of writes, to any one of its nodes: all of them pass on
-/// what is published.
+/// The connection for notifications, to any one node: all nodes forward what is published.
 ///
-/// Never the client's own, on which requests are answered: when it learns anew who serves what it
-/// subscribes again, takes the many confirmations for answers to as many requests, and gives each
-/// request after them the answer of another.
+/// It is never the client's own connection, on which requests are answered. When the client learns
+/// the slot owners anew, it subscribes again, takes the confirmations for answers to as many
+/// requests, and then gives each later request the answer of another.
 struct ClusterSubscriptions {
     connection: Mutex<Option<MultiplexedConnection>>,
     on_push: PushHandler,
@@ -56,13 +55,14 @@ pub(crate) async fn open(
     let builder = ClusterClientBuilder::new(url.nodes.iter().cloned())
         .use_protocol(redis::ProtocolVersion::RESP3)
         .tcp_settings(tcp)
-        // While it learns who serves what, everybody waits, also for a node that is off: less than
-        // callers do.
+        // While the client learns the slot owners, every request waits, also for an unreachable
+        // node. So this is shorter than the callers' timeout.
         .connection_timeout(options.timeout / 4)
         .response_timeout(options.timeout / 2)
         .overall_response_timeout(None)
-        // It would send again after a lost reply as well, and pass off the second answer as the
-        // only one: "conflict", where the first attempt was written and is history by now.
+        // Retries of the client would also follow a lost reply and return the second answer as the
+        // only one: "conflict" for a write whose first attempt was applied and has been superseded
+        // since.
         .retries(0)
         .push_sender(move |push: PushInfo| {
             if push.kind == PushKind::Disconnection {
@@ -82,10 +82,10 @@ pub(crate) async fn open(
 }
 
 impl Cluster {
-    /// Sends a command to who serves its key.
+    /// Sends a command to the owner of its key's slot.
     ///
-    /// It is carried out once at most: it is sent again only where a node said that it did not even
-    /// look at it.
+    /// The command is executed at most once: it is sent again only where a node answered that it
+    /// did not process it.
     pub(crate) async fn query(&mut self, command: &Cmd) -> RedisResult<Value> {
         let (mut pause, mut sent) = (PAUSE, 0);
         loop {
@@ -95,8 +95,8 @@ impl Cluster {
                 && let Some(node) = error.redirect_node().and_then(|(node, _)| named(node))
             {
                 let is_asked = error.kind() == ErrorKind::Server(ServerErrorKind::Ask);
-                // The client learns by itself who serves what, unless whom it asks about that does
-                // not know either.
+                // The client learns the slot owners itself, unless the node that it queries does
+                // not know them either.
                 if (is_asked || sent > 2)
                     && let Some(mut there) = self.reach(&node).await
                 {
@@ -115,8 +115,8 @@ impl Cluster {
         }
     }
 
-    /// A connection to one node for one request: what opens a node's door to those that it does not
-    /// serve yet opens it to the next command, whosever it is.
+    /// Opens a connection to one node for one request. `ASKING` applies to the next command on a
+    /// connection, whichever caller sends it, so the shared connection cannot be used.
     async fn reach(&self, node: &Node) -> Option<MultiplexedConnection> {
         let (url, options) = &*self.place;
         let seed = url.nodes.first()?;
@@ -125,9 +125,9 @@ impl Cluster {
         let reached = connection::reach_node(&address, url, options, &ignored).await;
         match reached {
             Ok((Connection::Single(there), server_info)) => {
-                // One that is new serves no slot yet, so that nobody has looked at it.
+                // A new node owns no slot yet, so it has not been checked.
                 let fit = server_info.check(options.allow_eviction);
-                fit.inspect_err(|error| tracing::error!(%error, "a node is no place for a store"))
+                fit.inspect_err(|error| tracing::error!(%error, "a node is unfit for a store"))
                     .ok()
                     .map(|()| there)
             }
@@ -142,7 +142,7 @@ impl Cluster {
             None => self.hear().await?,
         };
         let subscribed = connection.subscribe(channels).await;
-        // Put back only now: one that is silent, or broken, is not used again.
+        // Put back only now: an unresponsive or broken connection is not used again.
         if !subscribed.as_ref().is_err_and(is_lost) {
             *news = Some(connection);
         }
@@ -175,30 +175,30 @@ impl Cluster {
     }
 }
 
-/// Whether the connection for news is no more, or there never was one.
+/// Returns whether the connection for notifications was lost, or could not be made.
 pub(crate) fn is_lost(error: &RedisError) -> bool {
     breaks(error) || error.kind() == ErrorKind::ClusterConnectionNotFound
 }
 
-/// Whether a node said so, of this very request: nothing that the client does by itself is ever
-/// answered with one of these.
+/// Returns whether a node answered this very request so: no action of the client itself ends with
+/// one of these errors.
 pub(crate) fn was_not_looked_at(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, Moved, TryAgain};
     matches!(error.kind(), ErrorKind::Server(Moved | Ask | TryAgain))
 }
 
-/// Looks at those who serve a cluster's slots, each on a connection of its own: `false` if not all
-/// of them said what they are.
+/// Checks the owners of a cluster's slots, each on a separate connection. Returns `false` if not
+/// all of them could be checked.
 pub(crate) async fn vet(
     connection: &mut Connection,
     url: &RedisUrl,
     options: &RedisOptions,
 ) -> Result<bool, RedisConnectError> {
     let Some(seed) = url.nodes.first() else { return Ok(true) };
-    // Of all at once: so it is no longer than that however many there are.
+    // The limit covers all nodes at once, so it does not grow with their number.
     let limit = options.timeout / 4;
     let Ok(Ok(Some(masters))) = timeout(limit, connection.masters()).await else {
-        tracing::warn!("the cluster does not say who serves all of its slots");
+        tracing::warn!("the cluster did not return the owners of all of its slots");
         return Ok(false);
     };
     let mut looks: JoinSet<_> = masters
@@ -215,10 +215,10 @@ pub(crate) async fn vet(
         })
         .collect();
     let mut seen = true;
-    // Dropped early, or by an error, all of them end.
+    // Dropping the set, also after an error, ends all checks.
     while let Some(looked) = looks.join_next().await {
         match looked {
-            // One that follows another by now, others will be said to serve soon.
+            // If the node is a replica by now, the cluster will soon report other owners.
             Ok((Ok(Ok((_, server_info))), _)) if !server_info.is_replica() => {
                 server_info.check(options.allow_eviction)?;
             }
@@ -232,7 +232,7 @@ pub(crate) async fn vet(
     Ok(seen)
 }
 
-/// Another node's address, reached as the first is.
+/// Returns the address of another node, to be reached like the first one.
 fn beside(seed: &ConnectionAddr, node: &Node) -> ConnectionAddr {
     let (host, port) = (node.host.clone(), node.port);
     match seed.clone() {
@@ -243,7 +243,7 @@ fn beside(seed: &ConnectionAddr, node: &Node) -> ConnectionAddr {
     }
 }
 
-/// The server that an address names.
+/// Parses the address of a node.
 pub(crate) fn name(node: &Value) -> Option<Node> {
     match node {
         Value::BulkString(bytes) => named(std::str::from_utf8(bytes).ok()?),
@@ -257,8 +257,8 @@ fn named(text: &str) -> Option<Node> {
     Some(Node { host: host.into(), port: port.parse().ok()? })
 }
 
-/// The owners of all slots, from what `CLUSTER SLOTS` says: ranges, each with its first and last
-/// slot and its servers, the owner first.
+/// Returns the owners of all slots from the answer to `CLUSTER SLOTS`: ranges, each with its first
+/// and last slot and its servers, the owner first. `None` if a slot has no owner.
 pub(crate) fn owners(slots: Value) -> Option<Vec<Option<Node>>> {
     const SLOTS: i64 = 16_384;
     let Value::Array(ranges) = slots else { return None };

@@ -1,4 +1,4 @@
-//! Opening a connection, and what every kind of connection can do.
+//! Connections: opening one, and the operations of every kind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,26 +19,26 @@ use crate::options::RedisOptions;
 use crate::server_info::{ServerInfo, UnfitServer};
 use crate::url::RedisUrl;
 
-/// Requests that wait in the client for their turn to be written; those beyond wait at the door.
+/// Length of the client's queue of requests to be written; further callers wait to enter it.
 const WRITE_QUEUE: usize = 256;
 
-/// What a server says without being asked; must not block.
+/// Handler of pushed events. It must not block.
 pub(crate) type PushHandler = Arc<dyn Fn(PushEvent) + Send + Sync>;
 
-/// What is heard without being asked for.
+/// An event that is not the answer to a request.
 pub(crate) enum PushEvent {
     Message(PushInfo),
-    /// The connection is no more.
+    /// The connection has ended.
     Ended,
-    /// One node's of a cluster: its client makes it anew by itself.
+    /// The connection to one node of a cluster was lost: its client replaces it.
     #[cfg(feature = "cluster")]
     NodeLost,
-    /// That on which a cluster tells of writes.
+    /// The cluster's connection for notifications was lost.
     #[cfg(feature = "cluster")]
     Deaf,
 }
 
-/// One pipelined connection, shared by all callers; or, to a cluster, one to each node.
+/// One pipelined connection that all callers share; for a cluster, one to each node.
 #[derive(Clone)]
 pub(crate) enum Connection {
     Single(MultiplexedConnection),
@@ -46,8 +46,8 @@ pub(crate) enum Connection {
     Cluster(Cluster),
 }
 
-/// Connects, and leaves again where no store may be; who serves a cluster, [`vet`] looks at.
-/// `pushed` hears what comes unasked.
+/// Opens a connection, unless the server is unfit for a store. The nodes of a cluster are checked
+/// by [`vet`]. `on_push` receives pushed events.
 pub(crate) async fn open(
     url: &RedisUrl,
     options: &RedisOptions,
@@ -66,16 +66,16 @@ pub(crate) async fn open(
     timeout(limit, opening).await.unwrap_or(Err(RedisConnectError::TimedOut(limit)))
 }
 
-/// Connects wherever it may lead, for whoever wants to know what is there. A cluster's node stands
-/// for itself.
+/// Opens a connection to any server, fit for a store or not, for diagnosis. A node of a cluster
+/// counts as a single server.
 pub(crate) async fn reach(
     url: &RedisUrl,
     options: &RedisOptions,
     on_push: &PushHandler,
 ) -> Result<(Connection, ServerInfo), RedisConnectError> {
     let mut last = RedisConnectError::Url("it names no host".into());
-    // One whose host is off must leave time for the others, and for what follows; the last one has
-    // what is left.
+    // An unreachable host must leave time for the others and for the following steps. The last host
+    // may use all that is left.
     let limit = options.timeout / (2 * u32::try_from(url.nodes.len()).unwrap_or(u32::MAX));
     for (at, node) in url.nodes.iter().enumerate() {
         let reaching = reach_node(node, url, options, on_push);
@@ -100,7 +100,7 @@ pub(crate) async fn reach_node(
 ) -> Result<(Connection, ServerInfo), RedisConnectError> {
     let client = client(node, url, options).await?;
     let on_push = Arc::clone(on_push);
-    // Time-outs are the caller's: one for opening, one for each request.
+    // The callers have timeouts: one for opening, one for each request.
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None)
@@ -132,7 +132,7 @@ async fn client(
     with_certificates(node.clone(), options)
 }
 
-/// Asks the sentinels anew each time: that is how a store finds the next master.
+/// Queries the sentinels anew each time, so that a store finds the next master.
 #[cfg(feature = "sentinel")]
 async fn client(
     node: &ConnectionInfo,
@@ -143,7 +143,7 @@ async fn client(
     use redis::{ConnectionAddr, RedisConnectionInfo, TlsMode};
 
     let Some(master) = &url.master else { return with_certificates(node.clone(), options) };
-    // What the URL says of user and database is meant for the servers.
+    // User and database in the URL are meant for the servers, not for the sentinels.
     let sentinel = node.clone().set_redis_settings(RedisConnectionInfo::default());
     let mut servers = SentinelNodeConnectionInfo::default()
         .set_redis_connection_info(node.redis_settings().clone())
@@ -177,10 +177,10 @@ fn with_certificates(
     client.map_err(RedisConnectError::Unreachable)
 }
 
-/// `None` where the system's suffice.
+/// Returns the configured certificates; `None` if the system's suffice.
 #[cfg(feature = "tls")]
 pub(crate) fn certificates(options: &RedisOptions) -> Option<redis::TlsCertificates> {
-    // The process may have chosen a provider already; then that one serves.
+    // If the process has installed a provider already, that one is used.
     rustls::crypto::ring::default_provider().install_default().ok();
     let client_tls = options
         .tls
@@ -201,7 +201,8 @@ pub(crate) async fn cluster(
     Err(UnfitServer::Cluster.into())
 }
 
-/// Looks whether what is behind it is still a place for a store: `false` if not all of it was seen.
+/// Checks whether the servers behind the connection are fit for a store. Returns `false` if not all
+/// of them could be checked.
 pub(crate) async fn vet(
     connection: &mut Connection,
     url: &RedisUrl,
@@ -219,7 +220,7 @@ pub(crate) async fn vet(
     Ok(true)
 }
 
-/// A server among those of a cluster.
+/// A node of a cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Node {
     pub(crate) host: String,
@@ -227,7 +228,7 @@ pub(crate) struct Node {
 }
 
 impl Connection {
-    /// What each server says of itself; the only one has no name.
+    /// Returns the `INFO` of each server; a single server has no name.
     pub(crate) async fn server_info(
         &mut self,
     ) -> Result<Vec<(Option<Node>, ServerInfo)>, RedisConnectError> {
@@ -254,8 +255,8 @@ impl Connection {
         }
     }
 
-    /// Every server that holds keys: of a cluster the owners of its slots, also one that is away.
-    /// `None` if slots have no owner.
+    /// Returns every server that has keys: for a cluster the owners of its slots, also unreachable
+    /// ones. `None` if a slot has no owner.
     pub(crate) async fn masters(&mut self) -> RedisResult<Option<Vec<Option<Node>>>> {
         match self {
             Self::Single(_) => Ok(Some(vec![None])),
@@ -268,7 +269,7 @@ impl Connection {
         }
     }
 
-    /// Sends a command that names no key to one server.
+    /// Sends a command without a key to one server.
     pub(crate) async fn query_on(
         &mut self,
         node: Option<&Node>,
@@ -310,7 +311,7 @@ impl Connection {
         }
     }
 
-    /// What an error of it says about the request.
+    /// Classifies an error of this connection by its meaning for the request.
     pub(crate) fn classify(&self, error: RedisError) -> RequestFailure {
         match self {
             Self::Single(_) => crate::error::classify(error),
@@ -319,13 +320,13 @@ impl Connection {
         }
     }
 
-    /// Whether it leads to one server, and no further.
+    /// Returns whether this is a connection to a single server.
     pub(crate) const fn is_one(&self) -> bool {
         matches!(self, Self::Single(_))
     }
 
-    /// Whether it answers within `limit`. A cluster's is taken to: its client looks after each
-    /// node's by itself.
+    /// Returns whether the server answers within `limit`. Always true for a cluster, whose client
+    /// checks the connections to its nodes itself.
     pub(crate) async fn answers(&mut self, limit: Duration) -> bool {
         match self {
             Self::Single(connection) => {

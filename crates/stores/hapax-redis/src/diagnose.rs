@@ -1,4 +1,4 @@
-//! What would silently break the promise, for an operator to read.
+//! Checks of a server for settings that break the store's guarantees unnoticed, for operators.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::error::RedisConnectError;
 use crate::options::RedisOptions;
 use crate::server_info::ServerInfo;
 
-/// Looks at the server, or at every server of a cluster, without opening a store: also at one on
-/// which none would be opened. `clock` is what the server's is compared with.
+/// Checks the server, or every server of a cluster, without opening a store, so also a server on
+/// which a store would not open. The server's clock is compared with `clock`.
 ///
 /// # Errors
-/// [`RedisConnectError`] where nothing can be looked at.
+/// [`RedisConnectError`] if the server cannot be checked.
 pub async fn diagnose(
     options: &RedisOptions,
     clock: &dyn Clock,
@@ -69,16 +69,16 @@ async fn look(
 }
 
 fn version(server_info: &ServerInfo) -> Finding {
-    let found = server_info.value("redis_version").unwrap_or("not said").to_owned();
+    let found = server_info.value("redis_version").unwrap_or("not reported").to_owned();
     let severity = if server_info.is_too_old() { Severity::Broken } else { Severity::Fine };
     finding(severity, "version", found, "6.2 or later is needed")
 }
 
 fn role(server_info: &ServerInfo, in_cluster: bool) -> Finding {
-    let found = server_info.value("role").unwrap_or("not said").to_owned();
+    let found = server_info.value("role").unwrap_or("not reported").to_owned();
     let severity = match server_info.value("role") {
         None => Severity::Unknown,
-        // Its masters are what the store is on.
+        // In a cluster the store is on the masters.
         Some(_) if in_cluster => Severity::Fine,
         Some(_) if server_info.is_replica() => Severity::Broken,
         Some(_) => Severity::Fine,
@@ -89,7 +89,7 @@ fn role(server_info: &ServerInfo, in_cluster: bool) -> Finding {
 fn eviction(server_info: &ServerInfo) -> Finding {
     let fix = "set maxmemory-policy to noeviction: what is evicted runs again, silently";
     match (server_info.value("maxmemory_policy"), server_info.eviction()) {
-        (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not said".into(), fix),
+        (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not reported".into(), fix),
         (_, Some(policy)) => finding(Severity::Broken, "maxmemory-policy", policy.into(), fix),
         (Some(policy), None) => finding(Severity::Fine, "maxmemory-policy", policy.into(), fix),
     }
@@ -101,7 +101,7 @@ fn replicas(server_info: &ServerInfo) -> Finding {
         Some(count) => finding(
             Severity::Risk,
             "replicas",
-            format!("{count}, which are told after the answer"),
+            format!("{count}, which receive writes after the answer"),
             "a failover loses the last acknowledged writes: keep what must not run twice in \
              Postgres or a file",
         ),
@@ -109,7 +109,7 @@ fn replicas(server_info: &ServerInfo) -> Finding {
 }
 
 fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
-    let fix = "set appendonly to yes, or a restart forgets";
+    let fix = "set appendonly to yes, or a restart loses the records";
     if server_info.value("aof_enabled") == Some("1") {
         return finding(Severity::Fine, "persistence", "append-only file".into(), fix);
     }
@@ -119,7 +119,7 @@ fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
         Some(_) => finding(
             Severity::Risk,
             "persistence",
-            "snapshots only: a crash forgets what came after the last".into(),
+            "snapshots only: a crash loses what was written after the last".into(),
             fix,
         ),
     }
@@ -128,7 +128,7 @@ fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
 fn appendfsync(sync: Option<&str>) -> Finding {
     let fix = "set appendfsync to always, or accept that a crash forgets what was acknowledged";
     let (severity, found) = match sync {
-        None => (Severity::Unknown, "not said".into()),
+        None => (Severity::Unknown, "not reported".into()),
         Some("always") => (Severity::Fine, "always".into()),
         Some("everysec") => (Severity::Risk, "everysec: a crash may forget a second".into()),
         Some(other) => (Severity::Risk, format!("{other}: a crash may forget half a minute")),
@@ -136,13 +136,13 @@ fn appendfsync(sync: Option<&str>) -> Finding {
     finding(severity, "appendfsync", found, fix)
 }
 
-/// The server's clock is between two looks at ours, or it is not.
+/// Checks that the server's clock is between two readings of the local one.
 fn clocks(before: Timestamp, time: RedisResult<Value>, after: Timestamp) -> Finding {
     const APART: std::time::Duration = std::time::Duration::from_secs(1);
     let fix = "leases and retention go by the server's clock alone; keep it in step, and never \
                set it by hand while the store is in use";
     let Some(server) = time.ok().and_then(|time| timestamp(&time)) else {
-        return finding(Severity::Unknown, "clock", "not said".into(), fix);
+        return finding(Severity::Unknown, "clock", "not reported".into(), fix);
     };
     let apart = before.since(server).max(server.since(after));
     if apart < APART {
@@ -163,7 +163,8 @@ fn config(name: &str) -> redis::Cmd {
     config
 }
 
-/// The only value of `CONFIG GET`; `None` where it is denied, as hosted servers do.
+/// Returns the only value of `CONFIG GET`; `None` where the command is denied, as hosted servers
+/// do.
 fn value(answer: RedisResult<Value>) -> Option<String> {
     let value = match answer.ok()? {
         Value::Map(mut pairs) => pairs.pop()?.1,

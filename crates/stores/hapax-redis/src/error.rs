@@ -1,4 +1,4 @@
-//! What can go wrong, and what each failure says about the write.
+//! Errors, and the meaning of each failure for the write.
 
 use std::error::Error as _;
 use std::io;
@@ -10,49 +10,49 @@ use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::server_info::UnfitServer;
 
-/// Why a store was not opened, or lost its server.
+/// Reasons for which a store was not opened, or lost its server.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisConnectError {
-    /// The URL cannot be understood, or needs a feature that this build lacks.
+    /// The URL cannot be parsed, or needs a feature that this build lacks.
     #[error("the store's URL: {0}")]
     Url(String),
-    /// An option that goes with nothing.
+    /// An option is invalid, or cannot be combined with another.
     #[error("{0}")]
     Option(&'static str),
-    /// The server was not reached, or did not let us in.
+    /// The server was not reached, or rejected the login.
     #[error("the server was not reached: {0}")]
     Unreachable(#[source] RedisError),
-    /// The server took too long.
+    /// The server did not answer in time.
     #[error("the server did not answer within {0:?}")]
     TimedOut(Duration),
-    /// The server lets us in, and denies a command that the store needs.
-    #[error("the server refuses {command}: {source}")]
+    /// The server denies a command that the store needs.
+    #[error("the server denied {command}: {source}")]
     Denied {
-        /// Which.
+        /// The command.
         command: &'static str,
-        /// What it said.
+        /// The server's error.
         source: RedisError,
     },
-    /// The server cannot keep what a store promises.
+    /// The server cannot give the store's guarantees.
     #[error(transparent)]
     Unfit(#[from] UnfitServer),
-    /// Other processes write under another secret, or under none while one is given here, or the
-    /// other way round: their keys would be other keys, and nothing would protect one from the
-    /// other.
+    /// Other processes use another secret, or none while one is given here, or one while none is
+    /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
-        "the server is used with another secret than was given, or none was: give the secret of the \
-         other processes; to begin with another, empty the store, and confirm that"
+        "the server is used with another secret than the given one, or only one of the two is without a \
+         secret: give the secret of the other processes; to begin with another, empty the store, and \
+         confirm that"
     )]
     OtherSecret,
 }
 
 impl RedisConnectError {
-    /// Returns whether another attempt may succeed without any change to the server's configuration or
-    /// to the options: the server was not reached, did not answer in time, or is starting up.
+    /// Returns whether another attempt may succeed without any change to the server's configuration
+    /// or to the options: the server was not reached, did not answer in time, or is starting up.
     ///
-    /// A wrong password, a certificate that is not trusted, another secret and a server that evicts are
-    /// none of these.
+    /// A wrong password, an untrusted certificate, another secret and a server that evicts are none
+    /// of these.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         match self {
@@ -62,43 +62,44 @@ impl RedisConnectError {
         }
     }
 
-    /// Whether the server was heard, and is no place for this store.
+    /// Returns whether the server answered and is unfit for this store.
     pub(crate) const fn is_refusal(&self) -> bool {
         matches!(self, Self::Unfit(_) | Self::OtherSecret)
     }
 
-    /// For a command that is part of connecting.
+    /// Returns the error of a command that is part of connecting.
     pub(crate) fn of(command: &'static str, source: RedisError) -> Self {
         if breaks(&source) { Self::Unreachable(source) } else { Self::Denied { command, source } }
     }
 }
 
-/// Why the store gave no answer: the source within a [`StoreError`].
+/// Reasons for which the store gave no answer: the source within a [`StoreError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisStoreError {
-    /// Too much is waiting for the server already.
+    /// Too many requests wait for the server already.
     #[error("too many requests wait for the server")]
     QueueFull,
-    /// There is no connection, and none could be made in time.
+    /// There is no connection, and the attempt to make one failed.
     #[error("there is no connection: {0}")]
     NotConnected(#[source] Arc<RedisConnectError>),
-    /// There was no connection in time.
+    /// No connection was made in time.
     #[error("there was no connection within {0:?}")]
     Connecting(Duration),
     /// The server did not answer in time.
     #[error("the server did not answer within {0:?}")]
     TimedOut(Duration),
-    /// The server, or the connection to it, failed.
+    /// The server or the connection failed.
     #[error("{0}")]
     Redis(#[source] RedisError),
-    /// An answer that no script of ours gives, or to another request.
+    /// The answer is none of the script's, or belongs to another request.
     #[error("the server's answer cannot be understood")]
     Unreadable,
-    /// Part of the cluster is served by nobody: a page would look whole and is not.
+    /// Part of the cluster has no owner: a page would look complete and would not be.
     #[error("not every slot of the cluster is served")]
     Incomplete,
-    /// A new key, in a store that was opened to look ([`Options::make`](crate::RedisOptions::make)).
+    /// A new key was claimed in a store that was opened read-only
+    /// ([`RedisOptions::make`](crate::RedisOptions::make)).
     #[error("the store was opened to look: it claims no new keys")]
     ReadOnly,
     /// The store is not the one that was used before: new keys are rejected under `block` and
@@ -108,30 +109,30 @@ pub enum RedisStoreError {
          again: `hapax store confirm` accepts that"
     )]
     Replaced,
-    /// The key holds something that no store of ours wrote.
-    #[error("the key holds something that is no cell")]
+    /// The key has a value that no store wrote.
+    #[error("the key has a value that is no record of this store")]
     NoCell,
 }
 
-/// A request that got no answer, by what that says about it.
+/// A request without an answer, by its effect.
 #[derive(Debug)]
 pub(crate) enum RequestFailure {
-    /// It was not sent, or the server said that it did nothing.
+    /// The request was not sent, or the server answered that it did nothing.
     Nothing(RedisStoreError),
-    /// It may have been done, or may yet be.
+    /// The request may have been executed, or may still be.
     Unknown(RedisStoreError),
-    /// The server looked and found what is not ours.
+    /// The server found a value that is no record.
     Foreign,
 }
 
 impl RequestFailure {
-    /// Whether the server that was asked last does not know the script.
+    /// Returns whether the server does not have the script.
     pub(crate) fn is_unknown_script(&self) -> bool {
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
         matches!(self, Self::Nothing(RedisStoreError::Redis(error)) if error.kind() == unknown)
     }
 
-    /// Of a request after which nothing else was sent, and which changes nothing.
+    /// Converts the failure of a request that changes nothing and was the last one sent.
     pub(crate) fn did_nothing(self) -> Self {
         match self {
             Self::Unknown(source) => Self::Nothing(source),
@@ -139,7 +140,7 @@ impl RequestFailure {
         }
     }
 
-    /// For a swap.
+    /// Returns the error of a swap.
     pub(crate) fn of_write(self) -> StoreError {
         match self {
             Self::Nothing(source) => StoreError::unavailable(source),
@@ -148,7 +149,8 @@ impl RequestFailure {
         }
     }
 
-    /// For what changes nothing: that it is unknown whether it was done does not matter.
+    /// Returns the error of a request that changes nothing, for which it does not matter whether it
+    /// was executed.
     pub(crate) fn of_read(self) -> StoreError {
         match self {
             Self::Nothing(source) | Self::Unknown(source) => StoreError::unavailable(source),
@@ -157,11 +159,11 @@ impl RequestFailure {
     }
 }
 
-/// What an error says, once the request was handed to a cluster's client.
+/// Classifies an error of a request that was passed to a cluster's client.
 ///
-/// When that one cannot learn who serves what, it tells so everybody who waits, also those whose
-/// request a node is carrying out. So an error means that nothing was done only where it can be
-/// none but a node's answer to the request itself.
+/// When the client cannot learn the slot owners, it returns that error to every request under way,
+/// also to those that a node is executing. So an error means that nothing was done only if it can
+/// only be a node's answer to the request itself.
 #[cfg(feature = "cluster")]
 pub(crate) fn classify_of_cluster(error: RedisError) -> RequestFailure {
     let answered = crate::cluster::was_not_looked_at(&error)
@@ -172,16 +174,16 @@ pub(crate) fn classify_of_cluster(error: RedisError) -> RequestFailure {
     }
 }
 
-/// What an error says, once the request was handed to a connection that sends it once.
+/// Classifies an error of a request that was passed to a connection, which sends it once.
 ///
-/// A server's error is the answer of our script, or a refusal to run it. Either way nothing was
-/// written, because the only write is the last thing in the script that can fail. Only codes that
-/// servers and the script are known to send are read that way: a proxy in between may use any
-/// other for "I lost the server after I had sent it".
+/// A server's error is either the script's answer or a rejection of the script. Either way nothing
+/// was written, because the only write is the last command in the script that can fail. This holds
+/// only for codes that servers and the script are known to send: a proxy in between may use any
+/// other code for "the server was lost after the request was sent".
 pub(crate) fn classify(error: RedisError) -> RequestFailure {
     let nothing = match error.kind() {
         ErrorKind::Server(kind) => match kind {
-            // Not asked of the right node, or of one that cannot serve: refused before it runs.
+            // Sent to the wrong node, or to one that cannot serve: rejected before execution.
             ServerErrorKind::Moved
             | ServerErrorKind::Ask
             | ServerErrorKind::TryAgain
@@ -189,49 +191,49 @@ pub(crate) fn classify(error: RedisError) -> RequestFailure {
             | ServerErrorKind::CrossSlot
             | ServerErrorKind::MasterDown
             | ServerErrorKind::BusyLoading => true,
-            // A replica ran it up to the write and refused that.
+            // A replica executed the script up to the write and rejected that.
             ServerErrorKind::ReadOnly => true,
-            // Permissions are checked before a command is run, the script's as well.
+            // Permissions are checked before a command is executed, also within the script.
             ServerErrorKind::NoPerm => true,
-            // The script is not known there; whoever sent it sends its text instead.
+            // The server does not have the script; the caller then sends its text.
             ServerErrorKind::NoScript => true,
-            // "ERR": servers say it of commands they do not know, but proxies say it of anything.
-            // The others never answer a script.
+            // Code "ERR": servers use it for unknown commands, but proxies for anything. The other
+            // three are never the answer to a script.
             ServerErrorKind::ResponseError
             | ServerErrorKind::ExecAbort
             | ServerErrorKind::NotBusy
             | ServerErrorKind::NoSub => false,
-            // A kind that a newer client knows.
+            // A kind of a later version of the client.
             _ => false,
         },
-        // An error whose code the client does not know. Of a script's, these are refusals:
+        // A code that the client does not know. From a script, these are rejections:
         ErrorKind::Extension => match error.code() {
-            // The key holds another type, or bytes that are no cell.
+            // The key has another type, or bytes that are no record.
             Some("HAPAX" | "WRONGTYPE") => return RequestFailure::Foreign,
-            // The script's own, see swap.lua: its write was refused.
+            // The script's own codes, see swap.lua: its write was rejected.
             Some("NOTWRITTEN" | "NOTREAD") => true,
-            // No memory, no disk, too few replicas, another script at work, not logged in.
+            // No memory, no disk, too few replicas, another script under way, not logged in.
             Some("OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "NOAUTH") => true,
             _ => false,
         },
-        // No node to send it to.
+        // There is no node to send the request to.
         ErrorKind::ClusterConnectionNotFound
-        // Refused by the client itself, before it sends.
+        // Rejected by the client before it sends.
         | ErrorKind::InvalidClientConfig
         | ErrorKind::EmptySentinelList
         | ErrorKind::MasterNameNotFoundBySentinel
         | ErrorKind::NoValidReplicasFoundBySentinel
-        // Both while a connection is made: nothing else was sent on it yet.
+        // Both occur while a connection is made, before any other request is sent on it.
         | ErrorKind::AuthenticationFailed
         | ErrorKind::RESP3NotSupported => true,
-        // The connection broke, or was found broken: the client does not tell before from after
-        // it was sent.
+        // The connection broke, or was found broken: the client does not distinguish before from
+        // after sending.
         ErrorKind::Io => false,
-        // An answer that cannot be parsed, or is of another type: something was done.
+        // The answer cannot be parsed, or has another type: something was done.
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => false,
-        // The client's own, at any time.
+        // The client's own errors can occur at any time.
         ErrorKind::Client => false,
-        // A kind that a newer client knows.
+        // A kind of a later version of the client.
         _ => false,
     };
     if nothing {
@@ -243,7 +245,7 @@ pub(crate) fn classify(error: RedisError) -> RequestFailure {
 
 fn is_away(error: &RedisError) -> bool {
     match error.kind() {
-        // TLS reports a certificate that is not trusted as invalid data.
+        // TLS reports an untrusted certificate as invalid data.
         ErrorKind::Io => {
             let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
             source.is_none_or(|source| source.kind() != io::ErrorKind::InvalidData)
@@ -260,10 +262,10 @@ fn is_away(error: &RedisError) -> bool {
     }
 }
 
-/// Whether the connection is of no use after this error, or leads to the wrong server.
+/// Returns whether the connection is unusable after this error, or leads to the wrong server.
 pub(crate) fn breaks(error: &RedisError) -> bool {
     match error.kind() {
-        // It leads to a server that is no master any more.
+        // The server is no longer the master.
         ErrorKind::Server(ServerErrorKind::ReadOnly) => true,
         ErrorKind::Io | ErrorKind::Parse => true,
         _ => error.is_unrecoverable_error(),

@@ -1,17 +1,18 @@
-//! The identity of a store: a random text beside its records.
+//! The identity of a store: a random text stored with its records.
 //!
-//! A store that was emptied would execute again what it held. So each store has an identity, which
-//! goes with its records (FLUSHALL). Whoever used the store, or remembers its identity
-//! ([`RedisOptions::identity`](crate::RedisOptions::identity)), then claims no new key under `block` or
-//! `reconcile` until an operator confirms: [`RedisStore::confirm`](crate::RedisStore::confirm) marks
-//! the identity that is there, and every process accepts one that is marked.
+//! A store that was emptied would execute its operations again. So each store has an identity,
+//! which is lost together with its records (FLUSHALL). Processes that used the store, or were given
+//! its identity ([`RedisOptions::identity`](crate::RedisOptions::identity)), then claim no new key
+//! under `block` or `reconcile` until an operator confirms:
+//! [`RedisStore::confirm`](crate::RedisStore::confirm) marks the present identity, and every
+//! process accepts a marked one.
 //!
-//! The script that claims compares the identity, in the same step. In a cluster it cannot, because the
-//! identity is in a slot of its own: there it is compared when the store is opened.
+//! A claim's script compares the identity in the same step. In a cluster it cannot, because the
+//! identity is in another slot: there it is compared when the store is opened.
 
 use std::sync::{PoisonError, RwLock};
 
-/// Characters of an identity.
+/// Number of characters of an identity.
 const LENGTH: usize = 32;
 
 /// The identity that claims expect; `None` before one was seen.
@@ -21,7 +22,7 @@ pub(crate) struct ExpectedIdentity(RwLock<Identity>);
 #[derive(Debug, Default)]
 struct Identity {
     expected: Option<String>,
-    /// The store has another one, or none.
+    /// Whether the store was found with another identity, or with none.
     replaced: bool,
 }
 
@@ -38,8 +39,8 @@ impl ExpectedIdentity {
         self.0.read().unwrap_or_else(PoisonError::into_inner).replaced
     }
 
-    /// Compares what is there with what is expected, and takes it for that if nothing is. Returns
-    /// whether claims may go on.
+    /// Compares the identity that was found with the expected one; if none is expected, the found
+    /// one is from now on. Returns whether claims may continue.
     pub(crate) fn recognise(&self, found: &str) -> bool {
         let (found, confirmed) = match found.strip_suffix('+') {
             Some(found) => (found, true),
@@ -64,7 +65,7 @@ impl ExpectedIdentity {
     }
 }
 
-/// A new identity from 16 random bytes.
+/// Creates an identity from 16 random bytes.
 pub(crate) fn identity(random: [u8; LENGTH / 2]) -> String {
     format!("{:032x}", u128::from_be_bytes(random))
 }

@@ -1,10 +1,10 @@
-//! How cells are called.
+//! Names of records on the server.
 
 use std::sync::Arc;
 
 use hapax_core::OperationId;
 
-/// A prefix, and after it the store key in hexadecimal digits.
+/// A prefix, to which a name adds the operation id in hexadecimal digits.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyNames(Arc<str>);
 
@@ -17,25 +17,25 @@ impl KeyNames {
         format!("{}{key}", self.0)
     }
 
-    /// Where the name of the secret is. No cell's: it is no hexadecimal number.
+    /// Returns the name of the secret's mark. No record has it: it is no hexadecimal number.
     pub(crate) fn secret(&self) -> String {
         format!("{}secret", self.0)
     }
 
-    /// Where the identity of the store is. No cell's either.
+    /// Returns the name of the store's identity. No record has it either.
     pub(crate) fn identity(&self) -> String {
         format!("{}identity", self.0)
     }
 
-    /// What has such a name; `None` for a name that is not ours.
+    /// Returns the operation id in a name; `None` if it is no record's.
     pub(crate) fn key(&self, name: &[u8]) -> Option<OperationId> {
         let digits = name.strip_prefix(self.0.as_bytes())?;
-        // One spelling only.
+        // Only one spelling is accepted.
         let lower = digits.iter().all(|digit| !digit.is_ascii_uppercase());
         lower.then(|| OperationId::from_hex(std::str::from_utf8(digits).ok()?)).flatten()
     }
 
-    /// The pattern that every name fits.
+    /// Returns the pattern that all names match.
     pub(crate) fn pattern(&self) -> String {
         format!("{}*", self.0)
     }

@@ -1,17 +1,17 @@
 //! Hapax on Redis or Valkey, 6.2 or later: a store that many processes share.
 //!
-//! 1. A record is one key, and a swap one script and one round trip: the script compares the tag
-//!    and writes with a single command, by the server's own clock.
-//! 2. All callers of a process share one connection, on which their requests are pipelined. It is
-//!    kept by itself: broken or silent, it is replaced, and until then callers hear within
-//!    [`RedisOptions::timeout`] that there is no store.
-//! 3. A request that was never sent is *unavailable*; one that was sent and not answered is
-//!    *ambiguous*, because it may be carried out yet, and the engine sends it again. A server's
-//!    refusal says that nothing was done; not so a cluster's, see below.
-//! 4. A server that would forget by design is refused, at first and whenever it is found again:
-//!    one that evicts, a replica, an old version; it is looked at again every thirty time-outs (a
-//!    minute by default). [`diagnose`] looks at what can be accepted.
-//! 5. Those who wait for a key hear of its end by pub/sub ([`hapax_core::Notify`]).
+//! 1. A record is one Redis key, and a swap is one script and one round trip: the script compares
+//!    the write id and writes with a single command, by the server's clock.
+//! 2. All callers of a process share one connection, on which their requests are pipelined. A
+//!    broken or unresponsive connection is replaced automatically. Until then requests fail within
+//!    [`RedisOptions::timeout`].
+//! 3. A request that was never sent is *unavailable*. One that was sent and not answered is
+//!    *ambiguous*, because the server may still execute it, and the engine sends it again. An error
+//!    from a single server means that nothing was done; for clusters see below.
+//! 4. A server that loses records by design is rejected, at the first connection and at every later
+//!    one: one that evicts, a replica, an old version. It is checked again every thirty timeouts (a
+//!    minute by default). [`diagnose`] also checks settings that are accepted but risky.
+//! 5. Waiters are notified by pub/sub when a record is finished ([`hapax_core::Notify`]).
 //!
 //! ```no_run
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,32 +25,33 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # When it forgets
+//! # When it loses records
 //!
-//! What Redis acknowledged it may lose, and what is lost runs again, also under `block`. Where a
-//! rare second execution is acceptable, Redis is the fastest store for many processes. Where it
-//! is not, as with money, keep records in Postgres or in a file, with a cache in front if need be.
+//! Redis may lose writes that it acknowledged, and a lost record executes again, also under
+//! `block`. Where a rare second execution is acceptable, Redis is the fastest store for many
+//! processes. Where it is not, as with money, keep records in Postgres or in a file, with a cache
+//! in front if needed.
 //!
-//! | what happens | what is lost | against it |
+//! | event | loss | prevention |
 //! | --- | --- | --- |
-//! | memory runs short under a policy that evicts | any record, silently | `maxmemory-policy noeviction`; else the store does not open |
-//! | the server is killed, `appendfsync everysec` | a second of what was acknowledged | `appendfsync always` |
-//! | the server is restarted without append-only file | what came after the last snapshot | `appendonly yes` |
-//! | a failover | what the replica was not told yet; `WAIT` narrows it, and promises nothing | none |
-//! | the server's clock steps forward | what has ended by then: leases, and retention for good | keep it in step; never set it by hand |
-//! | the server's clock steps back | nothing: leases and retention last longer, and fences grow, but for a key that was removed in between | |
-//! | somebody deletes keys | those | a server or at least a database of its own |
+//! | memory runs short under a policy that evicts | any record, without a trace | `maxmemory-policy noeviction`; else the store does not open |
+//! | the server is killed, `appendfsync everysec` | a second of acknowledged writes | `appendfsync always` |
+//! | the server is restarted without append-only file | writes after the last snapshot | `appendonly yes` |
+//! | a failover | writes that the replica had not received; `WAIT` narrows this, and guarantees nothing | none |
+//! | the server's clock steps forward | leases and retention that have ended by then; the latter for good | synchronize it; never set it by hand |
+//! | the server's clock steps back | nothing: leases and retention last longer, and fences grow, except for a key that was removed in between | |
+//! | keys are deleted | those records | a separate server, or at least a separate database |
 //!
 //! # Expiry
 //!
-//! A record that is kept for a time has the server's own expiry (`PXAT`), at the end of its keep
-//! and one lease, rounded up to the next millisecond, by the clock that also stamps deadlines. So
-//! nothing is removed while somebody whose lease is over may still come to record its outcome
-//! under the old tag, and `reap` has nothing to do. The server removes lazily; therefore the
-//! scripts read what is due as gone, so that nobody can see that. What is kept for ever (in flight
-//! or unknown under `block`) has no expiry at all.
+//! A record with a retention has the server's own expiry (`PXAT`): the end of the retention plus
+//! one lease, rounded up to the next millisecond, by the clock that also stamps deadlines. So
+//! nothing is removed while an execution whose lease has lapsed may still record its outcome under
+//! the old write id, and `reap` has nothing to do. The server removes lazily, so the scripts treat
+//! expired records as absent. A record that is retained for ever (in flight or unknown under
+//! `block`) has no expiry.
 //!
-//! # What a server's user needs
+//! # Permissions of the server's user
 //!
 //! ```text
 //! ACL SETUSER hapax on >PASSWORD resetkeys resetchannels ~hapax:* &hapax:* -@all
@@ -58,59 +59,60 @@
 //!   +publish +subscribe +unsubscribe +client|setinfo
 //! ```
 //!
-//! `publish`, `subscribe` and channels are for those who wait; without them they look four times a
-//! second. `scan` is for paging ([`hapax_core::Inspect`]). `client|setinfo` exists from 7.2 on and names
-//! the connection. A cluster needs `+cluster|slots +asking` as well, and [`diagnose`] asks
-//! for `+config|get`, but goes without.
+//! `publish`, `subscribe` and channels are for waiters; without them waiters poll four times a
+//! second. `scan` is for paging ([`hapax_core::Inspect`]). `client|setinfo` exists from 7.2 on and
+//! names the connection. A cluster also needs `+cluster|slots +asking`. [`diagnose`] uses
+//! `+config|get` where it is allowed.
 //!
 //! # At rest
 //!
-//! With [`RedisOptions::secret`] records are sealed, and the server's files tell nothing of keys,
-//! credentials or outcomes. Deadlines, tag and fence stand beside the record in the clear, because
-//! the script stamps them: whoever can write to the server can end a lease, as they can delete a
-//! key, but can neither read a record nor make one.
+//! With [`RedisOptions::secret`] records are sealed, and the server's files reveal no keys,
+//! credentials or outcomes. Deadlines, write id and fence are stored in plain next to the record,
+//! because the script stamps them: a process that can write to the server can end a lease, as it
+//! can delete a key, but it can neither read a record nor forge one.
 //!
 //! Processes that share records must name keys by the same secret, or all by none: else the same
-//! key has two names, and nothing stops its second execution. Whoever comes with another is
-//! refused ([`RedisConnectError::OtherSecret`]). The secret that seals can be replaced
-//! ([`RedisOptions::key_ring`]), the one that names cannot; to begin with another, delete
+//! key has two names, and nothing prevents its second execution. A process with another secret is
+//! rejected ([`RedisConnectError::OtherSecret`]). The secret that seals can be replaced
+//! ([`RedisOptions::key_ring`]); the secret that names cannot. To begin with another, delete
 //! `hapax:secret`, `hapax:identity` and every record.
 //!
-//! A store has an identity (`hapax:identity`), which goes with its records when the server is emptied.
-//! Processes that used the store, or remember it ([`RedisOptions::identity`]), then claim no new key under
-//! `block` or `reconcile` ([`RedisStoreError::Replaced`]) until [`RedisStore::confirm`] says that it
-//! was meant; under `reexecute` the log has an error. A claim compares the identity in its own script,
-//! but in a cluster only when the store is opened.
+//! A store has an identity (`hapax:identity`), which is lost with its records when the server is
+//! emptied. Processes that used the store, or were given its identity ([`RedisOptions::identity`]),
+//! then claim no new key under `block` or `reconcile` ([`RedisStoreError::Replaced`]) until
+//! [`RedisStore::confirm`] accepts the store; under `reexecute` they log an error. A claim compares
+//! the identity in its own script; in a cluster the identity is compared only when the store is
+//! opened.
 //!
-//! Whether the secret is still the same is looked at on each new connection, and every thirty time-outs (a
-//! minute by default). Within such a time others may have emptied the server and begun with another
-//! secret, unnoticed. Whoever only looks ([`RedisOptions::make`]) does not choose the secret for others.
+//! The secret is checked on each new connection, and every thirty timeouts (a minute by default).
+//! Within that time other processes can empty the server and begin with another secret, unnoticed.
+//! A process that only reads ([`RedisOptions::make`]) does not choose the secret.
 //!
 //! # Clusters
 //!
-//! A request is carried out once at most: it is sent again only where a node answered that it did
-//! not look at it, because its slot is elsewhere or on the move. When the client cannot learn who
-//! serves what, it says so to all who wait for any answer. Therefore most errors that it reports for
-//! a write are *ambiguous*, also a plain refusal such as `CLUSTERDOWN` or `OOM`; *unavailable* is
-//! what was never given to it, or was only sent from node to node.
+//! A request is executed at most once: it is sent again only where a node answered that it did not
+//! process it, because its slot is elsewhere or being moved. When the client cannot learn the slot
+//! owners, it returns that error to every request under way. Therefore most errors of a write are
+//! *ambiguous*, also a plain rejection such as `CLUSTERDOWN` or `OOM`. A request is *unavailable*
+//! only if it was never passed to the client, or was only redirected from node to node.
 //!
-//! Who serves slots is looked at when the store opens, when a node's connection was lost, and every
-//! thirty time-outs. A master that is away cannot be looked at: that is logged, and made up for once
-//! it is back. One that evicts makes the store give up the whole cluster.
+//! Slot owners are checked when the store opens, when the connection of a node is lost, and every
+//! thirty timeouts. An unreachable master cannot be checked: that is logged, and the check is
+//! repeated once it is back. If one master evicts, the store stops using the whole cluster.
 //!
-//! With a node that drops packets or is frozen:
+//! While a node drops packets or is frozen:
 //!
-//! - Its own keys are out of reach until the cluster has another master for them or it is back.
-//! - Keys of others are answered, but slowly, up to three quarters of the time-out and a whole one
-//!   in bad moments: the client learns anew who serves what each time it is sent to the lost node,
-//!   and everybody waits for that.
-//! - If nobody asks for keys of others, the connections to all nodes are made anew after each
-//!   time-out.
-//! - A process that starts then is served where one node of its URL answers. That takes up to twice
-//!   the time-out. It is refused while the node that holds `hapax:secret` is the one that is away:
-//!   it cannot know whether its secret is the right one. A process that had been let in before stays
-//!   in.
-//! - News of writes may be missed while a node's connection is made anew; who waits looks by itself.
+//! - Its own keys are unavailable until the cluster has another master for them or the node is
+//!   back.
+//! - Other keys are answered, but slowly: in up to three quarters of the timeout, and at worst a
+//!   whole one. The client learns the slot owners anew each time it is redirected to the lost node,
+//!   and every request waits for that.
+//! - If there are no requests for other keys, the connections to all nodes are replaced after each
+//!   timeout.
+//! - A process that starts then can connect if one node of its URL answers. That takes up to twice
+//!   the timeout. It is rejected while the unreachable node is the one with `hapax:secret`, because
+//!   the process cannot check its secret. A process that was connected before continues.
+//! - Notifications may be missed while the connection of a node is replaced; waiters also poll.
 //!
 //! # Features
 //!

@@ -1,8 +1,8 @@
 //! The connection that all callers share.
 //!
-//! 1. Callers wait for a connection and send on it. What was never sent did not happen; what was
-//!    sent and not answered may have.
-//! 2. The [keeper](crate::reconnect) makes it, looks after it and makes it anew.
+//! 1. Callers wait for a connection and send on it. A request that was never sent did not happen;
+//!    one that was sent and not answered may have.
+//! 2. The [`Reconnector`](crate::reconnect) makes the connection, checks it and replaces it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure, breaks};
 use crate::reconnect::Reconnector;
 
-/// A caller's end.
+/// A caller's handle to the connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionHandle {
     state: watch::Receiver<LinkState>,
@@ -35,7 +35,7 @@ pub(crate) enum LinkState {
     Down(Arc<RedisConnectError>),
 }
 
-/// A connection, and whether it is alive.
+/// A connection and its status.
 pub(crate) struct LiveConnection {
     connection: Connection,
     /// Callers that wait for an answer now.
@@ -44,59 +44,59 @@ pub(crate) struct LiveConnection {
     pub(crate) broken: Arc<ConnectionStatus>,
 }
 
-/// Whether a connection has ended.
+/// Events on a connection that its task must react to.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionStatus {
     ended: AtomicBool,
-    /// Something behind it is another than it was, or was not looked at.
+    /// The servers may have changed, or could not all be checked.
     changed: AtomicBool,
-    /// Nothing is heard of writes any more.
+    /// The subscription to notifications was lost.
     #[cfg(feature = "cluster")]
     deaf: AtomicBool,
     heard: Notify,
 }
 
 impl ConnectionStatus {
-    /// It looks as if it had; the keeper sees to it.
+    /// Reports that the connection may have ended; its task checks it.
     fn suspect(&self) {
         self.heard.notify_one();
     }
 
-    /// It has: nobody needs to try it any more.
+    /// Reports that the connection has ended, without a check.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         self.heard.notify_one();
     }
 
-    /// Its servers are to be looked at again.
+    /// Reports that the servers must be checked again.
     pub(crate) fn change(&self) {
         self.changed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether they are, since this was asked the last time.
+    /// Returns and clears whether the servers must be checked again.
     pub(crate) fn has_changed(&self) -> bool {
         self.changed.swap(false, Ordering::Relaxed)
     }
 
-    /// Whoever waits for news is to subscribe again.
+    /// Reports that the subscriptions must be made again.
     #[cfg(feature = "cluster")]
     pub(crate) fn deafen(&self) {
         self.deaf.store(true, Ordering::Relaxed);
     }
 
-    /// Whether that is so, since this was asked the last time.
+    /// Returns and clears whether the subscriptions must be made again.
     #[cfg(feature = "cluster")]
     pub(crate) fn was_deafened(&self) -> bool {
         self.deaf.swap(false, Ordering::Relaxed)
     }
 
-    /// Waits until somebody hears so.
+    /// Waits until the connection is reported as ended, or as possibly ended.
     pub(crate) async fn heard(&self) {
         self.heard.notified().await;
     }
 }
 
-/// A caller that waits, until this is dropped.
+/// Counts a caller that waits for an answer, until dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl Drop for Waiting<'_> {
@@ -106,7 +106,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl ConnectionHandle {
-    /// Connects, and keeps the connection from then on, on the runtime of the caller.
+    /// Connects, and starts the task that maintains the connection, on the caller's runtime.
     pub(crate) async fn open(keeper: Reconnector) -> Result<Self, RedisConnectError> {
         let timeout = keeper.options.timeout;
         let connections = Arc::clone(&keeper.made);
@@ -117,16 +117,16 @@ impl ConnectionHandle {
         Ok(Self { state: receiver, timeout, keeper, connections, one })
     }
 
-    /// Sends a command and waits for its answer. Dropped before the answer, the command may still
-    /// be carried out.
+    /// Sends a command and waits for its answer. If the future is dropped before the answer, the
+    /// command may still be executed.
     pub(crate) async fn send(&self, command: &Cmd) -> Result<Value, RequestFailure> {
         let deadline = Instant::now() + self.timeout;
         let wire = self.wire().await?;
         wire.send(command, deadline, self.timeout).await
     }
 
-    /// The connection: at once while there is one, else when the attempt that is under way, or the
-    /// next one, comes to an end.
+    /// Returns the connection: at once while there is one, else when the current or the next
+    /// attempt to connect ends.
     pub(crate) async fn wire(&self) -> Result<Arc<LiveConnection>, RequestFailure> {
         if let LinkState::Up(wire) = &*self.state.borrow()
             && !wire.has_ended()
@@ -137,12 +137,12 @@ impl ConnectionHandle {
     }
 
     async fn next_wire(&self) -> Result<Arc<LiveConnection>, RequestFailure> {
-        // Shorter than what callers wait for the whole: an error that says that nothing was sent
-        // is worth more to them than their own time-out, after which anything may have happened.
+        // Shorter than the callers' whole timeout: an error that means "nothing was sent" is more
+        // useful than their own timeout, after which the request may have been executed.
         let limit = self.timeout * 3 / 4;
         let mut state = self.state.clone();
         let waiting = async {
-            // An attempt that failed before this call says nothing: wait for the next one.
+            // An attempt that failed before this call does not count: wait for the next one.
             let mut stale = true;
             loop {
                 match &*state.borrow_and_update() {
@@ -152,7 +152,7 @@ impl ConnectionHandle {
                     }
                     LinkState::Up(_) | LinkState::Connecting | LinkState::Down(_) => stale = false,
                 }
-                // The keeper ends with the link, or with its runtime.
+                // The task ends with the link, or with its runtime.
                 if state.changed().await.is_err() {
                     return Err(RedisStoreError::Connecting(self.timeout));
                 }
@@ -162,12 +162,12 @@ impl ConnectionHandle {
         waited.unwrap_or(Err(RedisStoreError::Connecting(limit))).map_err(RequestFailure::Nothing)
     }
 
-    /// Whether it leads to one server, and not to a cluster.
+    /// Returns whether this is a connection to a single server, not to a cluster.
     pub(crate) const fn is_one(&self) -> bool {
         self.one
     }
 
-    /// Connections made so far.
+    /// Returns the number of connections made so far.
     pub(crate) fn connections(&self) -> u64 {
         self.connections.load(Ordering::Relaxed)
     }
@@ -189,7 +189,7 @@ impl LiveConnection {
         Self { connection, waiting, answered, broken }
     }
 
-    /// A connection of its own handle, for several commands that belong together.
+    /// Returns a separate handle to the connection, for several commands in a row.
     pub(crate) fn connection(&self) -> Connection {
         self.connection.clone()
     }
@@ -203,8 +203,9 @@ impl LiveConnection {
         let mut connection = self.connection.clone();
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = Waiting(&self.waiting);
-        // Dropped here, by the time-out or by the caller, the command is withdrawn if it was not
-        // written yet, else its answer is thrown away. Nobody is told which: it may be done.
+        // Dropped here, by the timeout or by the caller, the command is withdrawn if it was not
+        // written yet; else its answer is discarded. The caller cannot distinguish the two: the
+        // command may have been executed.
         let answer = timeout_at(deadline, connection.query(command)).await;
         let Ok(answer) = answer else {
             return Err(RequestFailure::Unknown(RedisStoreError::TimedOut(limit)));
@@ -215,7 +216,7 @@ impl LiveConnection {
             } else if self.is_one() {
                 self.broken.end();
             } else {
-                // A cluster's client has other connections, and looks after them by itself.
+                // A cluster's client has other connections, and checks them itself.
                 self.broken.suspect();
             }
             self.connection.classify(error)
@@ -226,7 +227,7 @@ impl LiveConnection {
         self.broken.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether it leads to one server, and no further.
+    /// Returns whether this is a connection to a single server.
     pub(crate) const fn is_one(&self) -> bool {
         self.connection.is_one()
     }
@@ -235,12 +236,12 @@ impl LiveConnection {
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How much was answered so far.
+    /// Returns the number of answers so far.
     pub(crate) fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// The same, if somebody waits for an answer.
+    /// Returns the number of answers so far if a caller waits for one.
     pub(crate) fn waited_at(&self) -> Option<u64> {
         (self.waiting.load(Ordering::Relaxed) > 0).then(|| self.answered())
     }

@@ -1,7 +1,8 @@
-//! Who waits to hear that a cell was written.
+//! Waiters for writes of records.
 //!
-//! Each cell that somebody waits for is a channel, named like its key. The keeper of the
-//! connection subscribes to what is wanted here; this only keeps the list and passes on the news.
+//! Each record with waiters is a channel, named like its key. The task that maintains the
+//! connection subscribes to the channels; this module only has the list of waiters and notifies
+//! them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,12 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::OperationId;
 use tokio::sync::{Notify, watch};
 
-/// The list of those who wait, as long as it is: whoever waits has a place in the engine's crowd,
-/// and those are counted.
+/// The list of waiters. The engine limits their number, and so the length of the list.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     wanted: Mutex<HashMap<OperationId, Wanted>>,
-    /// Somebody waits for a cell that nobody waited for.
+    /// Notified when a record gets its first waiter.
     pub(crate) more: Notify,
 }
 
@@ -26,7 +26,7 @@ struct Wanted {
 }
 
 impl Watchers {
-    /// Hears what happens to `key` from now on.
+    /// Registers a waiter for `key`, from now on.
     pub(crate) fn watch(self: &Arc<Self>, key: OperationId) -> Watcher {
         let mut wanted = self.lock();
         let written = match wanted.entry(key) {
@@ -44,14 +44,14 @@ impl Watchers {
         Watcher { watchers: Arc::clone(self), key, written }
     }
 
-    /// `key` was written, or may have been.
+    /// Notifies the waiters that `key` was written, or may have been.
     pub(crate) fn wake(&self, key: &OperationId) {
         if let Some(wanted) = self.lock().get(key) {
             wanted.written.send_replace(());
         }
     }
 
-    /// The cells that somebody waits for now.
+    /// Returns the records that have waiters.
     pub(crate) fn wanted(&self) -> Vec<OperationId> {
         self.lock().keys().copied().collect()
     }
@@ -65,12 +65,12 @@ impl Watchers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Wanted>> {
-        // Nothing panics while it is held; and counts stay whole if something did.
+        // Nothing panics while the lock is held, and counts would stay consistent if something did.
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place among those who wait; given up when dropped.
+/// A registered waiter. Dropping it ends the registration.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     watchers: Arc<Watchers>,
@@ -80,7 +80,7 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     pub(crate) async fn written(mut self) {
-        // The sender is on the list as long as this is.
+        // The sender is in the list for as long as `self` exists.
         self.written.changed().await.ok();
     }
 }

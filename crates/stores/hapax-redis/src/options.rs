@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! Options of a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use hapax_core::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 use crate::error::RedisConnectError;
 use crate::url::RedisUrl;
 
-/// How to open a [`RedisStore`](crate::RedisStore). Each method returns it changed.
+/// Options of a [`RedisStore`](crate::RedisStore). Each method returns the changed options.
 ///
-/// | URL | where |
+/// | URL | connects to |
 /// | --- | --- |
-/// | `redis://[USER:PASSWORD@]HOST[:PORT][/DB]` | a server; or a node of a cluster, whose other nodes are then found (feature `cluster`) |
+/// | `redis://[USER:PASSWORD@]HOST[:PORT][/DB]` | a server; or a node of a cluster, through which the other nodes are found (feature `cluster`) |
 /// | `redis://HOST:PORT,HOST:PORT,…` | nodes of a cluster, of which one must answer |
 /// | `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],…/MASTER[/DB]` | the master that these sentinels know by that name (feature `sentinel`) |
-/// | `rediss://…`, `rediss+sentinel://…` | the same, by TLS (feature `tls`) |
+/// | `rediss://…`, `rediss+sentinel://…` | the same, with TLS (feature `tls`) |
 /// | `redis+unix:///PATH` | a server's socket |
 ///
 /// ```
@@ -26,7 +26,7 @@ use crate::url::RedisUrl;
 /// let options = RedisOptions::new("redis://hapax:word@127.0.0.1:6379/2")
 ///     .prefix("orders:")
 ///     .timeout(Duration::from_secs(1));
-/// // What is shown tells no password.
+/// // The debug output contains no password.
 /// assert!(!format!("{options:?}").contains("word"));
 /// ```
 #[derive(Clone)]
@@ -57,8 +57,8 @@ impl RedisOptions {
     /// The longest prefix, in bytes.
     pub const MAX_PREFIX: usize = 64;
 
-    /// The identity that the store is known to have: [`RedisStore::known_identity`] of an earlier
-    /// process. With it, a store that was emptied while no process used it is noticed.
+    /// Sets the expected identity of the store: [`RedisStore::known_identity`] of an earlier
+    /// process. With it, a store that was emptied while no process used it is detected.
     ///
     /// [`RedisStore::known_identity`]: crate::RedisStore::known_identity
     #[must_use]
@@ -67,7 +67,7 @@ impl RedisOptions {
         self
     }
 
-    /// The store at `url`.
+    /// Creates options for the store at `url`.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -86,65 +86,66 @@ impl RedisOptions {
         }
     }
 
-    /// What the names of keys and channels begin with; by default `hapax:`. At most
-    /// [`RedisOptions::MAX_PREFIX`] bytes, letters, digits and `:` `.` `_` `-` `/`: so it has no meaning
-    /// in patterns and puts no two keys into one slot of a cluster on purpose.
+    /// Sets the prefix of the names of keys and channels; by default `hapax:`. At most
+    /// [`RedisOptions::MAX_PREFIX`] bytes of letters, digits and `:` `.` `_` `-` `/`, so that the
+    /// prefix has no meaning in patterns and does not force keys into one slot of a cluster.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Names keys and seals records by this secret. By default there is none: whoever reads the
-    /// server then reads outcomes. The engine is given
-    /// [`RedisStore::secret`](crate::RedisStore::secret).
+    /// Names keys and seals records with this secret. By default there is none, and outcomes are
+    /// readable on the server. Pass [`RedisStore::secret`](crate::RedisStore::secret) to the
+    /// engine.
     #[must_use]
     pub fn secret(self, secret: Secret) -> Self {
         self.key_ring(KeyRing::new(secret))
     }
 
-    /// Names keys and seals records by these secrets, of which the one that seals can be replaced.
+    /// Names keys and seals records with these secrets. The one that seals can be replaced.
     #[must_use]
     pub fn key_ring(mut self, ring: KeyRing) -> Self {
         self.ring = Some(ring);
         self
     }
 
-    /// Where nonces come from; by default the operating system.
+    /// Sets the source of nonces. By default the operating system.
     #[must_use]
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
         self
     }
 
-    /// How long an answer may take, and a connection; by default 2 s. Should not be longer than
-    /// the engine's, which gives up by itself. Of a cluster, each node has half of it for an answer
-    /// and a quarter for a connection, and looking at all of them takes as long again at most.
+    /// Sets the timeout of an answer, and of a connection attempt; by default 2 s. It should not
+    /// exceed the engine's own timeout. In a cluster each node has half of it for an answer and a
+    /// quarter for a connection, and checking all nodes takes at most the same time again.
     #[must_use]
     pub const fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Accepts servers that evict, or do not say whether they do. What they remove is forgotten,
-    /// and a retry of its operation runs again, silently: for tests and for what may run twice.
+    /// Accepts servers that evict, or do not report whether they do. The operation of an evicted
+    /// record executes again on a retry, unnoticed: for tests, and for operations that may execute
+    /// twice.
     #[must_use]
     pub const fn allow_eviction(mut self) -> Self {
         self.allow_eviction = true;
         self
     }
 
-    /// Whether to leave the secret's mark on a server that has none; by default so. Whoever only
-    /// looks leaves nothing, is refused where there is another's all the same, and cannot claim
-    /// new keys.
+    /// Sets whether to write the secret's mark and the identity to a server that has none; by
+    /// default true. With `false` the store writes neither and cannot claim new keys; it is still
+    /// rejected where another secret is in use.
     #[must_use]
     pub const fn make(mut self, make: bool) -> Self {
         self.make = make;
         self
     }
 
-    /// What may wait for the server: requests, and bytes of records in them. By default 4,096 and
-    /// 64 MiB; new keys are refused at seven eighths of either. At least 8 requests.
+    /// Limits what may wait for the server: requests, and bytes of records in them. By default
+    /// 4,096 and 64 MiB; new keys are rejected at seven eighths of either. At least 8 requests.
     #[must_use]
     pub fn queue(mut self, requests: usize, bytes: usize) -> Self {
         self.queue_items = requests.max(8);
@@ -160,7 +161,7 @@ impl RedisOptions {
         self
     }
 
-    /// Shows this certificate to servers that ask for one: chain and key, in PEM.
+    /// Authenticates with this certificate to servers that request one: chain and key, in PEM.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn tls_client(mut self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
@@ -168,7 +169,7 @@ impl RedisOptions {
         self
     }
 
-    /// Whether a store could be opened so, as far as that can be told without a server.
+    /// Checks the options, where that is possible without a server.
     ///
     /// # Errors
     /// [`RedisConnectError::Url`] and [`RedisConnectError::Option`].
@@ -184,16 +185,16 @@ impl RedisOptions {
         self.ring.as_ref().map(KeyRing::naming)
     }
 
-    /// What the URL says, and whether the rest goes with it.
+    /// Parses the URL, and checks the other options.
     pub(crate) fn target(&self) -> Result<RedisUrl, RedisConnectError> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":._-/".contains(&byte);
         if self.prefix.len() > Self::MAX_PREFIX || !self.prefix.bytes().all(fits) {
             return Err(RedisConnectError::Option(
-                "the prefix may hold 64 letters, digits and : . _ - / at most",
+                "the prefix must be at most 64 letters, digits and : . _ - /",
             ));
         }
         if self.timeout.is_zero() {
-            return Err(RedisConnectError::Option("a time-out of zero answers nothing"));
+            return Err(RedisConnectError::Option("the timeout must be longer than zero"));
         }
         RedisUrl::parse(self)
     }
@@ -201,7 +202,7 @@ impl RedisOptions {
 
 impl fmt::Debug for RedisOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
+        // The URL may contain a password.
         f.debug_struct("Options")
             .field("target", &self.target().ok())
             .field("prefix", &self.prefix)

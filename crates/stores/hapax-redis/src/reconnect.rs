@@ -1,10 +1,10 @@
-//! The task that keeps the connection.
+//! The task that maintains the connection.
 //!
-//! 1. It connects, looks after the connection, and makes a new one when it breaks or falls silent:
-//!    a server that does not answer while requests wait is asked whether it is there, and the
-//!    connection is given up if it does not say so. A time-out alone is no reason, because that
-//!    would cost everybody else on it their answers.
-//! 2. It subscribes to what somebody waits for.
+//! 1. It connects, checks the connection, and replaces it when it breaks or does not answer: if a
+//!    server answers nothing while requests wait, it gets a `PING`, and the connection is replaced
+//!    if there is no answer to that. A timeout alone is no reason to do so, because all other
+//!    requests on the connection would lose their answers.
+//! 2. It subscribes to the records that have waiters.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,26 +25,26 @@ use crate::options::RedisOptions;
 use crate::secret::SecretCheck;
 use crate::url::RedisUrl;
 
-/// Pauses between attempts to connect: they double from the first to the last.
+/// Pauses between attempts to connect: doubled from the first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Time-outs after which the servers are looked at again, though nothing is known to have changed:
-/// by default a minute. Slots move to other nodes, and a server is emptied, without a word.
+/// Number of timeouts after which the servers are checked again without a known change: a minute by
+/// default. Slots move to other nodes, and servers are emptied, without a notification.
 const LOOK_AGAIN: u32 = 30;
 
 /// Channels subscribed to by one command.
 const CHANNELS_AT_ONCE: usize = 256;
 
-/// The task that keeps the connection.
+/// The task that maintains the connection.
 pub(crate) struct Reconnector {
     pub(crate) url: RedisUrl,
     pub(crate) options: RedisOptions,
     pub(crate) names: KeyNames,
     pub(crate) watchers: Arc<Watchers>,
-    /// What everybody has to agree on, where names depend on it.
+    /// The check of the secret; `None` for a cache, whose names do not depend on one.
     secret_check: Option<SecretCheck>,
-    /// Connections.
+    /// Number of connections made.
     pub(crate) made: Arc<AtomicU64>,
 }
 
@@ -60,7 +60,7 @@ impl Reconnector {
         Self { url, options, names, watchers, secret_check, made: Arc::default() }
     }
 
-    /// A cache agrees with nobody about a secret.
+    /// Returns the owner of the connection for log messages. Only a store checks the secret.
     const fn whose(&self) -> &'static str {
         if self.secret_check.is_some() { "store's" } else { "cache's" }
     }
@@ -73,8 +73,8 @@ impl Reconnector {
         match self.vet(&mut connection).await {
             Ok(true) => {}
             Ok(false) => broken.change(),
-            // Of a cluster the node that would say so may be away: no reason to do without the
-            // others, on which this process was right before. It is asked again.
+            // The cluster's node with the mark may be unreachable. The other nodes are used
+            // nevertheless, because the secret was right on them before. The check is repeated.
             Err(error) if again && !connection.is_one() && !error.is_refusal() => {
                 tracing::warn!(%error, "it is unknown whether the cluster's secret is still ours");
                 broken.change();
@@ -85,7 +85,8 @@ impl Reconnector {
         Ok(LiveConnection::new(connection, broken))
     }
 
-    /// Whether this is still the place that it was. `false`: some did not say so.
+    /// Checks that the servers are fit and have the same secret as before. Returns `false` if not
+    /// all of them could be checked.
     async fn vet(&self, connection: &mut Connection) -> Result<bool, RedisConnectError> {
         let limit = self.options.timeout / 2;
         let vetting = connection::vet(connection, &self.url, &self.options);
@@ -105,7 +106,7 @@ impl Reconnector {
         Ok(vetted)
     }
 
-    /// What is heard on the connection without being asked for.
+    /// Returns the handler of events that are no answer to a request.
     fn on_push(&self, broken: Arc<ConnectionStatus>) -> PushHandler {
         let (names, watchers) = (self.names.clone(), Arc::clone(&self.watchers));
         Arc::new(move |heard| match heard {
@@ -125,19 +126,20 @@ impl Reconnector {
         })
     }
 
-    /// Until the task is aborted. Dropped at any await it leaves a connection that closes itself.
+    /// Runs until the task is aborted. If the future is dropped, at any await, the connection
+    /// closes.
     pub(crate) async fn keep(self, mut wire: Arc<LiveConnection>, state: watch::Sender<LinkState>) {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
             self.look_after(&wire).await;
-            // Callers that have it finish on it; it closes with the last of them.
+            // Callers that use the connection finish on it; it closes with the last of them.
             state.send_replace(LinkState::Connecting);
             drop(wire);
             if since.elapsed() >= LAST_PAUSE {
                 pause = FIRST_PAUSE;
             } else {
-                // A server that lets everybody in and throws them out again.
+                // The server may accept connections and close them at once.
                 sleep(pause).await;
                 pause = (pause * 2).min(LAST_PAUSE);
             }
@@ -148,9 +150,9 @@ impl Reconnector {
                     Err(error) => {
                         let says = error.to_string();
                         if error.is_refusal() && says != said {
-                            tracing::error!(%error, "it cannot be on its server any more");
+                            tracing::error!(%error, "the server is unfit for this store now");
                         } else if says != said {
-                            tracing::warn!(%error, "the {} server is out of reach", self.whose());
+                            tracing::warn!(%error, "the {} server is unreachable", self.whose());
                         }
                         said = says;
                         state.send_replace(LinkState::Down(Arc::new(error)));
@@ -164,10 +166,10 @@ impl Reconnector {
         }
     }
 
-    /// Returns when the connection is broken or silent.
+    /// Returns when the connection is broken or unresponsive.
     async fn look_after(&self, wire: &LiveConnection) {
         let every = self.options.timeout / 4;
-        // One for the whole time: who comes to wait in between must not put it off.
+        // One interval for the whole time: new waiters in between must not postpone it.
         let mut upkeep = interval_at(Instant::now() + every, every);
         upkeep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut subscribed = HashSet::new();
@@ -182,7 +184,8 @@ impl Reconnector {
                     if wire.is_one() {
                         return;
                     }
-                    // A node is away, or all of them are: that shows when nothing else is answered.
+                    // One node or all of them are unreachable. In the latter case nothing else is
+                    // answered.
                     suspected.get_or_insert_with(|| (wire.answered(), Instant::now()));
                 }
                 () = self.watchers.more.notified() => self.subscribe(wire, &mut subscribed).await,
@@ -200,7 +203,7 @@ impl Reconnector {
                         && !wire.connection().answers(every * 2).await
                         && Some(wire.answered()) == answered
                     {
-                        tracing::warn!("the store's server is silent");
+                        tracing::warn!("the store's server does not answer");
                         return;
                     }
                     answered_before = answered;
@@ -208,7 +211,7 @@ impl Reconnector {
                         && since.elapsed() >= self.options.timeout
                     {
                         if wire.answered() == answered {
-                            tracing::warn!("nothing of the cluster answers");
+                            tracing::warn!("no node of the cluster answers");
                             return;
                         }
                         suspected = None;
@@ -220,7 +223,7 @@ impl Reconnector {
                         match self.vet(&mut wire.connection()).await {
                             Ok(true) => {}
                             Err(error) if error.is_refusal() => {
-                                tracing::error!(%error, "a server of the store's has changed");
+                                tracing::error!(%error, "a server of the store is unfit now");
                                 return;
                             }
                             Ok(false) | Err(_) => wire.broken.change(),
@@ -232,8 +235,8 @@ impl Reconnector {
         }
     }
 
-    /// Subscribes to what is wanted and not subscribed to. Those who wait look once more then: what
-    /// was written before the server knew of them, nobody else tells them.
+    /// Subscribes to the records that have waiters and no subscription. Then it wakes these
+    /// waiters, which load once more: there is no notification for a write before the subscription.
     async fn subscribe(&self, wire: &LiveConnection, subscribed: &mut HashSet<OperationId>) {
         let mut new = self.watchers.wanted();
         new.retain(|key| !subscribed.contains(key));
@@ -245,9 +248,9 @@ impl Reconnector {
                     subscribed.extend(keys);
                     keys.iter().for_each(|key| self.watchers.wake(key));
                 }
-                // Whoever waits still looks from time to time.
+                // Waiters also poll from time to time.
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "nothing is heard of writes");
+                    tracing::debug!(%error, "cannot subscribe to notifications: waiters poll");
                     #[cfg(feature = "cluster")]
                     if crate::cluster::is_lost(&error) {
                         wire.broken.deafen();
@@ -262,7 +265,7 @@ impl Reconnector {
         }
     }
 
-    /// Unsubscribes from what was not wanted the last time either.
+    /// Unsubscribes from records that have had no waiters for two rounds.
     async fn unsubscribe(
         &self,
         wire: &LiveConnection,
@@ -278,10 +281,10 @@ impl Reconnector {
             let unsubscribing = timeout(self.options.timeout, connection.unsubscribe(&channels));
             match unsubscribing.await {
                 Ok(Ok(())) => {}
-                // Who still waits for other keys is to be heard again.
+                // The other waiters need a new subscription.
                 #[cfg(feature = "cluster")]
                 Ok(Err(error)) if crate::cluster::is_lost(&error) => wire.broken.deafen(),
-                Ok(Err(error)) => tracing::debug!(%error, "it stays subscribed to for nothing"),
+                Ok(Err(error)) => tracing::debug!(%error, "unused channels stay subscribed"),
                 Err(_) => {
                     #[cfg(feature = "cluster")]
                     wire.broken.deafen();
@@ -290,7 +293,7 @@ impl Reconnector {
             }
             for key in keys {
                 subscribed.remove(key);
-                // Wanted again in the meantime: subscribe anew.
+                // A waiter has come meanwhile: subscribe again.
                 if self.watchers.is_wanted(key) {
                     self.watchers.more.notify_one();
                 }

@@ -1,8 +1,8 @@
-//! What a cell looks like in Redis, and what the scripts answer.
+//! The format of a record in Redis, and of the scripts' answers.
 //!
-//! The numbers beside the record are the script's, so they cannot be sealed: whoever can write to
-//! the server can end leases and keeps, as they can delete keys. What they cannot do, where there
-//! is a secret, is to read a record, to make one, or to move one to another key or tag.
+//! The script stamps the numbers next to the sealed record, so they cannot be sealed: a process
+//! that can write to the server can end leases and retention, as it can delete keys. With a secret
+//! it cannot read a record, forge one, or move one to another key or write id.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ const MAGIC: &[u8; 4] = b"hxc1";
 const DIGITS: usize = 16;
 const NEVER: u64 = 9_999_999_999_999_999;
 
-/// What is kept longer than this is kept for this long: 150 years, which the scripts can add to
-/// any clock of this century.
+/// Limit of stored durations, to which longer ones are shortened: 150 years, which the scripts can
+/// add to any clock of this century.
 const LONGEST: Duration = Duration::from_secs(150 * 365 * 86_400);
 
-/// A duration as the scripts take it.
+/// Returns a duration in the scripts' format.
 pub(crate) fn micros(duration: Duration) -> String {
     duration.min(LONGEST).as_micros().to_string()
 }
 
-/// Reads the answer of `swap.lua` to a swap of this key and tag.
+/// Parses the answer of `swap.lua` to a swap of this key and write id.
 pub(crate) fn swapped(
     (key, write_id): (&OperationId, WriteId),
     value: Value,
@@ -51,14 +51,14 @@ pub(crate) fn swapped(
     }
 }
 
-/// Whether `swap.lua` answers that the store has another identity than is expected.
+/// Returns whether `swap.lua` answered that the store has another identity than the expected one.
 pub(crate) fn is_replaced(write_id: WriteId, value: &Value) -> bool {
     let Value::Array(answer) = value else { return false };
     let [kind, asked] = &answer[..] else { return false };
     bytes(kind) == Some(b"R") && bytes(asked) == Some(&write_id.as_bytes()[..])
 }
 
-/// Reads the answer of `load.lua` for this key, which has that name on the server.
+/// Parses the answer of `load.lua` for this key, which has that name on the server.
 pub(crate) fn loaded(
     (key, name): (&OperationId, &str),
     value: Value,
@@ -73,7 +73,7 @@ pub(crate) fn loaded(
     }
 }
 
-/// Reads the answer of `GET` for this key.
+/// Parses the answer of `GET` for this key.
 pub(crate) fn got(
     key: &OperationId,
     value: &Value,
@@ -86,17 +86,18 @@ pub(crate) fn got(
     open(key, stored, sealer).map(Some).map_err(ReplyError::Damaged)
 }
 
-/// Why an answer is of no use.
+/// Reasons for which an answer is unusable.
 #[derive(Debug)]
 pub(crate) enum ReplyError {
-    /// Not what a script answers, or not to this request: nobody can tell what it did.
+    /// The answer is none of the script's, or belongs to another request: its effect is unknown.
     Unreadable,
-    /// The script did its work, and what it found is damaged, or not ours to read.
+    /// The script was executed, and the record that it found is damaged, or sealed by another
+    /// secret.
     Damaged(StoreError),
 }
 
 impl ReplyError {
-    /// The error of a request that changes nothing.
+    /// Returns the error of a request that changes nothing.
     pub(crate) fn into_read_error(self) -> StoreError {
         match self {
             Self::Damaged(error) => error,
@@ -138,7 +139,7 @@ struct Columns {
     numbers: [u64; 4],
 }
 
-/// Splits what is stored into columns and sealed record.
+/// Splits a stored value into columns and sealed record.
 fn columns(stored: &[u8]) -> Option<(Columns, &[u8])> {
     let rest = stored.strip_prefix(MAGIC)?;
     let (write_id, mut rest) = rest.split_first_chunk()?;
@@ -159,7 +160,7 @@ fn number(value: &Value) -> Result<u64, ReplyError> {
     bytes(value).and_then(parse).ok_or(ReplyError::Unreadable)
 }
 
-/// Digits only: no sign, no white space.
+/// Parses digits only: no sign, no white space.
 fn parse(digits: &[u8]) -> Option<u64> {
     let all = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
     all.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()

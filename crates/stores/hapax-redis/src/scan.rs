@@ -1,10 +1,10 @@
 //! Paging through keys that have no order.
 //!
-//! The server walks its keys in an order of its own (`SCAN`), so a page in ascending order takes a
-//! walk over all of them, on every master of a cluster: of what is found, the lowest keys after
-//! the last page's are kept. Half a million keys a second, and each step is short, so that others
-//! are not held up. A key that is there during the whole walk is found; one that comes or goes may
-//! be missed.
+//! The server walks its keys in its own order (`SCAN`). So a page in ascending order takes a walk
+//! over all keys, on every master of a cluster, and retains the lowest keys after those of the
+//! previous page. A walk covers half a million keys a second in short steps, which do not delay
+//! other requests. A key that exists during the whole walk is found; one that is added or removed
+//! meanwhile may be missed.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -19,13 +19,13 @@ use crate::error::{RedisStoreError, RequestFailure, classify};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 
-/// Keys the server looks at in one step: less than a millisecond.
+/// Number of keys that the server visits in one step: less than a millisecond.
 const STEP: u32 = 1_000;
 
-/// The cursor at which a walk begins, and which ends it.
+/// The cursor that begins a walk, and that ends it.
 const START: &[u8] = b"0";
 
-/// More cells than this are never on a page: they are held in memory.
+/// Limit of records on a page, which are all in memory.
 const MOST: usize = 10_000;
 
 /// The keys of a page.
@@ -51,7 +51,7 @@ pub(crate) async fn keys(
     Ok(PageKeys { keys: lowest.keys.into_iter().take(limit).collect(), more })
 }
 
-/// The lowest keys after `after`, and one that says whether there are more.
+/// The lowest keys after `after`, and one more, which shows whether there are further ones.
 struct Lowest {
     keys: BTreeSet<OperationId>,
     after: Option<OperationId>,
@@ -121,13 +121,13 @@ async fn scan(
     Ok((next, keys.iter().filter_map(|name| names.key(name)).collect()))
 }
 
-/// The keys of a step of a walk in the server's order.
+/// The keys of one step of a walk in the server's order.
 pub(crate) struct KeyStep {
     pub(crate) keys: Vec<OperationId>,
     pub(crate) next: Option<Cursor>,
 }
 
-/// Takes one step. A place is the number of a master and the cursor there. Where masters come and go
+/// Takes one step. A position is the number of a master and the cursor there. If masters change
 /// during a walk, it may miss keys, which the next walk finds.
 pub(crate) async fn step(
     link: &ConnectionHandle,

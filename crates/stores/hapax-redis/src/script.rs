@@ -1,8 +1,8 @@
-//! The scripts, and how one is asked for.
+//! The scripts, and the commands that call them.
 
 use redis::{Cmd, Script};
 
-/// A script and its name on servers that know it.
+/// A script and its hash, by which servers find it.
 #[derive(Debug)]
 pub(crate) struct Lua {
     text: &'static str,
@@ -10,22 +10,22 @@ pub(crate) struct Lua {
 }
 
 impl Lua {
-    /// Compares and swaps.
+    /// Returns the script that compares and swaps.
     pub(crate) fn swap() -> Self {
         Self::new(include_str!("swap.lua"))
     }
 
-    /// Loads.
+    /// Returns the script that loads.
     pub(crate) fn load() -> Self {
         Self::new(include_str!("load.lua"))
     }
 
-    /// Agrees on the secret that names keys.
+    /// Returns the script that checks the secret that names keys.
     pub(crate) fn secret() -> Self {
         Self::new(include_str!("secret.lua"))
     }
 
-    /// Tells, leaves or confirms the identity of the store.
+    /// Returns the script that reads, creates or confirms the identity of the store.
     pub(crate) fn identity() -> Self {
         Self::new(include_str!("identity.lua"))
     }
@@ -34,12 +34,12 @@ impl Lua {
         Self { text, hash: Script::new(text).get_hash().to_owned() }
     }
 
-    /// By its name: what is sent first, and nearly always enough.
+    /// Returns a call by hash: the first attempt, and nearly always enough.
     pub(crate) fn by_name(&self, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
         command("EVALSHA", &self.hash, keys, arguments)
     }
 
-    /// By its text, for a server that does not know the name, which then does.
+    /// Returns a call by text, for a server that does not have the script; it has it afterwards.
     pub(crate) fn by_text(&self, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
         command("EVAL", self.text, keys, arguments)
     }

@@ -1,4 +1,4 @@
-//! That everybody names keys by the same secret.
+//! The check that all processes name keys by the same secret.
 
 use hapax_core::{Key, OperationId, Scope, Secret};
 use redis::Value;
@@ -9,12 +9,12 @@ use crate::key_names::KeyNames;
 use crate::options::RedisOptions;
 use crate::script::Lua;
 
-/// What is to be found on the server about the secret.
+/// The mark of the secret on the server, and the script that compares it.
 pub(crate) struct SecretCheck {
     script: Lua,
-    /// Where.
+    /// The name of the mark.
     place: String,
-    /// What; or it is left there.
+    /// The expected content, which is written if there is no mark.
     name: String,
     make: bool,
 }
@@ -25,18 +25,19 @@ impl SecretCheck {
         Self { script: Lua::secret(), place: names.secret(), name, make: options.make }
     }
 
-    /// Asked on every connection: another server may be behind it, or another process been first
-    /// after this one was emptied. Returns whether nothing was there until now.
+    /// Checks the mark, on every connection: it may lead to another server, or another process may
+    /// have been the first after the server was emptied. Returns whether there was no mark until
+    /// now.
     pub(crate) async fn check(
         &self,
         connection: &mut Connection,
     ) -> Result<bool, RedisConnectError> {
         let make: &[u8] = if self.make { b"1" } else { b"0" };
-        // By its text: it is asked once for each connection.
+        // By text, because it is sent once per connection.
         let asked = self.script.by_text(&[&self.place], &[self.name.as_bytes(), make]);
         match connection.query(&asked).await {
             Ok(Value::Int(found @ (1 | 2))) => Ok(found == 2),
-            // What is there is not ours to overwrite.
+            // The present mark is not ours to overwrite.
             Ok(_) => Err(RedisConnectError::OtherSecret),
             Err(error) if error.code() == Some("HAPAX") => Err(RedisConnectError::OtherSecret),
             Err(error) => Err(RedisConnectError::of("EVAL", error)),
@@ -44,11 +45,11 @@ impl SecretCheck {
     }
 }
 
-/// Tells a secret from others without telling it.
+/// Returns a name that differs for each secret and does not reveal it.
 fn secret_name(secret: Option<&Secret>) -> String {
     let named = |secret| {
         let scope = Scope::of([("hapax-redis", "secret check")]);
-        // The shortest of keys: any would do, within a scope that nobody else has.
+        // The shortest key: any would do, within a scope that no caller has.
         Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key).to_string())
     };
     secret.and_then(named).unwrap_or_else(|| "none".into())

@@ -1,43 +1,43 @@
-//! What a server says about itself, and which servers no store may be on.
+//! The server's `INFO`, and the conditions under which it is unfit for a store.
 
 use std::collections::HashMap;
 
-/// Before this, `SET` does not take an absolute expiry in milliseconds.
+/// Oldest version that is accepted. `SET` in earlier ones takes no absolute expiry in milliseconds.
 const OLDEST: (u32, u32) = (6, 2);
 
-/// What `INFO` says.
+/// The parsed answer of `INFO`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerInfo(HashMap<String, String>);
 
-/// Why a server cannot keep what a store promises.
+/// Reasons for which a server cannot give the store's guarantees.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnfitServer {
-    /// It removes records when memory runs short: their operations would run again.
+    /// The server removes records when memory runs short, and their operations would execute again.
     #[error(
-        "the server's maxmemory-policy is `{policy}`: it would remove records silently, and their \
-         operations would run again; set it to `noeviction`"
+        "the server's maxmemory-policy is `{policy}`: it would remove records unnoticed, and their \
+         operations would execute again; set it to `noeviction`"
     )]
     Evicts {
         /// Its `maxmemory-policy`.
         policy: String,
     },
-    /// It follows another server, and refuses writes.
+    /// The server is a replica and rejects writes.
     #[error("the server is a replica: connect to its master")]
     Replica,
-    /// Older than 6.2.
+    /// The server is older than 6.2.
     #[error("the server is version {version}: 6.2 or later is needed")]
     TooOld {
-        /// Its version.
+        /// The server's version.
         version: String,
     },
-    /// It is a node of a cluster, and this build does not speak to clusters.
+    /// The server is a node of a cluster, which this build does not support.
     #[error("the server is a node of a cluster: build with the feature `cluster`")]
     Cluster,
-    /// It does not say what it is.
-    #[error("the server does not say what it is: INFO lacks `{field}`")]
+    /// The server does not report a property that is needed.
+    #[error("the answer to INFO lacks `{field}`: it is unknown whether the server is fit")]
     MissingField {
-        /// What is missing.
+        /// The missing field.
         field: &'static str,
     },
 }
@@ -60,7 +60,7 @@ impl ServerInfo {
         self.value("role").is_some_and(|role| role != "master")
     }
 
-    /// The policy, if it is one that evicts.
+    /// Returns the policy if it is one that evicts.
     pub(crate) fn eviction(&self) -> Option<&str> {
         self.value("maxmemory_policy").filter(|policy| *policy != "noeviction")
     }
@@ -72,7 +72,7 @@ impl ServerInfo {
         (major, minor) < OLDEST
     }
 
-    /// Whether a store may be on this server.
+    /// Checks whether the server is fit for a store.
     pub(crate) fn check(&self, allow_eviction: bool) -> Result<(), UnfitServer> {
         let silent = |field| UnfitServer::MissingField { field };
         let version = self.value("redis_version").ok_or(silent("redis_version"))?;

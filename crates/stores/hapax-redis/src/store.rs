@@ -1,4 +1,4 @@
-//! The store itself: what callers hold.
+//! The store.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -50,7 +50,7 @@ pub struct RedisStore {
     make: bool,
 }
 
-/// What a store did since it was connected, and what it holds up.
+/// Counters of a store since it was connected, and its current load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RedisStats {
     /// Swaps that were answered, conflicts included.
@@ -61,13 +61,14 @@ pub struct RedisStats {
     pub loads: u64,
     /// Swaps whose answer was lost.
     pub lost: u64,
-    /// Requests refused or never sent: the server, the connection or room was missing.
+    /// Requests that were rejected or never sent: by the server, for lack of a connection, or at a
+    /// limit.
     pub rejected: u64,
-    /// Connections made; to a cluster, for all of it.
+    /// Connections made; a cluster counts as one.
     pub connections: u64,
     /// Requests that wait for an answer now.
     pub waiting: usize,
-    /// Keys that copies in this process wait for now.
+    /// Keys that have waiters in this process now.
     pub awaited: usize,
 }
 
@@ -101,11 +102,12 @@ fn count(counter: &AtomicU64) {
 }
 
 impl RedisStore {
-    /// Connects, and looks whether the server can keep what a store promises. From then on the
-    /// connection is kept by a task on the caller's runtime: when it breaks, it is made anew.
+    /// Connects, and checks whether the server can give the store's guarantees. From then on a task
+    /// on the caller's runtime maintains the connection: when it breaks, it is replaced.
     ///
     /// # Errors
-    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server evicts, is a replica or too old.
+    /// [`RedisConnectError`]; [`RedisConnectError::Unfit`] where the server evicts, is a replica or
+    /// too old.
     pub async fn connect(options: RedisOptions) -> Result<Self, RedisConnectError> {
         let url = options.target()?;
         let sealer = options.sealer();
@@ -146,13 +148,13 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// The secret that names keys: give it to the engine.
+    /// Returns the secret that names keys, for the engine.
     #[must_use]
     pub const fn secret(&self) -> Option<&Secret> {
         self.secret.as_ref()
     }
 
-    /// What it did and what it holds up.
+    /// Returns the counters and the current load.
     #[must_use]
     pub fn stats(&self) -> RedisStats {
         let Counters { swaps, conflicts, loads, lost, rejected } = &self.counters;
@@ -170,8 +172,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs both scripts on a key that holds nothing, and changes nothing: a user who may not run
-    /// them hears it now.
+    /// Calls both scripts on a key without a value, and changes nothing: missing permissions are
+    /// detected now.
     async fn probe(&self) -> Result<(), RedisConnectError> {
         let nowhere = self.names.name(&NOBODY);
         let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
@@ -193,8 +195,8 @@ impl RedisStore {
         }
     }
 
-    /// Runs a script: by its name, and by its text where the server does not know the name and so
-    /// did nothing.
+    /// Calls a script by its hash, and by its text if the server does not have it and so did
+    /// nothing.
     async fn run(
         &self,
         script: &Lua,
@@ -208,8 +210,9 @@ impl RedisStore {
         self.link.send(&script.by_text(keys, arguments)).await
     }
 
-    /// Compares the identity of the store with the one that is expected. Returns whether claims may go
-    /// on. `leave` is left where there is none; with `confirm`, an operator confirms what is there.
+    /// Compares the identity of the store with the expected one. Returns whether claims may
+    /// continue. If the store has none, `leave` becomes its identity. With `confirm`, an operator
+    /// confirms the present one.
     async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, RequestFailure> {
         let confirm: &[u8] = if confirm { b"1" } else { b"0" };
         let arguments = [leave.as_bytes(), confirm];
@@ -232,7 +235,7 @@ impl RedisStore {
         }
     }
 
-    /// Empty, and so never left, where there is no randomness.
+    /// Returns a new identity; empty, and so never stored, if there is no randomness.
     fn new_identity(&self) -> String {
         let mut random = [0; 16];
         match self.entropy.fill(&mut random) {
@@ -241,24 +244,24 @@ impl RedisStore {
         }
     }
 
-    /// The identity of the store that this one claims in, for [`RedisOptions::identity`] of later
-    /// processes; `None` where it has none yet.
+    /// Returns the identity of the store in which this process claims, for
+    /// [`RedisOptions::identity`] of later processes; `None` if there is none yet.
     #[must_use]
     pub fn known_identity(&self) -> Option<String> {
         self.known.expected()
     }
 
-    /// Whether the store was emptied or replaced, and no operator confirmed it.
+    /// Returns whether the store was emptied or replaced, and no operator confirmed it.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.known.is_replaced()
     }
 
-    /// Accepts the store as it is, for every process that uses it: what was in the one before may
-    /// execute again.
+    /// Accepts the store as it is, for every process that uses it: operations of the previous store
+    /// may execute again.
     ///
     /// # Errors
-    /// [`StoreError`]; it is not confirmed, or nobody knows.
+    /// [`StoreError`]; the store is not confirmed, or it is unknown whether it is.
     pub async fn confirm(&self) -> Result<(), StoreError> {
         let confirmed = self.recognise(&self.new_identity(), true).await;
         confirmed.map_err(RequestFailure::of_write)?;
@@ -275,7 +278,7 @@ impl RedisStore {
             .seal(&key, write_id, &draft.record, &*self.entropy)
             .map_err(StoreError::unavailable)?;
         let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
-        // Held until the answer is there or the caller is gone.
+        // Counted until the answer has arrived or the caller is dropped.
         let _inside = self.limit.enter(sealed.len(), admission)?;
         let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };
         let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
@@ -283,7 +286,8 @@ impl RedisStore {
         let name = self.names.name(&key);
         let is_new = expected.is_none();
         let strict = is_new && draft.record.terms.on_unknown != OnUnknown::Reexecute;
-        // One that may execute again compares as well until that is known, so that it is in the log.
+        // A claim that may execute again also compares, until the replacement is known, so that it
+        // is logged.
         let compares = strict || (is_new && !self.known.is_replaced());
         let known = (compares && self.link.is_one()).then(|| self.known.expected()).flatten();
         let arguments: [&[u8]; 8] = [
@@ -293,7 +297,7 @@ impl RedisStore {
             lease.as_bytes(),
             keep.as_bytes(),
             grace.as_bytes(),
-            // Those who wait for a key are not interested in renewals.
+            // Waiters need no notification of renewals.
             flag(draft.record.state != RecordState::InFlight),
             &sealed,
         ];
@@ -304,7 +308,7 @@ impl RedisStore {
                 }
                 answer => answer,
             },
-            // Of a cluster it was compared when the store was opened.
+            // In a cluster it was compared when the store was opened.
             None if strict && self.known.is_replaced() => match self.recognise("", false).await {
                 Ok(true) => self.run(&self.swap, &[&name], &arguments).await,
                 Ok(false) => Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
@@ -319,7 +323,7 @@ impl RedisStore {
         })
     }
 
-    /// Swaps where the store has the identity `known`, or one that an operator confirmed.
+    /// Swaps if the store has the identity `known`, or one that an operator confirmed.
     async fn swap_known(
         &self,
         name: &str,
@@ -333,7 +337,7 @@ impl RedisStore {
             if !record::is_replaced(write_id, &answer) {
                 return Ok(answer);
             }
-            // Nothing was written. Anew, if it was confirmed meanwhile.
+            // Nothing was written. Repeat if the identity was confirmed meanwhile.
             let accepted = self.recognise("", false).await.map_err(RequestFailure::did_nothing)?;
             match self.known.expected() {
                 Some(confirmed) if accepted && confirmed != known => known = confirmed,
@@ -350,8 +354,8 @@ impl RedisStore {
         record::loaded((key, &name), answer, &self.sealer).map_err(ReplyError::into_read_error)
     }
 
-    /// Returns a cell, also one that is past its keep and not removed yet. Costs the server less than
-    /// a script.
+    /// Loads a record, also an expired one that is not removed yet. Cheaper for the server than a
+    /// script.
     async fn get_cell(&self, key: &OperationId) -> Result<Option<StoredRecord>, StoreError> {
         let _inside = self.limit.enter(0, Admission::Any)?;
         let mut get = redis::cmd("GET");
@@ -372,8 +376,8 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-// Cancellation: a future that is dropped holds nothing but its place at the door. What it sent may
-// be carried out, whole, as the script is; what it did not send yet is not.
+// Cancellation: a future that is dropped releases its permit. A script that it sent may still be
+// executed, as a whole; a command that it did not send yet is not.
 impl Store for RedisStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
@@ -391,7 +395,7 @@ impl Store for RedisStore {
         })
     }
 
-    /// The server removes by itself what is due, so there is nothing to do.
+    /// Does nothing: the server removes expired records itself.
     fn reap(&self, _limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
         Box::pin(async { Ok(Reaped::default()) })
     }
@@ -402,7 +406,7 @@ impl Store for RedisStore {
 }
 
 impl Inspect for RedisStore {
-    /// Walks over every key of the server's database: keys have no order there.
+    /// Walks over every key of the server's database, because keys have no order there.
     fn page(
         &self,
         after: Option<OperationId>,
@@ -432,7 +436,7 @@ impl Inspect for RedisStore {
         })
     }
 
-    /// Takes one step of `SCAN`, so that a whole walk costs the server one look at each key.
+    /// Takes one step of `SCAN`, so that a whole walk costs the server one visit per key.
     fn scan<'a>(
         &'a self,
         from: Cursor,
@@ -442,14 +446,15 @@ impl Inspect for RedisStore {
         Box::pin(async move {
             let step = scan::step(&self.link, &self.names, &from, limit).await?;
             let now = self.load_cell(&NOBODY).await?.now;
-            // A few at a time, so that a slow network does not make the walk long, and a few cells
-            // alone are in memory.
+            // Several at a time, so that a slow network does not make the walk long; only a few, so
+            // that memory is bounded.
             for keys in step.keys.chunks(AT_ONCE) {
                 let gets = keys.iter().map(|key| async move { (key, self.get_cell(key).await) });
                 for (key, found) in join_all(gets).await {
                     match found {
                         Ok(Some(stored)) if is_lapsed(&stored, now) => {
-                            // Its lease is by the clock of its own node, which may be another one.
+                            // The lease is by the clock of the record's own node, which may be
+                            // another one.
                             if let Snapshot { now, stored: Some(stored) } =
                                 self.load_cell(key).await?
                             {
@@ -475,16 +480,16 @@ fn is_lapsed(stored: &StoredRecord, now: Timestamp) -> bool {
 
 impl Notify for RedisStore {
     fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()> {
-        // On the list before this returns, and not only once the future is polled.
+        // Registered before this returns, not only when the future is polled.
         let watching = self.watchers.watch(*key);
         Box::pin(watching.written())
     }
 }
 
-/// Cells that a step of a walk reads at once.
+/// Number of records that a step of a walk loads concurrently.
 const AT_ONCE: usize = 8;
 
-/// Bytes of outcomes and checkpoints after which a page ends early.
+/// Size of outcomes and checkpoints at which a page ends early, in bytes.
 const PAGE_BYTES: usize = 8 << 20;
 
 fn weight(stored: &StoredRecord) -> usize {
@@ -499,5 +504,6 @@ fn weight(stored: &StoredRecord) -> usize {
     outcome + stored.record.checkpoint.as_ref().map_or(0, Bytes::len)
 }
 
-/// A key that no scope and key hash to, but for one chance in 2²⁵⁶: to ask what time it is.
+/// An operation id that no scope and key have, but for one chance in 2²⁵⁶: to load the server's
+/// time.
 const NOBODY: OperationId = OperationId::from_bytes([0; 32]);

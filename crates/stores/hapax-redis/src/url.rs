@@ -1,4 +1,4 @@
-//! What a URL says: where to connect, and how.
+//! Parsing of URLs: the servers, and how to connect to them.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use crate::error::RedisConnectError;
 use crate::options::RedisOptions;
 
-/// After how long an idle connection is probed by the operating system, so that one whose other
-/// end vanished is found before it is needed.
+/// Time after which the operating system probes an idle connection, so that a lost peer is detected
+/// before the connection is needed.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Where to connect.
+/// The servers to connect to.
 #[derive(Clone)]
 pub(crate) struct RedisUrl {
-    /// Servers: one, or some nodes of a cluster; or sentinels.
+    /// One server, or some nodes of a cluster, or sentinels.
     pub(crate) nodes: Vec<ConnectionInfo>,
-    /// The sentinels' name for the master.
+    /// The name of the master at the sentinels.
     pub(crate) master: Option<String>,
 }
 
@@ -81,9 +81,9 @@ impl fmt::Debug for RedisUrl {
     }
 }
 
-/// The part of a URL between scheme and path, and what follows it.
+/// The part of a URL between scheme and path, and the rest.
 struct Authority<'a> {
-    /// With its `@`.
+    /// The user with its `@`.
     user: &'a str,
     hosts: &'a str,
     tail: &'a str,
@@ -100,13 +100,12 @@ impl<'a> Authority<'a> {
 fn info(url: &str, limit: Duration) -> Result<ConnectionInfo, RedisConnectError> {
     let info =
         url.into_connection_info().map_err(|error| RedisConnectError::Url(error.to_string()))?;
-    // The third version of the protocol, in which a connection that serves requests hears of
-    // writes as well.
+    // RESP3, in which a connection that serves requests also receives notifications.
     let redis = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
     let redis = redis.set_lib_name("hapax", env!("CARGO_PKG_VERSION"));
     let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE);
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    // What was sent and is not even received, by a host that is off, breaks the connection.
+    // Data that an unreachable host does not acknowledge breaks the connection after `limit`.
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(limit);
     Ok(info.set_redis_settings(redis).set_tcp_settings(tcp))

@@ -1,4 +1,4 @@
-//! What a cache is: a place for bytes that may be lost at any time.
+//! The cache trait, and a cache in memory. A cache may lose its entries at any time.
 
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
@@ -11,15 +11,16 @@ use hapax_core::OperationId;
 use hapax_core::store::BoxFuture;
 use tokio::time::Instant;
 
-/// Why a cache gave no answer. It is as good as a miss.
+/// Reasons why a cache gave no answer. The store treats them as a miss.
 pub type CacheError = Box<dyn Error + Send + Sync>;
 
-/// Bytes by store key, each for a time. It may forget anything at any time; it decides nothing.
+/// A map from operation id to bytes, each entry with a time to live. It may lose anything at any
+/// time; nothing is decided by its content.
 pub trait Cache: fmt::Debug + Send + Sync + 'static {
-    /// What was put under `key`, unless its time is over or it was lost.
+    /// Returns the entry of `key`, unless it has expired or was lost.
     fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>>;
 
-    /// Puts `entry` under `key`, instead of what was there, for `life`.
+    /// Puts `entry` under `key` for `ttl`, and replaces the previous entry.
     fn put<'a>(
         &'a self,
         key: &'a OperationId,
@@ -27,11 +28,11 @@ pub trait Cache: fmt::Debug + Send + Sync + 'static {
         ttl: Duration,
     ) -> BoxFuture<'a, Result<(), CacheError>>;
 
-    /// Forgets `key`.
+    /// Removes the entry of `key`.
     fn remove<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<(), CacheError>>;
 }
 
-/// A cache in this process, of bounded size: when it is full, what was put first goes first.
+/// A cache in this process, of bounded size: when it is full, the oldest entries are removed first.
 pub struct MemoryCache {
     capacity: usize,
     shards: Vec<Mutex<Shard>>,
@@ -40,8 +41,8 @@ pub struct MemoryCache {
 #[derive(Default)]
 struct Shard {
     entries: HashMap<OperationId, Entry>,
-    /// In the order they were put, with their numbers; what was replaced or removed stays in here
-    /// until its turn comes.
+    /// Keys in the order in which they were put, with their numbers. A number that was replaced or
+    /// removed stays here until it reaches the front.
     order: VecDeque<(u64, OperationId)>,
     bytes: usize,
     puts: u64,
@@ -56,17 +57,17 @@ struct Entry {
 impl MemoryCache {
     const SHARDS: usize = 16;
 
-    /// What an entry costs beside its bytes: about its place in a map and in the order.
+    /// Approximate memory of an entry apart from its bytes: its slots in the map and in the order.
     const OVERHEAD: usize = 200;
 
-    /// An empty cache that holds at most `capacity` bytes, as far as they can be counted.
+    /// Creates an empty cache of at most about `capacity` bytes.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let shards = (0..Self::SHARDS).map(|_| Mutex::default()).collect();
         Self { capacity: capacity / Self::SHARDS, shards }
     }
 
-    /// Bytes it holds now, as far as they can be counted.
+    /// Returns the approximate number of bytes in use.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).bytes).sum()
@@ -78,13 +79,13 @@ impl MemoryCache {
 }
 
 impl Default for MemoryCache {
-    /// 64 MiB.
+    /// A cache of 64 MiB.
     fn default() -> Self {
         Self::new(64 << 20)
     }
 }
 
-// Each does all its work within one poll.
+// Every future completes in its first poll.
 impl Cache for MemoryCache {
     fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move {
@@ -132,7 +133,7 @@ impl Shard {
         self.bytes += bytes.len() + MemoryCache::OVERHEAD;
         self.order.push_back((self.puts, key));
         self.entries.insert(key, Entry { number: self.puts, until, bytes });
-        // One that is put again and again must not fill it.
+        // A key that is put again and again must not fill the order.
         if self.order.len() > 2 * self.entries.len() + 64 {
             let entries = &self.entries;
             self.order.retain(|(number, key)| {
@@ -147,13 +148,13 @@ impl Shard {
         }
     }
 
-    /// Until no more than `left` bytes are taken, what is over by now or was put first goes.
+    /// Removes expired entries and the oldest ones until at most `left` bytes are in use.
     fn make_room(&mut self, left: usize) {
         let now = Instant::now();
         while let Some((number, key)) = self.order.front().copied() {
             let entry = self.entries.get(&key).filter(|entry| entry.number == number);
             match entry {
-                // It was replaced or removed since.
+                // Replaced or removed since.
                 None => {}
                 Some(entry) if self.bytes <= left && now < entry.until => return,
                 Some(_) => self.forget(&key),
@@ -163,7 +164,7 @@ impl Shard {
     }
 }
 
-/// Counts stay whole if something panicked under the lock: they change together, in one step.
+/// Locks a shard. A poisoned lock is used: the counts change together, in one step.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

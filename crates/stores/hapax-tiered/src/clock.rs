@@ -1,8 +1,9 @@
-//! What time it is at the authority, without asking.
+//! An estimate of the authority's clock, without a call to it.
 //!
-//! Its last answer said; since then as much passed as on our monotonic clock. That answer was made
-//! somewhere between the call and its return, so there are two guesses: the time is not before one
-//! and not after the other, as far as the two clocks run alike.
+//! It is the time in the authority's last answer plus the time that has passed on the monotonic
+//! clock since. The authority read its clock at some moment between the call and its return, so
+//! there are two estimates: the time is not before the one and not after the other, provided that
+//! the two clocks run at the same rate.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,10 +11,10 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use tokio::time::Instant;
 
-/// A guess is worth nothing after so long without an answer: clocks drift, and step.
+/// Age from which the last answer is not used any more: clocks drift, and step.
 const STALE: Duration = Duration::from_secs(600);
 
-/// The last answer.
+/// The last answer of the authority.
 #[derive(Debug, Default)]
 pub(crate) struct ClockEstimate(Mutex<Option<ClockSample>>);
 
@@ -24,20 +25,22 @@ struct ClockSample {
     returned: Instant,
 }
 
-/// Between which moments it is now.
+/// The range in which the authority's time is now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TimeRange {
-    /// What the authority said last: it is that late in any case, however the clocks run.
+    /// The time in the authority's last answer. The time now is not earlier, whatever the rates of
+    /// the clocks.
     pub(crate) said: Timestamp,
     pub(crate) earliest: Timestamp,
     pub(crate) latest: Timestamp,
 }
 
 impl ClockEstimate {
-    /// A call at `called` was answered just now, and the authority said what time it was.
+    /// Records the time in an answer of the authority that has just arrived, for a call made at
+    /// `called`.
     pub(crate) fn answered(&self, called: Instant, said: Timestamp) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of answers that overlap the one that was called last says most.
+        // Of answers that overlap, the one called last gives the narrowest range.
         if last.is_none_or(|last| last.called <= called) {
             *last = Some(ClockSample { said, called, returned: Instant::now() });
         }

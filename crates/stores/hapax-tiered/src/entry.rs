@@ -1,9 +1,9 @@
-//! What is put into a cache: a finished cell, when it was seen, and a seal over both.
+//! Entries of a cache: a finished record, the time at which it was seen, and a seal over both.
 //!
-//! The record is sealed as in a store, bound to the store key; and in the place of the tag to a
-//! hash of everything that stands beside it. So with a secret, whoever can write to the cache can
-//! make no entry, change none, and move none to another key. What they can do is to put an old one
-//! back: its age shows in what it says of when it was seen.
+//! The record is sealed as in a store, bound to the operation id. In place of the write id it is
+//! bound to a hash of all other fields of the entry. So with a secret, a process that can write to
+//! the cache cannot forge an entry, change one, or move one to another key. It can only restore an
+//! old entry, and that contains the time at which it was seen.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const MAGIC: &[u8; 4] = b"hxt1";
 const FIELDS: usize = 4 + 16 + 4 * 8;
 const FOR_EVER: u64 = u64::MAX;
 
-/// A finished cell, as it was at a moment on the authority's clock.
+/// A finished record, as it was at a time of the authority's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Entry {
     pub(crate) seen: Timestamp,
@@ -25,15 +25,16 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// `None` for a cell that is not finished, or whose time is over: those are never cached.
+    /// Returns `None` for a record that is not finished or has expired: those are never cached.
     pub(crate) fn new(seen: Timestamp, stored: &StoredRecord) -> Option<Self> {
         let over = stored.keep_until.is_some_and(|until| until <= seen);
         let finished = matches!(stored.record.state, RecordState::Done(_));
         (finished && !over).then(|| Self { seen, stored: stored.clone() })
     }
 
-    /// For how long from `seen` on it may be used: at most a quarter of what remains, so that a
-    /// clock that runs at four times its speed still does not keep it past its end.
+    /// Returns for how long after `seen` the entry may be used: at most a quarter of the retention
+    /// that is left, so that even a clock that runs at a quarter of the rate does not use it past
+    /// its end.
     pub(crate) fn ttl(&self, longest: Duration) -> Duration {
         let remains = self.stored.keep_until.map_or(Duration::MAX, |until| until.since(self.seen));
         longest.min(remains / 4)
@@ -58,7 +59,7 @@ impl Entry {
         Ok(out.into())
     }
 
-    /// `None` for bytes that are no entry of ours for this key.
+    /// Returns `None` for bytes that are no valid entry for this key.
     pub(crate) fn decode(key: &OperationId, bytes: &[u8], sealer: &Sealer) -> Option<Self> {
         let (fields, sealed) = bytes.split_at_checked(FIELDS)?;
         let (write_id, numbers) = fields.strip_prefix(MAGIC)?.split_first_chunk()?;
@@ -76,8 +77,8 @@ impl Entry {
     }
 }
 
-/// Stands for the fields in the seal. To make others that give the same, one would have to find a
-/// second preimage of 128 bits.
+/// Represents the fields in the seal. Other fields with the same value need a second preimage of
+/// 128 bits.
 fn bound(fields: &[u8]) -> WriteId {
     let mut hash = blake3::Hasher::new_derive_key("hapax 1 tiered entry");
     hash.update(fields);

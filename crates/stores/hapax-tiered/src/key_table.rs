@@ -1,27 +1,28 @@
-//! What this process knows of keys, so that the cache never contradicts what it told anybody.
+//! Per-key state of this process, which keeps answers from the cache consistent with earlier
+//! answers.
 //!
-//! The authority answers in an order that everybody can agree on. An answer from the cache must fit
-//! into it: whoever was answered before a call began must not have seen something newer. All ways
-//! to the authority pass here, so this can be told:
+//! Answers of the authority have one order. An answer from the cache must fit into that order: a
+//! caller that was answered before a call began must not have seen a newer state. All calls to the
+//! authority pass through this table, so the table can check this:
 //!
-//! 1. Every call on a key holds a place in its row while it is under way. Whatever it learns that
-//!    may contradict the cache is noted in the row *before* it returns.
-//! 2. What is noted while something may be in the cache makes the key be *avoided* until every
-//!    entry that may be there is over. It is removed as well, but nothing rests on that: a put may
-//!    be under way, and a cache may not answer.
-//! 3. A note ends the *epoch* of the row. Calls that began in an epoch that ended meanwhile cannot
-//!    tell whether what they saw is older or newer than the note: they put nothing. (A claim that
-//!    found an entry before the note may still be answered with it: it began before whoever noted
-//!    returned, so it comes first.)
-//! 4. A claim that was sent to the authority and not answered is *in doubt*: its copy must reach
-//!    the authority, which alone can say that it was stored. While there is a doubt nothing is
-//!    taken from the cache for that key.
+//! 1. Every call on a key is counted in the key's row while it is under way. Everything it learns
+//!    that may contradict the cache is noted in the row *before* it returns.
+//! 2. A note that is made while the cache may contain an entry makes the key *avoided* until every
+//!    such entry has expired. The entry is removed too, but correctness does not depend on the
+//!    removal: a put may be under way, and the cache may not answer.
+//! 3. A note ends the *epoch* of the row. A call that began in an earlier epoch cannot determine
+//!    whether its result is older or newer than the note, so it puts nothing. (A claim that found
+//!    an entry before the note may still be answered with it: the claim began before the noting
+//!    call returned, so it is ordered first.)
+//! 4. A claim that was sent to the authority and not answered is *pending*: its repetition must
+//!    reach the authority, which alone can answer that it was stored. While a key has a pending
+//!    claim, nothing is taken from the cache for it.
 //!
-//! Other processes do not note here, and what they put into a cache that is shared may be there for
-//! longer than what this one knows of. What they change is seen everywhere when the entries are
-//! over, and that is the promise: a finished record changes only when an operator releases it, and
-//! for as long as an entry lives after that, one process may tell the old answer after another, or
-//! itself, has told a new one.
+//! Other processes do not note in this table, and their entries in a shared cache may exist for
+//! longer than this process knows. Their changes are visible everywhere once the entries have
+//! expired. The guarantee is: a finished record changes only when an operator releases it, and
+//! until the entry's lifetime after that has passed, a process may give the old answer after
+//! another process, or itself, has given a new one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,10 +33,10 @@ use tokio::time::Instant;
 
 const SHARDS: usize = 64;
 
-/// Rows that are kept in all for what is in the cache; beyond, nothing is put there.
+/// Limit of rows that are retained for entries in the cache. At the limit nothing is put there.
 const MOST_CACHED: usize = 262_144;
 
-/// Doubts in all; beyond, claims are refused. The engine holds far fewer.
+/// Limit of pending claims. At the limit claims are rejected. The engine has far fewer.
 const MAX_PENDING_CLAIMS: usize = 65_536;
 
 #[derive(Debug)]
@@ -47,7 +48,7 @@ pub(crate) struct KeyTable {
 #[derive(Debug, Default)]
 struct Shard {
     rows: HashMap<OperationId, Row>,
-    /// When rows that are kept for what is in the cache are to be looked at again, each once.
+    /// Rows that are retained for entries in the cache, each once, by the time of their next check.
     over: VecDeque<(Instant, OperationId)>,
 }
 
@@ -58,16 +59,17 @@ struct Row {
     epoch: u64,
     /// Puts under way.
     puts: usize,
-    /// Which finished record is in the cache, put by us or found there, and until when.
+    /// The finished record in the cache, put by this process or found there, and the end of its
+    /// entry.
     cached: Option<(WriteId, Instant)>,
-    /// Nothing is taken from the cache before.
+    /// Nothing is taken from the cache before this time.
     avoid: Option<Instant>,
     pending_claims: Vec<WriteId>,
-    /// Whether it is among those to be looked at again.
+    /// Whether the row is in `Shard::over`.
     queued: bool,
 }
 
-/// A call under way; its place is given up when dropped.
+/// A call under way. Dropping it ends the call.
 #[derive(Debug)]
 pub(crate) struct KeyCall {
     keys: Arc<KeyTable>,
@@ -75,15 +77,15 @@ pub(crate) struct KeyCall {
     epoch: u64,
 }
 
-/// What is to be done about a finished record.
+/// The action that a finished record requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum CacheAction {
-    /// Put it into the cache; then [`KeyCall::put_ended`] must follow.
+    /// Put the record into the cache. [`KeyCall::put_ended`] must follow.
     Put,
-    /// Remove what is in the cache.
+    /// Remove the entry from the cache.
     Remove,
-    /// Nothing.
+    /// Do nothing.
     Leave,
 }
 
@@ -104,7 +106,7 @@ impl KeyTable {
 
     fn shard(&self, key: &OperationId) -> MutexGuard<'_, Shard> {
         let shard = &self.shards[usize::from(key.as_bytes()[1]) % SHARDS];
-        // Nothing panics while it is held; and rows stay whole if something did.
+        // Nothing panics while the lock is held, and rows would stay consistent if something did.
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,13 +120,13 @@ impl KeyCall {
         &self.key
     }
 
-    /// Whether the cache may be asked at all.
+    /// Returns whether the cache may be read for this key.
     pub(crate) fn may_ask(&self) -> bool {
         self.with(|row| row.pending_claims.is_empty() && !row.avoids())
     }
 
-    /// Whether `tag`, found in the cache and good until `until`, may be given as an answer. If so
-    /// it counts as cached from here on.
+    /// Returns whether the record `write_id`, found in the cache and usable until `until`, may be
+    /// the answer. If so, the record counts as cached from now on.
     pub(crate) fn may_answer(&self, write_id: WriteId, until: Instant) -> bool {
         self.with_shard(|shard| {
             let room = shard.has_room();
@@ -142,23 +144,23 @@ impl KeyCall {
         })
     }
 
-    /// This call wrote the cell, or saw it unfinished. Whether something is to be removed from the
-    /// cache, so that other processes do not find it.
+    /// Notes that this call wrote the record, or saw it unfinished. Returns whether an entry is to
+    /// be removed from the cache, so that other processes do not find it.
     pub(crate) fn note(&self) -> bool {
         self.with_shard(|shard| shard.note(self.key))
     }
 
-    /// This call saw the cell finished, with `tag`, to be cached until `until`.
+    /// Notes that this call saw the finished record `write_id`, which may be cached until `until`.
     pub(crate) fn saw_finished(&self, write_id: WriteId, until: Instant) -> CacheAction {
         self.with_shard(|shard| {
             let room = shard.has_room();
             let row = shard.rows.entry(self.key).or_default();
-            // Somebody learnt something meanwhile, and it may be newer, or older.
+            // Another call noted something meanwhile, which may be newer or older.
             let unclear = row.epoch != self.epoch;
             if unclear || row.cached.is_some_and(|(cached, _)| cached != write_id) {
                 return if shard.note(self.key) { CacheAction::Remove } else { CacheAction::Leave };
             }
-            // What was there may have been lost: it is put again. One put at a time.
+            // The entry may have been lost, so the record is put again. One put at a time.
             if row.puts > 0 || row.avoids() || !room {
                 return CacheAction::Leave;
             }
@@ -169,7 +171,7 @@ impl KeyCall {
         })
     }
 
-    /// The put that [`CacheAction::Put`] asked for has ended, however it did.
+    /// Ends the put that [`CacheAction::Put`] requested, whatever its result.
     pub(crate) fn put_ended(&self) {
         self.with(|row| row.puts -= 1);
     }
@@ -183,13 +185,13 @@ impl KeyCall {
         });
     }
 
-    /// Whether a claim may be sent: there is room to remember it should it not be answered, or it
-    /// is remembered already.
+    /// Returns whether a claim may be sent: either it can be recorded as pending if it is not
+    /// answered, or it is pending already.
     pub(crate) fn may_send(&self, write_id: WriteId) -> bool {
         self.keys.has_room_for_pending() || self.with(|row| row.pending_claims.contains(&write_id))
     }
 
-    /// A claim was sent and not answered.
+    /// Records a claim that was sent and not answered.
     pub(crate) fn mark_pending(&self, write_id: WriteId) {
         let new = self.with(|row| {
             let new = !row.pending_claims.contains(&write_id);
@@ -201,7 +203,7 @@ impl KeyCall {
         self.keys.pending_claims.fetch_add(usize::from(new), Ordering::Relaxed);
     }
 
-    /// The authority has said what became of a claim.
+    /// Removes a pending claim that the authority has answered.
     pub(crate) fn settle(&self, write_id: WriteId) {
         let settled = self.with(|row| {
             let before = row.pending_claims.len();
@@ -247,7 +249,7 @@ impl Shard {
         self.over.len() < MOST_CACHED / SHARDS
     }
 
-    /// Puts a row among those to be looked at again, when nothing is to be known of it any more.
+    /// Queues a row for a check at the time from which it need not be retained for the cache.
     fn look_again(&mut self, key: OperationId) {
         let Some(row) = self.rows.get_mut(&key) else { return };
         if let Some(at) = row.needed_until()
@@ -258,7 +260,8 @@ impl Shard {
         }
     }
 
-    /// Forgets rows of which nothing is left to know. A few at a time: as many may be added.
+    /// Removes rows that are no longer needed. Checks a few per call: more than can be added by
+    /// one.
     fn sweep(&mut self) {
         for _ in 0..4 {
             let Some((at, key)) = self.over.front().copied() else { return };
@@ -271,8 +274,8 @@ impl Shard {
             if row.is_over() {
                 self.rows.remove(&key);
             } else {
-                // Needed longer than was known when it was put here; or by a call, which then
-                // sees to it.
+                // The row is needed for longer than was known when it was queued, or by a call,
+                // whose end removes it.
                 self.look_again(key);
             }
         }
@@ -289,7 +292,8 @@ impl Row {
         self.avoid.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Until when it must be kept for what is in the cache; `None` if for nothing.
+    /// Returns until when the row must be retained for entries in the cache; `None` if it need not
+    /// be.
     fn needed_until(&self) -> Option<Instant> {
         let cached = self.cached.map(|(_, until)| until);
         cached.max(self.avoid).filter(|until| Instant::now() < *until)

@@ -1,11 +1,11 @@
-//! How a cache is used.
+//! Options of a [`Tiered`](crate::Tiered) store.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Entropy, KeyRing, OperationId, Sealer, Secret, SystemEntropy};
 
-/// How a [`Tiered`](crate::Tiered) uses its cache. Each method returns it changed.
+/// Options of a [`Tiered`](crate::Tiered). Each method returns the changed options.
 #[derive(Clone, Debug)]
 pub struct TieredOptions {
     pub(crate) sealer: Sealer,
@@ -16,49 +16,51 @@ pub struct TieredOptions {
 }
 
 impl TieredOptions {
-    /// Which authority this is, for caches that are shared with others: entries of one are never
-    /// found by another. No two authorities may have the same name: two databases may well have the
-    /// same URL, as seen from two machines, so take what they say of themselves. Processes that
-    /// give the same one different names do not find each other's entries, and an operator's
-    /// decision through one of them does not reach what another has put there.
+    /// Names the authority, for caches that are shared with others: entries of one authority are
+    /// never found by another.
+    ///
+    /// No two authorities may have the same name. Two databases can have the same URL, as seen from
+    /// two machines, so use an identity that the database itself reports. Processes that give the
+    /// same authority different names do not find each other's entries, and an operator's decision
+    /// through one of them does not remove entries of the other.
     #[must_use]
     pub fn authority(mut self, name: &str) -> Self {
         self.authority = Some(blake3::derive_key("hapax 1 tiered authority", name.as_bytes()));
         self
     }
 
-    /// Seals what is put into the cache, so that it can be neither read nor made there. By default
-    /// there is no secret.
+    /// Seals the entries in the cache, so that they can be neither read nor forged there. By
+    /// default there is no secret.
     #[must_use]
     pub fn secret(mut self, secret: &Secret) -> Self {
         self.sealer = Sealer::keyed(secret);
         self
     }
 
-    /// The same, with secrets of which the one that seals is replaced now and then: entries under
-    /// one that does not open are misses.
+    /// Seals the entries like [`secret`](Self::secret), with a ring of secrets that are rotated. An
+    /// entry that no secret of the ring opens is a miss.
     #[must_use]
     pub fn key_ring(mut self, ring: &KeyRing) -> Self {
         self.sealer = ring.sealer();
         self
     }
 
-    /// How long a finished record may be replayed from the cache, and so how long after an
-    /// operator released it. By default 60 s; at most a quarter of what is left of its retention.
+    /// Sets how long a finished record may be replayed from the cache, and so for how long after an
+    /// operator released it. 60 s by default; at most a quarter of the retention that is left.
     #[must_use]
     pub const fn cache_ttl(mut self, longest: Duration) -> Self {
         self.longest = longest;
         self
     }
 
-    /// How long the cache may take before the authority is asked instead. By default 100 ms.
+    /// Sets how long the cache may take before the authority is used instead. 100 ms by default.
     #[must_use]
     pub const fn cache_timeout(mut self, cache_timeout: Duration) -> Self {
         self.cache_timeout = cache_timeout;
         self
     }
 
-    /// Where nonces come from; by default the operating system.
+    /// Sets the source of nonces. By default the operating system.
     #[must_use]
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
@@ -67,7 +69,7 @@ impl TieredOptions {
 }
 
 impl TieredOptions {
-    /// The name of `key` in the cache.
+    /// Returns the name of `key` in the cache.
     pub(crate) fn name(&self, key: &OperationId) -> OperationId {
         self.authority.as_ref().map_or(*key, |authority| {
             let mut hash = blake3::Hasher::new_keyed(authority);

@@ -1,4 +1,4 @@
-//! The store that asks the cache first.
+//! The store that reads the cache before the authority.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -19,11 +19,11 @@ use crate::entry::Entry;
 use crate::key_table::{CacheAction, KeyCall, KeyTable};
 use crate::options::TieredOptions;
 
-/// Entries put into the cache at one time; what is beyond is put at its next replay.
+/// Limit of concurrent puts into the cache. A record beyond it is put at its next replay.
 const PUTS: usize = 64;
 
-/// After a failure the cache is left alone for so long, so that one that is away costs a time-out
-/// now and then instead of one for each request.
+/// Time for which the cache is not called after a failure, so that an unavailable cache costs a
+/// timeout now and then instead of one per request.
 const REST: Duration = Duration::from_secs(1);
 
 /// A store whose finished records are also in a cache, from which retries are answered.
@@ -40,7 +40,7 @@ struct Inner {
     keys: Arc<KeyTable>,
     guess: ClockEstimate,
     puts: Arc<Semaphore>,
-    /// Rests since `began` plus so many milliseconds.
+    /// The cache is not called until this many milliseconds after `began`.
     rests_until: AtomicU64,
     began: Instant,
     counters: Counters,
@@ -54,39 +54,40 @@ struct Counters {
     failures: AtomicU64,
 }
 
-/// What the cache was good for.
+/// Counters of the cache's use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TieredStats {
-    /// Claims that it answered.
+    /// Claims that were answered from the cache.
     pub hits: u64,
-    /// Claims for which it was asked in vain.
+    /// Claims for which the cache had no usable entry.
     pub misses: u64,
-    /// Records put there.
+    /// Records put into the cache.
     pub puts: u64,
-    /// Times it did not answer.
+    /// Calls that failed or timed out.
     pub failures: u64,
 }
 
-/// Why a claim was refused: the source within a [`StoreError`].
+/// Reasons for which a claim is rejected: the source within a [`StoreError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TieredError {
-    /// Too many claims are in doubt already to remember one more.
-    #[error("too many claims wait to hear what became of them")]
+    /// Too many claims are pending already to record one more.
+    #[error("too many claims were sent to the authority and not answered: retry later")]
     TooManyPendingClaims,
 }
 
 impl<A: Store + ?Sized> Tiered<A> {
-    /// `authority` decides, `cache` answers retries, with the default [`TieredOptions`].
+    /// Creates a store with the default [`TieredOptions`]: `authority` decides, `cache` answers
+    /// retries.
     ///
-    /// All calls of this process should pass through one value and its clones: it knows which
+    /// All calls of this process should pass through one value and its clones: it records which
     /// entries they contradict.
     #[must_use]
     pub fn new(authority: Arc<A>, cache: Arc<dyn Cache>) -> Self {
         Self::with(authority, cache, TieredOptions::default())
     }
 
-    /// The same, with `options`.
+    /// Creates a store with `options`.
     #[must_use]
     pub fn with(authority: Arc<A>, cache: Arc<dyn Cache>, options: TieredOptions) -> Self {
         let inner = Inner {
@@ -108,7 +109,7 @@ impl<A: Store + ?Sized> Tiered<A> {
         &self.authority
     }
 
-    /// What the cache was good for.
+    /// Returns the counters of the cache's use.
     #[must_use]
     pub fn stats(&self) -> TieredStats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -142,10 +143,11 @@ impl<A: Store + ?Sized> Tiered<A> {
                 inner.clean(&call, call.note()).await;
             }
             Ok(Swapped::Conflict(seen)) => inner.saw(&call, called, key, seen).await,
-            // What may have been written is noted by whoever sees it, or is told that it was.
+            // A write that was applied nevertheless is noted by the call that sees it, or by the
+            // one that is answered with it.
             Err(_) => {}
         }
-        // The last thing: who drops this before counts the claim as one in doubt, and so must we.
+        // This must come last: a future that is dropped before counts the claim as pending.
         doubt.answered(&swapped);
         swapped
     }
@@ -160,22 +162,21 @@ impl<A: Store + ?Sized> Tiered<A> {
 }
 
 impl Inner {
-    /// What a claim may be answered with from the cache. Why that is right:
+    /// Returns an entry of the cache that may answer a claim. Correctness:
     ///
     /// - A finished record does not change until its retention ends, unless an operator releases
-    ///   it. So as long as there was none, the authority would answer the same conflict.
-    /// - It is used for a quarter of what was left of its retention at most, counted from when it
-    ///   was seen by the authority's own clock, in which the moment is a guess that is never early.
-    /// - The answer says *done* and nothing else, and only to a claim of the same scheme and
-    ///   fingerprint, so that the only step that can follow is a replay. Everything that takes or
-    ///   changes a key is a swap of the authority.
-    /// - It is no answer to a copy of a claim that was sent to the authority before: that one may
-    ///   have been stored, and then its owner must hear so.
+    ///   it. So until a release, the authority would answer the same conflict.
+    /// - An entry is used for at most a quarter of the retention that was left when it was seen,
+    ///   measured by the authority's own clock, whose estimate is never early.
+    /// - The answer is always *done*, and only for a claim of the same scheme and fingerprint, so
+    ///   that only a replay can follow. Every claim or change of a key is a swap of the authority.
+    /// - The answer is never given to a repetition of a claim that was sent to the authority
+    ///   before: that claim may have been stored, and then the owner must get that answer.
     async fn recall(&self, call: &KeyCall, claim: &Swap) -> Option<Snapshot> {
         if !call.may_ask() || self.rests() {
             return None;
         }
-        // Without an answer of the authority nobody knows how old an entry is.
+        // Without an answer of the authority the age of an entry is unknown.
         self.guess.now()?;
         let name = self.options.name(&claim.id);
         let found = self.ask(self.cache.get(&name)).await;
@@ -185,28 +186,29 @@ impl Inner {
         seen
     }
 
-    /// What an entry says, if it may be said to `claim` now.
+    /// Returns the content of an entry if it may answer `claim` now.
     fn accept(&self, call: &KeyCall, claim: &Swap, bytes: &[u8]) -> Option<Snapshot> {
         let entry = Entry::decode(&claim.id, bytes, &self.options.sealer)?;
         let (asked, kept) = (&claim.draft.record, &entry.stored.record);
         let same = (&asked.scheme, &asked.fingerprint) == (&kept.scheme, &kept.fingerprint);
         let now = self.guess.now()?;
         if entry.seen > now.latest {
-            // The authority's clock was set back since, and its age cannot be told.
+            // The authority's clock was set back since, so the age is unknown.
             return None;
         }
         let age = now.latest.since(entry.seen);
         let left = entry.ttl(self.options.longest).checked_sub(age)?;
-        // When everybody takes it for over, whichever end of the guess is right.
+        // Every process takes the entry for expired at this time, whichever end of the range is
+        // right.
         let until = Instant::now() + left + now.latest.since(now.earliest);
         if !same || left.is_zero() || !call.may_answer(entry.stored.write_id, until) {
             return None;
         }
-        // A moment that the authority itself named: a guess might be later than what it says next.
+        // A time from an answer of the authority: an estimate might be later than its next answer.
         Some(Snapshot { now: now.said.max(entry.seen), stored: Some(entry.stored) })
     }
 
-    /// The authority showed the cell to a call that began at `called`.
+    /// Records the result of a call that began at `called` and read the record at the authority.
     async fn saw(&self, call: &KeyCall, called: Instant, key: OperationId, seen: &Snapshot) {
         self.guess.answered(called, seen.now);
         let entry = seen.stored.as_ref().and_then(|stored| Entry::new(seen.now, stored));
@@ -214,7 +216,7 @@ impl Inner {
         let Some(entry) = entry.filter(|_| !ttl.is_zero()) else {
             return self.clean(call, call.note()).await;
         };
-        // It was seen before now.
+        // The entry was seen before now, so this is not early.
         let until = Instant::now() + ttl;
         match call.saw_finished(entry.stored.write_id, until) {
             CacheAction::Put => {
@@ -226,9 +228,9 @@ impl Inner {
         }
     }
 
-    /// Puts an entry in the background: whoever waits for the answer need not wait for that.
+    /// Puts an entry in a separate task, so that the answer does not wait for the put.
     fn put(&self, key: OperationId, entry: &Entry, left: Duration, until: Instant) {
-        // A call of its own, so that the row is kept until the put has ended.
+        // A separate call, so that the row is retained until the put has ended.
         let mut putting = Putting { call: self.keys.enter(key), until, unsure: false };
         let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
         if self.rests() || left.is_zero() {
@@ -248,14 +250,14 @@ impl Inner {
         });
     }
 
-    /// Removes what a call found out to be wrong. Nothing in this process would use it.
+    /// Removes an entry that a call contradicted. This process would not use it anyway.
     async fn clean(&self, call: &KeyCall, remove: bool) {
         if remove && !self.rests() {
             self.ask(self.cache.remove(&self.options.name(call.key()))).await;
         }
     }
 
-    /// Asks the cache for something, and leaves it alone for a while if it does not answer.
+    /// Awaits a call of the cache. After a failure the cache is not called for a while.
     async fn ask<T>(&self, asked: impl Future<Output = Result<T, crate::CacheError>>) -> Option<T> {
         match timeout(self.options.cache_timeout, asked).await {
             Ok(Ok(answer)) => return Some(answer),
@@ -273,7 +275,7 @@ impl Inner {
     }
 }
 
-/// A claim on its way to the authority: in doubt if it is dropped without an answer.
+/// A claim on its way to the authority. It counts as pending if it is dropped without an answer.
 struct PendingClaim<'a> {
     call: &'a KeyCall,
     write_id: hapax_core::WriteId,
@@ -286,7 +288,7 @@ impl PendingClaim<'_> {
         match swapped {
             Ok(_) if open => self.call.settle(self.write_id),
             Err(StoreError::Ambiguous(_)) if open => self.call.mark_pending(self.write_id),
-            // This copy did nothing. An earlier one is in doubt still, if it was.
+            // This repetition did nothing. An earlier one stays pending if it was.
             _ => {}
         }
     }
@@ -300,7 +302,7 @@ impl Drop for PendingClaim<'_> {
     }
 }
 
-/// A put under way. One that may arrive late, when nobody remembers it, makes the key be avoided.
+/// A put under way. If it may still arrive late, unnoticed, the key is avoided.
 struct Putting {
     call: KeyCall,
     until: Instant,
@@ -316,14 +318,14 @@ impl Drop for Putting {
     }
 }
 
-// Nothing here has a default to fall back to: what is not passed on would be lost silently.
+// Every method is passed on: a default method would bypass the authority unnoticed.
 #[deny(clippy::missing_trait_methods)]
 impl<A: Store + ?Sized> Store for Tiered<A> {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(self.swap_cell(swap))
     }
 
-    /// By the authority: whoever loads wants to know what is true now.
+    /// Loads from the authority: a load must return the current state.
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(self.load_cell(key))
     }

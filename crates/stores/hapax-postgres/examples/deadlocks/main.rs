@@ -1,9 +1,9 @@
-//! Hunts for deadlocks: several processes, few keys, one server, as long as you like.
+//! Searches for deadlocks: several processes, few keys, one server, for a given time.
 //!
 //! `cargo run --release -p hapax-postgres --example deadlocks -- MINUTES PROCESSES`
 //!
-//! Starts a server of its own. Fails at the first swap that is refused, and if the server counted
-//! a deadlock.
+//! Starts its own server. Fails at the first swap that is rejected, and if the server counted a
+//! deadlock.
 
 mod scramble;
 

@@ -1,4 +1,4 @@
-//! What callers do to few keys at once: every order in which they can meet.
+//! Concurrent operations of callers on few keys, in every order.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use hapax_testkit::SeededEntropy;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Callers at the same time.
+/// Number of concurrent callers.
 const CALLERS: u64 = 48;
 
 /// Short, so that there is something to purge.
@@ -72,7 +72,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
     Ok(matches!(swapped, Swapped::Stored(_)))
 }
 
-/// Spread over the key space as hashes are.
+/// Distributed over the key space like hashes.
 fn key(of: u64) -> OperationId {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&of.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());

@@ -1,4 +1,4 @@
-//! Which index finds what is due, and what it costs to have it.
+//! Comparison of indexes for finding expired records, and their cost.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use tokio::time::{Instant, sleep};
 use crate::Outcome;
 use crate::work::{OfStore, Until, drive};
 
-/// How long a record is kept: what is claimed in one turn is due in the next.
+/// Retention of a record: a record claimed in one round expires in the next.
 const RETENTION: Duration = Duration::from_secs(3);
 
-/// How often the table is replaced.
+/// Number of times that the table is replaced.
 const TURNS: u64 = 4;
 
-/// Names, what there is instead of the index on `sweep_at`, and how it finds what is due.
+/// Names, the replacement of the index on `sweep_at`, and the condition that finds expired records.
 const SCHEMES: [(&str, &str, &str); 4] = [
     ("b-tree on sweep_at, which completions leave alone", "", ""),
     (
@@ -49,7 +49,8 @@ pub(crate) async fn measure(keys: u64) -> Outcome<()> {
             let until = Until::Requests(keys / TURNS);
             let work = drive(Arc::new(OfStore(Arc::clone(&store))), 64, turn + 1, RETENTION, until);
             let rate = work.await?.rate();
-            // What is claimed first is due; the last is not, so that there is something to pass.
+            // The records claimed first have expired; the last have not, so that some must be
+            // skipped.
             sleep(RETENTION).await;
             let (removed, took, longest) = purge(&server, &store, due).await?;
             println!(
@@ -64,7 +65,7 @@ pub(crate) async fn measure(keys: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Removes what is due, five hundred at a time.
+/// Removes expired records, five hundred at a time.
 async fn purge(
     server: &PostgresServer,
     store: &PostgresStore,
@@ -100,7 +101,7 @@ async fn purge(
 }
 
 async fn sizes(server: &PostgresServer) -> String {
-    // The statistics come late.
+    // The statistics are updated with a delay.
     sleep(Duration::from_secs(1)).await;
     let text = "SELECT n_tup_hot_upd * 100 / n_tup_upd || ' % HOT, table '
         || pg_size_pretty(pg_table_size(relid)) || ', indexes '

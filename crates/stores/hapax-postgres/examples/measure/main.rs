@@ -5,8 +5,8 @@
 //! `cargo run --release -p hapax-postgres --example measure -- purge [KEYS]`
 //! `cargo run --release -p hapax-postgres --example measure -- indexes [KEYS]`
 //!
-//! Starts a server of its own, which syncs as it does in earnest. Ratios within a run say
-//! something; the numbers themselves are those of the machine and of what else it does.
+//! Starts its own server, which syncs as in production. Only ratios within a run are meaningful;
+//! the absolute numbers depend on the machine and its other load.
 
 mod indexes;
 mod plain;

@@ -1,4 +1,4 @@
-//! What the store is measured against: one statement per request, over so many connections.
+//! The baseline of the measurements: one statement per request, over a number of connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Pool {
     }
 
     async fn one(&self, claim: bool, parameters: &Parameters<'_>) -> Outcome<()> {
-        // Whoever comes waits for the next one in turn, as in a fair pool.
+        // Each request waits for the next connection in order, as in a fair pool.
         let at = self.next.fetch_add(1, Ordering::Relaxed) % self.connections.len();
         let connection = self.connections[at].lock().await;
         let rows = if self.prepared {

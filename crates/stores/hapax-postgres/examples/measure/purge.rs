@@ -1,4 +1,4 @@
-//! What purging costs those who claim, and what it leaves of the table.
+//! Cost of purging for claims, and the size of the table after it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) async fn measure(keys: u64) -> Outcome<()> {
             }
             loop {
                 let limit = NonZeroU32::MIN.saturating_add(9_999);
-                // As the gateway does it.
+                // As the gateway does.
                 let more = purged.reap(limit).await.is_ok_and(|reaped| reaped.more);
                 sleep(Duration::from_millis(if more { 50 } else { 1_000 })).await;
             }
@@ -63,7 +63,7 @@ pub(crate) async fn measure(keys: u64) -> Outcome<()> {
 }
 
 async fn look(server: &PostgresServer) {
-    // The statistics come late.
+    // The statistics are updated with a delay.
     sleep(Duration::from_secs(2)).await;
     let text = "SELECT 'rows ' || (SELECT count(*) FROM hapax_cells)
         || ', updates that left the indexes alone ' || n_tup_hot_upd * 100 / n_tup_upd

@@ -1,4 +1,4 @@
-//! Requests a second, and how long a claim takes.
+//! Requests per second, and the latency of claims.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::work::{Measured, OfStore, Server, Until, drive};
 
 const RETENTION: Duration = Duration::from_secs(86_400);
 
-/// Runs of everything, in turn, so that what else the machine does hits all alike.
+/// Number of rounds. Measurements alternate, so that other load on the machine affects all alike.
 const ROUNDS: u64 = 3;
 
 pub(crate) async fn measure(seconds: u64) -> Outcome<()> {
@@ -64,9 +64,9 @@ pub(crate) async fn measure(seconds: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// What the store costs a single caller, and what it brings many, in terms of one statement per
-/// request, over as many connections as there are callers. Runs alternate, and of each pair only
-/// the ratio counts.
+/// Measures the cost of the store for a single caller, and its gain for many, relative to one
+/// statement per request over as many connections as callers. Runs alternate, and only the ratio
+/// within each pair is used.
 pub(crate) async fn ratios(rounds: u64) -> Outcome<()> {
     let server = crate::server().await;
     let url = server.url("postgres");
@@ -105,7 +105,7 @@ async fn run<S: Server>(
     seconds: u64,
 ) -> Outcome<()> {
     let before = postgres.cpu_time();
-    // Each run has keys of its own.
+    // Each run has its own keys.
     let mut measured: Measured =
         drive(server, callers, fresh(), RETENTION, Until::Seconds(seconds)).await?;
     let computed = postgres.cpu_time().saturating_sub(before);
@@ -121,7 +121,7 @@ async fn run<S: Server>(
 
 fn fresh() -> u64 {
     let mut bytes = [0; 8];
-    // Without it keys repeat between runs, which is then an error.
+    // Without randomness keys repeat between runs, which is an error then.
     hapax_core::Entropy::fill(&hapax_core::SystemEntropy, &mut bytes).ok();
     u64::from_be_bytes(bytes)
 }

@@ -1,4 +1,4 @@
-//! Requests, and how long they take.
+//! Requests, and their durations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::Outcome;
 
-/// Bytes of an answer that is kept.
+/// Size of a stored outcome, in bytes.
 const ANSWER: usize = 300;
 
 /// A claim and its completion.
@@ -24,7 +24,7 @@ pub(crate) struct Request {
     pub(crate) complete: Swap,
 }
 
-/// Makes requests of keys that were never used.
+/// Executes requests with keys that were never used.
 pub(crate) struct Requests {
     entropy: SeededEntropy,
     terms: Terms,
@@ -32,7 +32,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn new(seed: u64, retention: Duration) -> Self {
-        // A short lease, so that what is past its retention is due soon.
+        // A short lease, so that records are reaped soon after their retention.
         let lease = Duration::from_secs(5).min(retention);
         let terms = Terms { lease, retention, on_unknown: OnUnknown::Reexecute };
         Self { entropy: SeededEntropy::new(seed), terms }
@@ -66,7 +66,7 @@ impl Requests {
     }
 }
 
-/// Does a request, and returns how long the claim took.
+/// Executes a request, and returns the duration of the claim.
 pub(crate) trait Server: Send + Sync + 'static {
     fn serve(&self, request: Request) -> impl Future<Output = Outcome<Duration>> + Send;
 }
@@ -91,7 +91,7 @@ fn stored(swapped: Swapped) -> Outcome<()> {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) struct Measured {
     pub(crate) requests: u64,
     pub(crate) took: Duration,
@@ -103,7 +103,7 @@ impl Measured {
         self.requests as f64 / self.took.as_secs_f64()
     }
 
-    /// The share `of` of claims took no longer than this.
+    /// Returns the duration that the share `of` of claims did not exceed.
     pub(crate) fn claim(&mut self, of: f64) -> Duration {
         self.claims.sort_unstable();
         let at = (self.claims.len() as f64 * of) as usize;
@@ -111,14 +111,14 @@ impl Measured {
     }
 }
 
-/// When callers stop.
+/// The end of a run.
 #[derive(Clone, Copy)]
 pub(crate) enum Until {
     Seconds(u64),
     Requests(u64),
 }
 
-/// `callers` at the same time, each with one request after the other.
+/// Runs `callers` concurrently, each with one request after the other.
 pub(crate) async fn drive<S: Server>(
     server: Arc<S>,
     callers: u64,

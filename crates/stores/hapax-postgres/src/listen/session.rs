@@ -1,8 +1,8 @@
 //! The connection that listens.
 //!
-//! Behind a pooler there is no session that is ours, and LISTEN would be left to others in one of
-//! its sessions. So a setting is given with the connection, and asked for in it: poolers refuse it
-//! or drop it, and then nothing is listened to.
+//! Behind a pooler there is no separate session, and LISTEN would remain in a session that others
+//! use. So a setting is sent with the connection and then queried on it: poolers reject or drop the
+//! setting, and then the store does not listen.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use crate::hosts::Hosts;
 use crate::options::PostgresOptions;
 use crate::tls::{Connected, drive};
 
-/// How long after a connection ended the next is tried: it doubles from the first to the last,
-/// until one lasts.
+/// Pause between the end of a connection and the next attempt: doubled from the first to the last,
+/// until a connection lasts.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -29,9 +29,9 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 const OWN: &str = "-c hapax.session=own";
 const IS_OWN: &str = "SELECT pg_backend_pid(), current_setting('hapax.session', true) = 'own'";
 
-/// Why nothing is heard.
+/// Reasons for which a connection does not listen.
 enum ListenError {
-    /// A pooler is in between.
+    /// There is a pooler in between.
     Pooled,
     Failed(PostgresConnectError),
 }
@@ -50,14 +50,14 @@ impl Default for Outage {
 }
 
 impl Outage {
-    /// Whether that is news.
+    /// Returns whether the reason differs from the last one, which was logged.
     fn is_news(&mut self, why: String) -> bool {
         let is_news = self.told.as_ref() != Some(&why);
         self.told = Some(why);
         is_news
     }
 
-    /// How long to wait before the next attempt.
+    /// Returns the pause before the next attempt.
     fn pause(&mut self) -> Duration {
         let pause = self.pause;
         self.pause = (pause * 2).min(LAST_PAUSE);
@@ -65,13 +65,13 @@ impl Outage {
     }
 }
 
-/// Listens on one connection after the other, until there turns out to be a pooler.
+/// Listens on one connection after the other, until a pooler is detected.
 pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: Arc<Hosts>) {
     let mut outage = Outage::default();
     loop {
         let began = Instant::now();
-        // The host that the store's other connections found to be the primary, if any did: a wake-up
-        // is a hint, so that this one need not look for itself.
+        // The host that the store's other connections found to be the primary, if any did:
+        // notifications are hints, so this connection does not look for the primary itself.
         let mut config = hosts.current().clone();
         let theirs = config.get_options().map(|theirs| format!("{theirs} {OWN}"));
         config.options(theirs.unwrap_or_else(|| OWN.into()));
@@ -82,17 +82,14 @@ pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: 
         match ended {
             Ok(()) => {}
             Err(ListenError::Pooled) => {
-                tracing::warn!(
-                    "no wake-ups from PostgreSQL by way of a pooler; copies that wait are polled \
-                     for"
-                );
+                tracing::warn!("no notifications from PostgreSQL behind a pooler: waiters poll");
                 return;
             }
             Err(ListenError::Failed(error)) => {
                 if outage.is_news(error.to_string()) {
                     tracing::warn!(
                         %error,
-                        "no wake-ups from PostgreSQL; copies that wait are polled for"
+                        "no notifications from PostgreSQL: waiters poll"
                     );
                 }
             }
@@ -101,7 +98,7 @@ pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: 
     }
 }
 
-/// Listens and says what is to be said until the connection ends.
+/// Listens, and sends notifications, until the connection ends.
 async fn listen(
     board: &Arc<WakeBoard>,
     options: &PostgresOptions,
@@ -157,7 +154,7 @@ async fn say_all(
             _ = again.tick() => board.say_all_again(),
         }
         for (channel, payload) in board.take() {
-            // A connection that does not answer is given up, and what was to be said on it.
+            // A connection that does not answer is given up, together with its notifications.
             let said = timeout(limit, say(client, channel, &payload)).await;
             said.unwrap_or(Err(PostgresConnectError::TimedOut))?;
         }

@@ -19,25 +19,25 @@ use tokio_rustls::TlsConnector;
 use super::{Connected, Connector, connect};
 use crate::error::PostgresConnectError;
 
-/// TLS that believes in certificates only: the server's must be signed by a root that is trusted,
-/// and be for the host that the URL names. That is more than `sslmode=require` means elsewhere.
+/// TLS that requires valid certificates: the server's must be signed by a trusted root, and name
+/// the host of the URL. That is stricter than `sslmode=require` in other clients.
 #[derive(Clone)]
 pub struct Rustls(Arc<ClientConfig>);
 
-/// What is trusted, and who we are, in PEM.
+/// Trusted roots and the client certificate, in PEM.
 #[derive(Clone, Copy, Default)]
 pub struct RustlsCertificates<'a> {
     /// The roots; `None` for the system's.
     pub roots: Option<&'a [u8]>,
-    /// Our own certificate, with what it takes to get to its root, and its key.
+    /// The client certificate with its chain, and its key.
     pub client: Option<(&'a [u8], &'a [u8])>,
 }
 
 impl Rustls {
-    /// With these certificates.
+    /// Creates a connector with these certificates.
     ///
     /// # Errors
-    /// [`PostgresConnectError::Certificates`] where they cannot be read, or there are no roots.
+    /// [`PostgresConnectError::Certificates`] if they cannot be read, or there are no roots.
     pub fn new(certificates: &RustlsCertificates<'_>) -> Result<Self, PostgresConnectError> {
         let wrong =
             |error: &dyn fmt::Display| PostgresConnectError::Certificates(error.to_string());
@@ -49,14 +49,14 @@ impl Rustls {
                 }
             }
             None => {
-                // One that nobody can read is no reason to do without the others.
+                // Certificates that cannot be parsed are skipped.
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
         if roots.is_empty() {
             return Err(wrong(&"there is no root to trust"));
         }
-        // The process may have chosen another provider; this one is always there.
+        // The process may have installed another provider; this one is always available.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -86,7 +86,7 @@ impl fmt::Debug for Rustls {
 
 impl fmt::Debug for RustlsCertificates<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A key is among them.
+        // It contains a key.
         f.write_str("Certificates(..)")
     }
 }
@@ -97,7 +97,7 @@ impl Connector for Rustls {
     }
 }
 
-/// Makes handshakes.
+/// Creates handshakes.
 #[derive(Clone)]
 struct Make(Arc<ClientConfig>);
 
@@ -112,7 +112,7 @@ impl MakeTlsConnect<Socket> for Make {
     }
 }
 
-/// A handshake that is still to be made.
+/// A handshake that has not begun.
 struct Handshake {
     connector: TlsConnector,
     host: ServerName<'static>,
@@ -132,7 +132,7 @@ impl TlsConnect<Socket> for Handshake {
 struct Stream(tokio_rustls::client::TlsStream<Socket>);
 
 impl tokio_postgres::tls::TlsStream for Stream {
-    /// None: the certificate says who the server is.
+    /// None: the certificate identifies the server.
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }

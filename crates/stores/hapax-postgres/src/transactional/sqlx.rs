@@ -1,7 +1,7 @@
-//! The same for sqlx.
+//! Records that commit with a caller's own writes, by sqlx.
 //!
-//! sqlx's `begin()` must not be dropped half-way: the connection goes back to its pool with a
-//! transaction open. Run it where nothing drops it, on a task of its own.
+//! sqlx's `begin()` must not be dropped before its end: the connection would return to its pool
+//! with a transaction open. Call it in a separate task, where nothing drops it.
 
 use hapax_core::StoreError;
 use hapax_core::store::{BoxFuture, Swap, Swapped, Transactional};
@@ -24,7 +24,7 @@ impl Transactional<Transaction<'_, Postgres>> for PostgresStore {
     }
 }
 
-/// The transaction must have been begun by sqlx, which then knows of it.
+/// The transaction must have been begun by sqlx, which then tracks it.
 impl Transactional<PgConnection> for PostgresStore {
     fn swap_in<'a>(
         &'a self,
@@ -35,7 +35,7 @@ impl Transactional<PgConnection> for PostgresStore {
     }
 }
 
-/// Swaps in the transaction that the connection is in, by the statement `text`.
+/// Swaps in the current transaction of the connection, by the statement `text`.
 pub(crate) async fn swap_by(
     store: &PostgresStore,
     tx: &mut PgConnection,
@@ -64,8 +64,8 @@ pub(crate) async fn swap_by(
             Some(CONFLICT) => store.conflict(&swap).await,
             Some(SAVEPOINT) => Err(StoreError::unavailable(PostgresStoreError::Savepoint)),
             Some(ENDED_EARLY) => Err(StoreError::unavailable(PostgresStoreError::EndedEarly)),
-            // The transaction has failed, or its connection is gone before COMMIT was sent:
-            // nothing of it can be committed.
+            // The transaction has failed, or the connection was lost before COMMIT was sent: no
+            // part of it can be committed.
             _ => Err(StoreError::unavailable(error)),
         },
     }
@@ -73,7 +73,7 @@ pub(crate) async fn swap_by(
 
 type Query<'a> = sqlx::query::Query<'a, Postgres, sqlx::postgres::PgArguments>;
 
-/// In the order of [`crate::sql::SWAP_IN_TYPES`].
+/// Binds the parameters, in the order of [`crate::sql::SWAP_IN_TYPES`].
 fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
     sqlx::query(text)
         // Unnamed: a pooler in between may not know the name.
@@ -90,7 +90,8 @@ fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
         .bind([write.next_fence])
 }
 
-/// Why the server refused the statement, if it did and the connection is good.
+/// Returns the code with which the server rejected the statement, if it did and the connection is
+/// intact.
 fn refusal(error: &sqlx::Error) -> Option<&str> {
     let refused = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
     matches!(refused.severity(), PgSeverity::Error).then(|| refused.code())

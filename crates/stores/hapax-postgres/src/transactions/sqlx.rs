@@ -1,4 +1,4 @@
-//! The same by sqlx.
+//! Operations that share one transaction with their record, by sqlx.
 
 use std::error::Error as StdError;
 
@@ -17,7 +17,7 @@ use crate::store::PostgresStore;
 use crate::transactional::sqlx::swap_by;
 
 /// Transactions on connections of sqlx's pool: see [`PgTransactions`](crate::PgTransactions). The
-/// work has a `sqlx::Transaction<'static, Postgres>`.
+/// operation receives a `sqlx::Transaction<'static, Postgres>`.
 ///
 /// The pool leads to the database of the store, as a role that may write its tables.
 #[derive(Debug)]
@@ -28,20 +28,21 @@ pub struct SqlxTransactions {
 }
 
 impl SqlxTransactions {
-    /// Transactions on connections of `pool`.
+    /// Creates transactions on connections of `pool`.
     #[must_use]
     pub fn new(store: Arc<PostgresStore>, pool: PgPool) -> Self {
         Self { store, pool, begin: BeginOptions::default() }
     }
 
-    /// The isolation of the transactions; by default as the connections have it.
+    /// Sets the isolation of the transactions. By default the one of the connections.
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
         self.begin.isolation = Some(level);
         self
     }
 
-    /// As [`PgTransactions::idle`](crate::PgTransactions::idle).
+    /// Sets the timeout of an idle transaction, like
+    /// [`PgTransactions::idle`](crate::PgTransactions::idle).
     #[must_use]
     pub const fn idle(mut self, idle: Duration) -> Self {
         self.begin.idle = idle;
@@ -54,7 +55,7 @@ impl Transactions for SqlxTransactions {
 
     fn connect(&self) -> BoxFuture<'_, Result<Self::Tx, TxError>> {
         Box::pin(async move {
-            // BEGIN with it, which takes no snapshot: that comes with the first statement.
+            // The BEGIN is included. It takes no snapshot: the first statement does.
             self.pool.begin_with(self.begin.begin()).await.map_err(TxError::failed)
         })
     }
@@ -81,7 +82,7 @@ impl Transactions for SqlxTransactions {
                 Some(code) if lost_race(code) => TxError::conflict(error),
                 Some(_) => TxError::failed(error),
                 None => {
-                    // Before anybody settles it by reading.
+                    // Before a read resolves the outcome.
                     self.store.shared.setup.distrust_connections();
                     TxError::unknown(error)
                 }
@@ -91,7 +92,7 @@ impl Transactions for SqlxTransactions {
 
     fn rollback(&self, mut tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>> {
         Box::pin(async move {
-            // A transaction that has failed can not be asked: it is ours, as far as we know.
+            // A failed transaction cannot be checked: it is assumed to be ours.
             let checked = tx.execute(&*check_mark()).await;
             let rolled_back = tx.rollback().await;
             match checked {
@@ -112,7 +113,8 @@ impl Transactions for SqlxTransactions {
     }
 }
 
-/// Why the server rolled a COMMIT back, if that is what it said: see `Failure::of`.
+/// Returns the code with which the server rolled a COMMIT back, if it did: see
+/// `TransactionFailure::of`.
 fn refused(error: &sqlx::Error) -> Option<&str> {
     let db = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
     let code = db.code();
@@ -123,7 +125,7 @@ fn refused(error: &sqlx::Error) -> Option<&str> {
     known.then_some(code)
 }
 
-/// The code of one of sqlx's errors, or of what an error that is transparent to one shows of it.
+/// Returns the code of an error of sqlx, or of the database error that a transparent one exposes.
 pub(super) fn code<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a str> {
     let db: &dyn DatabaseError = match error.downcast_ref::<sqlx::Error>() {
         Some(error) => error.as_database_error()?,
