@@ -29,13 +29,13 @@ fn wire_14_the_standard_table() {
 }
 
 #[test]
-fn wire_16_stripe_v1_keeps_all_but_409_and_429() {
+fn stripe_v1_keeps_all_but_409_and_429() {
     assert_eq!(classes(Profile::StripeV1, OutcomeClass::Retryable, OnUnknown::Block), [409, 429]);
     assert_eq!(classes(Profile::StripeV1, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
-fn wire_16_success_only_keeps_2xx() {
+fn success_only_keeps_2xx() {
     let kept = classes(Profile::SuccessOnly, OutcomeClass::Final, OnUnknown::Block);
     assert_eq!(kept, Vec::from_iter(200..300));
     assert_eq!(classes(Profile::SuccessOnly, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);

@@ -111,7 +111,7 @@ fn wire_07_json_counts_by_what_it_says() {
 }
 
 #[test]
-fn wire_07_json_without_one_meaning_counts_by_its_bytes() {
+fn json_without_one_meaning_counts_by_its_bytes() {
     let json = |body: &str| canonical("/", "application/json", body.as_bytes());
     let deep = "[".repeat(129) + &"]".repeat(129);
     for text in [r#"{"a":1,"a":1}"#, r#"["\ud800"]"#, "\u{feff}1", "{", &deep] {
@@ -121,7 +121,7 @@ fn wire_07_json_without_one_meaning_counts_by_its_bytes() {
 }
 
 #[test]
-fn wire_07_canonical_and_raw_are_separate_domains() {
+fn canonical_and_raw_are_separate_domains() {
     // As bytes this is the canonical form of the other; it was not read as JSON, so it differs.
     let body = br#"{"a":1}"#;
     assert_ne!(canonical("/", "application/json", body), canonical("/", "text/plain", body));
@@ -144,7 +144,7 @@ fn form(boundary: &str, parts: &[&str]) -> Vec<u8> {
 }
 
 #[test]
-fn wire_07_form_data_counts_without_its_boundary() {
+fn form_data_counts_without_its_boundary() {
     let of = |kind: &str, body: &[u8]| canonical("/", kind, body);
     let one = of("multipart/form-data; boundary=X", &form("X", &["1", "two"]));
     assert_eq!(one, of("multipart/form-data;boundary=\"y z\"", &form("y z", &["1", "two"])));

@@ -36,7 +36,7 @@ fn wire_01_strict_takes_strings_only() {
 }
 
 #[test]
-fn wire_02_a_key_has_1_to_255_characters() {
+fn a_key_has_1_to_255_characters() {
     let quoted = |length| format!("\"{}\"", "k".repeat(length));
     assert_eq!(lenient(quoted(255).as_bytes()).unwrap().len(), 255);
     assert_eq!(lenient("k".repeat(255).as_bytes()).unwrap().len(), 255);

@@ -103,7 +103,10 @@ pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioCo
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Withhold).await;
     answer.is_rejected(503, "outcome-pending");
     assert_ne!(answer.header("retry-after"), "");
-    stage.send(stage.post("k")).await.is_rejected(503, "outcome-pending");
+    let duplicate = stage.send(stage.post("k")).await;
+    duplicate.is_rejected(503, "outcome-pending");
+    assert_eq!(duplicate.header("retry-after"), "1");
+    stage.send(stage.post("k").body("another")).await.is_rejected(422, "key-reused");
     stage.mend().await;
     stage.until(&stage.post("k"), |answer| answer.status == 201).await.is_replay(201, "1");
     assert_eq!(runs.count(), 1);

@@ -9,9 +9,9 @@ use hapax_http::problem::DocsUrl;
 use hapax_http::server::{RequestEvent, RouteOptions};
 use hapax_http::stored_response::Cookies;
 use http::header::HeaderMap;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderValue, Response};
 use http_body::Frame;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::world::{
     Answer, App, Frames, LEASE, Runs, Signal, World, app_of, begin, pay, respond, send, with_policy,
@@ -165,23 +165,6 @@ fn wait_for(seconds: u64) -> RouteOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_18_waiting_copies_get_the_replay() {
-    let world = World::new();
-    let (app, runs, go) = waiting(&world, wait_for(5), &[201]);
-    let copies: Vec<_> = (0..50).map(|_| begin(&app, pay("k", "{}"))).collect();
-    runs.reach(1).await;
-    sleep(Duration::from_secs(1)).await;
-    go.give();
-    let mut replayed = 0;
-    for copy in copies {
-        let answer = copy.await.unwrap();
-        assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"run 1"[..]));
-        replayed += usize::from(answer.replayed() == Some("true"));
-    }
-    assert_eq!((replayed, runs.count()), (49, 1));
-}
-
-#[tokio::test(start_paused = true)]
 async fn wire_18_one_waiting_copy_is_promoted_when_the_owner_gives_up() {
     for status in [503, 500] {
         let world = World::new();
@@ -203,18 +186,6 @@ async fn wire_18_one_waiting_copy_is_promoted_when_the_owner_gives_up() {
         }
         assert_eq!((counts, runs.count()), ((1, 18, 1), 2));
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_18_waiting_ends() {
-    let world = World::new();
-    let (app, runs, _go) = waiting(&world, wait_for(5), &[201]);
-    let _first = begin(&app, pay("k", "{}"));
-    runs.reach(1).await;
-    let began = Instant::now();
-    assert_eq!(send(&app, pay("k", "{}")).await.code(), "in-flight");
-    let waited = began.elapsed();
-    assert!((5..6).contains(&waited.as_secs()), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,62 +247,6 @@ async fn wire_21_refusals_are_problems_and_counted() {
         assert!(problem[member].as_str().is_some_and(|text| !text.is_empty()));
     }
     assert_eq!(world.events(), [RequestEvent::Rejected(hapax_http::problem::Code::KeyReused)]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_22_chunks_and_a_length_are_the_same_body() {
-    let world = World::new();
-    let app = world.app(RouteOptions::default(), |request: Request<Body>| async {
-        use http_body_util::BodyExt;
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        respond(201, body)
-    });
-    let chunked = |parts: &[&'static str]| {
-        let frames: Vec<_> =
-            parts.iter().map(|part| Ok(Frame::data(Bytes::from_static(part.as_bytes())))).collect();
-        pay("k", "").map(|_| Body::new(Frames::new(frames)))
-    };
-    let first = send(&app, chunked(&["{\"a\"", ":", "1}"])).await;
-    assert_eq!(&*first.body, b"{\"a\":1}");
-    for same in [pay("k", "{\"a\":1}"), chunked(&["", "{\"a\":1}", ""])] {
-        assert_eq!(send(&app, same).await.replayed(), Some("true"));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_22_request_trailers_reach_the_handler() {
-    let world = World::new();
-    let app = world.app(RouteOptions::default(), |request: Request<Body>| async {
-        use http_body_util::BodyExt;
-        let body = request.into_body().collect().await.unwrap();
-        respond(201, body.trailers().unwrap()["x-sum"].as_bytes().to_vec())
-    });
-    let mut trailers = HeaderMap::new();
-    trailers.append("x-sum", HeaderValue::from_static("7"));
-    let frames = [Ok(Frame::data(Bytes::from_static(b"{}"))), Ok(Frame::trailers(trailers))];
-    let request = pay("k", "").map(|_| Body::new(Frames::new(frames)));
-    assert_eq!(&*send(&app, request).await.body, b"7");
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_23_connection_must_not_name_key_or_scope() {
-    let world = World::new();
-    let runs = Runs::default();
-    let count = runs.clone();
-    let app = world.app(RouteOptions::default(), move |_| {
-        count.next();
-        async { respond(201, "") }
-    });
-    for named in ["Idempotency-Key", "close, idempotency-key", "authorization"] {
-        let mut request = pay("k", "{}");
-        request.headers_mut().insert("connection", HeaderValue::from_str(named).unwrap());
-        let answer = send(&app, request).await;
-        assert_eq!((answer.status.as_u16(), &*answer.code()), (400, "malformed-request"));
-    }
-    assert_eq!((runs.count(), world.store.len()), (0, 0));
-    let mut request = pay("k", "{}");
-    request.headers_mut().insert("connection", HeaderValue::from_static("close, x-other"));
-    assert_eq!(send(&app, request).await.status, 201);
 }
 
 #[tokio::test(start_paused = true)]

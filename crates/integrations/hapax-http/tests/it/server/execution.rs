@@ -49,38 +49,6 @@ async fn wire_09_of_100_copies_in_two_processes_one_executes() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn wire_10_a_client_that_hangs_up_neither_cancels_nor_loses_it() {
-    let world = World::new();
-    let (runs, go, ended) = (Runs::default(), Signal::new(), Runs::default());
-    let handler = (runs.clone(), go.clone(), ended.clone());
-    let app = world.app(RouteOptions::default(), move |_| {
-        let (runs, go, ended) = handler.clone();
-        async move {
-            runs.next();
-            go.wait().await;
-            ended.next();
-            respond(201, "done")
-        }
-    });
-    let client = begin(&app, pay("k", "{}"));
-    runs.reach(1).await;
-    client.abort();
-    assert!(client.await.unwrap_err().is_cancelled());
-    assert_eq!(send(&app, pay("k", "{}")).await.code(), "in-flight");
-    go.give();
-    ended.reach(1).await;
-    let replay = loop {
-        let answer = send(&app, pay("k", "{}")).await;
-        if answer.code() != "in-flight" {
-            break answer;
-        }
-        sleep(Duration::from_millis(1)).await;
-    };
-    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"done"[..]));
-    assert_eq!(runs.count(), 1);
-}
-
 /// At every await of the client's future, one after the other.
 #[tokio::test(start_paused = true)]
 async fn wire_10_hanging_up_anywhere_leaves_no_claim_without_work() {
@@ -138,28 +106,6 @@ async fn wire_11_the_answer_comes_after_the_record() {
     assert_eq!(answer.header("idempotency-recorded"), None);
 }
 
-#[tokio::test(start_paused = true)]
-async fn wire_12_a_handler_may_take_many_times_the_lease() {
-    let world = World::new();
-    let runs = Runs::default();
-    let count = runs.clone();
-    let app = world.app(RouteOptions::default(), move |_| {
-        count.next();
-        async {
-            sleep(LEASE * 20).await;
-            respond(201, "late")
-        }
-    });
-    let client = begin(&app, pay("k", "{}"));
-    for _ in 0..19 {
-        sleep(LEASE).await;
-        assert_eq!(send(&app, pay("k", "{}")).await.code(), "in-flight");
-    }
-    assert_eq!(client.await.unwrap().status, 201);
-    assert_eq!(send(&app, pay("k", "{}")).await.replayed(), Some("true"));
-    assert_eq!(runs.count(), 1);
-}
-
 type Seen = Arc<Mutex<Vec<(u64, u32)>>>;
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +135,7 @@ async fn wire_13_the_handler_knows_fence_and_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_13_whoever_was_taken_over_is_superseded() {
+async fn an_execution_is_notified_that_its_lease_was_lost() {
     for (first_status, policy) in [(201, OnUnknown::Reexecute), (500, OnUnknown::Reexecute)] {
         let world = World::new();
         let (runs, go, told) = (Runs::default(), Signal::new(), Signal::new());
@@ -227,31 +173,6 @@ async fn wire_13_whoever_was_taken_over_is_superseded() {
         assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"second"[..]));
         assert_eq!(runs.count(), 2);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_23_a_lapsed_lease_that_nobody_took_is_renewed() {
-    let world = World::new();
-    let (runs, go) = (Runs::default(), Signal::new());
-    let handler = (runs.clone(), go.clone());
-    let app = world.app(RouteOptions::default(), move |_| {
-        let (runs, go) = handler.clone();
-        async move {
-            runs.next();
-            go.wait().await;
-            respond(201, "")
-        }
-    });
-    let first = begin(&app, pay("k", "{}"));
-    runs.reach(1).await;
-    world.store.is(Mood::Down);
-    sleep(LEASE * 2).await;
-    world.store.is(Mood::Well);
-    sleep(LEASE / 2).await;
-    assert_eq!(send(&app, pay("k", "{}")).await.code(), "in-flight");
-    go.give();
-    assert_eq!(first.await.unwrap().status, 201);
-    assert_eq!(runs.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]

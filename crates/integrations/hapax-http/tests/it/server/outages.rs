@@ -4,8 +4,8 @@ use hapax_core::{InFlight, OnUnknown};
 use hapax_http::Body;
 use hapax_http::problem::Code;
 use hapax_http::server::{
-    CompletionOutage, ExecutionHandle, IdempotencyLayer, RecordStatus, RequestEvent, RouteError,
-    RouteOptions, RoutePolicy, ScopeSource, StoreOutage,
+    ExecutionHandle, IdempotencyLayer, RecordStatus, RequestEvent, RouteError, RouteOptions,
+    RoutePolicy, ScopeSource, StoreOutage,
 };
 use http::Request;
 use tokio::time::{Duration, sleep};
@@ -16,8 +16,8 @@ use super::world::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_closed_executes_nothing() {
-    for mood in [Mood::Down, Mood::Slow, Mood::Damaged] {
+async fn a_slow_or_damaged_store_executes_nothing() {
+    for mood in [Mood::Slow, Mood::Damaged] {
         let world = World::new();
         let runs = Runs::default();
         let count = runs.clone();
@@ -38,7 +38,7 @@ async fn wire_20_closed_executes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_open_executes_unprotected() {
+async fn a_record_that_cannot_be_read_is_no_outage() {
     let world = World::new();
     let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |request: Request<Body>| async move {
@@ -152,26 +152,6 @@ async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
         matches!(event, RequestEvent::Executed { recorded: RecordStatus::Pending, attempt: 1, .. })
     });
     assert!(pending);
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_20_away_at_completion_the_answer_may_be_withheld() {
-    let world = World::new();
-    let options =
-        RouteOptions { completion_outage: CompletionOutage::Withhold, ..RouteOptions::default() };
-    let (app, runs) = leaving(&world, options, 201);
-    let first = send(&app, pay("k", "{}")).await;
-    assert_eq!((first.status.as_u16(), &*first.code()), (503, "outcome-pending"));
-    // What is withheld from the first is not given to a copy.
-    let copy = send(&app, pay("k", "{}")).await;
-    assert_eq!((copy.status.as_u16(), &*copy.code()), (503, "outcome-pending"));
-    assert_eq!(copy.header("retry-after"), Some("1"));
-    assert_eq!(send(&app, pay("k", "[]")).await.code(), "key-reused");
-    world.store.is(Mood::Well);
-    world.engine.drain().await;
-    let replay = send(&app, pay("k", "{}")).await;
-    assert_eq!((replay.replayed(), &*replay.body), (Some("true"), &b"run 1"[..]));
-    assert_eq!(runs.count(), 1);
 }
 
 #[tokio::test(start_paused = true)]

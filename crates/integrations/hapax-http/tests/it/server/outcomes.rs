@@ -44,36 +44,6 @@ fn block() -> RouteOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_14_statuses_by_default() {
-    for (status, kind) in [
-        (200, "final"),
-        (201, "final"),
-        (204, "final"),
-        (302, "final"),
-        (304, "final"),
-        (400, "final"),
-        (404, "final"),
-        (409, "final"),
-        (422, "final"),
-        (401, "runs again"),
-        (403, "runs again"),
-        (408, "runs again"),
-        (413, "runs again"),
-        (421, "runs again"),
-        (425, "runs again"),
-        (429, "runs again"),
-        (500, "unknown"),
-        (501, "unknown"),
-        (502, "unknown"),
-        (503, "unknown"),
-        (504, "unknown"),
-    ] {
-        let (_, found) = after(block(), move |_| respond(status, "")).await;
-        assert_eq!(found, kind, "{status}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn wire_14_a_panic_is_unknown_and_answered() {
     let world = World::new();
     let runs = Runs::default();
@@ -250,16 +220,6 @@ fn marked(status: u16, name: &'static str, value: &'static str) -> Response<Body
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_16_a_response_overrides_its_status() {
-    for (status, word, kind) in
-        [(500, "final", "final"), (200, "retryable", "runs again"), (200, "unknown", "unknown")]
-    {
-        let first = move |_| marked(status, "idempotency-outcome", word);
-        assert_eq!(after(block(), first).await.1, kind);
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn wire_16_override_headers_do_not_reach_the_client() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |_| async {
@@ -279,25 +239,6 @@ async fn wire_16_override_headers_do_not_reach_the_client() {
         assert_eq!(ours, ["idempotency-replayed"]);
         assert_eq!(answer.replayed(), Some(replayed));
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_16_a_response_sets_its_retention() {
-    let world = World::new();
-    let runs = Runs::default();
-    let count = runs.clone();
-    let app = world.app(RouteOptions::default(), move |_| {
-        count.next();
-        async { marked(201, "idempotency-retention", "3600") }
-    });
-    let runs_after = async |pause: u64, app: &_| {
-        sleep(Duration::from_secs(pause)).await;
-        send(app, pay("k", "{}")).await;
-        runs.count()
-    };
-    assert_eq!(runs_after(0, &app).await, 1);
-    assert_eq!(runs_after(3599, &app).await, 1);
-    assert_eq!(runs_after(2, &app).await, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,20 +317,6 @@ async fn wire_21_what_a_proxy_says_itself_is_classified_by_it() {
         let options = RouteOptions { profile: Profile::StripeV1, ..block() };
         assert_eq!(after(options, first).await.1, kind);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_23_a_released_key_has_forgotten_its_fingerprint() {
-    let world = World::new();
-    let runs = Runs::default();
-    let count = runs.clone();
-    let app = world.app(RouteOptions::default(), move |_| {
-        let run = count.next();
-        async move { respond(if run == 1 { 429 } else { 201 }, "") }
-    });
-    send(&app, pay("k", r#"{"amount":1}"#)).await;
-    assert_eq!(begin(&app, pay("k", r#"{"amount":2}"#)).await.unwrap().status, 201);
-    assert_eq!(send(&app, pay("k", r#"{"amount":1}"#)).await.code(), "key-reused");
 }
 
 /// The inner error type is untouched, and its meaning is *unknown*.

@@ -226,20 +226,3 @@ fn what_does_not_go_together_is_refused() {
     options.policy = RouteOptions::default().policy;
     assert_eq!(error(options), RouteError::NoHookTimes);
 }
-
-/// wire.md 27: `Retry-After` says that asking again can help, and when.
-#[tokio::test(start_paused = true)]
-async fn wire_27_outcome_unknown_says_when_to_come_again() {
-    let world = World::new();
-    let (app, _) = failing(&world, asking(|_| async { Verdict::CannotSay }));
-    send(&app, pay("k", "{}")).await;
-    let answer = send(&app, pay("k", "{}")).await;
-    assert_eq!((&*answer.code(), answer.header("retry-after")), ("outcome-unknown", Some("1")));
-
-    // An operator has to decide.
-    let world = World::new();
-    let (app, _) = failing(&world, RouteOptions::default());
-    send(&app, pay("k", "{}")).await;
-    let answer = send(&app, pay("k", "{}")).await;
-    assert_eq!((&*answer.code(), answer.header("retry-after")), ("outcome-unknown", None));
-}

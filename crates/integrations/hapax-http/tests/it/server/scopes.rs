@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use hapax_core::{Claim, Fingerprint, FingerprintScheme, Policy, Scope};
-use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme};
 use hapax_http::server::{
     IdempotencyLayer, MissingScope, RouteOptions, RoutePolicy, ScopeError, ScopeSource, StoreOutage,
 };
@@ -180,23 +179,6 @@ async fn wire_07_another_writing_of_the_same_json_is_the_same_request() {
     assert_eq!(same.replayed(), Some("true"));
     let other = send(&app, pay("k", r#"{"amount":100.0,"to":"é"}"#)).await;
     assert_eq!(other.code(), "key-reused");
-}
-
-#[tokio::test(start_paused = true)]
-async fn wire_07_a_changed_configuration_makes_no_false_422() {
-    let world = World::new();
-    let by_scheme = |body, headers: &[&'static str]| {
-        let names = headers.iter().map(|name| HeaderName::from_static(name));
-        let fingerprint = HttpFingerprintScheme::new(body, names).unwrap();
-        let options = RouteOptions { fingerprint, ..RouteOptions::default() };
-        world.app(options, |_| async { respond(201, "") })
-    };
-    let old = by_scheme(BodyForm::Raw, &["content-type"]);
-    let new = by_scheme(BodyForm::Canonical, &["x-tenant"]);
-    send(&old, pay("k", r#"{"a":1}"#)).await;
-    assert_eq!(send(&new, pay("k", r#"{"a":1}"#)).await.replayed(), Some("true"));
-    // By the record's scheme: its bytes differ.
-    assert_eq!(send(&new, pay("k", r#"{ "a":1}"#)).await.code(), "key-reused");
 }
 
 /// A request of a version with another scheme.
