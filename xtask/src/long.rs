@@ -84,7 +84,7 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
 }
 
 /// Whether a harness that was asked to list its tests named any.
-fn names_a_test(listed: &str) -> bool {
+pub(crate) fn names_a_test(listed: &str) -> bool {
     listed.lines().any(|line| line.ends_with(": test"))
 }
 

@@ -7,6 +7,7 @@ mod lint;
 mod long;
 mod setup;
 mod sh;
+mod soak;
 mod sources;
 mod test;
 mod tools;
@@ -34,6 +35,7 @@ const COMMANDS: [&Command; 9] = [
     &tools::FUZZ,
     &long::SIM,
     &long::TORTURE,
+    &soak::SOAK,
     &ci::COMMAND,
 ];
 

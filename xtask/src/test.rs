@@ -42,12 +42,12 @@ struct Count {
 /// Runs every test but those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
-    let (programs, outcome) = programs(skip)?;
-    if let Err(failure) = outcome {
-        return Err(Failure::new(format!("{failure}\n{}", verdict(skip, programs, None))));
-    }
-    let (said, outcome) = Run::cargo().args(["test", "--doc"]).args(EVERYTHING).tee();
-    let verdict = verdict(skip, programs, Some(Count::told(&said)));
+    let (programs, tested) = programs(skip)?;
+    // Also after a failed test: one run shows everything that is broken.
+    let (said, documented) =
+        Run::cargo().args(["test", "--doc", "--no-fail-fast"]).args(EVERYTHING).tee();
+    let outcome = tested.and(documented);
+    let verdict = verdict(skip, outcome.is_ok(), programs, Count::told(&said));
     match outcome {
         Ok(()) => println!("\n{verdict}"),
         Err(failure) => return Err(Failure::new(format!("{failure}\n{verdict}"))),
@@ -144,13 +144,10 @@ impl Count {
 }
 
 /// One line: what ran, how much of it passed, what was left out and why.
-fn verdict(skip: &Skip, programs: Count, documentation: Option<Count>) -> String {
-    let all = programs.and(documentation.unwrap_or_default());
-    let word = if all.failed == 0 && documentation.is_some() { "ok" } else { "FAILED" };
-    let examples = match documentation {
-        Some(count) => format!("{} documentation examples", count.passed),
-        None => "documentation examples not run".to_owned(),
-    };
+fn verdict(skip: &Skip, succeeded: bool, programs: Count, documentation: Count) -> String {
+    let all = programs.and(documentation);
+    let word = if succeeded { "ok" } else { "FAILED" };
+    let examples = format!("{} documentation examples", documentation.passed);
     let mut out = Vec::new();
     if !skip.is_empty() {
         out.push(format!("all tests of {}, because --skip said so", skip.joined()));
@@ -190,12 +187,12 @@ mod tests {
     fn the_verdict_says_all_of_it() {
         let count = |passed, failed| Count { passed, failed, ignored: 0 };
         assert_eq!(
-            verdict(&Skip::default(), count(5, 0), Some(count(2, 0))),
+            verdict(&Skip::default(), true, count(5, 0), count(2, 0)),
             "test ok: 5 tests passed, 0 failed; 2 documentation examples; left out: nothing"
         );
         assert_eq!(
-            verdict(&Skip::of(&["redis"]), count(5, 1), None),
-            "test FAILED: 5 tests passed, 1 failed; documentation examples not run; left out: all \
+            verdict(&Skip::of(&["redis"]), false, count(5, 1), count(2, 0)),
+            "test FAILED: 5 tests passed, 1 failed; 2 documentation examples; left out: all \
              tests of redis, because --skip said so"
         );
     }
