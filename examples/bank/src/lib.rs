@@ -1,5 +1,5 @@
 //! A bank. A transfer changes two accounts and writes a line in the ledger, in one transaction with
-//! the outcome that a retry gets. However often it is requested, and whatever crashes in between,
+//! the outcome that a retry gets. However often it is requested, and even if a process crashes,
 //! it happens once, and its outcome is stored if and only if the money has moved.
 //!
 //! - [`transfer`] is plain SQL on a transaction, without keys.

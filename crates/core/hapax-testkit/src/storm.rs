@@ -240,7 +240,7 @@ fn named(seen: &Snapshot) -> Option<WriteId> {
     let stored = seen.stored.as_ref()?;
     match &stored.record.state {
         RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.write_id.as_bytes()[..]),
-        other => panic!("found a state that nobody wrote: {other:?}"),
+        other => panic!("found a state that no caller wrote: {other:?}"),
     }
     Some(stored.write_id)
 }

@@ -74,7 +74,7 @@ async fn a_begin_without_an_answer_is_waited_for_no_longer_than_said() {
     assert_eq!(world.lines().await, "2");
 }
 
-/// An acknowledged outcome survives a crash of the server, whatever the settings of the role.
+/// An acknowledged outcome survives a crash of the server under any settings of the role.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_acknowledged_is_durable() {
     let mut world = World::new().await;
