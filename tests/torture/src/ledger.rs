@@ -3,7 +3,7 @@
 //! 1. A response that a client received is replayed for ever, byte for byte.
 //! 2. No execution begins after a client received a response.
 //! 3. While the gateway that began an execution runs, its key executes again only after a retryable
-//!    response.
+//!    response, except under `reconcile`.
 //! 4. Under `block`, rule 3 holds across all incarnations: a key executes again only after a
 //!    retryable response, so that it cannot take effect twice.
 //! 5. Under `reconcile`, no key takes effect twice.
