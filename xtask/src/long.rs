@@ -71,7 +71,9 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
         // A filter that matches no test would succeed.
         let listed = Run::cargo().args(test).args(["--", "--list"]).read()?;
         if !names_a_test(&listed) {
-            return Err(Failure::new("hapax-file has no test named `images` in its test binary `it`"));
+            return Err(Failure::new(
+                "hapax-file has no test named `images` in its test binary `it`",
+            ));
         }
         Run::cargo()
             .args(test)
