@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use crate::sh::{Failure, Outcome};
 
-/// What follows the command's name. Options are taken out; what is left over is an error.
+/// Words that follow the command's name. Options are taken out; a word that is left over is an
+/// error.
 pub(crate) struct Args(Vec<String>);
 
 impl Args {
@@ -20,12 +21,12 @@ impl Args {
         self.0.iter().any(|word| matches!(word.as_str(), "--help" | "-h"))
     }
 
-    /// The value of `--name`, the last one if it is given more than once.
+    /// Returns the value of `--name`; the last one if the option is given more than once.
     pub(crate) fn value<T: FromStr>(&mut self, name: &str) -> Result<Option<T>, Failure> {
         let mut last = None;
         while let Some(at) = self.0.iter().position(|word| word == name) {
             let Some(value) = self.0.get(at + 1) else {
-                return Err(Failure::usage(format!("{name} needs a value")));
+                return Err(Failure::usage(format!("{name} needs a value: {name} VALUE")));
             };
             let parsed = value.parse();
             last = Some(
@@ -36,7 +37,7 @@ impl Args {
         Ok(last)
     }
 
-    /// To be called when every known option has been taken.
+    /// Rejects a word that is left over; call it after every known option was taken.
     pub(crate) fn finish(&self) -> Outcome {
         match self.0.first() {
             None => Ok(()),

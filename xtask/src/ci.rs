@@ -1,4 +1,4 @@
-//! Everything that must hold before a change goes in.
+//! Checks that every change must pass.
 
 #![allow(clippy::disallowed_methods, reason = "it times builds, not the product")]
 
@@ -12,7 +12,7 @@ use crate::{lint, long, test, tools};
 pub(crate) const COMMAND: Command = Command {
     name: "ci",
     summary: "lint, deny, test, a short simulation, a short fuzz",
-    help: "Stops at the first step that fails and names it; says how long each took.",
+    help: "Stops at the first step that fails and names it; prints how long each took.",
     run: |args| {
         args.finish()?;
         run()

@@ -1,4 +1,4 @@
-//! Which way dependencies point, and what may not be depended on.
+//! Rules for dependencies: their direction, and packages that are not allowed.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,16 +14,15 @@ pub(crate) const COMMAND: Command = Command {
     summary: "check the direction of dependencies",
     help: "Our crates may only depend on each other as the table in xtask/src/deps.rs says.
 The core's default features bring no runtime, no HTTP and no database; stores bring no
-HTTP; their default builds and that of HTTP compile no C, and the program none but ring's,
-which TLS is made of; only
-clock.rs and entropy.rs of the core read the time or roll dice.",
+HTTP; their default builds and that of HTTP compile no C, and the program only
+ring's, for TLS; only clock.rs and entropy.rs of the core read the time or randomness.",
     run: |args| {
         args.finish()?;
         run()
     },
 };
 
-/// What each of our crates may depend on outside its tests.
+/// Dependencies that each of our crates may have outside its tests.
 const ALLOWED: [(&str, &[&str]); 15] = [
     (
         "hapax",
@@ -101,16 +100,16 @@ const FREE_OF: [(&str, &[&str]); 6] = [
     ("hapax-tiered", &HTTP),
 ];
 
-/// What build scripts compile or find C libraries with.
+/// Packages with which build scripts compile C or find C libraries.
 const C_BUILDERS: [&str; 6] = ["autotools", "bindgen", "cc", "cmake", "pkg-config", "vcpkg"];
 
-/// Who may: it brings its code along, needs no library, and there is no TLS without the like.
+/// The package that may use them: TLS needs it, it contains its C code, and needs no library.
 const MAY_BUILD_C: &str = "ring";
 
-/// Crates that name a C compiler and do not call it with this feature.
+/// Crates that depend on a C compiler's package but do not use it with this feature.
 const NO_C_WITH: [(&str, &str); 1] = [("blake3", "pure")];
 
-/// Words that read a clock or roll dice, and the files that may.
+/// Words that read a clock or randomness, each with the one file that may use it.
 const DOORS: [(&str, &str); 5] = [
     ("SystemTime", "crates/core/hapax-core/src/clock.rs"),
     ("getrandom::", "crates/core/hapax-core/src/entropy.rs"),
@@ -145,7 +144,7 @@ struct Edge {
     to: String,
 }
 
-/// Edges between the packages of `metadata`, and one to itself for each package.
+/// Returns the edges between the packages of `metadata`, and one to itself for each package.
 fn edges(metadata: &Value) -> Vec<Edge> {
     let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
@@ -183,7 +182,8 @@ struct Node {
     features: Vec<String>,
 }
 
-/// What the default features of `krate` bring on this platform, parents before children.
+/// Returns the packages that the default features of `krate` bring on this platform, parents before
+/// children.
 fn tree(krate: &str, edges: &str) -> Result<Vec<Node>, Failure> {
     let args = ["tree", "--package", krate, "--edges", edges, "--prefix", "depth"];
     Ok(parse_tree(&Run::cargo().args(args).args(["--format", " {p}|{f}"]).read()?))
@@ -206,7 +206,7 @@ fn unwanted(krate: &str, tree: &[Node], banned: &[&str]) -> Vec<String> {
     hits.map(|name| format!("the default features of {krate} bring {name}")).collect()
 }
 
-/// Packages whose build script compiles C.
+/// Returns the packages whose build script compiles C.
 fn c_code(krate: &str, tree: &[Node], may: &[&str]) -> Vec<String> {
     let mut path: Vec<&Node> = Vec::new();
     let mut found = BTreeSet::new();
@@ -231,7 +231,7 @@ fn c_code(krate: &str, tree: &[Node], may: &[&str]) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// Lines of published crates that read a clock or roll dice by themselves.
+/// Returns the lines of published crates that read a clock or randomness directly.
 fn side_doors(source: &Source) -> Vec<String> {
     let in_library = source.path.starts_with("crates")
         && source.path.components().nth(3).is_some_and(|part| part.as_os_str() == "src");
@@ -254,7 +254,7 @@ fn side_doors(source: &Source) -> Vec<String> {
     .collect()
 }
 
-/// Whether `line` has `word`, not as the end of a longer one.
+/// Returns whether `line` has `word`, but not as the end of a longer word.
 fn has_word(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         !line[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')

@@ -1,4 +1,4 @@
-//! Everything that is checked without running the product.
+//! Checks that do not run the product.
 
 use crate::Command;
 use crate::deps;
@@ -18,7 +18,7 @@ dependencies is checked as by `deps`.",
     },
 };
 
-/// The longest file, in lines: what is longer is two files.
+/// Length limit of a file, in lines.
 const MAX_LINES: usize = 600;
 
 /// Runs all checks, the quick ones first.

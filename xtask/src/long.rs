@@ -1,4 +1,4 @@
-//! Runs that are worth more the longer they last.
+//! Runs that find more the longer they last.
 
 use crate::Command;
 use crate::sh::{Failure, Outcome, Run};
@@ -11,7 +11,7 @@ clock steps, and checks every promise. A failure prints its seed.
 
   --seeds N       how many schedules (1000000)
   --from SEED     the first one (0)
-  --seed SEED     only this one, told step by step",
+  --seed SEED     only this one, printed step by step",
     run: |args| {
         let only: Option<u64> = args.value("--seed")?;
         let seeds = args.value("--seeds")?.unwrap_or(1_000_000);
@@ -28,7 +28,7 @@ pub(crate) const TORTURE: Command = Command {
     name: "torture",
     summary: "kill gateways under load, and drop or tear what their file had not synced",
     help: "Two runs. Real gateways on files get SIGKILL at random instants while clients retry:
-every answer that a client ever got must be replayed, and no key may run twice where
+every response that a client got must be replayed, and no key may execute twice where
 that is forbidden. Then images of the file as a power failure may leave it are opened:
 nothing that was acknowledged may be missing.
 
@@ -68,10 +68,12 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
     }
     if images > 0 {
         let test = ["test", "--release", "--package", "hapax-file", "--test", "it", "images"];
-        // A filter that fits nothing would succeed.
+        // A filter that matches no test would succeed.
         let listed = Run::cargo().args(test).args(["--", "--list"]).read()?;
         if !names_a_test(&listed) {
-            return Err(Failure::new("there is no test of images to run"));
+            return Err(Failure::new(
+                "hapax-file has no test named `images` in its test binary `it`",
+            ));
         }
         Run::cargo()
             .args(test)
@@ -83,7 +85,7 @@ fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// Whether a harness that was asked to list its tests named any.
+/// Returns whether the output of `--list` names a test.
 pub(crate) fn names_a_test(listed: &str) -> bool {
     listed.lines().any(|line| line.ends_with(": test"))
 }

@@ -21,12 +21,12 @@ use sh::Outcome;
 struct Command {
     name: &'static str,
     summary: &'static str,
-    /// What `--help` says after the summary.
+    /// Text that `--help` prints after the summary.
     help: &'static str,
     run: fn(&mut Args) -> Outcome,
 }
 
-const COMMANDS: [&Command; 9] = [
+const COMMANDS: [&Command; 10] = [
     &setup::COMMAND,
     &test::COMMAND,
     &lint::COMMAND,
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 }
 
 fn overview() {
-    println!("cargo xtask COMMAND [OPTIONS]; `cargo xtask COMMAND --help` says more\n");
+    println!("cargo xtask COMMAND [OPTIONS]; `cargo xtask COMMAND --help` prints more\n");
     for command in COMMANDS {
         println!("  {:<8} {}", command.name, command.summary);
     }

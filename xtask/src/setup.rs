@@ -1,4 +1,4 @@
-//! What the tests need from the system.
+//! Programs and clients that the tests need.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ pub(crate) const COMMAND: Command = Command {
     name: "setup",
     summary: "install the packages that the tests need",
     help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, nginx, curl and kill. What is missing is
-installed with apt-get when this runs as root; otherwise the line to run is printed, and the command
-fails. Does nothing where all is there. The servers are only installed: tests start
-their own, on ports of their own. Software of others, Stripe's and gRPC's clients and FastAPI
+installed with apt-get when this runs as root; otherwise the command to run is printed, and this
+fails. Does nothing if all is installed. The servers are only installed: tests start
+their own, on separate ports. Third-party clients, Stripe's and gRPC's clients and FastAPI
 for Python, in the versions of crates/program/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
 into a virtual environment in the target folder; Stripe's client for Node and Express, in the versions of
 crates/program/hapax-gateway/tests/npm/package-lock.json, come from npm into the target folder.
 
-  --skip NAME,…   do without: redis, postgres, pypi, npm",
+  --skip NAME,…   leave out: redis, postgres, pypi, npm",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -26,7 +26,7 @@ crates/program/hapax-gateway/tests/npm/package-lock.json, come from npm into the
     },
 };
 
-/// What the caller chose to do without.
+/// Servers and clients that the caller leaves out.
 #[derive(Default)]
 pub(crate) struct Skip(Vec<String>);
 
@@ -39,7 +39,7 @@ impl Skip {
             names.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
         match names.iter().find(|name| !Self::NAMES.contains(&name.as_str())) {
             Some(name) => Err(Failure::usage(format!(
-                "--skip does not know `{name}`, only {}",
+                "--skip takes no name `{name}`, only {}",
                 Self::NAMES.join(", ")
             ))),
             None => Ok(Self(names)),
@@ -54,12 +54,13 @@ impl Skip {
         self.0.is_empty()
     }
 
-    /// Their names, in a list.
+    /// Returns the names as a list.
     pub(crate) fn joined(&self) -> String {
         self.0.join(", ")
     }
 
-    /// What a test runner is told: their tests are in modules of their names.
+    /// Returns the options that make a test runner skip these tests: they are in modules of these
+    /// names.
     pub(crate) fn filter(&self) -> impl Iterator<Item = String> {
         self.0.iter().flat_map(|name| ["--skip".to_owned(), format!("{name}::")])
     }
@@ -84,14 +85,14 @@ const NEEDS: [Need; 10] = [
     Need { what: "pypi", package: "python3-venv", is_there: makes_environments },
     Need { what: "npm", package: "nodejs", is_there: || on_path("node") },
     Need { what: "npm", package: "npm", is_there: || on_path("npm") },
-    // In front of a gateway, with a service in Node behind it.
+    // Serves in front of a gateway that has a Node service behind it.
     Need { what: "npm", package: "nginx-light", is_there: || on_path("nginx") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
-    // The program: tests send signals with it.
+    // The program `kill`: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },
 ];
 
-/// Makes sure that everything but `skip` is there.
+/// Installs everything that is missing, except `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     packages(skip)?;
     if !skip.leaves_out("pypi") {
@@ -100,7 +101,7 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
     if skip.leaves_out("npm") { Ok(()) } else { clients_from_npm() }
 }
 
-/// What the system has to bring.
+/// Installs the system packages that are missing.
 fn packages(skip: &Skip) -> Outcome {
     let packages = missing(skip);
     if packages.is_empty() {
@@ -137,13 +138,13 @@ fn missing(skip: &Skip) -> Vec<&'static str> {
     wanted.filter(|need| !(need.is_there)()).map(|need| need.package).collect()
 }
 
-/// The clients from PyPI, where their tests look for them: unless what is there is what was asked for.
+/// Installs the clients from PyPI where their tests look for them, unless these versions are there.
 fn clients_from_pypi() -> Outcome {
     let folder = target()?.join("pypi");
     let wanted = root().join("crates/program/hapax-gateway/tests/pypi/requirements.txt");
     let unreadable = |error| Failure::new(format!("{}: {error}", wanted.display()));
     let text = std::fs::read_to_string(&wanted).map_err(unreadable)?;
-    // Written last: it says that all before it was done.
+    // Written last: its presence means that every step before it succeeded.
     let done = folder.join("installed.txt");
     if std::fs::read_to_string(&done).is_ok_and(|installed| installed == text) {
         return Ok(());
@@ -166,7 +167,7 @@ fn clients_from_npm() -> Outcome {
     let failed = |path: &Path, error| Failure::new(format!("{}: {error}", path.display()));
     let lock = manifests.join("package-lock.json");
     let wanted = std::fs::read_to_string(&lock).map_err(|error| failed(&lock, error))?;
-    // Written last: it means that everything before it was done.
+    // Written last: its presence means that every step before it succeeded.
     let done = folder.join("installed.json");
     if std::fs::read_to_string(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(());
@@ -195,15 +196,16 @@ fn is_root() -> bool {
     Run::new("id").args(["-u"]).read().is_ok_and(|id| id.trim() == "0")
 }
 
-/// Whether `program` can be run.
+/// Returns whether `program` is installed.
 pub(crate) fn on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Some users' paths leave out the folders of servers.
+    // The paths of some users lack the folders of servers.
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
     std::env::split_paths(&path).chain(more).any(|folder| folder.join(program).is_file())
 }
 
-/// Debian keeps the server's programs off the path, in a folder for each version.
+/// Returns whether PostgreSQL's server is installed. Debian has its programs outside the path, in a
+/// folder for each version.
 fn postgres_is_there() -> bool {
     let Ok(versions) = Path::new("/usr/lib/postgresql").read_dir() else {
         return on_path("postgres");

@@ -1,4 +1,4 @@
-//! Running programs, from the workspace's root and without standard input.
+//! Runs programs from the workspace's root, without standard input.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// How a command ends.
+/// Result of a command.
 pub(crate) type Outcome = Result<(), Failure>;
 
-/// Why a command failed, in a form to be shown.
+/// Reason for which a command failed, as text for the user.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -36,13 +36,13 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The workspace's root.
+/// Returns the workspace's root.
 pub(crate) fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// A program to be run.
+/// A program to run.
 pub(crate) struct Run {
     command: Command,
     shown: String,
@@ -57,7 +57,7 @@ impl Run {
         Self { command, shown: name.to_string_lossy().into_owned() }
     }
 
-    /// The cargo that runs this.
+    /// Returns the cargo that runs this program.
     pub(crate) fn cargo() -> Self {
         Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
     }
@@ -76,7 +76,7 @@ impl Run {
         self
     }
 
-    /// Says what it runs, runs it, and lets its output through.
+    /// Prints the command line, runs it, and shows its output.
     pub(crate) fn show(mut self) -> Outcome {
         eprintln!("xtask: {}", self.shown);
         let status = self.command.status();
@@ -87,7 +87,8 @@ impl Run {
         }
     }
 
-    /// Like [`show`](Self::show); also returns what it writes to standard output.
+    /// Does the same as [`show`](Self::show), and returns what the program writes to standard
+    /// output.
     pub(crate) fn tee(mut self) -> (String, Outcome) {
         eprintln!("xtask: {}", self.shown);
         let mut seen = String::new();
@@ -112,13 +113,13 @@ impl Run {
         (seen, outcome)
     }
 
-    /// Whether it runs and succeeds; its output is dropped.
+    /// Returns whether the program runs and succeeds; drops its output.
     pub(crate) fn succeeds(mut self) -> bool {
         self.command.stdout(Stdio::null()).stderr(Stdio::null());
         self.command.status().is_ok_and(|status| status.success())
     }
 
-    /// What it writes to standard output.
+    /// Returns what the program writes to standard output.
     pub(crate) fn read(mut self) -> Result<String, Failure> {
         self.command.stderr(Stdio::inherit());
         let output = self

@@ -11,7 +11,7 @@ pub(crate) struct Source {
     pub(crate) text: String,
 }
 
-/// Every Rust file of the project, built and generated ones left out, in order.
+/// Returns every Rust file of the project in order of paths, without build output.
 pub(crate) fn all() -> Result<Vec<Source>, Failure> {
     let root = root();
     let mut found = Vec::new();
@@ -20,7 +20,7 @@ pub(crate) fn all() -> Result<Vec<Source>, Failure> {
         for path in children(&folder)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                // Hidden folders and whatever cargo builds into are not sources.
+                // Hidden folders and cargo's target folders contain no sources.
                 if !name.starts_with('.') && name != "target" {
                     folders.push(path);
                 }

@@ -1,4 +1,4 @@
-//! All tests.
+//! The command that runs all tests.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ pub(crate) const COMMAND: Command = Command {
     summary: "run every test: libraries, programs, documentation",
     help: "Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`.
 A server that is missing fails its tests, unless it is skipped by name. The last line
-says what ran, how much of it passed, and what was left out and why.
+states which tests ran, how many passed, and which were left out and why.
 
-  --skip NAME,…   do without: redis, postgres, pypi, npm",
+  --skip NAME,…   leave out: redis, postgres, pypi, npm",
     run: |args| {
         let skip = Skip::parse(args)?;
         args.finish()?;
@@ -27,11 +27,11 @@ says what ran, how much of it passed, and what was left out and why.
 
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 
-/// Its tests start many processes under load, and measure: nothing else runs beside them. For
-/// nextest, its own configuration says so.
+/// The package whose tests run alone: they start many processes under load, and measure. For
+/// nextest, .config/nextest.toml has the same rule.
 const ALONE: &str = "hapax-cli";
 
-/// Tests that ran.
+/// Numbers of tests by result.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Count {
     passed: u64,
@@ -39,7 +39,7 @@ struct Count {
     ignored: u64,
 }
 
-/// Runs every test but those of the servers in `skip`.
+/// Runs every test, except those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
     let (programs, tested) = programs(skip)?;
@@ -55,28 +55,29 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
     Ok(())
 }
 
-/// One more than there are cores: tests spend half of their time waiting for servers and timers.
+/// Returns one thread more than there are cores: tests spend half of their time waiting for servers
+/// and timers.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get) + 1
 }
 
-/// All tests but those in the documentation.
+/// Runs all tests except those in the documentation.
 fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
     if Run::cargo().args(["nextest", "--version"]).succeeds() {
         let report = target()?.join("nextest/default/junit.xml");
-        // What an earlier run left says nothing of this one.
+        // A report of an earlier run must not count.
         let _ = std::fs::remove_file(&report);
         let threads = format!("--test-threads={}", threads());
         let nextest =
             Run::cargo().args(["nextest", "run", "--tests"]).args(EVERYTHING).args([&threads]);
-        // What would be kept for the next build costs more than a first build gains.
+        // Incremental files cost a first build more time than they save a later one.
         let nextest = nextest.env("CARGO_INCREMENTAL", "0");
         let outcome = nextest.args(["--"]).args(skip.filter()).show();
         let text = std::fs::read_to_string(&report).unwrap_or_default();
         let count = Count::reported(&text);
         if outcome.is_ok() && count == Count::default() {
             let report = report.display();
-            return Err(Failure::new(format!("nextest has counted nothing in {report}")));
+            return Err(Failure::new(format!("nextest succeeded, but {report} has no tests")));
         }
         return Ok((count, outcome));
     }
@@ -85,7 +86,8 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
         (["--workspace", "--exclude", ALONE].as_slice(), &[][..]),
         (&["--package", ALONE], &["--test-threads=1"]),
     ] {
-        // Libraries' and programs' own tests too. `--lib` would fail where there is no library.
+        // Includes unit tests of libraries and programs. `--lib` would fail in a package without a
+        // library.
         let test = Run::cargo().args(["test", "--tests", "--all-features"]);
         let (said, outcome) = test.args(which).args(["--"]).args(threads).args(skip.filter()).tee();
         count = count.and(Count::told(&said));
@@ -96,7 +98,7 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
     Ok((count, Ok(())))
 }
 
-/// Where cargo builds.
+/// Returns the folder into which cargo builds.
 pub(crate) fn target() -> Result<std::path::PathBuf, Failure> {
     let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
     let metadata: Value = serde_json::from_str(&metadata)
@@ -113,7 +115,7 @@ impl Count {
         }
     }
 
-    /// From what `cargo test` says: `test result: ok. 5 passed; 0 failed; 1 ignored; …`.
+    /// Reads the output of `cargo test`: `test result: ok. 5 passed; 0 failed; 1 ignored; …`.
     fn told(said: &str) -> Self {
         let results = said.lines().filter_map(|line| line.strip_prefix("test result: "));
         results.fold(Self::default(), |count, result| {
@@ -130,7 +132,7 @@ impl Count {
         })
     }
 
-    /// From nextest's report, whose root has all sums.
+    /// Reads nextest's report, whose root element has all sums.
     fn reported(report: &str) -> Self {
         let root = report.split_once("<testsuites ").map_or("", |(_, rest)| rest);
         let root = root.split_once('>').map_or("", |(root, _)| root);
@@ -143,7 +145,7 @@ impl Count {
     }
 }
 
-/// One line: what ran, how much of it passed, what was left out and why.
+/// Returns one line: which tests ran, how many passed, which were left out and why.
 fn verdict(skip: &Skip, succeeded: bool, programs: Count, documentation: Count) -> String {
     let all = programs.and(documentation);
     let word = if succeeded { "ok" } else { "FAILED" };

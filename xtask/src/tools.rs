@@ -1,4 +1,4 @@
-//! Tools that are not part of Rust. They are built once, into `target/tools`.
+//! Tools that are not part of Rust, each built once, into `target/tools`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,13 +35,13 @@ fuzz/seeds and keeps what it finds in fuzz/corpus.
     },
 };
 
-/// Checks the whole dependency tree.
+/// Checks the licences, bans and sources of all dependencies.
 pub(crate) fn deny() -> Outcome {
     let deny = tool("cargo-deny", "0.20.2")?;
     Run::new(deny).args(["check", "licenses", "bans", "sources"]).show()
 }
 
-/// Runs fuzz targets for `seconds` each: all of them, or one.
+/// Runs fuzz targets for `seconds` each: all of them, or only `only`.
 pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
     if !on_path("c++") {
         return Err(Failure::new("fuzzing needs a C++ compiler: apt-get install -y g++"));
@@ -52,7 +52,7 @@ pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
             .show()?;
     }
     let fuzz = tool("cargo-fuzz", "0.13.2")?;
-    // By `rustup run`: the toolchain that runs this is in the environment, and would win.
+    // `rustup run` replaces the toolchain of this process, which the environment would pass on.
     let cargo_fuzz = |args: &[&str]| {
         let fuzz = fuzz.to_string_lossy().into_owned();
         Run::new("rustup").args(["run", "nightly", fuzz.as_str()]).args(args)
@@ -85,7 +85,7 @@ pub(crate) fn fuzz(seconds: u32, only: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// The program `name`: installed, or built now, in this version.
+/// Returns the program `name` in this version: the installed one, or one that is built now.
 fn tool(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if let Some(found) =
@@ -96,7 +96,7 @@ fn tool(name: &str, version: &str) -> Result<PathBuf, Failure> {
     let tools = root().join("target/tools");
     let built = tools.join("bin").join(name);
     if !built.is_file() {
-        // Its own target folder survives a build that was interrupted.
+        // A target folder of its own survives an interrupted build.
         Run::cargo()
             .args(["install", "--locked", "--root", "target/tools", "--version", version, name])
             .env("CARGO_TARGET_DIR", tools.join("build"))

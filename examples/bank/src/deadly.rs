@@ -1,5 +1,5 @@
-//! A store and transactions that kill their process between any two steps, and that do it wrong if
-//! they are told to, so that the tests can be seen to notice.
+//! A store and transactions that kill their process between any two steps. They can plant a bug, so
+//! that the tests can show that they find it.
 
 use std::env;
 use std::error::Error;
@@ -13,7 +13,7 @@ use hapax_core::{FencingToken, OperationId, Store, StoreError, Timestamp};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Dice, and what they decide about.
+/// Random choice of the step at which the process is killed, and the planted bug.
 #[derive(Debug)]
 pub(crate) struct Death {
     once_in: u64,
@@ -21,12 +21,12 @@ pub(crate) struct Death {
     bug: Option<Bug>,
 }
 
-/// What is done wrong.
+/// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
-    /// The record is written after COMMIT, by itself.
+    /// Writes the record after COMMIT, outside the transaction.
     Outside,
-    /// The record is written before COMMIT, by itself.
+    /// Writes the record before COMMIT, outside the transaction.
     Early,
 }
 
@@ -43,7 +43,7 @@ impl Death {
         Ok(Self { once_in: number("BANK_DIE")?, dice, bug })
     }
 
-    /// The process may end here.
+    /// Kills the process once in `once_in` steps, at random.
     fn step(&self, name: &str) {
         if self.once_in == 0 {
             return;
@@ -55,13 +55,13 @@ impl Death {
         roll ^= roll >> 31;
         if roll.is_multiple_of(self.once_in) {
             eprintln!("died {name}");
-            // Nothing is left to do about a process that does not die.
+            // A process that survives SIGKILL cannot be helped.
             kill_process(getpid(), Signal::KILL).ok();
         }
     }
 }
 
-/// Both, with steps in between.
+/// Returns the store and the transactions, with steps at which the process may be killed.
 pub(crate) fn both(
     store: Arc<PostgresStore>,
     transactions: PgTransactions,
@@ -102,12 +102,12 @@ impl Store for Steps {
     }
 }
 
-/// Transactions, with steps in between.
+/// Transactions with steps at which the process may be killed.
 #[derive(Debug)]
 pub(crate) struct Deadly {
     inner: PgTransactions,
     steps: Arc<Steps>,
-    /// What a bug has yet to write, in order of their COMMITs, more or less.
+    /// Records that a bug has yet to write, roughly in the order of their COMMITs.
     left: Mutex<Vec<Swap>>,
 }
 
@@ -116,7 +116,7 @@ impl Deadly {
         self.steps.death.step(name);
     }
 
-    /// As if it had been stored.
+    /// Returns what a store returns for a swap that it stored.
     fn pretend() -> Swapped {
         Swapped::Stored(Stamped {
             now: Timestamp::default(),

@@ -1,10 +1,10 @@
 //! A bank. A transfer changes two accounts and writes a line in the ledger, in one transaction with
-//! the answer that a retry gets: however often it is asked for, and whatever dies in between, it
-//! happens once, and the answer is there if and only if the money has moved.
+//! the outcome that a retry gets. However often it is requested, and even if a process crashes,
+//! it happens once, and its outcome is stored if and only if the money has moved.
 //!
-//! - [`transfer`] is plain SQL on a transaction, and knows nothing of keys.
-//! - [`transfer_once`] is that as a function that is called with a key.
-//! - [`app`] is that as a handler in axum.
+//! - [`transfer`] is plain SQL on a transaction, without keys.
+//! - [`transfer_once`] wraps it in a function that is called with a key.
+//! - [`app`] serves it as an axum handler and as that function.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use hapax_postgres::PgTx;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, Error};
 
-/// The bank's tables. Money is in cents.
+/// Tables of the bank. Money is in cents.
 pub const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS accounts (
     id      bigint PRIMARY KEY,
@@ -41,61 +41,59 @@ CREATE TABLE IF NOT EXISTS ledger (
     amount    bigint NOT NULL
 )";
 
-/// What is asked for.
+/// A request to transfer money.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Transfer {
-    /// What the customer calls it; comes back in the ledger.
+    /// The customer's name for the transfer, which the ledger repeats.
     pub reference: String,
-    /// Whose account it leaves.
+    /// Account that pays.
     pub sender: i64,
-    /// Whose account it enters.
+    /// Account that receives.
     pub receiver: i64,
-    /// In cents.
+    /// Amount in cents.
     pub amount: i64,
 }
 
-/// It is done.
+/// Receipt of a transfer that happened.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TransferReceipt {
-    /// The line in the ledger.
+    /// Id of its line in the ledger.
     pub line: i64,
-    /// What the sender has left, in cents.
+    /// Balance of the sender after the transfer, in cents.
     pub left: i64,
 }
 
-/// It is not, and asking again changes nothing.
+/// Reasons for which the bank declines a transfer. A retry gets the same reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Declined {
-    /// There is no such account, or it is twice the same.
+    /// An account does not exist, or both are the same.
     NoAccount,
-    /// Not a sum that can be moved: nothing, less than that, or more than the receiver can have.
+    /// The amount is zero, negative, or more than the receiver's account can have.
     BadAmount,
-    /// The sender has less.
+    /// The sender's balance is too small.
     InsufficientFunds,
 }
 
-/// Why a transfer did not work out.
+/// Errors of a transfer that was not decided.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// The database.
+    /// The database failed.
     #[error(transparent)]
     Database(#[from] Error),
-    /// An account was changed since it was read: the whole is done again.
+    /// An account was changed after it was read; the whole transfer is executed again.
     #[error(transparent)]
     Changed(#[from] LostRace),
 }
 
-/// Moves money. Accounts are read without locks, and written if they are still of the version that
-/// was read; in order of their numbers, so that two transfers cannot wait for each other.
-///
-/// # Errors
-/// [`TransferError`]; the transaction must be rolled back.
+/// Moves money. Reads the accounts without locks, and writes them only if their versions are still
+/// those that were read. Writes in order of account numbers, so that two transfers cannot wait for
+/// each other.
 pub async fn transfer(
     tx: &Client,
     asked: &Transfer,
 ) -> Result<Result<TransferReceipt, Declined>, TransferError> {
     let Transfer { reference, sender, receiver, amount } = asked;
-    // Else who sends less than nothing takes it from the receiver.
+    // A negative amount would take money from the receiver.
     if *amount <= 0 {
         return Ok(Err(Declined::BadAmount));
     }
@@ -126,22 +124,22 @@ pub async fn transfer(
     Ok(Ok(TransferReceipt { line, left }))
 }
 
-/// What it takes to serve.
+/// Parts that the bank needs to serve requests.
 #[derive(Debug)]
 pub struct Bank<D: ?Sized> {
-    /// Keeps the records, in the database that the accounts are in.
+    /// Engine whose store has the records, in the database of the accounts.
     pub engine: Idempotency,
     /// Transactions in that database.
     pub backend: TransactionBackend<D>,
-    /// Lease, retention, and the rest.
+    /// Policy of a transfer: lease, retention, and the rest.
     pub policy: Policy,
 }
 
-/// A transfer for `customer`, once for each key.
+/// Transfers money for `customer`, once for each key.
 ///
 /// # Errors
-/// [`TransactError::Rejected`] is the bank's no, the same each time; after any other error, call
-/// again with the same key.
+/// [`TransactError::Rejected`] is the bank's decision to decline, which is replayed. After any
+/// other error, call again with the same key.
 pub async fn transfer_once<D: Transactions<Tx = PgTx>>(
     bank: &Bank<D>,
     customer: &Scope,
@@ -150,26 +148,27 @@ pub async fn transfer_once<D: Transactions<Tx = PgTx>>(
 ) -> Result<Receipt<TransferReceipt>, TransactError<Declined>> {
     let request = asked.clone();
     let work = move |tx: hapax_core::transaction::Tx<PgTx>, _| {
-        // It may run more than once.
+        // The engine may call this more than once.
         let asked = asked.clone();
         async move { transfer(&tx, &asked).await?.map_err(OperationError::Rejected) }
     };
     bank.engine.transact(&bank.backend, (customer, key), &request, &bank.policy, work).await
 }
 
-/// The handler: the transaction is the layer's, which commits it with the response, or not.
+/// Handles a transfer. The layer owns the transaction, and commits it with the response or rolls it
+/// back.
 async fn handle(
     InTransaction(tx): InTransaction<PgTx>,
     Json(asked): Json<Transfer>,
 ) -> Result<Response, HandlerError> {
     Ok(match transfer(&tx, &asked).await? {
         Ok(receipt) => (StatusCode::CREATED, Json(receipt)).into_response(),
-        // Final as well, and rolled back: the first account may have been written.
+        // This response is final too, but rolled back: the first account may have been written.
         Err(declined) => (StatusCode::PAYMENT_REQUIRED, Json(declined)).into_response(),
     })
 }
 
-/// Calls the function. A service of its own has no layer around it.
+/// Handles a transfer by calling the function, without a layer.
 async fn call<D: Transactions<Tx = PgTx>>(
     State(bank): State<Arc<Bank<D>>>,
     headers: HeaderMap,
@@ -179,7 +178,7 @@ async fn call<D: Transactions<Tx = PgTx>>(
     let Some(key) = key.and_then(|key| Key::new(key).ok()) else {
         return StatusCode::BAD_REQUEST.into_response();
     };
-    // Whoever does not say who they are would share their keys with all others who do not.
+    // Customers without a name would share one scope, and so their keys.
     let Some(customer) = headers.get(AUTHORIZATION) else {
         return StatusCode::UNAUTHORIZED.into_response();
     };
@@ -195,10 +194,10 @@ async fn call<D: Transactions<Tx = PgTx>>(
     }
 }
 
-/// `POST /transfers` is the handler in its layer, `POST /calls` the function.
+/// Returns the routes: `POST /transfers` is the handler in its layer, `POST /calls` the function.
 ///
 /// # Errors
-/// [`RouteError`]: the policy does not hold together.
+/// [`RouteError`] if the options of the route contradict each other.
 pub fn app<D: Transactions<Tx = PgTx>>(bank: Arc<Bank<D>>) -> Result<Router, RouteError> {
     let caller = ScopeSource::headers([AUTHORIZATION], MissingScope::Reject);
     let options = RouteOptions {

@@ -1,14 +1,13 @@
-//! The bank as a process, on settings from its environment; and one that dies as it is told, for the
-//! tests.
+//! The bank as a process, with settings from its environment. The tests make it kill itself.
 //!
-//! | variable | what |
+//! | variable | meaning |
 //! | --- | --- |
-//! | `BANK_LISTEN` | where to listen: `127.0.0.1:3000` |
-//! | `BANK_STORE` | the database, for records |
-//! | `BANK_POOL` | the same, for transfers; if it is not the same address |
-//! | `BANK_DIE` | once in how many steps to die, by SIGKILL, saying where on standard error |
-//! | `BANK_SEED` | of those dice |
-//! | `BANK_BUG` | what to do wrong: `outside`, `early` |
+//! | `BANK_LISTEN` | address to listen on, such as `127.0.0.1:3000` |
+//! | `BANK_STORE` | URL of the database, for records |
+//! | `BANK_POOL` | URL of the same database, for transfers, if it has another address |
+//! | `BANK_DIE` | average number of steps to SIGKILL; prints the step on standard error |
+//! | `BANK_SEED` | seed of that choice |
+//! | `BANK_BUG` | planted bug: `outside`, `early` |
 
 mod deadly;
 
@@ -60,7 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(axum::serve(listener, app(Arc::new(bank))?).await?)
 }
 
-/// Short, so that what died is taken over soon.
+/// Returns short times, so that a retry soon takes over from a crashed process.
 fn terms() -> TxOptions {
     let second = Duration::from_secs(1);
     TxOptions { lease: second, commit_check: second, ..TxOptions::default() }
@@ -69,7 +68,7 @@ fn terms() -> TxOptions {
 fn policy() -> Policy {
     let mut policy = Policy::default();
     policy.terms.lease = Duration::from_millis(600);
-    // A transfer that died in the middle was rolled back: a second execution has no second effect.
+    // A transfer that crashed was rolled back, so that a second execution has no second effect.
     policy.terms.on_unknown = OnUnknown::Reexecute;
     policy.in_flight = InFlight::Wait(Duration::from_secs(2));
     policy

@@ -1,5 +1,6 @@
-//! Clients: each asks for one operation after the other, and retries it with its key until it
-//! gets an answer, from any gateway. Now and then one sends copies at once, or asks again for an old answer.
+//! Clients. Each requests one operation after the other, and retries it with its key at any gateway
+//! until it receives a response. At random, a client sends duplicates at once, or repeats an old
+//! request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,23 +21,23 @@ use crate::response::{EXECUTION, UpstreamResponse};
 use crate::world::World;
 use crate::{OnUnknownPolicy, lock};
 
-/// How long one attempt may take.
+/// Timeout of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
-/// How long an operation may remain without an answer; the gateway is dead for some of it.
+/// Time within which an operation must get a response; the gateway is down for part of it.
 const OPERATION: Duration = Duration::from_secs(60);
 
-/// What a request came to.
+/// Result of one attempt.
 enum Reply {
     Final(ClientResponse),
     /// 409 `outcome-unknown`.
     Unknown,
-    /// To be sent again.
+    /// The client retries with the same key.
     NotYet,
     Unexpected(String),
 }
 
-/// One client, until the world ends.
+/// Runs one client until the world ends.
 pub(crate) async fn run(world: Arc<World>, number: u64, mut dice: Dice) {
     let mut answered: Vec<String> = Vec::new();
     let mut count = 0_u64;
@@ -60,7 +61,7 @@ pub(crate) async fn run(world: Arc<World>, number: u64, mut dice: Dice) {
             operate(&world, &key, &mut dice).await;
         }
         if lock(world.ledger()).is_answered(&key) {
-            // A bounded memory of keys, some recent and some old.
+            // A bounded list of keys, some recent and some old.
             match answered.len() {
                 0..200 => answered.push(key),
                 full => answered[dice.below(full as u64) as usize] = key,
@@ -69,27 +70,27 @@ pub(crate) async fn run(world: Arc<World>, number: u64, mut dice: Dice) {
     }
 }
 
-/// Sends `key` until it is settled: answered, or unknown where that is for ever.
+/// Sends `key` until it has a response, or an unknown outcome that the policy makes permanent.
 pub(crate) async fn operate(world: &World, key: &str, dice: &mut Dice) {
     let deadline = Instant::now() + OPERATION;
     loop {
         let answered = lock(world.ledger()).is_answered(key);
         lock(world.ledger()).counts.requests += 1;
         let reply = timeout(ATTEMPT, send(world.port(dice), key)).await;
-        // A time-out or an error: the gateway is dead, or was killed before it answered.
+        // A timeout or an error: the gateway is down, or was killed before it answered.
         let reply = reply.unwrap_or(Ok(Reply::NotYet)).unwrap_or(Reply::NotYet);
         if settles(world, key, reply, answered) {
             return;
         }
         if Instant::now() > deadline {
-            let what = format!("not settled after {OPERATION:?}");
+            let what = format!("has no final response after {OPERATION:?}");
             return lock(world.ledger()).violation(key, &what);
         }
         sleep(Duration::from_millis(1) + dice.up_to(30)).await;
     }
 }
 
-/// Tells the judge; whether there is no more to be done for the key.
+/// Records the reply in the ledger. Returns whether the client is done with the key.
 fn settles(world: &World, key: &str, reply: Reply, answered: bool) -> bool {
     let mut ledger = lock(world.ledger());
     match reply {
@@ -123,7 +124,7 @@ async fn send(port: u16, key: &str) -> Result<Reply, Box<dyn std::error::Error +
     driver.abort();
 
     let header = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-    // Not durable yet: the gateway says so, and promises nothing.
+    // The outcome is not durable yet, so that the gateway promises no replay.
     if header("idempotency-recorded") == Some("pending") {
         return Ok(Reply::NotYet);
     }
@@ -137,7 +138,7 @@ async fn send(port: u16, key: &str) -> Result<Reply, Box<dyn std::error::Error +
     Ok(match head.status {
         StatusCode::CONFLICT if code("outcome-unknown") => Reply::Unknown,
         StatusCode::CONFLICT if code("in-flight") || code("superseded") => Reply::NotYet,
-        // The upstream was busy, or its time was up.
+        // The upstream was busy or exceeded its timeout.
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => Reply::NotYet,
         status => Reply::Unexpected(format!("got {status}: {body}")),
     })

@@ -1,8 +1,8 @@
-//! Seeded choices: what is killed when, and who asks for what.
+//! Random choices from a seed: which process is killed when, and which client requests what.
 
 use std::time::Duration;
 
-/// SplitMix64: small, and good enough to choose by.
+/// Random numbers by SplitMix64, which is small and good enough for choices.
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(u64);
 
@@ -11,7 +11,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// Dice of their own for one actor.
+    /// Returns a separate generator for one actor.
     pub(crate) fn split(&mut self) -> Self {
         Self(self.roll())
     }
@@ -21,23 +21,23 @@ impl Dice {
         mix(self.0)
     }
 
-    /// From 0 to `end` without it; 0 if `end` is 0.
+    /// Returns a number from 0 to `end`, exclusive; 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.roll().checked_rem(end).unwrap_or(0)
     }
 
-    /// Once in `times`, on average.
+    /// Returns true once in `times`, on average.
     pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// A time up to `limit_ms` milliseconds, in steps of microseconds.
+    /// Returns a time up to `limit_ms` milliseconds, in steps of microseconds.
     pub(crate) fn up_to(&mut self, limit_ms: u64) -> Duration {
         Duration::from_micros(self.below(limit_ms * 1000))
     }
 }
 
-/// A well-spread number for every number.
+/// Returns a well-spread number for every number.
 pub(crate) const fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

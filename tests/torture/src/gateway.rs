@@ -1,4 +1,4 @@
-//! The gateway as a process: started, waited for, killed.
+//! Gateway processes: start, wait until ready, kill.
 
 use std::fs::File;
 use std::io;
@@ -13,26 +13,28 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::dice::Dice;
 use crate::{OnUnknownPolicy, TortureError};
 
-/// How long a gateway may take to open its file and listen.
+/// Time within which a gateway must open its file and listen, and within which it must end after
+/// SIGTERM.
 const START: Duration = Duration::from_secs(20);
 
-/// Long enough for the pauses of a busy machine, and short enough to outlive many in one run.
+/// Lease of gateways that share a store: longer than the pauses of a busy machine, and short enough
+/// for many to lapse in one run.
 const LEASE: &str = "2s";
 
-/// How to start a gateway; the same for each of its lives but for the upstream's port.
+/// Settings of a gateway process; the same for each incarnation except for the upstream's port.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) program: PathBuf,
     pub(crate) store: String,
     pub(crate) policy: OnUnknownPolicy,
     pub(crate) port: u16,
-    /// Others have the same store: leases do not end with this process.
+    /// True if several gateways use the store: a lease then outlives its gateway's process.
     pub(crate) shared: bool,
-    /// Where standard error goes: the last life's alone.
+    /// File for standard error; each incarnation overwrites it.
     pub(crate) log: PathBuf,
 }
 
-/// A gateway that runs.
+/// A gateway process that runs.
 pub(crate) struct Gateway {
     child: Child,
     plan: Plan,
@@ -60,7 +62,7 @@ impl Plan {
             }
             OnUnknownPolicy::Block => {}
             OnUnknownPolicy::Reconcile => {
-                // The hook is asked one upstream time-out after the lapse.
+                // The gateway calls the hook one upstream timeout after the lease lapses.
                 let url = format!("http://127.0.0.1:{upstream}/outcome");
                 command.args(["--reconcile-url", &url, "--upstream-timeout", "150ms"]);
             }
@@ -70,12 +72,12 @@ impl Plan {
 }
 
 impl Gateway {
-    /// Waits until it listens. Its file is open then: it opens it first.
+    /// Waits until the gateway listens. It opens its file before it listens.
     pub(crate) async fn ready(&mut self) -> Result<(), TortureError> {
         let deadline = Instant::now() + START;
         while TcpStream::connect(("127.0.0.1", self.plan.port)).await.is_err() {
             if let Some(status) = self.child.try_wait()? {
-                return Err(self.failure(&format!("ended by itself with {status}")));
+                return Err(self.failure(&format!("ended unexpectedly with {status}")));
             }
             if Instant::now() > deadline {
                 return Err(self.failure(&format!("was not ready after {START:?}")));
@@ -85,24 +87,24 @@ impl Gateway {
         Ok(())
     }
 
-    /// SIGKILL, and waits until the process is gone.
+    /// Sends SIGKILL, and waits until the process has ended.
     pub(crate) async fn kill(&mut self) -> Result<(), TortureError> {
         if let Some(status) = self.child.try_wait()? {
-            return Err(self.failure(&format!("ended by itself with {status}")));
+            return Err(self.failure(&format!("ended unexpectedly with {status}")));
         }
         Ok(self.child.kill().await?)
     }
 
-    /// SIGTERM; it must finish what it has in hand and end well.
+    /// Sends SIGTERM; the gateway must finish its requests under way and exit with success.
     pub(crate) async fn terminate(mut self) -> Result<(), TortureError> {
         let Some(id) = self.child.id() else {
-            return Err(self.failure("ended by itself"));
+            return Err(self.failure("ended unexpectedly"));
         };
         Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
         let ended = timeout(START, self.child.wait()).await;
         match ended {
             Ok(Ok(status)) if ExitStatus::success(&status) => Ok(()),
-            Ok(Ok(status)) => Err(self.failure(&format!("answered SIGTERM with {status}"))),
+            Ok(Ok(status)) => Err(self.failure(&format!("ended after SIGTERM with {status}"))),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(self.failure(&format!("had not ended {START:?} after SIGTERM"))),
         }
@@ -116,8 +118,8 @@ impl Gateway {
     }
 }
 
-/// Ports below those that the system gives to clients: while a gateway is dead, nobody else is
-/// given its port, and no client connects to itself.
+/// Returns free ports below those that the system gives to clients. So no other process is given
+/// the port of a gateway that is down, and no client connects to itself.
 pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, TortureError> {
     let mut ports = Vec::new();
     for _ in 0..100 {
@@ -133,7 +135,7 @@ pub(crate) fn free_ports(count: u64, dice: &mut Dice) -> Result<Vec<u16>, Tortur
     Err(TortureError("no free ports between 20000 and 30000".into()))
 }
 
-/// `file:` and the path of a new file in `folder`.
+/// Returns `file:` and the path of a new file in `folder`.
 pub(crate) fn store_in(folder: &Path) -> String {
     format!("file:{}", folder.join("hapax.db").display())
 }

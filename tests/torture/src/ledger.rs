@@ -1,13 +1,14 @@
-//! What happened, and whether it may have: the judge.
+//! The ledger of everything that happened, and the judge of it.
 //!
-//! 1. An answer that a client received is replayed, byte for byte, ever after.
-//! 2. Nothing executes once an answer was received.
-//! 3. While the gateway that began an execution lives, its key executes again only after a retryable
-//!    answer.
-//! 4. Under `block`, the same over all lives: no key has an effect twice, or may have.
-//! 5. Under `reconcile`, no key has an effect twice.
-//! 6. Fences of a key grow from execution to execution.
-//! 7. `outcome-unknown` is never said after an answer, nor under `reexecute`.
+//! 1. A response that a client received is replayed for ever, byte for byte.
+//! 2. No execution begins after a client received a response.
+//! 3. While the gateway that began an execution runs, its key executes again only after a retryable
+//!    response, except under `reconcile`.
+//! 4. Under `block`, rule 3 holds across all incarnations: a key executes again only after a
+//!    retryable response, so that it cannot take effect twice.
+//! 5. Under `reconcile`, no key takes effect twice.
+//! 6. Fences of a key grow with each execution.
+//! 7. No `outcome-unknown` follows a response; none occurs under `reexecute`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,24 +18,24 @@ use crate::response::UpstreamResponse;
 #[cfg(test)]
 mod tests;
 
-/// More violations than this say nothing new.
+/// Limit of violations that are shown.
 const SHOWN: usize = 5;
 
-/// Everything the upstream and the clients of one world saw.
+/// Everything that the upstream and the clients of one world observed.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     policy: OnUnknownPolicy,
-    /// Lives of gateways that are over.
+    /// Incarnations of gateways that have ended.
     dead: HashSet<u64>,
     keys: HashMap<String, Log>,
     violations: Vec<String>,
     pub(crate) counts: TortureCounts,
 }
 
-/// How often what happened.
+/// Counts of events in one world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TortureCounts {
-    /// Keys that were asked for.
+    /// Keys that were requested.
     pub operations: u64,
     /// Requests that clients sent.
     pub requests: u64,
@@ -44,37 +45,37 @@ pub struct TortureCounts {
     pub effects: u64,
     /// Effects of keys that had taken effect before.
     pub duplicates: u64,
-    /// Executions of a key after the first that followed no retryable answer.
+    /// Executions of a key that have an earlier execution without a retryable response.
     pub executed_again: u64,
-    /// Of these, those whose first answer was made and never became known.
+    /// Executions under `reexecute` that follow one that took effect: its response was lost.
     pub answers_lost: u64,
-    /// Keys a client got an answer for.
+    /// Keys for which a client received a response.
     pub answered: u64,
-    /// Answers that were received again and compared.
+    /// Responses that were received again and compared.
     pub replays: u64,
     /// Keys that ended as `outcome-unknown`.
     pub unknown: u64,
-    /// Times the hook said that it happened.
+    /// Calls of the hook that returned "it happened".
     pub hook_happened: u64,
-    /// Times the hook said that it did not, and never will.
+    /// Calls of the hook that returned "it did not happen, and never will".
     pub hook_did_not: u64,
-    /// Times the hook could not say.
+    /// Calls of the hook that returned "cannot say".
     pub hook_cannot_say: u64,
     /// Kills of the gateway.
     pub kills: u64,
     /// Kills while the upstream was executing.
     pub kills_in_execution: u64,
-    /// Kills before the gateway answered for the first time: while it opened its file.
+    /// Kills before the gateway listened: it was starting or opening its file.
     pub kills_in_start: u64,
 }
 
 #[derive(Debug, Default)]
 struct Log {
     executions: Vec<Execution>,
-    /// Fences up to this one are refused: the hook has said that they never take effect.
+    /// Largest fence that the hook has excluded: executions up to it never take effect.
     refused: u64,
     answered: Option<u64>,
-    /// An answer came that is not marked as a replay.
+    /// True once a response arrived that is not marked as a replay.
     firsthand: bool,
     unknown: bool,
 }
@@ -94,13 +95,13 @@ enum Stage {
     Rejected,
 }
 
-/// An answer as a client got it.
+/// A response as a client received it.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientResponse {
     pub(crate) effect: UpstreamResponse,
-    /// The fence it names.
+    /// The fence that the response names.
     pub(crate) fence: Option<u64>,
-    /// Whether it was marked as a replay.
+    /// True if the response is marked as a replay.
     pub(crate) replayed: bool,
 }
 
@@ -115,15 +116,15 @@ impl Ledger {
         self.keys.entry(key.to_owned()).or_default();
     }
 
-    /// The upstream got a request in a gateway's life `life`.
+    /// Records that the upstream received a request from the gateway's incarnation `incarnation`.
     pub(crate) fn begin(&mut self, key: &str, fence: u64, incarnation: u64) {
         self.counts.executions += 1;
         let policy = self.policy;
-        // Its gateway is dead, and its successor may have been faster.
+        // A late request: its gateway has ended, and a successor may have executed the key already.
         let dead = |incarnation: u64| self.dead.contains(&incarnation);
         let late = dead(incarnation);
         let Some(log) = self.keys.get_mut(key) else {
-            return self.violation(key, "executed without having been asked for");
+            return self.violation(key, "executed, but no client requested it");
         };
         let mut wrong = Vec::new();
         if let Some(last) = log.executions.last() {
@@ -136,7 +137,8 @@ impl Ledger {
             if again && policy == OnUnknownPolicy::Block {
                 wrong.push("executed again under block".into());
             }
-            // Its own gateway's, and those of others that live, unless it comes from the past.
+            // Executions that rule 3 concerns: those of the same gateway, and those of other
+            // gateways that still run, unless this request is late.
             let counts = |other: &&Execution| {
                 other.incarnation == incarnation || !(late || dead(other.incarnation))
             };
@@ -157,7 +159,8 @@ impl Ledger {
         }
     }
 
-    /// The upstream is about to take effect; `false` if it must not.
+    /// Records that the upstream is about to take effect; returns false if the hook has excluded
+    /// it.
     pub(crate) fn take_effect(&mut self, key: &str, fence: u64) -> bool {
         let policy = self.policy;
         let Some(log) = self.keys.get_mut(key) else { return false };
@@ -175,14 +178,15 @@ impl Ledger {
         true
     }
 
-    /// The upstream answers that it did nothing and may be asked again.
+    /// Records that the upstream did nothing and answers that a retry may execute.
     pub(crate) fn decline(&mut self, key: &str, fence: u64) {
         if let Some(log) = self.keys.get_mut(key) {
             set(log, fence, Stage::Retryable);
         }
     }
 
-    /// The hook: the fence that took effect, or none, and then none up to `fence` ever will.
+    /// Answers the hook: returns the fence that took effect. Otherwise returns `None`, and no
+    /// execution up to `fence` will ever take effect.
     pub(crate) fn reconcile(&mut self, key: &str, fence: u64) -> Option<u64> {
         let log = self.keys.get_mut(key)?;
         let mut effected = log.executions.iter().filter(|one| one.stage == Stage::Effected);
@@ -197,7 +201,7 @@ impl Ledger {
         happened
     }
 
-    /// A client got a final answer.
+    /// Records that a client received a final response.
     pub(crate) fn answer(&mut self, key: &str, answer: &ClientResponse) {
         let Some(log) = self.keys.get_mut(key) else { return };
         let mut wrong = Vec::new();
@@ -205,11 +209,11 @@ impl Ledger {
             None => wrong.push("answered without an execution".into()),
             Some(fence) => {
                 if answer.effect != UpstreamResponse::of(key, fence) {
-                    wrong.push(format!("the answer of fence {fence} came changed"));
+                    wrong.push(format!("the response of fence {fence} is changed"));
                 }
                 let made = |one: &Execution| one.fence == fence && one.stage == Stage::Effected;
                 if !log.executions.iter().any(made) {
-                    wrong.push(format!("answered for fence {fence}, which took no effect"));
+                    wrong.push(format!("got the response of fence {fence}, which took no effect"));
                 }
                 match log.answered {
                     Some(first) if first != fence => {
@@ -223,7 +227,7 @@ impl Ledger {
                 }
             }
         }
-        // Of copies that were sent at once, the replay may arrive first.
+        // Of duplicates that were sent at once, the replay may arrive first.
         if !answer.replayed && std::mem::replace(&mut log.firsthand, true) {
             wrong.push("answered twice, and neither is marked as a replay".into());
         }
@@ -232,8 +236,8 @@ impl Ledger {
         }
     }
 
-    /// A client was told that the outcome is unknown; `answered` says whether it, or another
-    /// one, had an answer before it asked.
+    /// Records that a client received `outcome-unknown`. `answered` is true if any client had
+    /// received a response to the key before this request.
     pub(crate) fn unknown(&mut self, key: &str, answered: bool) {
         let policy = self.policy;
         let Some(log) = self.keys.get_mut(key) else { return };
@@ -249,12 +253,13 @@ impl Ledger {
         }
     }
 
-    /// Whether the key was answered, and should be for ever.
+    /// Returns whether a client received a response to the key, which must then be replayed for
+    /// ever.
     pub(crate) fn is_answered(&self, key: &str) -> bool {
         self.keys.get(key).is_some_and(|log| log.answered.is_some())
     }
 
-    /// Keys that were answered, and keys that are unknown.
+    /// Returns the keys that have a response, and the keys that are unknown.
     pub(crate) fn settled(&self) -> (Vec<String>, Vec<String>) {
         let having = |is: fn(&Log) -> bool| {
             let keys = self.keys.iter().filter(|(_, log)| is(log));
@@ -263,7 +268,7 @@ impl Ledger {
         (having(|log| log.answered.is_some()), having(|log| log.unknown))
     }
 
-    /// A gateway was killed in its life `life`.
+    /// Records a kill of the gateway's incarnation `incarnation`.
     pub(crate) fn killed(&mut self, incarnation: u64, was_ready: bool) {
         let working =
             |one: &Execution| one.incarnation == incarnation && one.stage == Stage::Working;
@@ -281,7 +286,7 @@ impl Ledger {
         }
     }
 
-    /// What was counted and what was broken; to be asked once.
+    /// Returns the counts, and takes the violations; call it once.
     pub(crate) fn verdict(&mut self) -> (TortureCounts, Vec<String>) {
         (self.counts, std::mem::take(&mut self.violations))
     }

@@ -1,13 +1,12 @@
-//! Kills gateways again and again under load, and checks that no promise breaks.
+//! Kills gateways repeatedly under load, and checks that no promise breaks.
 //!
-//! For each `on_unknown` policy there is a world of its own: a real gateway process on a file, or
-//! several on a server, an upstream that counts executions by key and fence, and clients that retry
-//! with the same key, at any of them.
-//! Gateways get SIGKILL at random instants, some of them while they recover from the last one.
-//! At the end every answer that a client ever received is asked for again.
+//! Each `on_unknown` policy has a world: real gateway processes, one on a file or several on a
+//! server, an upstream that counts executions by key and fence, and clients that retry with the
+//! same key at any of them. Gateways get SIGKILL at random instants, some of them during the
+//! recovery from an earlier kill. At the end, clients repeat every key that ever got a response.
 //!
-//! What must hold is listed in `ledger.rs`. What SIGKILL cannot show is what a power failure
-//! loses: the system keeps what was written but never synced. Images of the file show that.
+//! The rules are listed in `ledger.rs`. SIGKILL does not lose data that was written but never
+//! synced, because the system keeps it; a power failure does. Images of the file test that.
 
 mod client;
 mod dice;
@@ -25,22 +24,23 @@ pub use ledger::TortureCounts;
 
 use dice::Dice;
 
-/// What to do.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct TortureOptions {
     /// The program `hapax`.
     pub gateway: PathBuf,
-    /// How often to kill, over all policies.
+    /// Number of kills, over all policies.
     pub kills: u64,
-    /// From which the instants and the clients' choices follow.
+    /// Seed of the instants and of the clients' choices.
     pub seed: u64,
     /// Concurrent clients of each world.
     pub clients: u64,
-    /// In how many copies one in four requests is sent at once.
+    /// Number of identical requests that one in four operations sends at once.
     pub duplicates: u64,
-    /// Gateways of each world, at least one; a file can have only one.
+    /// Gateways of each world, at least one; a file supports only one.
     pub gateways: u64,
-    /// A store other than a new file for each world: a server; or `memory:`, to see this fail.
+    /// A store that replaces the new file of each world: a server, or `memory:`, with which the run
+    /// must fail.
     pub store: Option<String>,
 }
 
@@ -49,14 +49,14 @@ pub struct TortureOptions {
 pub enum OnUnknownPolicy {
     /// Executes again.
     Reexecute,
-    /// Never executes again by itself.
+    /// Never executes again automatically.
     Block,
-    /// Asks first.
+    /// Calls the hook before it executes again.
     Reconcile,
 }
 
 impl OnUnknownPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Reexecute, Self::Block, Self::Reconcile];
 }
 
@@ -70,16 +70,16 @@ impl fmt::Display for OnUnknownPolicy {
     }
 }
 
-/// What was seen.
+/// Counts and violations of a run.
 #[derive(Clone, Debug)]
 pub struct TortureReport {
-    /// What each policy's world saw.
+    /// Counts of each policy's world.
     pub counts: Vec<(OnUnknownPolicy, TortureCounts)>,
-    /// Promises that were broken, the first few of each world.
+    /// Violations, the first few of each world.
     pub violations: Vec<String>,
 }
 
-/// The run could not go on: a gateway did not start, or ended by itself.
+/// Failure that ends the run: a gateway did not start, or ended unexpectedly.
 #[derive(Debug)]
 pub struct TortureError(pub(crate) String);
 
@@ -97,10 +97,11 @@ impl From<std::io::Error> for TortureError {
     }
 }
 
-/// Runs the worlds of all policies at once, and judges them.
+/// Runs the worlds of all policies at once, and returns their counts and violations.
 ///
 /// # Errors
-/// [`TortureError`] when a gateway does not come up again or ends by itself: a broken promise as well.
+/// [`TortureError`] if a gateway does not start again or ends unexpectedly: that is a broken
+/// promise too.
 pub async fn run(options: &TortureOptions) -> Result<TortureReport, TortureError> {
     let folder = tempfile::tempdir()?;
     let mut dice = Dice::new(options.seed);
@@ -120,7 +121,7 @@ pub async fn run(options: &TortureOptions) -> Result<TortureReport, TortureError
     Ok(report)
 }
 
-/// Faults that a long run must have met, in a sentence for each that it did not.
+/// Returns a sentence for each fault that a long run must include and did not.
 #[must_use]
 pub fn missing(report: &TortureReport) -> Vec<String> {
     let mut missing = Vec::new();
@@ -136,7 +137,7 @@ pub fn missing(report: &TortureReport) -> Vec<String> {
         match policy {
             OnUnknownPolicy::Reexecute => {
                 want("second execution", counts.executed_again);
-                want("answer that was lost", counts.answers_lost);
+                want("response that was lost", counts.answers_lost);
             }
             OnUnknownPolicy::Block => want("unknown outcome", counts.unknown),
             OnUnknownPolicy::Reconcile => {
@@ -149,7 +150,7 @@ pub fn missing(report: &TortureReport) -> Vec<String> {
     missing
 }
 
-/// A poisoned lock's data is as good as any: the panic is reported where it happened.
+/// Locks `mutex`, poisoned or not: the panic that poisoned it is reported where it happened.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The torture as a program; `cargo xtask torture` runs it.
+//! The program `hapax-torture`; `cargo xtask torture` runs it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -94,7 +94,7 @@ async fn main() -> ExitCode {
     missing.iter().for_each(|what| eprintln!("NOT TESTED: {what}"));
     report.violations.iter().for_each(|what| eprintln!("BROKEN: {what}"));
     if missing.is_empty() && report.violations.is_empty() {
-        println!("every answer was replayed, nothing was broken");
+        println!("every response was replayed, no promise was broken");
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

@@ -1,22 +1,22 @@
-//! What an execution answers: a function of key and fence, so that any answer can be checked byte
-//! for byte without being kept.
+//! Responses of the upstream. A response is a function of key and fence, so that it can be checked
+//! byte for byte without being stored.
 
 use crate::dice::{Dice, mix};
 
-/// The header that names the execution an answer comes from: its fence.
+/// Header that names the execution of a response: its fence.
 pub(crate) const EXECUTION: &str = "x-execution";
 
-/// An answer of the upstream.
+/// A response of the upstream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct UpstreamResponse {
-    /// A final one: 200, 201, 303 or 402.
+    /// A final status: 200, 201, 303 or 402.
     pub(crate) status: u16,
-    /// From nothing to some pages of the file, so that writes span pages.
+    /// A body of zero bytes to some pages of the file, so that writes span pages.
     pub(crate) body: Vec<u8>,
 }
 
 impl UpstreamResponse {
-    /// The answer of the execution of `key` under `fence`.
+    /// Returns the response of the execution of `key` under `fence`.
     pub(crate) fn of(key: &str, fence: u64) -> Self {
         let seed = key.bytes().fold(mix(fence), |sum, byte| mix(sum ^ u64::from(byte)));
         let mut dice = Dice::new(seed);

@@ -1,6 +1,6 @@
-//! The service behind the gateway: slow, sometimes busy, and it never dies, so that it knows the
-//! truth. Each life of the gateway has a port of its own, which tells late requests of a dead
-//! gateway from those of its successor.
+//! The service behind the gateway. It is slow and sometimes busy, and it never ends, so that its
+//! records are complete. Each incarnation of a gateway has its own upstream port, which
+//! distinguishes late requests of a killed gateway from those of its successor.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use crate::ledger::Ledger;
 use crate::lock;
 use crate::response::{EXECUTION, UpstreamResponse};
 
-/// An upstream for one life of the gateway.
+/// An upstream for one incarnation of a gateway.
 pub(crate) struct Upstream {
     pub(crate) port: u16,
     accepting: JoinHandle<()>,
@@ -47,7 +47,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        // No new connections; work in hand goes on, as it would elsewhere.
+        // Accepts no new connections. Requests under way continue, as on a separate host.
         self.accepting.abort();
     }
 }
@@ -64,7 +64,7 @@ async fn serve(stream: TcpStream, service: Service) {
         let service = service.clone();
         async move { Ok::<_, Infallible>(service.handle(request).await) }
     });
-    // How a connection ends is the gateway's business: it is killed now and then.
+    // A killed gateway ends the connection with an error, which is expected.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), handler).await;
 }
 
@@ -84,11 +84,11 @@ impl Service {
         }
         lock(&self.ledger).begin(&key, fence, self.incarnation);
         if request.into_body().collect().await.is_err() {
-            // It took no effect, and the gateway that sent half a request is dead.
+            // It took no effect: the gateway was killed while it sent the request.
             lock(&self.ledger).decline(&key, fence);
             return status(StatusCode::BAD_REQUEST);
         }
-        // On a task of its own: hyper drops the handler when the gateway is killed.
+        // A separate task: hyper drops the handler when the gateway is killed.
         let work = tokio::spawn(self.execute(key, fence));
         work.await.unwrap_or_else(|_| status(StatusCode::INTERNAL_SERVER_ERROR))
     }
@@ -108,10 +108,10 @@ impl Service {
         reply(effect.status, fence, effect.body)
     }
 
-    /// What became of a key: the gateway's question before it executes again.
+    /// Answers the reconcile request that the gateway sends before it executes a key again.
     fn outcome(&self, key: &str, fence: u64) -> Response<Full<Bytes>> {
         if fence == 0 {
-            // The gateway's probe: no execution has this fence.
+            // The gateway's probe has a fence that no execution has.
             return did_not_happen();
         }
         let mut ledger = lock(&self.ledger);
@@ -131,7 +131,7 @@ impl Service {
     }
 }
 
-/// Mostly nothing much, so that many requests fit between two kills.
+/// Returns the duration of an execution: mostly short, so that many requests fit between two kills.
 fn work_time(dice: &mut Dice) -> Duration {
     if dice.once_in(4) { dice.up_to(60) } else { dice.up_to(5) }
 }
@@ -143,7 +143,8 @@ fn reply(code: u16, fence: u64, body: Vec<u8>) -> Response<Full<Bytes>> {
     response
 }
 
-/// A bare 404 would say nothing: routers answer it too.
+/// Returns a 404 with the outcome header. Routers answer a bare 404 too, so that it would prove
+/// nothing.
 fn did_not_happen() -> Response<Full<Bytes>> {
     let mut response = status(StatusCode::NOT_FOUND);
     let marker = HeaderValue::from_static("did-not-happen");
@@ -151,7 +152,7 @@ fn did_not_happen() -> Response<Full<Bytes>> {
     response
 }
 
-/// A 503 of a service that took no effect, and says so: bare, it would be unknown.
+/// Returns a 503 that states that nothing happened. A bare 503 would be an unknown outcome.
 fn declined() -> Response<Full<Bytes>> {
     let mut response = status(StatusCode::SERVICE_UNAVAILABLE);
     let retryable = HeaderValue::from_static("retryable");

@@ -1,4 +1,5 @@
-//! Gateways on one store, their upstream, their clients, and whoever kills them.
+//! Worlds: gateways on one store, their upstreams, their clients, and the tasks that kill the
+//! gateways.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,13 +15,13 @@ use crate::ledger::{Ledger, TortureCounts};
 use crate::upstream::Upstream;
 use crate::{OnUnknownPolicy, TortureError, TortureOptions, lock};
 
-/// What clients know of their world.
+/// State that the clients of one world share.
 pub(crate) struct World {
     policy: OnUnknownPolicy,
     ports: Vec<u16>,
     copies: u64,
     ledger: Arc<Mutex<Ledger>>,
-    /// Lives of gateways that were begun.
+    /// Number of incarnations that were started.
     incarnations: AtomicU64,
     over: AtomicBool,
 }
@@ -30,12 +31,12 @@ impl World {
         self.policy
     }
 
-    /// Any gateway.
+    /// Returns the port of a random gateway.
     pub(crate) fn port(&self, dice: &mut Dice) -> u16 {
         self.ports[dice.below(self.ports.len() as u64) as usize]
     }
 
-    /// How many copies a request is sent in, now and then.
+    /// Returns the number of identical requests that one in four operations sends at once.
     pub(crate) fn copies(&self) -> u64 {
         self.copies
     }
@@ -49,7 +50,7 @@ impl World {
     }
 }
 
-/// Runs a world to its end: kills, then a last life in which every answer is asked for again.
+/// Runs a world to its end: all kills, then a last incarnation that must replay every response.
 pub(crate) async fn run(
     options: &TortureOptions,
     policy: OnUnknownPolicy,
@@ -82,7 +83,7 @@ pub(crate) async fn run(
     let seed = dice.roll();
     let mut seats = JoinSet::new();
     for (seat, plan) in plans.into_iter().enumerate() {
-        // Those that are left over are the first one's.
+        // The first gateway gets the remainder.
         let share = kills / options.gateways;
         let kills = if seat == 0 { kills - share * (options.gateways - 1) } else { share };
         seats.spawn(sit(world.clone(), plan, kills, seed, dice.split()));
@@ -101,7 +102,7 @@ pub(crate) async fn run(
     Ok(lock(&world.ledger).verdict())
 }
 
-/// The lives of one gateway, one after the other; the last one goes on.
+/// Runs the incarnations of one gateway in sequence; returns the last one, which is not killed.
 async fn sit(
     world: Arc<World>,
     plan: Plan,
@@ -124,8 +125,8 @@ async fn sit(
     Ok((gateway, upstream))
 }
 
-/// One life of a gateway. One in five ends while it starts, or soon after: recovery is then
-/// interrupted by the next crash.
+/// Runs one incarnation of a gateway. One in five is killed during its start or soon after, so that
+/// the next crash interrupts recovery.
 async fn live_and_die(
     world: &World,
     mut gateway: Gateway,
@@ -139,8 +140,8 @@ async fn live_and_die(
         }
     } else {
         gateway.ready().await?;
-        // The hook is asked only some time after the start; and where a lease has to lapse before
-        // anybody goes on, there is nothing to see in less.
+        // The gateway calls the hook only some time after its start. If gateways share a store, an
+        // execution continues only after a lease lapses, so that a shorter time shows nothing.
         let waits = world.policy == OnUnknownPolicy::Reconcile || world.ports.len() > 1;
         let most = if waits { 800 } else { 300 };
         sleep(dice.up_to(most)).await;
@@ -150,7 +151,7 @@ async fn live_and_die(
     gateway.kill().await
 }
 
-/// Asks for every answered key once more, and for every unknown one.
+/// Repeats every key that has a response and every key that is unknown.
 async fn ask_for_everything(world: &Arc<World>, dice: &mut Dice) {
     let (mut keys, unknown) = lock(&world.ledger).settled();
     keys.extend(unknown);

@@ -2,27 +2,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax_core::{Entropy, EntropyError};
 
-/// Bytes that depend on a seed alone. Predictable: for tests only.
+/// Source of bytes that depend only on a seed. They are predictable: for tests only.
 #[derive(Debug)]
 pub struct SeededEntropy(AtomicU64);
 
 impl SeededEntropy {
-    /// The bytes that belong to `seed`.
+    /// Returns the source for `seed`.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(AtomicU64::new(seed))
     }
 
-    /// The next number, any of 2⁶⁴.
+    /// Returns the next number, any of 2⁶⁴.
     pub fn next(&self) -> u64 {
-        // SplitMix64: every state is visited once, so 16 bytes do not repeat within a test.
+        // SplitMix64 visits every state once, so that 16 bytes do not repeat within a test.
         let state = self.0.fetch_add(GAMMA, Ordering::Relaxed).wrapping_add(GAMMA);
         mix(state)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// Returns a number below `bound`, which is not zero.
     pub fn below(&self, bound: u64) -> u64 {
-        // The bias is below one in 2³² for every bound a test uses.
+        // The bias is below one in 2³² for every bound that a test uses.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 }

@@ -1,15 +1,16 @@
-//! Whether what concurrent callers were told could have been told by one store, one swap at a
-//! time.
+//! A checker of histories: it decides whether the replies to concurrent callers are possible for
+//! one store that executes one swap at a time.
 //!
-//! 1. Each caller notes when it called and when it was answered, by a [`Recorder`].
-//! 2. The operations on one key are put in an order that keeps those apart that did not overlap,
-//!    and in which every answer is right. If there is no such order, the store is not atomic.
-//! 3. An operation without a definite answer may have happened at any time after its call, or not
-//!    at all. A swap that is sent again is an operation of its own.
+//! 1. A [`Recorder`] notes the times of each call and of its reply.
+//! 2. The checker looks for an order of the operations on one key in which every reply is right,
+//!    and in which an operation that returned before another was called comes first. If there is no
+//!    such order, the store is not atomic.
+//! 3. An operation without a definite reply may have happened at any time after its call, or never.
+//!    A swap that is sent again is a separate operation.
 //!
-//! The search is Wing and Gong's, with a memory of what was tried; a history of a key has at most
-//! [`MAX_OPERATIONS`], so that this is a set of bits. It is quick, also where many answers were
-//! lost, because of what need not be tried: see `Search::run`.
+//! The search is that of Wing and Gong, and remembers what it tried. A history of one key has at
+//! most [`MAX_OPERATIONS`] operations, so that a set of operations is a bit set. The search is fast
+//! even if many replies were lost, because of the steps that it leaves out: see `Search::run`.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,48 +22,48 @@ use hapax_core::WriteId;
 use hapax_core::store::{Snapshot, Swap, Swapped};
 use hapax_core::{OperationId, StoreError};
 
-/// The longest history that can be checked, for one key.
+/// Limit of operations in a history of one key.
 pub const MAX_OPERATIONS: usize = 64;
 
-/// What was asked of a store.
+/// A call of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Invocation {
     /// A swap.
     Swap {
-        /// What it expected.
+        /// Write id that the swap expects.
         expected: Option<WriteId>,
-        /// What it leaves.
+        /// Write id that the swap leaves.
         write_id: WriteId,
     },
     /// A load.
     Load,
 }
 
-/// What the store answered.
+/// Reply of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreReply {
     /// The swap was stored.
     Stored,
-    /// The load or the conflict found this tag.
+    /// The load or the conflict found this write id, or no record.
     Found(Option<WriteId>),
-    /// Nobody knows.
+    /// It is unknown whether the swap happened.
     Ambiguous,
 }
 
-/// A call and its answer.
+/// A call and its reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HistoryEntry {
-    /// When it was called, by the [`Recorder`]'s count.
+    /// Time of the call, by the [`Recorder`]'s count.
     pub called: u64,
-    /// When it was answered.
+    /// Time of the reply.
     pub returned: u64,
-    /// What was asked.
+    /// The call.
     pub call: Invocation,
-    /// What was answered.
+    /// The reply.
     pub answer: StoreReply,
 }
 
-/// Notes operations while they happen, by key. Shared by the tasks that call the store.
+/// Records operations while they happen, by key. The tasks that call the store share it.
 #[derive(Debug, Default)]
 pub struct Recorder {
     clock: AtomicU64,
@@ -70,13 +71,13 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// The moment of a call, to be passed on with its answer.
+    /// Returns the time of a call; pass it on with the reply.
     #[must_use]
     pub fn called(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// Notes the answer to a swap. One that is promised not to have happened leaves no trace.
+    /// Notes the reply to a swap. A swap that certainly did not happen is left out.
     pub fn swapped(&self, called: u64, swap: &Swap, answer: &Result<Swapped, StoreError>) {
         let call = Invocation::Swap { expected: swap.expected, write_id: swap.write_id };
         match answer {
@@ -87,12 +88,12 @@ impl Recorder {
         }
     }
 
-    /// Notes what a load found.
+    /// Notes the result of a load.
     pub fn loaded(&self, called: u64, key: OperationId, seen: &Snapshot) {
         self.note(key, called, Invocation::Load, found(seen));
     }
 
-    /// Checks what was noted, each key by itself.
+    /// Checks the recorded operations of each key.
     ///
     /// # Errors
     /// The first [`HistoryViolation`].
@@ -116,16 +117,16 @@ fn found(seen: &Snapshot) -> StoreReply {
     StoreReply::Found(seen.stored.as_ref().map(|stored| stored.write_id))
 }
 
-/// A history that no atomic store tells.
+/// A history that is impossible for an atomic store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HistoryViolation {
-    /// It has more than [`MAX_OPERATIONS`] operations: check shorter runs.
+    /// The history has more than [`MAX_OPERATIONS`] operations: check shorter runs.
     TooLong(usize),
-    /// There is no order in which all answers are right.
+    /// There is no order in which all replies are right.
     NotLinearizable {
         /// The whole history, by time of call.
         history: Vec<HistoryEntry>,
-        /// The longest order that was right so far, as indices into `history`.
+        /// The longest order without a wrong reply, as indices into `history`.
         longest: Vec<usize>,
     },
 }
@@ -153,11 +154,11 @@ impl fmt::Display for HistoryViolation {
     }
 }
 
-/// Whether an atomic store, on which nothing else happened, can have given the answers of
-/// `history`, whose operations are all on one key that was absent at first.
+/// Checks that `history` is possible for an atomic store on which nothing else happened. All
+/// operations are on one key, which was absent at first.
 ///
 /// # Errors
-/// A [`HistoryViolation`] that shows the history.
+/// A [`HistoryViolation`] with the history.
 pub fn linearizable(history: &[HistoryEntry]) -> Result<(), HistoryViolation> {
     if history.len() > MAX_OPERATIONS {
         return Err(HistoryViolation::TooLong(history.len()));
@@ -174,10 +175,11 @@ pub fn linearizable(history: &[HistoryEntry]) -> Result<(), HistoryViolation> {
 
 struct Search<'a> {
     history: &'a [HistoryEntry],
-    /// The operations that have an answer, as bits: those that must have happened.
+    /// Bits of the operations that have a definite reply, and so must have happened.
     definite: u64,
-    /// Those without one that left a tag which somebody met: the others may as well not have
-    /// happened, since after one of them everybody would have met its tag.
+    /// Bits of the ambiguous swaps whose write id another operation expected or found. Every other
+    /// ambiguous swap can be left out: after it, every later operation would have found its write
+    /// id.
     met: u64,
     tried: HashSet<(u64, Option<WriteId>)>,
     order: Vec<usize>,
@@ -217,12 +219,12 @@ impl<'a> Search<'a> {
         Self { history, definite, met, tried, order, longest }
     }
 
-    /// Whether what is not among `happened` can follow, now that the key bears `tag`. Recursion
-    /// ends at [`MAX_OPERATIONS`].
+    /// Returns whether the operations outside `happened` can follow, now that the record has
+    /// `write_id`. Recursion ends at [`MAX_OPERATIONS`].
     ///
-    /// What found this tag comes next, without trying anything else: it changes nothing, so that in
-    /// any order in which it comes later it may as well come now. What has no answer is tried only
-    /// where it would change something.
+    /// An operation that found this write id comes next, and no other is tried: it changes nothing,
+    /// so that any order in which it comes later is also right if it comes now. An ambiguous swap
+    /// is tried only where it would change the record.
     fn run(&mut self, happened: u64, write_id: Option<WriteId>) -> bool {
         if happened & self.definite == self.definite {
             return true;
@@ -253,9 +255,9 @@ impl<'a> Search<'a> {
         right
     }
 
-    /// What may come next, with the tag after it.
+    /// Returns the operations that can come next, each with the write id after it.
     fn possible(&self, happened: u64, write_id: Option<WriteId>) -> Vec<(usize, Option<WriteId>)> {
-        // Whoever called after another was answered comes after it.
+        // An operation that was called after another one returned comes after it.
         let horizon = (0..self.history.len())
             .filter(|at| self.definite & !happened & (1 << at) != 0)
             .map(|at| self.history[at].returned)
@@ -268,7 +270,8 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The tag after `operation` on a key that bears `tag`; `None` if its answer would be wrong.
+/// Returns the write id after `operation` on a record with `write_id`; `None` if the reply would be
+/// wrong.
 fn apply(write_id: Option<WriteId>, operation: &HistoryEntry) -> Option<Option<WriteId>> {
     let (next, answer) = match operation.call {
         Invocation::Load => (write_id, StoreReply::Found(write_id)),

@@ -1,24 +1,23 @@
 //! The HTTP contract, as scenarios.
 //!
 //! 1. A scenario is a function named after the numbered statement of the contract that it checks:
-//!    `w07_…` checks the seventh. It is played over HTTP/1.1 and HTTP/2 against whatever a
+//!    `w07_…` checks the seventh. It runs over HTTP/1.1 and HTTP/2 against the instance that an
 //!    [`HttpFixture`] starts: the tower layer in a service, or a gateway on some store.
-//! 2. It says what it needs as a [`ScenarioPolicy`], and what stands behind as a [`Handler`]; it sees
-//!    nothing but requests and answers.
-//! 3. One instance is there at a time, unless a group's name says otherwise: a store that is a
-//!    file has one owner. A crash must be one, of a process that is killed, where a store is held
-//!    by more than the instance's tasks.
-//! 4. Some need more than an address, and are groups of their own, so that none is skipped in
-//!    silence: `crashes` ends processes, `outages` cuts them off from their store, `several` has
-//!    two processes on one store at a time. `any` is for everybody.
+//! 2. A scenario states the configuration that it needs as a [`ScenarioPolicy`], and its inner
+//!    service as a [`Handler`]; it observes only requests and responses.
+//! 3. One instance runs at a time, unless a group's name says otherwise: a store that is a file has
+//!    one owner. If more than the instance's tasks use the store, a crash must kill a process.
+//! 4. Some scenarios need more than an address. They are separate groups, so that none is skipped
+//!    unnoticed: `crashes` kills processes, `outages` cuts them off from their store, `several` has
+//!    two processes on one store at a time. `any` needs only an address.
 //!
 //! ```text
 //! // In a test crate: a function for each scenario and protocol.
 //! hapax_testkit::http_suite!(fixture; any, crashes, outages, several);
 //! ```
 //!
-//! Where starting a store is dear, [`play_all`] plays groups in one test, on one fixture: a
-//! scenario uses keys and callers that no other does.
+//! If starting a store is expensive, [`play_all`] plays groups in one test, on one fixture: each
+//! scenario uses its own keys and callers.
 #![allow(
     clippy::expect_used,
     clippy::missing_panics_doc,

@@ -1,13 +1,13 @@
-//! What it takes to trust a Hapax store, and Hapax itself.
+//! Tools to test a Hapax store, and Hapax itself.
 //!
-//! - [`suite`]: the rules that every [`Store`](hapax_core::Store) keeps, as tests to call.
-//! - [`sim`]: a seeded world of processes, store and network, in which everything goes wrong.
+//! - [`suite`]: the rules of every [`Store`](hapax_core::Store), as test functions.
+//! - [`sim`]: a seeded simulation of processes, store and network with every kind of fault.
 //! - [`faults`]: a network and stores that fail on purpose.
-//! - [`history`]: whether what concurrent callers were told could have been told one by one.
-//! - [`storm`]: such callers, for a long time, while a test does harm to the store.
-//! - `http` (a feature): the HTTP contract as scenarios, for whatever answers at an address.
-//! - `functions` (a feature): whether functions keep what they promise, over a store.
-//! - `servers` (a feature): private Redis and PostgreSQL for tests.
+//! - [`history`]: a checker that the replies to concurrent callers are linearizable.
+//! - [`storm`]: many such callers for a long time, while a test disturbs the store.
+//! - `http` (a feature): the HTTP contract as scenarios, for any instance at an address.
+//! - `functions` (a feature): rules of functions over a store.
+//! - `servers` (a feature): private Redis and PostgreSQL servers for tests.
 
 mod clock;
 mod entropy;

@@ -1,5 +1,5 @@
-//! Many callers on few keys, for as long as it takes, while a test does harm to the store; and
-//! whether what they were told can be true.
+//! Many callers on few keys for a long time, while a test disturbs the store; then a check that
+//! their replies are possible.
 
 #![allow(
     clippy::expect_used,
@@ -29,37 +29,37 @@ const CALLERS: u64 = 5;
 /// Operations of one caller on one key.
 const EACH: usize = MAX_OPERATIONS / CALLERS as usize;
 
-/// How many operations there are to be.
+/// Size and seed of a storm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Storm {
-    /// Operations in all, at least.
+    /// Minimum of operations in all.
     pub operations: usize,
-    /// Keys on which there are callers at the same time.
+    /// Keys that have callers at the same time.
     pub keys_at_once: usize,
-    /// What the operations depend on.
+    /// Seed of the operations.
     pub seed: u64,
-    /// How long a caller pauses after an error, for a store that is away to come back.
+    /// Pause of a caller after an error, in which an unavailable store can recover.
     pub pause: Duration,
 }
 
-/// What the callers were told.
+/// Counts of the replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StormCounts {
     /// Swaps that were stored.
     pub stored: u64,
-    /// Swaps that met something else.
+    /// Swaps that found another write id.
     pub conflicts: u64,
-    /// Loads that were answered.
+    /// Loads with a reply.
     pub loads: u64,
-    /// Swaps of which nobody knows.
+    /// Swaps of which it is unknown whether they happened.
     pub ambiguous: u64,
     /// Operations that did not happen.
     pub unavailable: u64,
 }
 
 impl Storm {
-    /// A storm of as many operations as `HAPAX_OPERATIONS` says (a hundred thousand for a long
-    /// run), or where nobody says, of `operations`; on eight keys at a time.
+    /// Returns a storm on eight keys at a time, of `HAPAX_OPERATIONS` operations (a hundred
+    /// thousand for a long run) or, by default, of `operations`.
     #[must_use]
     pub fn of(operations: usize, seed: u64) -> Self {
         let wanted = std::env::var("HAPAX_OPERATIONS").ok();
@@ -67,14 +67,14 @@ impl Storm {
         Self { operations, keys_at_once: 8, seed, pause: Duration::from_millis(10) }
     }
 
-    /// [Runs](Self::run) it, and again with the seeds that follow, until `enough` says of what was
-    /// told so far that the harm was done.
+    /// [Runs](Self::run) the storm, and again with the seeds that follow, until `enough` finds in
+    /// the counts so far that the disturbance had its effect.
     pub async fn run_until<S: Store>(
         &self,
         stores: &[Arc<S>],
         enough: impl Fn(&StormCounts) -> bool,
     ) -> StormCounts {
-        /// Rounds after which there will not be enough in any.
+        /// Limit of rounds: more would not help.
         const ROUNDS: usize = 200;
         let mut all = StormCounts::default();
         for seed in (self.seed..).take(ROUNDS) {
@@ -91,11 +91,14 @@ impl Storm {
         panic!("the harm does not bite: {all:?}")
     }
 
-    /// Runs it over `stores`, which are several ways to the same cells, and checks every history.
+    /// Runs the storm over `stores`, which are several ways to the same records, and checks every
+    /// history.
     ///
-    /// Callers do what the engine does: a swap of which nobody knows is sent again, as it is. They
-    /// panic when a record is not what was written with its tag, and when the store says that it
-    /// cannot read its own records.
+    /// Callers do what the engine does: they send an ambiguous swap again, unchanged.
+    ///
+    /// # Panics
+    /// If a record is not what was written with its write id, or if the store cannot decode its own
+    /// records.
     pub async fn run<S: Store>(&self, stores: &[Arc<S>]) -> StormCounts {
         let keys = self.operations.div_ceil(EACH * CALLERS as usize);
         let counts = Arc::new(Counts::default());
@@ -166,7 +169,7 @@ impl<S: Store> Caller<S> {
                 }
                 continue;
             }
-            // Now and then a bet that there is nothing, as every claim begins with.
+            // Sometimes expects no record, as every first swap of a claim does.
             let expected = if self.entropy.below(6) == 0 { None } else { last };
             let swap = again.take().unwrap_or_else(|| self.swap(key, expected));
             let called = self.recorder.called();
@@ -211,7 +214,7 @@ impl<S: Store> Caller<S> {
         tokio::time::sleep(self.pause).await;
     }
 
-    /// A swap that leaves a record which names its tag.
+    /// Returns a swap that leaves a record which contains its own write id.
     fn swap(&self, key: OperationId, expected: Option<WriteId>) -> Swap {
         let write_id = WriteId::fresh(&self.entropy).expect("it never fails");
         let lease_id = LeaseId::fresh(&self.entropy).expect("it never fails");
@@ -232,12 +235,12 @@ impl<S: Store> Caller<S> {
     }
 }
 
-/// The tag that was found, which its record names too.
+/// Returns the write id that was found, and checks that the record contains it too.
 fn named(seen: &Snapshot) -> Option<WriteId> {
     let stored = seen.stored.as_ref()?;
     match &stored.record.state {
         RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.write_id.as_bytes()[..]),
-        other => panic!("found a state that nobody wrote: {other:?}"),
+        other => panic!("found a state that no caller wrote: {other:?}"),
     }
     Some(stored.write_id)
 }

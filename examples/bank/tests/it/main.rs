@@ -1,4 +1,4 @@
-//! The bank, against a real server, which the tests start themselves.
+//! Tests of the bank against a real server, which they start themselves.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -6,7 +6,7 @@
     reason = "a failure here is a failed test"
 )]
 
-/// Whoever leaves PostgreSQL out leaves out what is in here: `--skip postgres::`.
+/// All tests need PostgreSQL; `--skip postgres::` leaves them out.
 mod postgres {
     mod client;
     mod handlers;

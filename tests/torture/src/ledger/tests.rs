@@ -1,10 +1,10 @@
-//! Every rule of the judge, broken once.
+//! Tests that break each rule of the judge once.
 
 use super::*;
 
 const KEY: &str = "key";
 
-/// An upstream and a client that write into a ledger.
+/// A ledger into which an upstream and a client write.
 struct Play(Ledger);
 
 impl Play {
@@ -14,7 +14,8 @@ impl Play {
         Self(ledger)
     }
 
-    /// In the life `life` of a gateway whose earlier ones are over.
+    /// Executes in the incarnation `incarnation` of a gateway whose earlier incarnations have
+    /// ended.
     fn executes(mut self, fence: u64, incarnation: u64) -> Self {
         self.0.dead.extend(0..incarnation);
         self.0.begin(KEY, fence, incarnation);

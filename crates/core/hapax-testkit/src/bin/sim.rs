@@ -1,4 +1,5 @@
-//! Plays many schedules: `sim --seeds N [--from SEED] [--threads N]`, or one: `sim --seed SEED`.
+//! Simulates many schedules: `sim --seeds N [--from SEED] [--threads N]`, or one: `sim --seed
+//! SEED`.
 
 use std::process::ExitCode;
 
@@ -53,7 +54,7 @@ fn options() -> Option<SimOptions> {
     Some(options)
 }
 
-/// Splits the seeds among threads; of several failures the one of the smallest seed is told.
+/// Splits the seeds among threads. Returns the failure of the smallest seed that failed.
 fn run(options: &SimOptions) -> Result<Tally, Box<SimFailure>> {
     let SimOptions { from, seeds, threads } = *options;
     let share = |thread: u64| from + seeds * thread / threads;

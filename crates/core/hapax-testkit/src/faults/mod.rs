@@ -1,9 +1,9 @@
-//! What goes wrong between a process and its store, on purpose and by a seed.
+//! Faults between a process and its store, on purpose and by a seed.
 //!
-//! - [`FaultProxy`] stands between a client and a server and loses, delays, tears and cuts.
-//! - [`FaultyStore`] does the like to any [`Store`](hapax_core::Store), without a network.
+//! - [`FaultProxy`] is between a client and a server; it loses, delays, tears and cuts.
+//! - [`FaultyStore`] injects such faults into any [`Store`](hapax_core::Store), without a network.
 //!
-//! Both count what they did, so that a test can assert that it happened.
+//! Both count their faults, so that a test can assert that they happened.
 
 mod proxy;
 mod store;

@@ -13,31 +13,31 @@ use tokio::time::sleep;
 
 use crate::SeededEntropy;
 
-/// Connections at a time; more wait to be accepted.
+/// Limit of concurrent connections; more wait to be accepted.
 const MOST_CONNECTIONS: usize = 256;
 
-/// How often each fault happens: per mille of what is read from a connection at one time, which
-/// is about a request or a reply.
+/// Rates of each fault, per mille of the reads from a connection. A read is about a request or a
+/// reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultProxyRates {
-    /// A request is not passed on, and the connection ends.
+    /// The proxy drops a request and ends the connection.
     pub lose_request: u32,
-    /// The client's connection ends; its request is passed on some time after.
+    /// The proxy ends the client's connection and passes the request on some time later.
     pub late_request: u32,
-    /// A reply is not passed on, and the connection ends.
+    /// The proxy drops a reply and ends the connection.
     pub lose_reply: u32,
-    /// Half of a reply is passed on, and the connection ends.
+    /// The proxy passes on half of a reply and ends the connection.
     pub tear_reply: u32,
-    /// A request or a reply is not passed on, and the connection stays open in silence.
+    /// The proxy drops a request or a reply, and the connection stays open without an answer.
     pub silence: u32,
-    /// A request or a reply is passed on after a while.
+    /// The proxy passes a request or a reply on after a delay.
     pub delay: u32,
-    /// The longest while.
+    /// Maximum delay.
     pub delay_at_most: Duration,
 }
 
 impl FaultProxyRates {
-    /// All but `silence` at the same rate.
+    /// Returns the same rate for every fault except `silence`.
     #[must_use]
     pub const fn all(per_mille: u32, delay_at_most: Duration) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl FaultProxyRates {
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a [`FaultProxy`] did so far.
+        /// Counts of what a [`FaultProxy`] did so far.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct ProxyCounts {
             $($(#[$doc])* pub $name: u64,)*
@@ -84,7 +84,7 @@ counts! {
     lost_replies,
     /// Replies torn in two.
     torn_replies,
-    /// Connections that fell silent.
+    /// Connections that stayed open without an answer.
     silences,
     /// Requests and replies delayed.
     delays,
@@ -92,7 +92,7 @@ counts! {
     cuts,
 }
 
-/// A TCP proxy on the loopback interface that does harm.
+/// A TCP proxy on the loopback interface that injects faults.
 ///
 /// Dropping it ends it and every connection through it.
 #[derive(Debug)]
@@ -110,15 +110,15 @@ struct Shared {
     only: Mutex<Option<Vec<u8>>>,
     counters: Counters,
     frozen: watch::Sender<bool>,
-    /// Counts the calls of [`FaultProxy::cut`].
+    /// Number of calls of [`FaultProxy::cut`].
     cut: watch::Sender<u64>,
 }
 
 impl FaultProxy {
-    /// A proxy in front of `upstream` that passes everything on until it is told otherwise.
+    /// Starts a proxy in front of `upstream`, without faults until [`FaultProxy::set`].
     ///
     /// # Errors
-    /// Whatever hinders listening on a free port of 127.0.0.1.
+    /// Any error of listening on a free port of 127.0.0.1.
     pub async fn before(upstream: SocketAddr, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
@@ -135,19 +135,19 @@ impl FaultProxy {
         Ok(Self { address, shared, accepting })
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What goes wrong from now on.
+    /// Sets the rates of faults from now on.
     pub fn set(&self, rates: FaultProxyRates) {
         *self.shared.rates.lock().unwrap_or_else(PoisonError::into_inner) = rates;
     }
 
-    /// Spares all but requests with these bytes in them, such as `COMMIT`, and their replies, from
-    /// what [`FaultProxy::set`] said. Of what is read at one time, which is about a request.
+    /// Limits the faults of [`FaultProxy::set`] to requests with these bytes in them, such as
+    /// `COMMIT`, and their replies. The bytes are searched in one read, which is about a request.
     pub fn only(&self, requests: &[u8]) {
         let only = (!requests.is_empty()).then(|| requests.to_vec());
         *self.shared.only.lock().unwrap_or_else(PoisonError::into_inner) = only;
@@ -158,17 +158,17 @@ impl FaultProxy {
         self.shared.cut.send_modify(|cuts| *cuts += 1);
     }
 
-    /// Passes nothing on, until [`FaultProxy::thaw`]: as a partition of the network does.
+    /// Passes nothing on until [`FaultProxy::thaw`], as in a network partition.
     pub fn freeze(&self) {
         self.shared.frozen.send_replace(true);
     }
 
-    /// Passes on what was frozen, and goes on.
+    /// Passes on what was frozen, and continues.
     pub fn thaw(&self) {
         self.shared.frozen.send_replace(false);
     }
 
-    /// What it did so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> ProxyCounts {
         self.shared.counters.read()
@@ -177,7 +177,7 @@ impl FaultProxy {
 
 impl Drop for FaultProxy {
     fn drop(&mut self) {
-        // The connections are in a set that the task owns: they end with it.
+        // The task owns the connections, which end with it.
         self.accepting.abort();
     }
 }
@@ -194,7 +194,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             let mut cut = shared.cut.subscribe();
             count(&shared.counters.connections);
             tokio::select! {
-                // A connection that fails ends; that is all a proxy can do about it.
+                // A failed connection ends; a proxy cannot do more.
                 _ = connect(&shared, client) => {}
                 _ = cut.changed() => count(&shared.counters.cuts),
             }
@@ -203,14 +203,14 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// Passes on until one side ends.
+/// Passes bytes on until one side ends.
 async fn connect(shared: &Arc<Shared>, client: TcpStream) -> io::Result<()> {
     let server = TcpStream::connect(shared.upstream).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    // Whether the last request was one to do harm to.
+    // True if faults apply to the last request.
     let meant = AtomicBool::new(true);
     tokio::select! {
         ended = requests(shared, &meant, from_client, to_server) => ended,
@@ -240,7 +240,7 @@ async fn requests(
             count(&shared.counters.late_requests);
             let pause = shared.pause(&rates);
             // Outlives this connection, as a packet on a slow path does. The server's end stays
-            // open until then, or it might not read what comes.
+            // open until then; otherwise the server might not read the bytes.
             tokio::spawn(async move {
                 sleep(pause).await;
                 let _ = to.write_all(&buffer[..length]).await;
@@ -301,7 +301,7 @@ impl Shared {
         Duration::from_micros(self.dice.below(most.max(1)))
     }
 
-    /// Waits while frozen, and sometimes a while longer, or for ever.
+    /// Waits while frozen, and by the rates a while longer, or for ever.
     async fn hinder(&self, rates: &FaultProxyRates) {
         if self.hit(rates.silence) {
             count(&self.counters.silences);

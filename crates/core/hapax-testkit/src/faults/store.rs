@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::SeededEntropy;
 
-/// How often each fault happens, per mille.
+/// Rates of each fault, per mille of the calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultyRates {
     /// [`StoreError::Unavailable`]: nothing happens.
@@ -23,28 +23,28 @@ pub struct FaultyRates {
     pub ambiguous_applied: u32,
     /// [`StoreError::Ambiguous`] for a swap that happens some time after.
     pub ambiguous_late: u32,
-    /// An answer comes after a while.
+    /// The reply is delayed.
     pub delay: u32,
-    /// The longest while.
+    /// Maximum delay.
     pub delay_at_most: Duration,
 }
 
-/// What a [`FaultyStore`] did so far.
+/// Counts of what a [`FaultyStore`] did so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultyCounts {
-    /// Calls refused.
+    /// Calls rejected as unavailable.
     pub unavailable: u64,
     /// Swaps lost.
     pub lost: u64,
     /// Swaps whose reply was lost.
     pub applied: u64,
-    /// Swaps that happened after their caller had given up.
+    /// Swaps that happened after their caller's call had returned.
     pub late: u64,
-    /// Answers delayed.
+    /// Replies delayed.
     pub delays: u64,
 }
 
-/// A store that fails by a seed.
+/// A store that injects faults by a seed.
 #[derive(Debug)]
 pub struct FaultyStore<S> {
     inner: Arc<S>,
@@ -52,7 +52,7 @@ pub struct FaultyStore<S> {
     rates: Mutex<FaultyRates>,
     down: AtomicBool,
     counts: [AtomicU64; 5],
-    /// Swaps that are still to happen.
+    /// Number of swaps that are yet to happen.
     pending: watch::Sender<usize>,
 }
 
@@ -65,13 +65,13 @@ enum Count {
     Delay,
 }
 
-/// The fault of a [`FaultyStore`].
+/// The error of an injected fault of a [`FaultyStore`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this store fails on purpose")]
 pub struct InjectedFault;
 
 impl<S: Store> FaultyStore<S> {
-    /// `inner`, without faults until it is told otherwise.
+    /// Wraps `inner`, without faults until [`FaultyStore::set`].
     #[must_use]
     pub fn new(inner: Arc<S>, seed: u64) -> Self {
         Self {
@@ -84,29 +84,29 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// What goes wrong from now on.
+    /// Sets the rates of faults from now on.
     pub fn set(&self, rates: FaultyRates) {
         *self.rates.lock().unwrap_or_else(PoisonError::into_inner) = rates;
     }
 
-    /// Whether every call from now on is [`StoreError::Unavailable`].
+    /// Sets whether every call from now on is [`StoreError::Unavailable`].
     pub fn set_down(&self, down: bool) {
         self.down.store(down, Ordering::SeqCst);
     }
 
-    /// Resolves when every swap that was to happen late has happened.
+    /// Resolves when every late swap has happened.
     pub async fn settled(&self) {
         // The sender is `self`: it outlives the wait.
         let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
     }
 
-    /// The store behind it.
+    /// Returns the inner store.
     #[must_use]
     pub const fn inner(&self) -> &Arc<S> {
         &self.inner
     }
 
-    /// What it did so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> FaultyCounts {
         let [unavailable, lost, applied, late, delays] =
@@ -131,7 +131,7 @@ impl<S: Store> FaultyStore<S> {
         Duration::from_micros(self.dice.below(most.max(1)))
     }
 
-    /// What comes before every call.
+    /// Runs before every call: rejects it or delays it.
     async fn enter(&self, rates: &FaultyRates) -> Result<(), StoreError> {
         let unavailable = if self.down.load(Ordering::SeqCst) { 1_000 } else { rates.unavailable };
         if self.hit(unavailable, Count::Unavailable) {
@@ -155,7 +155,7 @@ impl<S: Store> FaultyStore<S> {
             pending.send_modify(|pending| *pending += 1);
             tokio::spawn(async move {
                 sleep(pause).await;
-                // Nobody hears of it: its caller was told that nobody knows.
+                // The result is dropped: the caller has already got `Ambiguous`.
                 let _ = inner.swap(swap).await;
                 pending.send_modify(|pending| *pending -= 1);
             });

@@ -1,7 +1,7 @@
-//! Functions over a store: what is executed once, and what comes back of it.
+//! Rules of functions over a store: they execute once and replay their outcome.
 //!
 //! [`rules`] takes two engines over one store, which act as two processes do. `two_processes` (with
-//! the feature `servers`) has real ones, and kills, stops and abandons them.
+//! the feature `servers`) has real processes, and kills, stops and abandons them.
 
 #![allow(
     clippy::expect_used,
@@ -30,10 +30,10 @@ use tokio::task::JoinSet;
 #[cfg(feature = "servers")]
 pub use processes::{ProcessRole, two_processes};
 
-/// How long calls wait for one another: as good as for ever.
+/// Timeout of calls that wait for one another; longer than any of them takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What serde can say and JSON cannot.
+/// Values that serde supports and JSON does not.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 struct Everything {
     wide: (u128, i128),
@@ -55,7 +55,7 @@ fn everything() -> Everything {
     }
 }
 
-/// An error with something in it.
+/// An error with values in it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 enum Refused {
     Declined { by: String, code: u128 },
@@ -70,7 +70,7 @@ fn key() -> Key {
     Key::new("k-1").unwrap()
 }
 
-/// A function of two processes, by a name that only one rule uses.
+/// Declares a function in two processes, by a name that only one rule uses.
 fn declare(
     engines: &[Idempotency; 2],
     name: &str,
@@ -96,13 +96,13 @@ where
     function.run(&Scope::shared(), &key(), "the request", |_| work).await
 }
 
-/// Work that must not run.
+/// An operation that must not execute.
 async fn never() -> Result<Everything, Refused> {
     panic!("it was executed")
 }
 
-/// All that holds of functions over whichever store; `engines` are two over the same one, in which
-/// nothing is yet.
+/// Checks all rules of functions over any store. `engines` are two over the same store, which is
+/// empty.
 pub async fn rules(engines: &[Idempotency; 2]) {
     a_value_comes_back_whole(engines).await;
     one_of_many_calls_executes(engines).await;
@@ -192,7 +192,8 @@ async fn a_dropped_caller_loses_nothing(engines: &[Idempotency; 2]) {
     assert!(copy.await.unwrap().unwrap().replayed);
 }
 
-/// A request that can be claimed without a function, as by a process that dies in the middle.
+/// A request that can be claimed without a function, as by a process that crashes during an
+/// execution.
 struct Same;
 
 impl OperationRequest for Same {

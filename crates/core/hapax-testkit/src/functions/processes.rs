@@ -1,4 +1,5 @@
-//! Two real processes that call one function: the test's own program, started again to play a part.
+//! Rules of a function in two real processes: the test's own program is started again to play a
+//! role.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, Write};
@@ -22,11 +23,11 @@ use crate::servers::signal;
 const PART: &str = "HAPAX_TEST_PART";
 const STORE: &str = "HAPAX_TEST_STORE";
 const LEDGER: &str = "HAPAX_TEST_LEDGER";
-/// What a part says begins with this, to be told from what the test harness prints.
+/// Prefix of the lines that a role prints; it distinguishes them from those of the test harness.
 const SAYS: &str = "part: ";
-/// The functions whose lease lapses, and that lease: long enough for a process that runs, short
-/// enough to be waited for.
+/// Functions whose lease lapses.
 const LAPSES: [&str; 3] = ["hangs", "hangs blocked", "stops"];
+/// Lease of these functions: long enough for a process that runs, short enough to be waited for.
 const LEASE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -54,25 +55,25 @@ where
     function.run(&Scope::shared(), &key, "the request", |_| work).await
 }
 
-/// Where executions are counted, by whichever process: appended to, a line each.
+/// File in which every process counts executions: each appends a line.
 #[derive(Clone)]
 struct Ledger(PathBuf);
 
 impl Ledger {
     fn write(&self, line: &str) {
         let mut file = OpenOptions::new().create(true).append(true).open(&self.0).unwrap();
-        // One write: lines of two processes do not mix.
+        // A single write, so that lines of two processes do not mix.
         file.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// How often this was executed.
+    /// Returns how often this line was written.
     fn count(&self, line: &str) -> usize {
         let text = std::fs::read_to_string(&self.0).unwrap_or_default();
         text.lines().filter(|written| *written == line).count()
     }
 }
 
-/// What this process is to do in the test of another one.
+/// Role of this process in the test of another one.
 #[derive(Debug)]
 pub struct ProcessRole {
     name: String,
@@ -81,7 +82,7 @@ pub struct ProcessRole {
 }
 
 impl ProcessRole {
-    /// The part of this process; `None` where it runs the test itself.
+    /// Returns the role of this process; `None` if it runs the test itself.
     #[must_use]
     pub fn of_this_process() -> Option<Self> {
         let var = |name| std::env::var(name).ok();
@@ -89,16 +90,16 @@ impl ProcessRole {
         Some(Self { name, store, ledger: ledger.into() })
     }
 
-    /// Where the store is that both share.
+    /// Returns the location of the store that both processes share.
     #[must_use]
     pub fn store(&self) -> &str {
         &self.store
     }
 
-    /// Plays it, to the end or until the process is killed.
+    /// Plays the role to its end, or until the process is killed.
     pub async fn play(self, engine: Idempotency) {
         let ledger = Ledger(self.ledger);
-        // Counted before it is said: who hears of it finds it counted.
+        // The execution is counted before the line is printed, so that its reader finds it counted.
         let begin = |name: &str| {
             let (ledger, name) = (ledger.clone(), name.to_owned());
             async move {
@@ -191,18 +192,18 @@ impl ProcessRole {
 
 fn say(what: &str) {
     let mut out = io::stdout().lock();
-    // The harness leaves its lines open: what is said begins one.
+    // The harness leaves its lines unfinished, so that this output begins a line.
     writeln!(out, "\n{SAYS}{what}").unwrap();
     out.flush().unwrap();
 }
 
-/// Waits for a line from whoever runs the test.
+/// Waits for a line from the process that runs the test.
 async fn hear() {
     let read = || io::stdin().lock().read_line(&mut String::new());
     tokio::task::spawn_blocking(read).await.unwrap().unwrap();
 }
 
-/// A process that plays a part.
+/// A process that plays a role.
 struct Player {
     child: Child,
     said: Lines<BufReader<ChildStdout>>,
@@ -226,7 +227,7 @@ impl Player {
         Self { child, said, tell }
     }
 
-    /// What it says next; `None` once it has ended.
+    /// Returns the next line of the role; `None` once it has ended.
     async fn says(&mut self) -> Option<String> {
         let line = async {
             while let Some(line) = self.said.next_line().await.unwrap() {
@@ -257,10 +258,10 @@ impl Player {
     }
 }
 
-/// Fifty calls over two processes, and every way in which one of them can fail the other. `test` is
-/// the name of the test that calls this, as its program lists it: its program is started again, finds
-/// its [`ProcessRole`] and plays it over the store at `store`. `engine` is this process's own over that
-/// store, in which nothing is yet.
+/// Checks fifty calls over two processes, and every way in which one of them can fail the other.
+/// `test` is the name of the test that calls this, as its program lists it: the program is started
+/// again, finds its [`ProcessRole`] and plays it over the store at `store`. `engine` belongs to
+/// this process and uses that store, which is empty.
 pub async fn two_processes(test: &str, store: &str, engine: &Idempotency) {
     let folder = tempfile::tempdir().unwrap();
     let ledger = Ledger(folder.path().join("ledger"));

@@ -1,4 +1,4 @@
-//! Clients, whole answers, and what is read out of them.
+//! Clients, whole responses, and what is read from them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,10 +15,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-/// Longer than anything here takes; whoever needs it fails.
+/// Timeout that is longer than any step of a scenario; to exceed it is a failure.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is spoken with what is tested.
+/// Protocol of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     /// HTTP/1.1.
@@ -28,16 +28,16 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Both.
+    /// Both protocols.
     pub const ALL: [Self; 2] = [Self::Http1, Self::Http2];
 }
 
-/// Makes connections.
+/// Factory of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
-    /// To here.
+    /// Address to connect to.
     pub address: SocketAddr,
-    /// In this.
+    /// Protocol of its connections.
     pub protocol: Protocol,
 }
 
@@ -56,7 +56,7 @@ enum Sender {
 }
 
 impl Client {
-    /// A new connection.
+    /// Opens a connection.
     pub async fn connect(&self) -> Connection {
         let stream = TcpStream::connect(self.address).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -75,12 +75,12 @@ impl Client {
         Connection { sender, address: self.address, task }
     }
 
-    /// The whole answer to a request on a connection of its own.
+    /// Sends a request on a separate connection; returns the whole response.
     pub async fn send(&self, request: Request<Body>) -> TestResponse {
         self.connect().await.send(request).await
     }
 
-    /// Sends a request on a task of its own. Aborting the task hangs up.
+    /// Sends a request on a separate task. Aborting the task closes the connection.
     #[must_use]
     pub fn begin(&self, request: Request<Body>) -> JoinHandle<TestResponse> {
         let this = *self;
@@ -89,23 +89,24 @@ impl Client {
 }
 
 impl Connection {
-    /// The whole answer.
+    /// Sends a request; returns the whole response.
     pub async fn send(&mut self, request: Request<Body>) -> TestResponse {
         let answer = async { TestResponse::read(self.ask(request).await).await };
         let answer = tokio::time::timeout(TIMEOUT, answer).await;
         answer.expect("no whole answer in time")
     }
 
-    /// The whole answer; the error of a connection that takes no more requests.
+    /// Sends a request; returns the whole response, or the error of a connection that takes no more
+    /// requests.
     ///
     /// # Errors
-    /// What its library says.
+    /// The error of the HTTP library.
     pub async fn try_send(&mut self, request: Request<Body>) -> Result<TestResponse, hyper::Error> {
         let answer = async { Ok(TestResponse::read(self.try_ask(request).await?).await) };
         tokio::time::timeout(TIMEOUT, answer).await.expect("no whole answer in time")
     }
 
-    /// The answer's head, its body to come.
+    /// Sends a request; returns the response once its head is there, with its body to come.
     pub async fn ask(&mut self, request: Request<Body>) -> Response<Incoming> {
         self.try_ask(request).await.expect("the connection broke")
     }
@@ -139,12 +140,12 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Whatever is under way is broken off: the client hangs up.
+        // Cancels the request under way: the client closes the connection.
         self.task.abort();
     }
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TestResponse {
     /// Its status.
@@ -158,7 +159,7 @@ pub struct TestResponse {
 }
 
 impl TestResponse {
-    /// Reads an answer to its end.
+    /// Reads a response to its end.
     pub async fn read(response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
         let body = body.collect().await.expect("the answer broke off");
@@ -166,19 +167,19 @@ impl TestResponse {
         Self { status: head.status, headers: head.headers, body: body.to_bytes(), trailers }
     }
 
-    /// A header, empty where there is none. Of several lines it is the first.
+    /// Returns a header; empty if it is absent, the first line if there are several.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     #[must_use]
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    /// The problem it is.
+    /// Returns the body as a problem document.
     #[must_use]
     pub fn problem(&self) -> serde_json::Value {
         assert_eq!(self.header("content-type"), "application/problem+json", "{self:?}");
@@ -193,34 +194,35 @@ impl TestResponse {
         problem
     }
 
-    /// Its number and, for a problem, the code: what most scenarios ask of a refusal.
+    /// Returns the status and, for a problem, its code: most scenarios check no more of a
+    /// rejection.
     #[must_use]
     pub fn rejection(&self) -> (u16, String) {
         let code = self.problem()["code"].as_str().unwrap_or_default().to_owned();
         (self.status.as_u16(), code)
     }
 
-    /// Asserts that it is this refusal.
+    /// Asserts that this is the rejection with this status and code.
     #[track_caller]
     pub fn is_rejected(&self, status: u16, code: &str) {
         assert_eq!(self.rejection(), (status, code.to_owned()), "{self:?}");
-        // A gateway marks a problem that stands for its upstream's answer as a first answer.
+        // A gateway marks a problem that replaces its upstream's response as not replayed.
         assert_ne!(self.header("idempotency-replayed"), "true", "{self:?}");
     }
 
-    /// Asserts that it is the first answer, with this status and body.
+    /// Asserts that this is the first response, with this status and body.
     #[track_caller]
     pub fn is_first(&self, status: u16, body: &str) {
         self.is(status, body, "false");
     }
 
-    /// Asserts that it is a replay, with this status and body.
+    /// Asserts that this is a replay, with this status and body.
     #[track_caller]
     pub fn is_replay(&self, status: u16, body: &str) {
         self.is(status, body, "true");
     }
 
-    /// Asserts that it bears no mark of ours.
+    /// Asserts that the response has no headers of the contract.
     #[track_caller]
     pub fn is_unmarked(&self, status: u16, body: &str) {
         let ours = self.headers.keys().filter(|name| name.as_str().starts_with("idempotency-"));

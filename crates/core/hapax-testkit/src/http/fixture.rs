@@ -1,4 +1,4 @@
-//! What a host of the scenarios provides.
+//! The interface between the scenarios and the crate that hosts them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,103 +18,104 @@ use http::{HeaderName, Method};
 
 use crate::http::handler::Handler;
 
-/// Whoever starts what is tested. All instances of one fixture share one store, which outlives
+/// A factory of instances under test. All instances of one fixture share one store, which outlives
 /// them.
 pub trait HttpFixture: Send + Sync {
-    /// Starts a process that protects `handler` as `policy` says; the error of one that refuses
-    /// to start is what it says.
+    /// Starts a process that protects `handler` under `policy`. If the process rejects the policy,
+    /// the error is its message.
     fn start(&self, policy: ScenarioPolicy, handler: Handler) -> Starting<'_>;
 }
 
-/// An instance to be.
+/// Future of an instance that starts.
 pub type Starting<'a> = BoxFuture<'a, Result<Box<dyn Instance>, String>>;
 
-/// A process, or what stands for one. Dropping it ends it at once.
+/// A process, or its replacement within the test. Dropping it ends it at once.
 pub trait Instance: Send + Sync {
-    /// Where clients connect, in HTTP/1.1 or in HTTP/2 with prior knowledge.
+    /// Returns the address for clients, for HTTP/1.1 and for HTTP/2 with prior knowledge.
     fn address(&self) -> SocketAddr;
 
-    /// Begins to drain, with the policy's grace; the future resolves when it has ended.
+    /// Begins to drain, with the policy's grace; the future resolves when the drain has ended.
     fn drain(&self) -> BoxFuture<'static, ()>;
 
-    /// Ends it as a crash does: nothing more is written or answered. For the group `crashes`.
+    /// Ends the instance as a crash does: it writes and answers nothing more. For the group
+    /// `crashes`.
     fn kill(&self) -> BoxFuture<'_, ()>;
 
-    /// Its connection to the store. For the group `outages`.
+    /// Returns its connection to the store. For the group `outages`.
     fn link(&self) -> Option<&dyn StoreLink>;
 }
 
-/// The way from an instance to its store.
+/// The connection from an instance to its store.
 pub trait StoreLink: Send + Sync {
-    /// The store cannot be reached from now on.
+    /// Makes the store unreachable from now on.
     fn cut(&self) -> BoxFuture<'_, ()>;
 
-    /// It can be reached again.
+    /// Makes the store reachable again.
     fn mend(&self) -> BoxFuture<'_, ()>;
 }
 
-/// What a scenario needs to be configured. Start from `ScenarioPolicy::default()`, which is what the
-/// contract says holds where nothing is said, but for short times.
+/// Configuration that a scenario needs. Start from `ScenarioPolicy::default()`: it has the defaults
+/// of the contract, but short times.
 #[derive(Clone)]
 pub struct ScenarioPolicy {
     /// Whether protected methods need a key.
     pub key: KeyRule,
-    /// Which header has the key.
+    /// Header that has the key.
     pub key_header: HeaderName,
-    /// Which values are keys.
+    /// Grammar of keys.
     pub grammar: Grammar,
     /// Protected methods.
     pub methods: Vec<Method>,
-    /// Whose key it is.
+    /// Source of the scope.
     pub callers: ScenarioScope,
-    /// What of a request counts.
+    /// Parts of a request that count for the fingerprint.
     pub fingerprint: HttpFingerprintScheme,
-    /// How long a lease lasts without renewal.
+    /// Duration of a lease without renewal.
     pub lease: Duration,
-    /// How long an outcome is replayed.
+    /// Time for which an outcome is replayed.
     pub retention: Duration,
-    /// Copies of a request in flight.
+    /// Rule for duplicates of a request in flight.
     pub in_flight: InFlight,
-    /// How many copies of one key may wait.
+    /// Limit of waiters for one key.
     pub waiters_per_key: usize,
-    /// A retry of what is unknown.
+    /// Rule for a retry of an unknown outcome.
     pub on_unknown: OnUnknown,
-    /// Who is asked under [`OnUnknown::Reconcile`].
+    /// Hook under [`OnUnknown::Reconcile`].
     pub hook: Option<Hook>,
-    /// What a status means.
+    /// Profile, which maps statuses to outcome classes.
     pub profile: Profile,
     /// Statuses that the profile does not decide.
     pub statuses: StatusLists,
     /// Whether `Set-Cookie` is replayed.
     pub cookies: Cookies,
-    /// Whether every response is streamed, and none kept.
+    /// True if every response is streamed and none is stored.
     pub stream: bool,
-    /// Whether answers say in `Idempotency-Expires` when the key may be used anew.
+    /// True if responses have `Idempotency-Expires`, the time from which the key can be used anew.
     pub expires: bool,
     /// The largest body of a request with a key, in bytes.
     pub max_request_body: usize,
-    /// The largest body of a response that is kept, in bytes.
+    /// The largest body of a response that is stored, in bytes.
     pub max_response_body: usize,
-    /// While the store is away.
+    /// Rule for requests while the store is unavailable.
     pub store_outage: StoreOutage,
-    /// When the store goes away in between.
+    /// Rule for an outage that begins during an execution.
     pub completion_outage: CompletionOutage,
-    /// How long the store may be silent before it counts as away.
+    /// Time without an answer after which the store counts as unavailable.
     pub store_timeout: Duration,
-    /// Where refusals are documented.
+    /// URL of the documentation of rejections.
     pub docs: Option<&'static str>,
-    /// The one origin whose pages may read refusals, with credentials.
+    /// The one origin whose pages may read rejections, with credentials.
     pub cors: Option<&'static str>,
-    /// How long a drain waits for work in hand.
+    /// Time that a drain waits for requests under way.
     pub grace: Duration,
 }
 
-/// Whose key it is.
+/// Source of the scope.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScenarioScope {
-    /// Everybody's.
+    /// One scope for all callers.
     Shared,
-    /// The values of these headers say it.
+    /// The values of these headers.
     Headers(Vec<HeaderName>, MissingScope),
 }
 
@@ -156,13 +157,13 @@ impl fmt::Debug for ScenarioPolicy {
     }
 }
 
-/// Says what became of the execution of a key under a fence.
+/// A hook that decides whether the execution of a key under a fence happened.
 #[derive(Clone)]
 pub struct Hook(Arc<HookFn>);
 
 type HookFn = dyn Fn(&HookRequest<'_>) -> HookVerdict + Send + Sync;
 
-/// A question to a hook.
+/// A request to a hook.
 #[derive(Clone, Copy, Debug)]
 pub struct HookRequest<'a> {
     /// The key, decoded.
@@ -175,31 +176,31 @@ pub struct HookRequest<'a> {
     pub operation: &'a str,
 }
 
-/// What became of an execution.
+/// Verdict on an execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HookVerdict {
-    /// It happened, and was answered with this status and text.
+    /// It happened, with this status and text as the response.
     Happened(u16, &'static str),
     /// It did not happen and never will.
     DidNotHappen,
-    /// Nobody can say yet.
+    /// It is not known yet.
     CannotSay,
 }
 
 impl Hook {
-    /// Of this function of a decoded key and a fence.
+    /// Returns a hook that calls this function with a decoded key and a fence.
     pub fn new(hook: impl Fn(&str, u64) -> HookVerdict + Send + Sync + 'static) -> Self {
         Self::of_request(move |asked| hook(asked.key, asked.fence))
     }
 
-    /// A hook that sees the whole request.
+    /// Returns a hook that calls this function with the whole request.
     pub fn of_request(
         hook: impl Fn(&HookRequest<'_>) -> HookVerdict + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(hook))
     }
 
-    /// Asks.
+    /// Calls the hook.
     #[must_use]
     pub fn ask(&self, asked: &HookRequest<'_>) -> HookVerdict {
         (self.0)(asked)

@@ -1,4 +1,4 @@
-//! Which scenarios there are, and playing them.
+//! Groups of scenarios, and the functions that play them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::http::stage::ScenarioContext;
 /// A scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// Its name, which begins with the number of its statement.
+    /// Name, which begins with the number of its statement.
     pub name: &'static str,
     run: fn(ScenarioContext) -> BoxFuture<'static, ()>,
 }
@@ -29,27 +29,27 @@ impl Scenario {
     }
 }
 
-/// Scenarios that need the same of a fixture.
+/// Scenarios with the same requirements on a fixture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Group {
-    /// An address, and another start on the same store once the first has drained.
+    /// Needs an address, and another start on the same store once the first instance has drained.
     Any,
-    /// [`crate::http::Instance::kill`], and another start after it.
+    /// Needs [`crate::http::Instance::kill`], and another start after it.
     Crashes,
-    /// [`crate::http::Instance::link`].
+    /// Needs [`crate::http::Instance::link`].
     Outages,
-    /// Two instances on the store at a time.
+    /// Needs two instances on the store at a time.
     Several,
-    /// Both: one of two instances is cut off.
+    /// Needs both: one of two instances is cut off.
     Partitions,
 }
 
 impl Group {
-    /// All of them.
+    /// All groups.
     pub const ALL: [Self; 5] =
         [Self::Any, Self::Crashes, Self::Outages, Self::Several, Self::Partitions];
 
-    /// Its scenarios.
+    /// Returns the scenarios of the group.
     #[must_use]
     pub fn scenarios(self) -> &'static [Scenario] {
         match self {
@@ -67,9 +67,9 @@ pub async fn play(fixture: Arc<dyn HttpFixture>, protocol: Protocol, scenario: &
     (scenario.run)(ScenarioContext::new(fixture, protocol, scenario.name)).await;
 }
 
-/// Plays groups on one fixture, over these protocols, this many scenarios at a time: one where the
-/// store has a single owner. Answers how many there were; panics with the names of those that
-/// failed, once all have ended.
+/// Plays groups on one fixture, over `protocols`, `at_once` scenarios at a time: one if the store
+/// has a single owner. Returns the number of scenarios. Once all have ended, panics with the names
+/// of those that failed.
 pub async fn play_all(
     fixture: Arc<dyn HttpFixture>,
     protocols: &[Protocol],
@@ -99,8 +99,8 @@ pub async fn play_all(
     names.len()
 }
 
-/// A test for each scenario of the named groups, in modules `http1` and `http2`: `fixture` is an
-/// asynchronous function in scope that makes a fixture, as `Arc<dyn HttpFixture>`.
+/// Makes a test for each scenario of the named groups, in modules `http1` and `http2`. `fixture` is
+/// an asynchronous function in scope that returns a fixture, as `Arc<dyn HttpFixture>`.
 #[macro_export]
 macro_rules! http_suite {
     ($fixture:ident; $($group:ident),+ $(,)?) => {
@@ -273,15 +273,16 @@ mod tests {
 
     use super::Group;
 
-    /// Of the numbers alone: whether a scenario checks all that its statement says is for readers.
+    /// Compares only the numbers. Readers have to judge whether a scenario checks the whole
+    /// statement.
     #[test]
     fn every_statement_has_a_scenario() {
-        // Also where a store has one owner, and is never out of reach.
+        // Also for a store that has one owner and is never unreachable.
         for groups in [&Group::ALL[..], &[Group::Any, Group::Crashes]] {
             let scenarios = || groups.iter().flat_map(|group| group.scenarios());
             let numbers: BTreeSet<&str> = scenarios().map(|scenario| &scenario.name[..3]).collect();
             let all: BTreeSet<String> = (1..=23).map(|number| format!("w{number:02}")).collect();
-            // Of the statements since, some are about the gateway alone, whose tests have them.
+            // Some later statements are about the gateway alone, and are checked by its tests.
             let first = numbers.into_iter().filter(|number| *number <= "w23");
             assert_eq!(first.map(str::to_owned).collect::<BTreeSet<_>>(), all);
             let names: BTreeSet<&str> = scenarios().map(|scenario| scenario.name).collect();

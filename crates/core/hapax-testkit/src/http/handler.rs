@@ -1,4 +1,4 @@
-//! What stands behind: handlers, and a server for them where they are an upstream.
+//! Handlers of inner services, and a server for them as an upstream.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,12 +19,12 @@ use tokio::task::JoinHandle;
 
 use crate::http::client::TIMEOUT;
 
-/// A request as the handler gets it.
+/// A request as the handler receives it.
 #[derive(Clone, Debug)]
 pub struct HandlerRequest {
     /// Its method.
     pub method: Method,
-    /// Its target as the handler sees it.
+    /// Its target as the handler receives it.
     pub uri: Uri,
     /// Its headers.
     pub headers: HeaderMap,
@@ -32,18 +32,18 @@ pub struct HandlerRequest {
     pub body: Bytes,
     /// Its trailers.
     pub trailers: Option<HeaderMap>,
-    /// The fencing token: of the extension in a library, of the header behind a gateway.
+    /// The fence: from the extension in a library, from the header behind a gateway.
     pub fence: Option<u64>,
-    /// The attempt, likewise.
+    /// The attempt, from the same source.
     pub attempt: Option<u32>,
-    /// The operation id, likewise.
+    /// The operation id, from the same source.
     pub operation: Option<String>,
 }
 
-/// What is protected.
+/// The handler that is protected.
 pub type Handler = Arc<dyn Fn(HandlerRequest) -> BoxFuture<'static, Response<Body>> + Send + Sync>;
 
-/// A handler of an asynchronous function.
+/// Returns a handler that calls an asynchronous function.
 pub fn handler<F, A>(answer: F) -> Handler
 where
     F: Fn(HandlerRequest) -> A + Send + Sync + 'static,
@@ -52,7 +52,7 @@ where
     Arc::new(move |call| Box::pin(answer(call)))
 }
 
-/// Answers 201 with the number of the run.
+/// Returns a handler that answers 201 with the number of the execution.
 #[must_use]
 pub fn counting(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
@@ -62,7 +62,7 @@ pub fn counting(runs: &ExecutionCount) -> Handler {
     })
 }
 
-/// An answer in plain text.
+/// Returns a response in plain text.
 #[must_use]
 pub fn reply(status: u16, body: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(Body::from(body.into()));
@@ -70,15 +70,15 @@ pub fn reply(status: u16, body: impl Into<Bytes>) -> Response<Body> {
     response
 }
 
-/// Reads a request and has it handled. A fence is told by [`ExecutionHandle`], or else by the headers
-/// of a gateway, if they are there.
+/// Reads a request and calls the handler. The fence comes from [`ExecutionHandle`], or else from
+/// the headers of a gateway, if they are present.
 pub async fn perform<B>(handler: &Handler, request: Request<B>) -> Response<Body>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
     let (parts, body) = request.into_parts();
-    // Whoever breaks off in the middle is not handled.
+    // An incomplete request does not reach the handler.
     let Ok(body) = body.collect().await else { return reply(400, "broken off") };
     let execution = parts.extensions.get::<ExecutionHandle>();
     let told = |name| parts.headers.get(name).and_then(|value| value.to_str().ok());
@@ -108,15 +108,15 @@ where
     handler(call).await
 }
 
-/// A server, until it is dropped.
+/// A server that runs until it is dropped.
 #[derive(Debug)]
 pub struct TestServer {
-    /// Where it listens.
+    /// Address on which it listens.
     pub address: SocketAddr,
     task: JoinHandle<()>,
 }
 
-/// Serves a handler without any layer, as an upstream, over HTTP/1.1 and HTTP/2 in the clear.
+/// Serves a handler without any layer, as an upstream, over HTTP/1.1 and HTTP/2 in cleartext.
 pub async fn serve(handler: Handler) -> TestServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -142,18 +142,18 @@ impl Drop for TestServer {
     }
 }
 
-/// Counts runs.
+/// A counter of executions.
 #[derive(Clone, Debug)]
 pub struct ExecutionCount(Arc<watch::Sender<usize>>);
 
 impl ExecutionCount {
-    /// None yet.
+    /// Returns a counter at zero.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(watch::Sender::new(0)))
     }
 
-    /// Counts one, and says which it is, from 1.
+    /// Counts one execution and returns its number, from 1.
     #[allow(
         clippy::must_use_candidate,
         clippy::should_implement_trait,
@@ -168,13 +168,13 @@ impl ExecutionCount {
         run
     }
 
-    /// How many there have been.
+    /// Returns the count.
     #[must_use]
     pub fn count(&self) -> usize {
         *self.0.borrow()
     }
 
-    /// Resolves when there have been `count`.
+    /// Resolves when the count has reached `count`.
     pub async fn reach(&self, count: usize) {
         let mut runs = self.0.subscribe();
         let reached = tokio::time::timeout(TIMEOUT, runs.wait_for(|runs| *runs >= count)).await;
@@ -188,23 +188,23 @@ impl Default for ExecutionCount {
     }
 }
 
-/// Something that handlers wait for.
+/// A gate for which handlers wait.
 #[derive(Clone, Debug)]
 pub struct HandlerGate(Arc<watch::Sender<bool>>);
 
 impl HandlerGate {
-    /// A closed one.
+    /// Returns a closed gate.
     #[must_use]
     pub fn closed() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
 
-    /// Lets everybody through from now on.
+    /// Opens the gate for good.
     pub fn open(&self) {
         self.0.send_replace(true);
     }
 
-    /// Resolves when it is open.
+    /// Resolves when the gate is open.
     pub async fn pass(&self) {
         let _ = self.0.subscribe().wait_for(|open| *open).await;
     }

@@ -1,4 +1,4 @@
-//! HTTP/2 as no library writes it.
+//! A client of HTTP/2 that can send frames which no library sends.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -16,23 +16,23 @@ const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
 
-/// A connection that sends frames as it is told.
+/// A connection that sends any frames.
 #[derive(Debug)]
 pub struct Raw2 {
     stream: TcpStream,
 }
 
-/// What became of a stream.
+/// End of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamEnd {
-    /// It got this status; 0 for one that is in no table.
+    /// A response with this status; 0 for a status that the static table lacks.
     Answered(u16),
-    /// It was reset, or its connection ended.
+    /// The stream was reset, or its connection ended.
     Rejected,
 }
 
 impl Raw2 {
-    /// A new connection, its preface sent.
+    /// Opens a connection and sends its preface.
     pub async fn connect(client: Client) -> Self {
         let mut stream = TcpStream::connect(client.address).await.unwrap();
         stream.set_nodelay(true).unwrap();
@@ -46,10 +46,10 @@ impl Raw2 {
     pub async fn head(&mut self, stream: u32, fields: &[(&str, &str)], end: bool) {
         let mut block = Vec::new();
         for (name, value) in fields {
-            // Literal, never indexed, not compressed (RFC 7541, 6.2.3).
+            // A literal field, never indexed, not compressed (RFC 7541, 6.2.3).
             block.push(0x10);
             for text in [name, value] {
-                // Shorter than 127 bytes, which one byte says.
+                // Lengths below 127 fit in one byte.
                 block.push(u8::try_from(text.len()).ok().filter(|length| *length < 127).unwrap());
                 block.extend_from_slice(text.as_bytes());
             }
@@ -57,17 +57,17 @@ impl Raw2 {
         self.frame(HEADERS, END_HEADERS | if end { END_STREAM } else { 0 }, stream, &block).await;
     }
 
-    /// Sends a part of its body.
+    /// Sends a part of the body.
     pub async fn data(&mut self, stream: u32, data: &[u8], end: bool) {
         self.frame(DATA, if end { END_STREAM } else { 0 }, stream, data).await;
     }
 
-    /// Resets it for this reason.
+    /// Resets the stream for this reason.
     pub async fn reset(&mut self, stream: u32, reason: u32) {
         self.frame(RST_STREAM, 0, stream, &reason.to_be_bytes()).await;
     }
 
-    /// Resolves when the other side has read all that was sent.
+    /// Resolves when the other side has read everything that was sent.
     pub async fn read_by_then(&mut self) {
         self.frame(PING, 0, 0, b"all read").await;
         let pong = async {
@@ -80,12 +80,12 @@ impl Raw2 {
         tokio::time::timeout(TIMEOUT, pong).await.expect("no answer to a ping");
     }
 
-    /// What becomes of a stream.
+    /// Waits for the end of a stream.
     pub async fn fate(&mut self, stream: u32) -> StreamEnd {
         let fate = async {
             while let Some((kind, _, of, payload)) = self.next().await {
                 match kind {
-                    // The status comes first, by its place in the static table (RFC 7541, A) or by
+                    // The status comes first, by its index in the static table (RFC 7541, A) or by
                     // its digits, compressed.
                     HEADERS if of == stream => {
                         return StreamEnd::Answered(match payload.first() {
@@ -112,11 +112,11 @@ impl Raw2 {
         frame.extend([kind, flags]);
         frame.extend(stream.to_be_bytes());
         frame.extend_from_slice(payload);
-        // It may have closed already, which is what its fate says then.
+        // The connection may have closed already; the stream's end shows that.
         let _ = self.stream.write_all(&frame).await;
     }
 
-    /// The next frame: its kind, flags, stream and payload.
+    /// Returns the next frame: its kind, flags, stream and payload.
     async fn next(&mut self) -> Option<(u8, u8, u32, Vec<u8>)> {
         let mut head = [0; 9];
         self.stream.read_exact(&mut head).await.ok()?;

@@ -1,8 +1,8 @@
-//! Shapes of responses, as real services give them.
+//! Responses as real services send them.
 //!
-//! The files in `shapes/` are heads and bodies as they were on the wire: a line with the status,
-//! header lines, an empty line, the body. What a file holds badly, megabytes and trailers, is made
-//! here.
+//! The files in `shapes/` are heads and bodies as they were on the connection: a line with the
+//! status, header lines, an empty line, the body. Megabytes and trailers, which do not fit in a
+//! file, are built here.
 
 use bytes::Bytes;
 use hapax_core::OnUnknown;
@@ -13,10 +13,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::channel::Channel;
 
-/// A response.
+/// A sample response.
 #[derive(Clone, Debug)]
 pub struct ResponseSample {
-    /// What it is called.
+    /// Name of the sample.
     pub name: String,
     /// Its status.
     pub status: StatusCode,
@@ -26,7 +26,7 @@ pub struct ResponseSample {
     pub body: Bytes,
     /// Its trailers.
     pub trailers: Option<HeaderMap>,
-    /// Whether it comes in pieces.
+    /// True if the body is sent in chunks.
     chunked: bool,
 }
 
@@ -48,7 +48,7 @@ impl ResponseSample {
         self
     }
 
-    /// Of the text of a file.
+    /// Parses the text of a file.
     fn parse(name: &str, file: &'static [u8]) -> Self {
         let end = file.windows(4).position(|part| part == b"\r\n\r\n").unwrap();
         let (head, body) = (&file[..end], &file[end + 4..]);
@@ -62,23 +62,24 @@ impl ResponseSample {
             headers.append(name, HeaderValue::from_bytes(value).unwrap());
         }
         let body = Bytes::from_static(body);
-        // It is in one piece here, and goes out in chunks as it came.
+        // The body is in one piece here, and is sent in chunks as the original was.
         let chunked = headers.get("transfer-encoding").is_some();
         Self { name: name.to_owned(), status, headers, body, trailers: None, chunked }
     }
 
-    /// In pieces, so that its length is not known before its end.
+    /// Makes the body chunked, so that its length is not known before its end.
     fn chunked(self) -> Self {
         Self { chunked: true, ..self }
     }
 
-    /// With this header.
+    /// Adds this header.
     fn header(mut self, name: &'static str, value: &'static str) -> Self {
         self.headers.append(name, HeaderValue::from_static(value));
         self
     }
 
-    /// As a handler gives it; one whose status does not say so says that it is final.
+    /// Returns the response of a handler. If the status does not imply that the outcome is final, a
+    /// header states it.
     #[must_use]
     pub fn response(&self) -> Response<Body> {
         let body = match self.chunked || self.trailers.is_some() {
@@ -96,7 +97,7 @@ impl ResponseSample {
     }
 }
 
-/// In frames of 1000 bytes, with its trailers.
+/// Returns the body in frames of 1000 bytes, with its trailers.
 fn in_frames(body: Bytes, trailers: Option<HeaderMap>) -> Body {
     let (mut sender, channel) = Channel::<Bytes>::new(4);
     tokio::spawn(async move {
@@ -112,7 +113,7 @@ fn in_frames(body: Bytes, trailers: Option<HeaderMap>) -> Body {
     Body::new(channel)
 }
 
-/// Bytes that no compression and no text knows.
+/// Returns bytes that neither compress nor are text.
 fn noise(count: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut bytes = Vec::with_capacity(count + 8);
@@ -126,7 +127,7 @@ fn noise(count: usize) -> Vec<u8> {
     bytes
 }
 
-/// All shapes: those of files, and those that are made.
+/// Returns all samples: those of files, and those that are built.
 #[must_use]
 pub fn all() -> Vec<ResponseSample> {
     let mut all: Vec<_> =

@@ -1,4 +1,4 @@
-//! Where a scenario is played.
+//! The environment in which a scenario is played.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl ScenarioContext {
         Self { fixture, protocol, name: format!("{name}-{protocol:?}") }
     }
 
-    /// An instance under this policy.
+    /// Starts an instance under this policy.
     pub async fn start(&self, policy: ScenarioPolicy, handler: Handler) -> TestInstance {
         let instance = self.fixture.start(policy, handler).await;
         let instance = instance.unwrap_or_else(|error| panic!("it did not start: {error}"));
@@ -33,7 +33,7 @@ impl ScenarioContext {
         TestInstance { instance, client, caller: self.unique("caller") }
     }
 
-    /// What an instance says that refuses to start.
+    /// Starts an instance that rejects its policy; returns its message.
     pub async fn refused(&self, policy: ScenarioPolicy, handler: Handler) -> String {
         match self.fixture.start(policy, handler).await {
             Ok(_) => panic!("it started"),
@@ -41,20 +41,20 @@ impl ScenarioContext {
         }
     }
 
-    /// What is spoken.
+    /// Returns the protocol of the scenario.
     #[must_use]
     pub const fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// A word that no other scenario uses: for keys of callers that cannot be told apart.
+    /// Returns a word that no other scenario uses: for keys of callers that share a scope.
     #[must_use]
     pub fn unique(&self, word: &str) -> String {
         format!("{word}-{}", self.name)
     }
 }
 
-/// An instance, and a caller of it.
+/// An instance, and one caller of it.
 pub struct TestInstance {
     instance: Box<dyn Instance>,
     client: Client,
@@ -62,31 +62,31 @@ pub struct TestInstance {
 }
 
 impl TestInstance {
-    /// The instance.
+    /// Returns the instance.
     #[must_use]
     pub fn instance(&self) -> &dyn Instance {
         &*self.instance
     }
 
-    /// The caller's client.
+    /// Returns the caller's client.
     #[must_use]
     pub const fn client(&self) -> Client {
         self.client
     }
 
-    /// The same client in another protocol.
+    /// Returns the same client in another protocol.
     #[must_use]
     pub const fn client_in(&self, protocol: Protocol) -> Client {
         Client { protocol, ..self.client }
     }
 
-    /// A payment under this key, of the scenario's caller.
+    /// Returns a payment under this key, of the scenario's caller.
     #[must_use]
     pub fn post(&self, key: &str) -> TestRequest {
         self.plain().header("idempotency-key", key)
     }
 
-    /// A payment without a key.
+    /// Returns a payment without a key.
     #[must_use]
     pub fn plain(&self) -> TestRequest {
         let post = TestRequest {
@@ -99,18 +99,18 @@ impl TestInstance {
             .header(AUTHORIZATION.as_str(), format!("Bearer {}", self.caller))
     }
 
-    /// The answer to a request on a connection of its own.
+    /// Sends a request on a separate connection; returns the response.
     pub async fn send(&self, post: TestRequest) -> TestResponse {
         self.client.send(post.request()).await
     }
 
-    /// Sends on a task of its own; aborting the task hangs up.
+    /// Sends on a separate task; aborting the task closes the connection.
     #[must_use]
     pub fn begin(&self, post: TestRequest) -> JoinHandle<TestResponse> {
         self.client.begin(post.request())
     }
 
-    /// The answers to this many copies, sent together.
+    /// Sends `count` identical requests at once; returns the responses.
     pub async fn duplicates(&self, count: usize, post: &TestRequest) -> Vec<TestResponse> {
         let copies: Vec<_> = (0..count).map(|_| self.begin(post.clone())).collect();
         let mut answers = Vec::new();
@@ -120,8 +120,8 @@ impl TestInstance {
         answers
     }
 
-    /// Sends copies of `post` until an answer is `done`: what is awaited is the passing of time
-    /// elsewhere.
+    /// Sends `post` until a response is `done`. Only time that passes elsewhere is awaited this
+    /// way.
     pub async fn until(
         &self,
         post: &TestRequest,
@@ -140,7 +140,7 @@ impl TestInstance {
         found.expect("the awaited answer never came")
     }
 
-    /// Drains and ends, so that another instance may have the store.
+    /// Drains and ends the instance, so that another one may own the store.
     pub async fn end(self) {
         self.instance.drain().await;
     }
@@ -150,13 +150,13 @@ impl TestInstance {
         self.instance.link().expect("outages need a link").cut().await;
     }
 
-    /// Ends that.
+    /// Reconnects the instance to its store.
     pub async fn mend(&self) {
         self.instance.link().expect("outages need a link").mend().await;
     }
 }
 
-/// A request in the making.
+/// A builder of a request.
 #[derive(Clone, Debug)]
 pub struct TestRequest {
     method: Method,
@@ -166,31 +166,31 @@ pub struct TestRequest {
 }
 
 impl TestRequest {
-    /// With another method.
+    /// Sets another method.
     #[must_use]
     pub fn method(self, method: Method) -> Self {
         Self { method, ..self }
     }
 
-    /// To another path and query.
+    /// Sets another path and query.
     #[must_use]
     pub fn to(self, target: &str) -> Self {
         Self { target: target.to_owned(), ..self }
     }
 
-    /// With this body.
+    /// Sets the body.
     #[must_use]
     pub fn body(self, body: impl Into<Bytes>) -> Self {
         Self { body: body.into(), ..self }
     }
 
-    /// With this header instead of any of the name.
+    /// Sets this header, and removes others of that name.
     #[must_use]
     pub fn header(self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.without(name).more(name, value)
     }
 
-    /// With one more line of this name.
+    /// Adds one more line of this name.
     #[must_use]
     pub fn more(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         let value = HeaderValue::from_bytes(value.as_ref()).unwrap();
@@ -198,27 +198,27 @@ impl TestRequest {
         self
     }
 
-    /// Without any header of this name.
+    /// Removes all headers of this name.
     #[must_use]
     pub fn without(mut self, name: &str) -> Self {
         self.headers.remove(name);
         self
     }
 
-    /// With a body of this type.
+    /// Sets the type of the body.
     #[must_use]
     pub fn kind(self, kind: &str) -> Self {
         self.header(CONTENT_TYPE.as_str(), kind)
     }
 
-    /// The request.
+    /// Returns the request.
     #[must_use]
     pub fn request(self) -> Request<Body> {
         let body = Body::from(self.body.clone());
         self.with(body)
     }
 
-    /// The request, with a body that is not one piece of bytes.
+    /// Returns the request with a body that is not one piece of bytes.
     #[must_use]
     pub fn with(self, body: Body) -> Request<Body> {
         let mut request = Request::new(body);

@@ -1,4 +1,4 @@
-//! A wall clock for one server, which a test sets.
+//! Wall clock of one server, which a test sets.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,17 +8,17 @@ use std::process::Command;
 
 const SOURCE: &str = include_str!("clock.c");
 
-/// Sets the clock in `file` to so many seconds from the real one.
+/// Sets the clock in `file` to `seconds` after the real one.
 pub(super) fn set(file: &Path, seconds: i64) {
-    // In one write, of one length, over what is there: whoever reads it at the same moment reads
-    // a whole number.
+    // A single write of fixed length over the old text, so that a concurrent reader gets a whole
+    // number.
     let mut file = File::options().create(true).truncate(false).write(true).open(file);
     let file = file.as_mut().expect("a file for the clock");
     file.write_all(format!("{seconds:+022}").as_bytes()).expect("a file for the clock");
 }
 
-/// What a server's environment must hold to go by the clock in `file`. What is needed for that is
-/// made in `folder` by the C compiler, which is there wherever Rust links.
+/// Returns the environment for a server that uses the clock in `file`. Builds the library for it in
+/// `folder` with the C compiler, which exists wherever Rust links.
 pub(super) fn environment(folder: &Path, file: &Path) -> [(OsString, OsString); 2] {
     let source = folder.join("clock.c");
     let library = folder.join("clock.so");

@@ -1,8 +1,9 @@
-//! Real servers for tests: private ones, on free ports of the loopback interface, in folders of
-//! their own, gone with the value that holds them.
+//! Real servers for tests. They are private, on free ports of the loopback interface, in separate
+//! folders, and end with the value that owns them.
 //!
 //! A server that cannot be started fails the test. Tests that need one are in a module of its name
-//! (`redis`, `postgres`), so that `cargo xtask test --skip redis` can leave them out, and say so.
+//! (`redis`, `postgres`), so that `cargo xtask test --skip redis` can leave them out, and report
+//! it.
 
 #![allow(
     clippy::expect_used,
@@ -27,26 +28,26 @@ pub use postgres::{PgBouncer, PostgresServer, PostgresServerOptions};
 pub use redis::{RedisServer, RedisServerOptions};
 pub use redis_cluster::RedisCluster;
 
-/// How long a server may take to be ready.
+/// Time within which a server must be ready.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often it is asked.
+/// Interval of checks whether it is ready.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// A port that nobody listens on now.
+/// Returns a port on which nothing listens now.
 ///
-/// Somebody else may take it before it is used: whoever starts a server on it tries again.
+/// Another process may take it before it is used: start the server again with another port then.
 #[must_use]
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// What must be free in memory for the files of some servers at one time.
+/// Memory that must be free for the files of some servers at one time.
 const ROOM: u64 = 1 << 30;
 
-/// A new folder for a server's files: in memory where there is room, since no test outlives the system.
-/// `TMPDIR` names another place.
+/// Returns a new folder for a server's files: in memory if there is enough, since no test outlives
+/// the system. `TMPDIR` overrides the location.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = match std::env::var_os("TMPDIR").is_none() && has_room(memory) {
@@ -56,7 +57,7 @@ fn folder() -> tempfile::TempDir {
     made.expect("a temporary folder")
 }
 
-/// Whether `folder` is in memory and has [`ROOM`].
+/// Returns whether `folder` is in memory and has [`ROOM`].
 fn has_room(folder: &Path) -> bool {
     /// `TMPFS_MAGIC` of `linux/magic.h`.
     const TMPFS: i128 = 0x0102_1994;
@@ -69,7 +70,8 @@ const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// The first of `programs` that is installed. Some users' paths leave out the folders of servers.
+/// Returns the first of `programs` that is installed. The paths of some users lack the folders of
+/// servers.
 fn program(programs: &[&str]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
@@ -92,7 +94,7 @@ pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(id, signal).expect("our own child takes signals");
 }
 
-/// The end of a server's log, for the message of a failed start.
+/// Returns the end of a server's log, for the message of a failed start.
 fn tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().collect();

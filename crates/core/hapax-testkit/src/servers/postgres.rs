@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{EVERY, TIMEOUT, free_port, loopback, program, tail};
 
-/// How to start a [`PostgresServer`]. Each method returns it changed.
+/// Options of a [`PostgresServer`]. Each method returns the changed options.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresServerOptions {
     settings: Vec<(String, String)>,
@@ -21,12 +21,12 @@ pub struct PostgresServerOptions {
 }
 
 impl PostgresServerOptions {
-    /// A server as it is installed, but for a small memory and for syncing: it survives being
-    /// killed, not a crash of the system.
+    /// Returns the server's defaults, except for a small memory and no syncing: it survives a kill,
+    /// not a crash of the system.
     #[must_use]
     pub fn new() -> Self {
         let settings = Self::default().set("shared_buffers", "32MB").set("fsync", "off");
-        // A killed server then leaves nothing in /dev/shm.
+        // A killed server leaves nothing in /dev/shm this way.
         settings.set("dynamic_shared_memory_type", "mmap")
     }
 
@@ -37,7 +37,7 @@ impl PostgresServerOptions {
         self
     }
 
-    /// Has it encrypt, by this certificate and its key, in PEM.
+    /// Enables encryption with this certificate and its key, in PEM.
     #[must_use]
     pub fn encrypted(mut self, chain: String, key: String) -> Self {
         self.certificate = Some((chain, key));
@@ -45,8 +45,8 @@ impl PostgresServerOptions {
     }
 }
 
-/// A PostgreSQL server of a test's own; killed when dropped, and its folder removed. Everybody on
-/// this machine may connect, as `postgres`, without a password.
+/// A private PostgreSQL server; dropping it kills it and removes its folder. Every user of this
+/// machine may connect, as `postgres`, without a password.
 #[derive(Debug)]
 pub struct PostgresServer {
     options: PostgresServerOptions,
@@ -57,12 +57,12 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Starts one with [`PostgresServerOptions::new`].
+    /// Starts a server with [`PostgresServerOptions::new`].
     pub async fn start() -> Self {
         Self::start_with(PostgresServerOptions::new()).await
     }
 
-    /// Starts one.
+    /// Starts a server with `options`.
     pub async fn start_with(options: PostgresServerOptions) -> Self {
         let mut server = Self::nowhere(options);
         server.make_cluster().await;
@@ -70,7 +70,7 @@ impl PostgresServer {
         server
     }
 
-    /// A server without files.
+    /// Returns a server without files.
     fn nowhere(options: PostgresServerOptions) -> Self {
         let (folder, user) = (super::folder(), User::other());
         if let Some(user) = &user {
@@ -80,7 +80,7 @@ impl PostgresServer {
     }
 
     async fn start_anywhere(&mut self) {
-        // Somebody else may have taken the port in between.
+        // Another process may have taken the port in between.
         for _ in 0..5 {
             if self.try_start().await {
                 return;
@@ -109,69 +109,69 @@ impl PostgresServer {
         server
     }
 
-    /// Makes a primary of a standby, and waits until it is one.
+    /// Promotes a standby to a primary, and waits until it is one.
     pub async fn promote(&self) {
         let promoted = self.sql("postgres", "SELECT pg_promote(true, 120)").await;
         assert_eq!(promoted, "t", "{}", tail(&self.log()));
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Returns the port on which it listens, on 127.0.0.1.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.
+    /// Returns `postgres://postgres@127.0.0.1:PORT/DATABASE`.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// Where its data are.
+    /// Returns the folder of its data.
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
 
-    /// Processor time that its processes took so far, those that have ended included.
+    /// Returns the processor time of its processes so far, ended ones included.
     #[must_use]
     pub fn cpu_time(&self) -> std::time::Duration {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return Default::default() };
         let running: u64 = children_of(id).into_iter().map(|child| ticks_of(child, 2)).sum();
-        // A hundred a second, on every Linux.
+        // A hundred ticks a second, on every Linux.
         std::time::Duration::from_millis((running + ticks_of(id, 4)) * 10)
     }
 
-    /// Makes an empty database.
+    /// Creates an empty database.
     pub async fn create_database(&self, name: &str) {
         self.sql("postgres", &format!("CREATE DATABASE {name}")).await;
     }
 
-    /// Runs SQL and returns what comes back, columns separated by `|`, without the final line
-    /// break.
+    /// Executes SQL and returns the output, columns separated by `|`, without the final line break.
     pub async fn sql(&self, database: &str, text: &str) -> String {
         let answer = self.try_sql(database, text).await;
         answer.unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    /// Like [`sql`](Self::sql), where it may fail.
+    /// Does the same as [`sql`](Self::sql), for SQL that may fail.
     ///
     /// # Errors
-    /// What the server or the client says.
+    /// The message of the server or the client.
     pub async fn try_sql(&self, database: &str, text: &str) -> Result<String, String> {
         psql(self.port, database, text).await
     }
 
-    /// Kills one of its processes (SIGKILL), so that the others end and it recovers by itself.
+    /// Kills one of its processes (SIGKILL), so that the others end and it recovers automatically.
     pub fn crash(&self) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
-        // The checkpointer does not end by itself, as a backend may. It is known by its title.
+        // The checkpointer does not end on its own, as a backend may. Its process title identifies
+        // it.
         let lasts = |child: &u32| {
             let title = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
             String::from_utf8_lossy(&title).contains("checkpointer")
@@ -181,17 +181,17 @@ impl PostgresServer {
         }
     }
 
-    /// Freezes it, every process of it (SIGSTOP): connections stay, nothing is answered.
+    /// Freezes all its processes (SIGSTOP): connections stay open without an answer.
     pub fn pause(&self) {
         self.signal_all(Signal::STOP);
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes it (SIGCONT).
     pub fn resume(&self) {
         self.signal_all(Signal::CONT);
     }
 
-    /// Kills it, every process of it (SIGKILL), and waits until it is gone. Its files stay.
+    /// Kills all its processes (SIGKILL), and waits until they have ended. Its files stay.
     pub async fn kill(&mut self) {
         self.signal_all(Signal::KILL);
         if let Some(mut child) = self.child.take() {
@@ -199,8 +199,7 @@ impl PostgresServer {
         }
     }
 
-    /// Ends it as an operator does who is in a hurry (SIGINT): transactions are rolled back,
-    /// connections closed.
+    /// Stops it in the fast mode (SIGINT): transactions are rolled back, connections closed.
     pub async fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             super::signal(&child, Signal::INT);
@@ -212,7 +211,7 @@ impl PostgresServer {
     /// files.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
-        // Processes of the one that was killed may need a moment to go.
+        // Killed processes may need a moment to end.
         for _ in 0..50 {
             if self.try_start().await {
                 return;
@@ -257,7 +256,7 @@ impl PostgresServer {
         let child = self.child.insert(child);
         let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
-            if child.try_wait().expect("our own child can be asked").is_some() {
+            if child.try_wait().expect("the child is ours to wait for").is_some() {
                 self.child = None;
                 return false;
             }
@@ -283,16 +282,16 @@ impl PostgresServer {
         self.folder.path().join("server.log")
     }
 
-    /// The server is many processes, and each of them leads a group of its own.
+    /// Sends `signal` to all processes of the server. Each of them leads its own process group.
     fn signal_all(&self, signal: Signal) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
-        // A frozen one starts no more; and those of a dead one are no longer its children, so that
-        // they would not be found.
+        // A frozen server forks no more. Processes of an ended server are no longer its children,
+        // so that they would not be found.
         if signal != Signal::CONT {
             kill_process(pid(id), Signal::STOP).expect("our own child takes signals");
         }
         for child in children_of(id) {
-            // It may have ended by itself.
+            // It may have ended already.
             kill_process(pid(child), signal).ok();
         }
         kill_process(pid(id), signal).expect("our own child takes signals");
@@ -301,15 +300,15 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // Frozen ones die as well: SIGKILL needs no cooperation.
+        // Ends frozen processes too: SIGKILL needs no cooperation.
         if self.child.is_some() {
             self.signal_all(Signal::KILL);
         }
     }
 }
 
-/// PgBouncer in transaction mode, in front of a server: it hands out connections to the server by
-/// transaction. Killed when dropped.
+/// PgBouncer in transaction mode, in front of a server: it assigns connections to the server by
+/// transaction. Dropping it kills it.
 #[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
@@ -318,7 +317,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one that keeps at most `connections` to `server`.
+    /// Starts a PgBouncer with at most `connections` connections to `server`.
     pub async fn start(server: &PostgresServer, connections: u32) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let user = User::other();
@@ -342,7 +341,7 @@ impl PgBouncer {
             let mut child = spawn(command, folder.path(), &log, user.as_ref());
             let deadline = Instant::now() + TIMEOUT;
             while Instant::now() < deadline
-                && child.try_wait().expect("our own child can be asked").is_none()
+                && child.try_wait().expect("the child is ours to wait for").is_none()
             {
                 if psql(port, "postgres", "SELECT 1").await.is_ok_and(|answer| answer == "1") {
                     return Self { port, child, _folder: folder };
@@ -353,13 +352,13 @@ impl PgBouncer {
         panic!("PgBouncer does not start:\n{}", tail(&log));
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`.
+    /// Returns `postgres://postgres@127.0.0.1:PORT/DATABASE`.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
@@ -372,7 +371,8 @@ impl Drop for PgBouncer {
     }
 }
 
-/// Returns a cluster as `initdb` makes it, to be copied: one on this machine for each user and version.
+/// Returns a cluster as `initdb` creates it, to be copied: one on this machine for each user and
+/// version.
 async fn template(user: Option<&User>) -> PathBuf {
     let initdb = postgres_program("initdb");
     let id = user.map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.id);
@@ -390,7 +390,8 @@ async fn template(user: Option<&User>) -> PathBuf {
         let made = spawn(command, folder.path(), &log, user).wait_with_output().await;
         let made = made.expect("initdb can be awaited");
         assert!(made.status.success(), "initdb fails:\n{}", tail(&log));
-        // Of processes that make it at once the first one counts: a folder with files is not replaced.
+        // If processes create it at once, the first one counts: a folder with files is not
+        // replaced.
         std::fs::rename(&data, &template).ok();
     }
     let owner = std::fs::metadata(&template).expect("it was made").uid();
@@ -398,7 +399,7 @@ async fn template(user: Option<&User>) -> PathBuf {
     template
 }
 
-/// Whom the server runs as: it refuses to be root.
+/// User of the server's processes: the server does not run as root.
 #[derive(Debug)]
 struct User {
     id: u32,
@@ -406,7 +407,8 @@ struct User {
 }
 
 impl User {
-    /// Somebody else where this is root: `postgres`, which its package makes, or `nobody`.
+    /// Returns another user if this process runs as root: `postgres`, which its package creates, or
+    /// `nobody`.
     fn other() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
@@ -441,7 +443,8 @@ fn spawn(mut command: Command, folder: &Path, log: &Path, user: Option<&User>) -
         .expect("the server can be run")
 }
 
-/// Debian keeps the server's programs off the path, in a folder for each version: the newest.
+/// Returns a program of the server. Debian has them outside the path, in a folder for each version;
+/// the newest counts.
 fn postgres_program(name: &str) -> PathBuf {
     let versions = Path::new("/usr/lib/postgresql").read_dir().into_iter().flatten().flatten();
     let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
@@ -454,13 +457,14 @@ fn postgres_program(name: &str) -> PathBuf {
 }
 
 async fn psql(port: u16, database: &str, text: &str) -> Result<String, String> {
-    // Not by Debian's wrapper, which takes longer than the query.
+    // Avoids Debian's wrapper, which takes longer than the query.
     let mut command = Command::new(postgres_program("psql"));
     let url = format!("postgres://postgres@127.0.0.1:{port}/{database}?connect_timeout=5");
     let arguments = ["--no-psqlrc", "--tuples-only", "--no-align", "--quiet", "--set"];
     command.args(arguments).args(["ON_ERROR_STOP=1", "--command", text]).arg(url);
     let done = timeout(TIMEOUT, command.stdin(Stdio::null()).kill_on_drop(true).output()).await;
-    let done = done.map_err(|_| "no answer".to_owned())?.map_err(|error| error.to_string())?;
+    let done =
+        done.map_err(|_| "no output in time".to_owned())?.map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
     if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
 }
@@ -475,14 +479,14 @@ fn parent_of(id: u32) -> Option<u32> {
     status(id)?.get(1)?.parse().ok()
 }
 
-/// The sum of the first `fields` of: user time, system time, those of ended children.
+/// Returns the sum of the first `fields` of: user time, system time, those of ended children.
 fn ticks_of(id: u32, fields: usize) -> u64 {
     let status = status(id).unwrap_or_default();
     status.iter().skip(11).take(fields).map_while(|ticks| ticks.parse::<u64>().ok()).sum()
 }
 
-/// What the system says of a process, from its state on: the name before it is in brackets and may
-/// hold anything.
+/// Returns the system's status of a process, from its state on: the name before it is in brackets
+/// and may contain anything.
 fn status(id: u32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     Some(text.rsplit_once(") ")?.1.split(' ').map(String::from).collect())

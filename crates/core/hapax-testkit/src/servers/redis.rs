@@ -1,4 +1,4 @@
-//! Redis, or Valkey where that is what is installed.
+//! Redis, or Valkey if that is installed instead.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{EVERY, TIMEOUT, clock, free_port, loopback, program, signal, tail};
 
-/// How to start a [`RedisServer`]. Each method returns it changed.
+/// Options of a [`RedisServer`]. Each method returns the changed options.
 #[derive(Clone, Debug, Default)]
 pub struct RedisServerOptions {
     config: Vec<(String, String)>,
@@ -22,7 +22,7 @@ pub struct RedisServerOptions {
 }
 
 impl RedisServerOptions {
-    /// A server with an append-only file that is synced every second, and no snapshots.
+    /// Returns options with an append-only file that is synced every second, and no snapshots.
     #[must_use]
     pub fn new() -> Self {
         Self::default().set("appendonly", "yes").set("save", "")
@@ -35,21 +35,22 @@ impl RedisServerOptions {
         self
     }
 
-    /// Gives it a clock that [`RedisServer::set_clock`] can set.
+    /// Adds a clock that [`RedisServer::set_clock`] can set.
     #[must_use]
     pub fn own_clock(mut self) -> Self {
         self.own_clock = true;
         self
     }
 
-    /// A sentinel instead of a server; what it monitors is said by [`set`](Self::set).
+    /// Returns options of a sentinel instead of a server; [`set`](Self::set) configures what it
+    /// monitors.
     #[must_use]
     pub fn sentinel() -> Self {
         Self { sentinel: true, ..Self::default() }
     }
 }
 
-/// A Redis server of a test's own; killed when dropped, and its folder removed.
+/// A private Redis server; dropping it kills it and removes its folder.
 #[derive(Debug)]
 pub struct RedisServer {
     options: RedisServerOptions,
@@ -59,16 +60,16 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts one with [`RedisServerOptions::new`].
+    /// Starts a server with [`RedisServerOptions::new`].
     pub async fn start() -> Self {
         Self::start_with(RedisServerOptions::new()).await
     }
 
-    /// Starts one.
+    /// Starts a server with `options`.
     pub async fn start_with(options: RedisServerOptions) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut server = Self { options, folder, port: free_port(), child: None };
-        // Somebody else may have taken the port in between.
+        // Another process may have taken the port in between.
         for _ in 0..5 {
             if server.try_start().await {
                 return server;
@@ -78,55 +79,55 @@ impl RedisServer {
         panic!("the server does not start:\n{}", tail(&server.log()));
     }
 
-    /// Where it listens, on 127.0.0.1.
+    /// Returns the port on which it listens, on 127.0.0.1.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// `redis://127.0.0.1:PORT`.
+    /// Returns `redis://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Where its files are.
+    /// Returns the folder of its files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Freezes it (SIGSTOP): connections stay, nothing is answered.
+    /// Freezes it (SIGSTOP): connections stay open without an answer.
     pub fn pause(&self) {
         signal(self.child(), Signal::STOP);
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes it (SIGCONT).
     pub fn resume(&self) {
         signal(self.child(), Signal::CONT);
     }
 
-    /// Sets its clock to so many seconds after the real one, or before it. Needs
+    /// Sets its clock to `seconds` after the real one; before it, if negative. Needs
     /// [`RedisServerOptions::own_clock`].
     pub fn set_clock(&self, seconds: i64) {
         assert!(self.options.own_clock, "it goes by the real clock");
         clock::set(&self.clock(), seconds);
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone. Its files stay.
+    /// Kills it (SIGKILL) and waits until it has ended. Its files stay.
     pub async fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().await.expect("our own child can be killed");
         }
     }
 
-    /// Ends it as an operator does (SIGTERM), which saves what its configuration says.
+    /// Stops it as an operator does (SIGTERM); it saves what its configuration requires.
     pub async fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             signal(&child, Signal::TERM);
@@ -138,7 +139,7 @@ impl RedisServer {
     /// files.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
-        // For a moment its port may be somebody's who connects to somewhere else.
+        // An outgoing connection of another process may have its port for a moment.
         for _ in 0..50 {
             if self.try_start().await {
                 return;
@@ -148,17 +149,17 @@ impl RedisServer {
         panic!("the server does not start again:\n{}", tail(&self.log()));
     }
 
-    /// Sends a command, its words separated by spaces, over a connection of its own, and returns
-    /// what comes back as it came, without the final line break; errors begin with `-`.
+    /// Sends a command, its words separated by spaces, over a separate connection. Returns the
+    /// reply unparsed, without the final line break; errors begin with `-`.
     pub async fn command(&self, words: &str) -> String {
         let words: Vec<_> = words.split(' ').collect();
         self.command_of(&words).await
     }
 
-    /// Like [`command`](Self::command), of words that may hold spaces.
+    /// Does the same as [`command`](Self::command), with words that may contain spaces.
     pub async fn command_of(&self, words: &[&str]) -> String {
         let answer = timeout(TIMEOUT, ask(self.port, words)).await;
-        answer.expect("an answer in time").expect("a connection to the server")
+        answer.expect("a reply in time").expect("a connection to the server")
     }
 
     async fn try_start(&mut self) -> bool {
@@ -184,17 +185,17 @@ impl RedisServer {
         let child = self.child.insert(child);
         let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
-            if child.try_wait().expect("our own child can be asked").is_some() {
+            if child.try_wait().expect("the child is ours to wait for").is_some() {
                 self.child = None;
                 return false;
             }
-            // Loading its files, it answers with an error. Another server on this port would
-            // answer with another number.
+            // While it loads its files, it answers with an error. Another server on this port would
+            // answer with another process id.
             let pid = format!("process_id:{}\r", child.id().unwrap_or_default());
             let answer = timeout(TIMEOUT, ask(self.port, &["INFO", "server"])).await;
             match answer {
                 Ok(Ok(answer)) if answer.contains(&pid) => return true,
-                // It wants a password first.
+                // It requires a password first.
                 Ok(Ok(answer)) if answer.starts_with("-NOAUTH") => return true,
                 _ => sleep(EVERY).await,
             }
@@ -204,7 +205,7 @@ impl RedisServer {
 
     fn write_config(&self) -> PathBuf {
         let file = self.folder.path().join("redis.conf");
-        // Written once: a sentinel keeps what it learnt in it.
+        // Written once: a sentinel stores what it discovers in it.
         if !file.exists() || !self.options.sentinel {
             let folder = self.folder.path().display();
             let mut text = format!(
@@ -235,14 +236,15 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        // A frozen one dies as well: SIGKILL needs no cooperation.
+        // Ends a frozen process too: SIGKILL needs no cooperation.
         if let Some(child) = &mut self.child {
             child.start_kill().ok();
         }
     }
 }
 
-/// One command and its answer, in the protocol as it is. For a reply of one line or one bulk.
+/// Sends one command and returns its reply, unparsed. Supports replies of one line or one bulk
+/// string.
 async fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     let mut request = format!("*{}\r\n", words.len()).into_bytes();
@@ -250,7 +252,8 @@ async fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
         request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
     }
     stream.write_all(&request).await?;
-    // The server answers what it read, reads the end, and closes: all there is to read is answer.
+    // The server answers what it read, reads the end, and closes: the reply is all that can be
+    // read.
     stream.shutdown().await?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await?;

@@ -4,10 +4,10 @@ use tokio::time::{Instant, sleep};
 
 use super::{EVERY, RedisServer, RedisServerOptions, TIMEOUT, free_port};
 
-/// Slots of every cluster.
+/// Number of slots of every cluster.
 const SLOTS: usize = 16_384;
 
-/// Masters of one cluster, without replicas, that sync every write; killed when dropped.
+/// A cluster of masters without replicas, which sync every write; dropping it kills them.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
@@ -19,14 +19,14 @@ impl RedisCluster {
         let mut nodes = Vec::new();
         for _ in 0..count {
             let options = RedisServerOptions::new()
-                // One that is killed forgets nothing.
+                // A killed master loses nothing.
                 .set("appendfsync", "always")
                 .set("cluster-enabled", "yes")
                 .set("cluster-config-file", "nodes.conf")
                 .set("cluster-node-timeout", "1000")
-                // By default a port that may be out of range.
+                // The default port may be out of range.
                 .set("cluster-port", free_port().to_string())
-                // What one master has is served while another one is away.
+                // Each master serves its slots while another one is down.
                 .set("cluster-require-full-coverage", "no");
             nodes.push(RedisServer::start_with(options).await);
         }
@@ -43,18 +43,18 @@ impl RedisCluster {
         cluster
     }
 
-    /// Its masters.
+    /// Returns its masters.
     #[must_use]
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
 
-    /// A master of its, to be killed and restarted.
+    /// Returns one of its masters, to be killed and restarted.
     pub fn node(&mut self, at: usize) -> &mut RedisServer {
         &mut self.nodes[at]
     }
 
-    /// Waits until every node knows of every slot that it is served.
+    /// Waits until every node knows a master for every slot.
     pub async fn agree(&self) {
         let deadline = Instant::now() + TIMEOUT;
         for node in &self.nodes {

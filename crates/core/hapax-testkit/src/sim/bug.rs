@@ -1,4 +1,4 @@
-//! Bugs to plant, each at the place where somebody could make it.
+//! Bugs that can be planted, each where a developer could make it.
 
 use hapax_core::store::{Stamp, StoredRecord, Swap, Swapped};
 use hapax_core::{OnUnknown, RecordState, Timestamp};
@@ -16,7 +16,7 @@ macro_rules! bugs {
         }
 
         impl Bug {
-            /// All of them.
+            /// All bugs.
             pub const ALL: &[Self] = &[$(Self::$bug,)*];
         }
     };
@@ -25,29 +25,29 @@ macro_rules! bugs {
 bugs! {
     /// A process takes over from an execution of its own, whose lease has lapsed.
     TakesOverFromItself,
-    /// The store checks the tag, and writes a moment later.
+    /// The store checks the write id, and writes a moment later.
     ChecksThenSets,
     /// The store acknowledges some writes that it never makes.
     LosesWrites,
     /// The store reaps released records at once, so that fences fall back.
     ReapsReleasedAtOnce,
-    /// The store reaps unfinished records by their lease, though they are kept for ever.
+    /// The store reaps unfinished records by their lease, although their retention has no end.
     ReapsByTheLease,
-    /// Callers go by their own clock.
+    /// A claim or write uses the clock of its process.
     GoesByTheClientsClock,
-    /// A lost reply is resolved by loading the cell.
+    /// A lost reply is resolved by loading the record.
     ResolvesByLoading,
-    /// A claim that was given up is forgotten, though it may land.
+    /// A claim that was given up is not released, although it may land.
     LeavesGhostClaims,
-    /// A completion without an answer is taken for recorded.
+    /// A completion without a reply is taken for recorded.
     TakesSilenceForSuccess,
-    /// Whoever's fence is as large as the record's owns it, instead of whoever's grant is in it.
+    /// Ownership is decided by comparing fences instead of lease ids.
     ComparesFences,
-    /// A holder renews whoever's record it finds.
+    /// An owner renews any record that it finds.
     RenewsWithoutOwnership,
-    /// A holder releases whoever's record it finds.
+    /// An owner releases any record that it finds.
     ReleasesWithoutOwnership,
-    /// A holder completes whoever's record it finds.
+    /// An owner completes any record that it finds.
     CompletesWithoutOwnership,
     /// A completion after the lease, without a takeover, is reported as lost.
     ReportsLateAsLost,
@@ -55,7 +55,7 @@ bugs! {
     CompletesOnceOnly,
     /// A late completion overwrites another outcome.
     OverwritesOutcomes,
-    /// What is undecided under `block` or `reconcile` is kept for its retention only.
+    /// An undecided record under `block` or `reconcile` expires after its retention.
     ExpiresUnderBlock,
     /// The claimer's policy decides alone.
     IgnoresTheRecordsPolicy,
@@ -65,23 +65,23 @@ bugs! {
     LoosensTerms,
     /// A takeover keeps the fence.
     TakesOverUnderTheSameFence,
-    /// A takeover begins a life of its own.
+    /// A takeover begins a new generation.
     ForgetsTheLife,
-    /// A takeover drops the recovery point.
+    /// A takeover drops the checkpoint.
     DropsTheCheckpoint,
-    /// A takeover is decided by the lease of the claim, whatever was renewed since.
+    /// A takeover is decided by the lease of the claim, without its renewals.
     IgnoresRenewals,
     /// Attempts begin anew after a release.
     ForgetsAttempts,
     /// The fingerprint is not compared.
     IgnoresTheFingerprint,
-    /// What may have happened is released.
+    /// An operation that may have happened is released.
     ReleasesTheUnknown,
-    /// Asking takes the record from its owner.
+    /// The announcement of a reconcile request replaces the owner's lease id.
     AskingTakesTheGrant,
-    /// A hook's answer counts, though the record has changed.
+    /// A hook's verdict counts, although the record has changed.
     CountsLateAnswers,
-    /// A hook is asked as soon as the lease lapsed, while what its owner sent is under way.
+    /// A hook is called as soon as the lease lapses, while the owner's requests may be under way.
     AsksTooSoon,
     /// An operator's decision counts for an execution that the operator never saw.
     ResolvesTheUnseen,
@@ -89,7 +89,7 @@ bugs! {
     ResolvesWithoutForce,
 }
 
-/// Rewrites what the store said before the core hears it.
+/// Alters the store's reply before the core receives it.
 pub(super) fn garble(bug: Bug, world: &World, exchange: &SimExchange, swapped: &mut Swapped) {
     if bug == Bug::GoesByTheClientsClock {
         let skewed = world.store.clock(world.now).saturating_add_signed(
@@ -165,7 +165,7 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut S
     }
 }
 
-/// Rewrites what the core wants to write before the store gets it.
+/// Alters the core's swap before the store receives it.
 pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mut Swap) {
     let draft = &mut swap.draft;
     let takeover = matches!(meaning, SwapPurpose::Execute { anew: false, .. });
@@ -174,7 +174,7 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mu
             draft.keep = draft.keep.or(Some(draft.record.terms.retention));
         }
         Bug::LoosensTerms if takeover => draft.record.terms.on_unknown = policy,
-        // The claim itself went out as `reexecute`.
+        // The claim itself was sent as `reexecute`.
         Bug::IgnoresTheClaimersPolicy
             if matches!(meaning, SwapPurpose::Execute { anew: true, .. }) =>
         {

@@ -1,11 +1,11 @@
-//! Whether what a caller is told is true at the moment the store answered it.
+//! Checks that an answer to a caller was true when the store sent its reply.
 
 use hapax_core::OnUnknown;
 use hapax_core::exchange::WriteResult;
 
 use super::ledger::{Checked, KeyModel, Ledger, Phase, SimVerdict, SwapPurpose, ensure};
 
-/// What a claimer was told, in numbers.
+/// Answer to a claimer, in numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClaimAnswer {
     Replay { outcome: u16, fence: u64, expires_in: u64 },
@@ -14,22 +14,22 @@ pub(super) enum ClaimAnswer {
     Unknown,
 }
 
-/// What a claimer asked for.
+/// Terms of a claim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClaimContext {
     pub(super) request: u8,
     pub(super) policy: OnUnknown,
-    /// How long after a lapse its hook may be asked, if it has one.
+    /// Time after a lapse from which its hook may be called, if it has one.
     pub(super) hook_after: Option<u64>,
-    /// Its own answer was written, as it says.
+    /// The verdict of its own hook, which the store has accepted.
     pub(super) answered: Option<SimVerdict>,
-    /// The process that asks, and for which key.
+    /// Process of the claimer, and the key.
     pub(super) process: u8,
     pub(super) key: u8,
 }
 
 impl Ledger {
-    /// Judges an answer to a claim.
+    /// Checks an answer to a claim.
     pub(super) fn judge_claim(
         &self,
         seen: &KeyModel,
@@ -49,30 +49,31 @@ impl Ledger {
                 ensure(same && seen.phase == Phase::Done, "S3", "replayed what is not recorded")?;
                 ensure(outcome == seen.outcome, "S3", "replayed another outcome")?;
                 let denied = self.denied[usize::from(outcome)];
-                ensure(!denied, "S3", "replayed what its holder was told is lost")?;
+                ensure(!denied, "S3", "replayed an outcome reported as lost")?;
                 let owner = self.executions[seen.execution as usize].fence;
                 ensure(fence == owner, "replay", "replayed with another fence")?;
                 let rest = seen.keep_until - seen.clock;
-                ensure(expires_in == rest, "replay", "says another time of expiry")
+                ensure(expires_in == rest, "replay", "wrong time of expiry")
             }
             (ClaimAnswer::InFlight { remaining }, _) => {
-                // Its own process knows that it runs: lapsed, expired or purged.
+                // Its own process knows of the execution even if its record has lapsed, expired or
+                // been purged.
                 if here {
                     return ensure(seen.request == asker.request, "S4", "in flight for another");
                 }
                 if seen.phase == Phase::Absent && self.busy_in(asker.key, asker.process) {
                     return Ok(());
                 }
-                ensure(same && seen.live(), "L1", "in flight, and nobody holds it")?;
+                ensure(same && seen.live(), "L1", "in flight, but it has no owner")?;
                 let rest = seen.lease_until - seen.clock;
-                ensure(remaining == rest, "in flight", "says another remainder of the lease")
+                ensure(remaining == rest, "in flight", "wrong remainder of the lease")
             }
             (ClaimAnswer::Mismatch, _) => {
                 let other = seen.request != asker.request;
                 ensure(
                     (kept || here) && other,
                     "mismatch",
-                    "refused its own request, or a free key",
+                    "rejected its own request, or a free key",
                 )
             }
             (ClaimAnswer::Unknown, Some(SimVerdict::CannotSay)) => Ok(()),
@@ -80,7 +81,7 @@ impl Ledger {
         }
     }
 
-    /// Judges what a holder was told of its write, which has `landed` or not.
+    /// Checks an answer to an owner's write, of which a swap `landed` or not.
     pub(super) fn judge_write(
         &mut self,
         seen: &KeyModel,
@@ -105,17 +106,21 @@ impl Ledger {
                         SwapPurpose::Abandon { .. } => seen.phase == Phase::Unknown,
                         _ => false,
                     };
-                ensure(landed || already, "S3", "told recorded what is not")
+                ensure(landed || already, "S3", "reported as recorded, but it is not")
             }
-            // An old claim brought its life back: it looks like a takeover.
+            // An old claim landed again on a purged key: it looks like a takeover.
             WriteResult::Lost if seen.echo && !own => Ok(()),
             WriteResult::Lost => {
-                // A renewal may land and be overtaken; an outcome that landed stays.
-                ensure(!landed || outcome.is_none(), "S3", "told lost what was recorded")?;
+                // A renewal may land and be overwritten; an outcome that landed stays.
+                ensure(
+                    !landed || outcome.is_none(),
+                    "S3",
+                    "reported as lost, but it was recorded",
+                )?;
                 let same_life = !seen.vacant()
                     && !seen.expired()
                     && (own || seen.generation == self.executions[execution as usize].generation);
-                ensure(same_life, "holder", "told lost where nobody can know")?;
+                ensure(same_life, "owner", "reported as lost, but that is unknown")?;
                 let settled = match seen.phase {
                     Phase::Done => Some(seen.outcome) != outcome,
                     Phase::Unknown => !matches!(
@@ -124,10 +129,10 @@ impl Ledger {
                     ),
                     _ => false,
                 };
-                ensure(!own || settled, "holder", "told lost though nobody took over")?;
+                ensure(!own || settled, "owner", "reported as lost without a takeover")?;
                 if let Some(outcome) = outcome.map(usize::from) {
                     self.denied[outcome] = true;
-                    ensure(!self.recorded[outcome], "S3", "told lost what had been recorded")?;
+                    ensure(!self.recorded[outcome], "S3", "reported as lost, but recorded before")?;
                 }
                 Ok(())
             }
@@ -135,19 +140,19 @@ impl Ledger {
                 let over = seen.vacant()
                     || seen.expired()
                     || seen.generation != self.executions[execution as usize].generation;
-                ensure(over, "holder", "told gone though its life goes on")?;
+                ensure(over, "owner", "reported as gone, but its generation goes on")?;
                 let already = own && seen.phase == Phase::Released && !seen.expired();
                 let released = already && meaning == SwapPurpose::Release;
-                ensure(!released, "holder", "told gone though it is released")
+                ensure(!released, "owner", "reported as gone, but it is released")
             }
             WriteResult::Contended => Ok(()),
             WriteResult::NotFound | WriteResult::Rejected | WriteResult::Changed => {
-                ensure(false, "holder", "told what only operators are told")
+                ensure(false, "owner", "an owner got an operator's result")
             }
         }
     }
 
-    /// Judges what an operator was told.
+    /// Checks an answer to an operator.
     pub(super) fn judge_operator(
         &self,
         seen: &KeyModel,
@@ -160,21 +165,27 @@ impl Ledger {
         match wrote {
             WriteResult::Recorded(_) => {
                 let already = seen.phase == Phase::Done && Some(seen.outcome) == outcome;
-                ensure(landed || already, "operator", "told recorded what is not")
+                ensure(landed || already, "operator", "reported as recorded, but it is not")
             }
-            WriteResult::NotFound => ensure(nothing, "operator", "told that there is nothing"),
+            WriteResult::NotFound => {
+                ensure(nothing, "operator", "reported as absent, but it is there")
+            }
             WriteResult::Rejected => {
                 let done = seen.phase == Phase::Done && !forget && outcome.is_none();
                 let live = seen.live() && !force;
-                ensure(live || done, "operator", "refused for no reason")
+                ensure(live || done, "operator", "rejected for no reason")
             }
             WriteResult::Changed => {
                 let done = seen.phase == Phase::Done && outcome.is_some();
-                ensure(owner != Some(fence) || done, "operator", "told changed what is not")
+                ensure(
+                    owner != Some(fence) || done,
+                    "operator",
+                    "reported as changed, but it is not",
+                )
             }
             WriteResult::Contended => Ok(()),
             WriteResult::Lost | WriteResult::Gone => {
-                ensure(false, "operator", "told what only holders are told")
+                ensure(false, "operator", "an operator got an owner's result")
             }
         }
     }
@@ -186,7 +197,7 @@ fn judge_unknown(seen: &KeyModel, same: bool, asker: &ClaimContext) -> Checked {
         Phase::Unknown => true,
         _ => false,
     };
-    ensure(same && doubt, "L1", "unknown, and there is no doubt")?;
+    ensure(same && doubt, "L1", "unknown, but the record is not undecided")?;
     let may_reconcile = asker.hook_after.is_some_and(|after| match seen.phase {
         Phase::Held => seen.clock >= seen.lease_until.saturating_add(after),
         _ => !seen.reconciling || seen.clock >= seen.lease_until,
@@ -194,8 +205,8 @@ fn judge_unknown(seen: &KeyModel, same: bool, asker: &ClaimContext) -> Checked {
     match seen.strict.max(asker.policy) {
         OnUnknown::Block => Ok(()),
         OnUnknown::Reconcile => {
-            ensure(!may_reconcile, "L1", "unknown, though a hook could be asked")
+            ensure(!may_reconcile, "L1", "unknown, though a hook could be called")
         }
-        OnUnknown::Reexecute => ensure(false, "L1", "unknown, though it may run again"),
+        OnUnknown::Reexecute => ensure(false, "L1", "unknown, though it may execute again"),
     }
 }

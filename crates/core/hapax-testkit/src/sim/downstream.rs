@@ -1,4 +1,4 @@
-//! The system downstream: effects, fences, and the hook that is asked about them.
+//! The system downstream: effects, fences, and the hook.
 
 use super::ledger::{Effect, SimVerdict};
 use super::plan::KEYS;
@@ -8,9 +8,9 @@ use super::world::{ExchangeKind, SimEvent, World, note};
 
 #[derive(Debug, Default)]
 pub(super) struct Downstream {
-    /// Fences up to here are refused: the hook said that they did not happen.
+    /// Fences up to these are rejected: the hook answered that they did not happen.
     refused: [u64; KEYS],
-    /// The largest fence that had an effect: what comes later with a smaller one is refused.
+    /// Largest fence of an effect: later effects with a smaller one are rejected.
     highest: [u64; KEYS],
 }
 
@@ -22,7 +22,7 @@ impl World {
         let Downstream { refused, highest } = &mut self.downstream;
         if fence <= refused[key] || fence < highest[key] {
             sender.effect = Effect::Rejected;
-            note!(self, "k{key}: the effect under fence {fence} is refused");
+            note!(self, "k{key}: the effect under fence {fence} is rejected");
             return self.count(Count::EffectRefused);
         }
         highest[key] = fence;
@@ -32,10 +32,10 @@ impl World {
         self.judge(judged);
     }
 
-    /// A claimer puts its question to the hook, or dies of it.
+    /// Calls the hook for a claimer, or crashes the claimer.
     pub(super) fn ask(&mut self, exchange: u32) {
         if self.fails(100) {
-            note!(self, "c{exchange} does not ask after all");
+            note!(self, "c{exchange} is dropped before it calls the hook");
             let state = &mut self.convs[exchange as usize];
             state.over = true;
             if let ExchangeKind::Claim(claim) = &mut state.talk {
@@ -66,7 +66,7 @@ impl World {
             self.tally.event(Count::SaidDidNot);
             1
         };
-        note!(self, "c{exchange} asks, the hook says {:?}", Self::said(said));
+        note!(self, "c{exchange} calls the hook: {:?}", Self::said(said));
         let delay = self.latency(Fault::AnswerDelayed);
         self.at(delay, SimEvent::Verdict { exchange, said });
     }

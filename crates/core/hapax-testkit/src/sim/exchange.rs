@@ -1,4 +1,4 @@
-//! Conversations: what the core is told, and what it wants next.
+//! Exchanges: what the core receives, and what it requests next.
 
 use hapax_core::RecordState;
 use hapax_core::exchange::{ClaimResult, Next, Ownership, WriteResult};
@@ -13,7 +13,7 @@ use super::tally::{Event as Count, Fault};
 use super::world::{Activity, ExchangeKind, SimExchange, SimWrite, World, note};
 
 impl World {
-    /// A definite answer to a conversation's swap.
+    /// Passes a definite reply to an exchange's swap to the core.
     pub(super) fn receive(&mut self, exchange: u32, mut swapped: Swapped, truth: KeyModel) {
         self.convs[exchange as usize].waiting = false;
         if let Some(bug) = self.bug {
@@ -26,7 +26,7 @@ impl World {
             }
         }
         let stored = matches!(swapped, Swapped::Stored(_));
-        // From here on it knows what landed late of its own, and must see to it.
+        // From here on the claim knows of its own late swap, and must release it.
         if !stored
             && truth.phase == Phase::Held
             && let Some(execution) = self.ledger.executions.get_mut(truth.execution as usize)
@@ -34,7 +34,7 @@ impl World {
         {
             execution.stray = false;
         }
-        note!(self, "c{exchange} hears {}", words(&swapped));
+        note!(self, "c{exchange} receives {}", words(&swapped));
         let state = &mut self.convs[exchange as usize];
         match &mut state.talk {
             ExchangeKind::Claim(claim) if state.background => {
@@ -156,7 +156,7 @@ impl World {
                 self.count(Count::Ask);
                 let right = about.map(|execution| self.ledger.executions[execution as usize].fence);
                 let judged =
-                    ensure(right == Some(fence.get()), "reconcile", "asks about another fence");
+                    ensure(right == Some(fence.get()), "reconcile", "calls the hook, wrong fence");
                 self.judge(judged);
                 return self.ask(exchange);
             }
@@ -188,7 +188,7 @@ impl World {
             }
         };
         self.convs[exchange as usize].over = true;
-        note!(self, "c{exchange} is told {told:?}");
+        note!(self, "c{exchange} returns {told:?}");
         let judged = self.ledger.judge_claim(truth, told, &asker);
         self.ledger.turned_away(exchange);
         self.judge(judged);
@@ -207,14 +207,14 @@ impl World {
         claim.scheme = number;
         let fingerprint = plan::fingerprint(claim.request, number);
         let next = claim.claiming.rehashed(scheme, fingerprint, &self.ids.0);
-        self.judge(ensure(other, "fingerprint", "asks for the scheme it was given"));
+        self.judge(ensure(other, "fingerprint", "requests the scheme that it was given"));
         match next {
             Ok(next) => self.claim_goes(exchange, next, truth, false, None),
             Err(_) => self.no_entropy(),
         }
     }
 
-    /// Tells a claimer what the hook said.
+    /// Passes the hook's verdict to a claimer.
     pub(super) fn answer(&mut self, exchange: u32, said: SimVerdict) {
         let verdict = match said {
             SimVerdict::Happened(outcome) => Verdict::Happened(plan::outcome(outcome)),
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// Begins a holder's write, and answers which conversation it is.
+    /// Begins an owner's write; returns its exchange.
     pub(super) fn begin_write(
         &mut self,
         on_behalf_of: u32,
@@ -246,7 +246,7 @@ impl World {
             return None;
         };
         let SimExchange { process, epoch, operation, key, .. } = self.convs[on_behalf_of as usize];
-        // A renewal may be given up; its worker has the holding.
+        // A renewal may be given up; its worker has the ownership.
         let renewal = matches!(meaning, SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_));
         let ownership = (!renewal).then(|| ownership.clone());
         let talk =
@@ -361,7 +361,7 @@ impl World {
         }
     }
 
-    /// [`Bug::CountsLateAnswers`]: writes the answer over whatever is there.
+    /// Implements [`Bug::CountsLateAnswers`]: writes the verdict over any record.
     fn insists(&mut self, exchange: u32, swapped: &Swapped) -> bool {
         let message = &self.messages[self.convs[exchange as usize].message as usize];
         let answer = matches!(
@@ -380,7 +380,8 @@ impl World {
         true
     }
 
-    /// [`Bug::CompletesOnceOnly`]: what is done already counts as lost.
+    /// Implements [`Bug::CompletesOnceOnly`]: reports a completion that is recorded already as
+    /// lost.
     fn denies(&mut self, exchange: u32, swapped: &Swapped, truth: &KeyModel) -> bool {
         let ExchangeKind::Write(write) = &self.convs[exchange as usize].talk else { return false };
         let Swapped::Conflict(seen) = swapped else { return false };
@@ -405,9 +406,9 @@ fn words(swapped: &Swapped) -> String {
     match swapped {
         Swapped::Stored(stamped) => format!("stored, fence {}", stamped.fence),
         Swapped::Conflict(seen) => match &seen.stored {
-            None => "conflict: nothing there".to_owned(),
+            None => "conflict: no record".to_owned(),
             Some(stored) => format!(
-                "conflict: {:?} {:?} of {:?} life {:?}, lease until {:?}, kept until {:?}, now {:?}",
+                "conflict: {:?} {:?} of {:?} generation {:?}, lease {:?}, kept {:?}, now {:?}",
                 stored.write_id,
                 stored.record.state,
                 stored.record.lease_id,
@@ -426,7 +427,7 @@ const fn said(wrote: &WriteResult) -> &'static str {
         WriteResult::Lost => "lost",
         WriteResult::Gone => "gone",
         WriteResult::NotFound => "not found",
-        WriteResult::Rejected => "refused",
+        WriteResult::Rejected => "rejected",
         WriteResult::Changed => "changed",
         WriteResult::Contended => "contended",
     }

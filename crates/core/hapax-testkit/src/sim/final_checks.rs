@@ -1,4 +1,4 @@
-//! When all is calm: nothing is left behind, and every key can be claimed again.
+//! Checks after all faults have ended: nothing is left behind, and every key can be claimed again.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use super::ledger::{
 use super::plan::{self, KEYS, MS};
 use super::world::{OPERATORS, World, note};
 
-/// What is asked of a key in the end.
+/// Lease of the final claims.
 const LEASE: u64 = 1_000 * MS;
-/// No record but those kept for ever is kept for longer.
+/// Longer than any retention that has an end.
 const AGES: u64 = 60 * LEASE;
 
 impl World {
@@ -22,11 +22,11 @@ impl World {
             let alive = self.processes[usize::from(exchange.process)].epoch == exchange.epoch;
             alive && exchange.process != OPERATORS && !exchange.over
         });
-        ensure(!unfinished, "L5", "something held back was never written")?;
+        ensure(!unfinished, "L5", "a deferred write was never stored")?;
         for key in 0..KEYS {
             self.nobody_is_left(key)?;
         }
-        // A clock that stepped back makes leases longer, and some are ten times as long.
+        // A clock that stepped back lengthens leases, and some leases are ten times as long.
         self.now += 12 * LEASE + self.plan.back;
         for key in 0..KEYS {
             self.claimable(key)?;
@@ -44,7 +44,7 @@ impl World {
         }
     }
 
-    /// What is in flight belongs to a process that died, or let go of it.
+    /// Checks that a record in flight belongs to a process that crashed, or to a dropped lease.
     fn nobody_is_left(&mut self, key: usize) -> Checked {
         let truth = self.ledger.look(key, self.store.clock(self.now));
         if truth.phase != Phase::Held || truth.was_expired() {
@@ -56,7 +56,7 @@ impl World {
         ensure(died || execution.dropped || execution.stray, "L6", "a claim was left behind")
     }
 
-    /// A claim under `reexecute`, by anybody, gets what the truth says, without ado.
+    /// Checks that a claim under `reexecute` by any process gets the true result at once.
     fn claimable(&mut self, key: usize) -> Checked {
         let clock = self.store.clock(self.now);
         let truth = self.ledger.look(key, clock);

@@ -1,5 +1,5 @@
-//! What is true: a ledger of every write that the model store took, kept by what its sender set
-//! out to do. It is written from the promises, not from the state machine, and judges that.
+//! The ledger: every write that the model store accepted, by its sender's purpose. It is derived
+//! from the promises, not from the state machine, and checks that machine.
 
 use hapax_core::exchange::Ownership;
 use hapax_core::store::{StoredRecord, Swap};
@@ -11,17 +11,18 @@ pub(super) use super::model::{
 };
 use super::plan;
 
-/// Keeps the ledger of all keys.
+/// Facts about all keys, executions and outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pub(super) keys: Vec<KeyModel>,
     pub(super) executions: Vec<ModelExecution>,
-    /// Effects of each life, and whether there may be but one.
+    /// Number of effects of each generation, and whether it may have only one.
     pub(super) generations: Vec<(u8, bool)>,
-    /// Outcomes that were ever recorded, and those whose holder was told that it is lost.
+    /// Outcomes that were ever recorded, and those that were reported to their owner as lost.
     pub(super) recorded: Vec<bool>,
     pub(super) denied: Vec<bool>,
-    /// The clock stepped back by more than a lease: fences of purged keys are not promised.
+    /// True if the clock stepped back by more than a lease: fences of purged keys may then fall
+    /// back.
     pub(super) far_back: bool,
 }
 
@@ -38,7 +39,7 @@ impl Ledger {
         self.far_back = false;
     }
 
-    /// What is true of a key when the store's clock shows `clock`.
+    /// Returns the facts about a key when the store's clock shows `clock`.
     pub(super) fn look(&mut self, key: usize, clock: u64) -> KeyModel {
         let truth = &mut self.keys[key];
         truth.clock = clock;
@@ -46,7 +47,7 @@ impl Ledger {
         *truth
     }
 
-    /// The store removed a cell.
+    /// Notes that the store removed a record.
     pub(super) fn purged(&mut self, key: usize, clock: u64) -> Checked {
         let truth = self.look(key, clock);
         let absent = KeyModel { highest_fence: truth.highest_fence, ..KeyModel::ABSENT };
@@ -58,7 +59,7 @@ impl Ledger {
         }
     }
 
-    /// The store took a write. Answers the execution that this let in, if any.
+    /// Notes a write that the store accepted. Returns the execution that this admits, if any.
     pub(super) fn wrote(
         &mut self,
         key: usize,
@@ -80,7 +81,8 @@ impl Ledger {
             SwapPurpose::Execute { anew, attempt, asked } => {
                 if !before.echo {
                     judge_entry(&before, anew, asked, &by)?;
-                    // A claim may replace its own earlier swap, which no answer let it execute.
+                    // A claim may replace its own earlier swap, for which it never returned an
+                    // execution.
                     let own = |one: &ModelExecution| one.exchange == by.exchange && !one.told;
                     let own = self.executions.get(before.execution as usize).is_some_and(own);
                     let alive = !own && self.runs_in(&before, by.process);
@@ -131,7 +133,7 @@ impl Ledger {
                 ensure(
                     same || before.echo,
                     "reconcile",
-                    "an answer counted after the record had changed",
+                    "a verdict counted after the record had changed",
                 )?;
                 (now.reconciling, now.lease_until) = (false, clock);
                 match said {
@@ -162,7 +164,7 @@ impl Ledger {
                     }
                     None => {
                         let told = !over || forget;
-                        ensure(told, "S3", "an outcome was forgotten unasked")?;
+                        ensure(told, "S3", "an outcome was removed without `forget`")?;
                         release(&mut now);
                     }
                 }
@@ -182,12 +184,12 @@ impl Ledger {
         keep: impl Fn(&KeyModel, u64) -> u64,
     ) -> Checked {
         let own = !before.vacant() && self.owns(before, by.execution);
-        ensure(own, "S2", "a holder changed a record that it does not own")?;
+        ensure(own, "S2", "an owner changed a record that it does not own")?;
         let held = before.phase == Phase::Held;
         let clock = now.latest;
         match meaning {
             SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_) => {
-                ensure(held, "S2", "a holder renewed what was no longer in flight")?;
+                ensure(held, "S2", "an owner renewed a record that was not in flight")?;
                 let lease =
                     if let SwapPurpose::Renew { lease } = meaning { lease } else { now.lease };
                 now.lease_until = clock + lease;
@@ -206,13 +208,13 @@ impl Ledger {
                 self.finish(now, outcome, retention);
             }
             SwapPurpose::Abandon { glimpse } => {
-                ensure(held, "S2", "a holder gave up what was no longer in flight")?;
+                ensure(held, "S2", "an owner abandoned a record that was not in flight")?;
                 (now.phase, now.reconciling, now.lease_until) = (Phase::Unknown, false, clock);
                 now.glimpse = glimpse;
                 now.keep_until = keep(now, 0);
             }
             _ => {
-                ensure(held, "S2", "a holder released what was no longer in flight")?;
+                ensure(held, "S2", "an owner released a record that was not in flight")?;
                 now.lease_until = clock;
                 release(now);
             }
@@ -220,7 +222,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether a cell says what is true.
+    /// Checks that a stored record agrees with the ledger.
     pub(super) fn judge_cell(&self, truth: &KeyModel, stored: Option<&StoredRecord>) -> Checked {
         let Some(stored) = stored else {
             return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
@@ -244,15 +246,15 @@ impl Ledger {
         let keep = stored.keep_until.map_or(NEVER, Timestamp::as_micros);
         ensure(state, "table", "a record is in another state")?;
         ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
-        ensure(keep == truth.keep_until, "table", "a record is kept for another time")?;
+        ensure(keep == truth.keep_until, "table", "a record has another retention")?;
         let lease = stored.lease_until.as_micros() == truth.lease_until;
         ensure(lease || !unfinished, "table", "a record is held for another time")?;
         let same = checkpoint == truth.checkpoint;
         ensure(same || !unfinished, "checkpoint", "a record has another checkpoint")
     }
 
-    /// Whether the execution `tenure` owns a key: by its grant, which a copy of its claim that
-    /// landed on a purged key brings back.
+    /// Returns whether `execution` owns a key, by its lease id. A copy of its claim that lands on a
+    /// purged key restores that lease id.
     pub(super) fn owns(&self, truth: &KeyModel, execution: u32) -> bool {
         let lease_id = |execution: u32| {
             self.executions.get(execution as usize).map(|execution| execution.lease_id)
@@ -278,7 +280,7 @@ impl Ledger {
             before.generation
         };
         let attempt = match before.phase {
-            // Seen while it was still kept, or after: both are right.
+            // The record may have been read before it expired or after: both numbers are right.
             Phase::Released if before.was_expired() && attempt == 1 => 1,
             Phase::Released => before.attempts + 1,
             _ if anew => 1,
@@ -311,22 +313,22 @@ impl Ledger {
         now.keep_until = now.latest + now.retention;
     }
 
-    /// What a claim was let in with under a fence. It may be more than one thing: a copy may land
-    /// again on a purged key.
+    /// Returns the execution to which a claim was admitted under the fence of `ownership`. A claim
+    /// may have several: a copy of its swap may land again on a purged key.
     pub(super) fn entered(&self, exchange: u32, ownership: &Ownership) -> Option<u32> {
         let fence = ownership.fence().get();
         let same = |one: &ModelExecution| one.exchange == exchange && one.fence == fence;
         self.executions.iter().rposition(same).map(|at| at as u32)
     }
 
-    /// Whatever a claim was let in with is let go without a word.
+    /// Drops every execution of a claim without a write.
     pub(super) fn dropped(&mut self, exchange: u32) {
         let of_claim =
             self.executions.iter_mut().filter(|execution| execution.exchange == exchange);
         of_claim.for_each(|execution| (execution.dropped, execution.running) = (true, None));
     }
 
-    /// Whatever a claim was let in with is not for it to execute.
+    /// Ends every execution of a claim whose caller does not execute it.
     pub(super) fn turned_away(&mut self, exchange: u32) {
         for execution in
             self.executions.iter_mut().filter(|execution| execution.exchange == exchange)
@@ -335,12 +337,13 @@ impl Ledger {
         }
     }
 
-    /// The process in which a grant is in use: a copy of its claim may land again on a purged key.
+    /// Returns the process that uses a lease id: a copy of its claim may land again on a purged
+    /// key.
     fn running(&self, lease_id: &LeaseId) -> Option<u8> {
         self.executions.iter().filter(|one| one.lease_id == *lease_id).find_map(|one| one.running)
     }
 
-    /// An execution has ended, or its worker has left it.
+    /// Notes that an execution has ended, or that its worker has left it.
     pub(super) fn ended(&mut self, execution: u32) {
         let Some(lease_id) =
             self.executions.get(execution as usize).map(|execution| execution.lease_id)
@@ -354,7 +357,7 @@ impl Ledger {
         }
     }
 
-    /// A process has died, and what it executed with it.
+    /// Notes that a process has crashed, with everything that it executed.
     pub(super) fn died(&mut self, process: u8) {
         for execution in
             self.executions.iter_mut().filter(|execution| execution.running == Some(process))
@@ -363,25 +366,25 @@ impl Ledger {
         }
     }
 
-    /// Whether the owner of a record is under way in `process`.
+    /// Returns whether the owner of a record executes in `process`.
     pub(super) fn runs_in(&self, truth: &KeyModel, process: u8) -> bool {
         self.executions
             .get(truth.execution as usize)
             .is_some_and(|one| one.running == Some(process))
     }
 
-    /// Whether any execution of a key is under way in `process`.
+    /// Returns whether any execution of a key is under way in `process`.
     pub(super) fn busy_in(&self, key: u8, process: u8) -> bool {
         self.executions.iter().any(|one| one.key == key && one.running == Some(process))
     }
 
-    /// An effect reached the system downstream.
+    /// Notes an effect in the system downstream.
     pub(super) fn effect(&mut self, execution: u32) -> Checked {
         let execution = &mut self.executions[execution as usize];
         execution.effect = Effect::Applied;
         let (effects, one) = &mut self.generations[execution.generation as usize];
         *effects += 1;
-        ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one life")
+        ensure(*effects == 1 || !*one, "S5", "an operation had its effect twice in one generation")
     }
 }
 
@@ -390,7 +393,7 @@ fn release(now: &mut KeyModel) {
     now.keep_until = now.latest + now.lease;
 }
 
-/// Whether an execution may be let in.
+/// Checks that an execution may be admitted.
 fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSender) -> Checked {
     let kept = !before.vacant() && !before.was_expired();
     match before.phase {
@@ -404,7 +407,7 @@ fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSende
         return ensure(!kept, "S5", "an unfinished operation was taken for a new one");
     }
     let unfinished = matches!(before.phase, Phase::Held | Phase::Unknown);
-    ensure(unfinished, "S3", "took over what was not unfinished")?;
+    ensure(unfinished, "S3", "took over a record that was not unfinished")?;
     ensure(before.request == by.request, "S4", "took over another request's record")?;
     match before.strict.max(by.policy) {
         OnUnknown::Reexecute => Ok(()),
@@ -416,20 +419,20 @@ fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSende
     }
 }
 
-/// Whether a hook may be asked.
+/// Checks that a hook may be called.
 fn judge_question(before: &KeyModel, after: u64, by: &SwapSender) -> Checked {
     let policy = before.strict.max(by.policy);
-    ensure(policy == OnUnknown::Reconcile, "reconcile", "a hook was asked under another policy")?;
-    ensure(before.request == by.request, "S4", "a hook was asked for another request")?;
+    ensure(policy == OnUnknown::Reconcile, "reconcile", "a hook was called under another policy")?;
+    ensure(before.request == by.request, "S4", "a hook was called for another request")?;
     match before.phase {
         Phase::Held => {
             let due = before.latest >= before.lease_until.saturating_add(after);
-            ensure(due, "reconcile", "a hook was asked while the owner may still be at work")
+            ensure(due, "reconcile", "a hook was called while the owner may still execute")
         }
         Phase::Unknown => {
             let alone = !before.reconciling || before.was_lapsed();
-            ensure(alone, "reconcile", "a hook was asked twice at a time")
+            ensure(alone, "reconcile", "a hook was called twice at a time")
         }
-        _ => ensure(false, "reconcile", "a hook was asked about what was not in doubt"),
+        _ => ensure(false, "reconcile", "a hook was called for a record that was not undecided"),
     }
 }

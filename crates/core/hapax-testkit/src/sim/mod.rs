@@ -1,14 +1,14 @@
-//! A seeded world of workers, operators, a hook, a store and the network between them, in which
-//! everything goes wrong that may; and a ledger that knows what is true.
+//! A seeded simulation of workers, operators, a hook, a store and the network between them, with
+//! every kind of fault, and a ledger of the facts.
 //!
-//! 1. A seed gives a schedule: at least four workers with ten operations each, over three keys.
-//!    The same seed gives the same schedule.
-//! 2. The machine under test is Hapax's own: [`exchange`](hapax_core::exchange) and the state machine
+//! 1. A seed determines a schedule: at least four workers with ten operations each, over three
+//!    keys. The same seed gives the same schedule.
+//! 2. The code under test is Hapax's own: [`exchange`](hapax_core::exchange) and the state machine
 //!    behind it, without a runtime and without a future.
-//! 3. What the store takes is entered in a ledger by what its sender set out to do, and what
-//!    anybody is told is compared with it. The ledger is written from the promises and shares no
-//!    code with the machine.
-//! 4. A schedule that breaks a promise is played again and told step by step.
+//! 3. The ledger records each write that the store accepts by its sender's purpose, and compares
+//!    every answer with it. It is derived from the promises and shares no code with the state
+//!    machine.
+//! 4. A schedule that breaks a promise is played again with a trace of each step.
 //!
 //! ```
 //! let tally = hapax_testkit::sim::run(0..200).expect("no promise is broken");
@@ -42,11 +42,11 @@ use world::World;
 /// A schedule that broke a promise.
 #[derive(Clone, Debug)]
 pub struct SimFailure {
-    /// Play it again with [`run_seed`].
+    /// Seed of the schedule: play it again with [`run_seed`].
     pub seed: u64,
-    /// What it broke.
+    /// The broken promise.
     pub violation: PromiseViolation,
-    /// What happened until then, a line each.
+    /// Trace of the schedule until then, a line for each step.
     pub trace: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ pub fn run(seeds: Range<u64>) -> Result<Tally, Box<SimFailure>> {
 /// Plays the schedule of one seed.
 ///
 /// # Errors
-/// Its [`SimFailure`].
+/// The [`SimFailure`] of this schedule.
 pub fn run_seed(seed: u64) -> Result<Tally, Box<SimFailure>> {
     run(seed..seed + 1)
 }

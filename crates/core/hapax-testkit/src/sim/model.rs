@@ -1,13 +1,13 @@
-//! The facts that the ledger is made of.
+//! Facts of which the ledger consists.
 
 use hapax_core::{LeaseId, OnUnknown};
 
 /// A broken promise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PromiseViolation {
-    /// Which promise.
+    /// Name of the promise.
     pub promise: &'static str,
-    /// How it was broken.
+    /// Description of how it was broken.
     pub what: &'static str,
 }
 
@@ -17,10 +17,10 @@ pub(super) const fn ensure(holds: bool, promise: &'static str, what: &'static st
     if holds { Ok(()) } else { Err(PromiseViolation { promise, what }) }
 }
 
-/// Never.
+/// A time that never comes.
 pub(super) const NEVER: u64 = u64::MAX;
 
-/// Where a key stands.
+/// State of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     Absent,
@@ -30,37 +30,37 @@ pub(super) enum Phase {
     Released,
 }
 
-/// What is true of a key. Times are the store's clock, in microseconds.
+/// Facts about a key. Times are those of the store's clock, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeyModel {
     pub(super) phase: Phase,
-    /// The last execution that was let in; an index.
+    /// Index of the last execution that was admitted.
     pub(super) execution: u32,
     pub(super) generation: u32,
-    /// The strictest policy of the executions of this life.
+    /// The strictest policy of the executions of this generation.
     pub(super) strict: OnUnknown,
     pub(super) request: u8,
-    /// Until when its owner holds it, or whoever asks about it.
+    /// End of the owner's lease, or of the reconcile request under way.
     pub(super) lease_until: u64,
     pub(super) reconciling: bool,
     pub(super) keep_until: u64,
-    /// Lease and retention as agreed.
+    /// Lease and retention of the terms.
     pub(super) lease: u64,
     pub(super) retention: u64,
     pub(super) attempts: u32,
     pub(super) checkpoint: Option<u16>,
     pub(super) outcome: u16,
-    /// What an owner saw that gave up.
+    /// Outcome that an owner saw before it abandoned the operation.
     pub(super) glimpse: Option<u16>,
-    /// Counts the writes.
+    /// Number of writes.
     pub(super) version: u32,
-    /// The clock at its latest since the last write: a step back does not undo a lapse.
+    /// Latest time of the clock since the last write: a step back does not undo a lapse.
     pub(super) latest: u64,
-    /// The clock when this was seen.
+    /// Time of the clock when these facts were read.
     pub(super) clock: u64,
     pub(super) highest_fence: u64,
-    /// A second copy of an old swap brought an old tag back, after a purge. Other old swaps that
-    /// expect that tag may land now: on nobody's work.
+    /// True after a copy of an old swap restored an old write id on a purged key. Other old swaps
+    /// that expect that write id can then land too, without an execution.
     pub(super) echo: bool,
 }
 
@@ -109,13 +109,13 @@ impl KeyModel {
         self.latest >= self.lease_until
     }
 
-    /// Nobody is known to have it.
+    /// Returns whether the record has no owner and no outcome.
     pub(super) const fn vacant(&self) -> bool {
         matches!(self.phase, Phase::Absent | Phase::Released)
     }
 }
 
-/// An execution that was let in: a claim that landed.
+/// An execution that was admitted: its claim landed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelExecution {
     pub(super) key: u8,
@@ -128,18 +128,18 @@ pub(super) struct ModelExecution {
     pub(super) checkpoint: Option<u16>,
     pub(super) lease: u64,
     pub(super) takeover: bool,
-    /// Whether its claimer was told so, and when that lapses unless renewed.
+    /// True once its claimer was answered to execute.
     pub(super) told: bool,
     pub(super) effect: Effect,
-    /// Landed after its claimer had been answered otherwise.
+    /// True if it landed after its claimer got another answer.
     pub(super) stray: bool,
-    /// Let go without a word, as in a crash.
+    /// True if its lease was dropped without a write, as in a crash.
     pub(super) dropped: bool,
-    /// The process in which it is under way.
+    /// Process in which it is under way.
     pub(super) running: Option<u8>,
 }
 
-/// How far the effect of an execution got in the system downstream.
+/// Progress of an execution's effect towards the system downstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     None,
@@ -148,7 +148,7 @@ pub(super) enum Effect {
     Rejected,
 }
 
-/// What a verdict said.
+/// Verdict of a hook.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SimVerdict {
     Happened(u16),
@@ -156,17 +156,17 @@ pub(super) enum SimVerdict {
     CannotSay,
 }
 
-/// What a swap is for, as its sender sees it.
+/// Purpose of a swap, as its sender intends it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SwapPurpose {
     Execute {
-        /// As the first of a life.
+        /// True for the first execution of a generation.
         anew: bool,
         attempt: u32,
-        /// Because a hook said, about this version, that it did not happen.
+        /// Version of the record for which a hook answered that it did not happen.
         asked: Option<u32>,
     },
-    /// To extend a claim of one's own that landed.
+    /// Extends a claim of the same sender that landed.
     Own,
     Announce {
         after: u64,
@@ -196,18 +196,18 @@ pub(super) enum SwapPurpose {
     },
 }
 
-/// Who wrote, and on what terms.
+/// Sender of a write, and its terms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SwapSender {
     pub(super) exchange: u32,
-    /// The process that wrote.
+    /// Process of the sender.
     pub(super) process: u8,
-    /// Whose execution it is, for what holders do.
+    /// Execution of the sender, for an owner's writes.
     pub(super) execution: u32,
     pub(super) request: u8,
     pub(super) policy: OnUnknown,
     pub(super) lease: u64,
     pub(super) retention: u64,
-    /// A copy of this very swap was written before.
+    /// True if a copy of this swap was written before.
     pub(super) again: bool,
 }

@@ -1,4 +1,4 @@
-//! Between processes and store: swaps, loads, and what becomes of them on the way.
+//! The network between processes and store: swaps, loads, and their faults.
 
 use hapax_core::store::{Swap, Swapped};
 
@@ -41,7 +41,7 @@ impl World {
         self.transmit(exchange);
     }
 
-    /// Sends a copy of a conversation's swap.
+    /// Sends a copy of an exchange's swap.
     pub(super) fn transmit(&mut self, exchange: u32) {
         let state = &mut self.convs[exchange as usize];
         state.sends += 1;
@@ -67,10 +67,10 @@ impl World {
         self.at(patience, SimEvent::Timeout { exchange, message, sends });
     }
 
-    /// A few milliseconds, or longer than anybody waits.
+    /// Returns a few milliseconds, or longer than any timeout.
     pub(super) fn latency(&mut self, fault: Fault) -> u64 {
         let chance = match fault {
-            // Rarer messages: later more often.
+            // These messages are rarer, so that they are late more often.
             Fault::EffectDelayed | Fault::AnswerDelayed => 200,
             _ => self.plan.delay,
         };
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    /// The second half of a write that was checked before.
+    /// Does the second half of a write that was checked before.
     pub(super) fn set(&mut self, message: u32) {
         let SwapMessage { swap, exchange, .. } = &self.messages[message as usize];
         let key = usize::from(self.convs[*exchange as usize].key);
@@ -175,7 +175,7 @@ impl World {
                     let process = plan::process(state.process);
                     self.ledger.executions[entered as usize].running = Some(process);
                 }
-                // The sender has moved on, or is being told something else.
+                // The sender has another exchange, or gets another answer.
                 let late = state.over || state.message != id || message.answered;
                 if let Some(entered) = entered
                     && late
@@ -216,7 +216,7 @@ impl World {
 
     pub(super) fn reply(&mut self, exchange: u32, message: u32, reply: u32) {
         let state = &self.convs[exchange as usize];
-        // An answer to an earlier swap says nothing about this one.
+        // A reply to an earlier swap does not concern this one.
         if state.over || !state.waiting || state.message != message {
             return;
         }
@@ -241,7 +241,7 @@ impl World {
             return;
         }
         state.ambiguous = true;
-        note!(self, "c{exchange}: no answer");
+        note!(self, "c{exchange}: no reply");
         if self.forsaken(exchange) {
             return;
         }
@@ -276,7 +276,7 @@ impl World {
         self.at(delay, SimEvent::Looked { looker, seen });
     }
 
-    /// `seen` is the number of the look, from 1; 0 is a load that failed.
+    /// Passes on the result of a load. `seen` is its number, from 1; 0 is a load that failed.
     pub(super) fn looked(&mut self, looker: LoadOrigin, seen: u32, happening: SimEvent) {
         let found = seen.checked_sub(1).map(|at| self.looks[at as usize].clone());
         match looker {

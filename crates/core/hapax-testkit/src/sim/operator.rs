@@ -1,4 +1,4 @@
-//! Operators: they look, take their time, and decide.
+//! Operators: they load a record, wait, and decide.
 
 use hapax_core::FencingToken;
 use hapax_core::exchange::{WriteExchange, WriteResult};
@@ -34,7 +34,7 @@ impl World {
         };
         let worth = found.0.stored.is_some();
         self.operators[operator as usize].seen = Some(found);
-        // Some decide at once, some after lunch.
+        // Some decide at once, some much later.
         let most = if self.chance(500) { 50 * MS } else { 3_000 * MS };
         let thought = self.below(most);
         if worth {

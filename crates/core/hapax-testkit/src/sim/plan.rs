@@ -1,4 +1,4 @@
-//! What a schedule is made of: drawn once, from its seed.
+//! Parameters of a schedule, drawn once from its seed.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -9,24 +9,24 @@ use hapax_core::{Fingerprint, FingerprintScheme, OnUnknown, OperationId, Outcome
 use crate::SeededEntropy;
 
 pub(super) const WORKERS: usize = 4;
-/// Workers that are threads of one process: they crash and stand still together.
+/// Workers that are threads of one process: they crash and pause together.
 pub(super) const TOGETHER: usize = 2;
 pub(super) const KEYS: usize = 3;
 pub(super) const OPERATIONS: u32 = 10;
-/// Outcomes that a schedule can tell apart.
+/// Number of distinct outcomes in a schedule.
 pub(super) const OUTCOMES: usize = 4_096;
-/// Those from here on are operators'.
+/// First outcome of operators.
 pub(super) const OPERATORS_OUTCOMES: u16 = 3_072;
 
 pub(super) const MS: u64 = 1_000;
-/// How long a sender waits for its first copy.
+/// Time that a sender waits for a reply to its first copy.
 pub(super) const TIMEOUT: u64 = 50 * MS;
-/// A process that stands still for so long finds every record of before expired.
+/// Duration of a pause after which a process finds every earlier record expired.
 pub(super) const PAST_RETENTION: u64 = 8_000 * MS;
-/// No lease is shorter, and no clock steps back further, unless the schedule says so.
+/// The shortest lease, and the limit of the clock's steps back except in some schedules.
 const SHORTEST_LEASE: u64 = 400 * MS;
 
-/// Chances are per mille.
+/// Parameters of a schedule. Chances are per mille.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
     pub(super) lose: u64,
@@ -39,12 +39,12 @@ pub(super) struct Plan {
     pub(super) hookless: u64,
     pub(super) other_request: u64,
     pub(super) other_scheme: u64,
-    /// How far each process's clock is off; the last is the operators'.
+    /// Error of each process's clock; the last is the operators'.
     pub(super) skew: [i64; WORKERS + 1],
     pub(super) crashes: u64,
     pub(super) pauses: u64,
     pub(super) steps: u64,
-    /// The farthest that the store's clock steps back in all.
+    /// Limit of the sum of steps back of the store's clock.
     pub(super) back: u64,
     pub(super) operators: u64,
     pub(super) reaps: u64,
@@ -80,7 +80,7 @@ impl Plan {
         }
     }
 
-    /// Whether the fences of purged keys are out of what is promised.
+    /// Returns whether the clock may step back so far that the fences of purged keys may fall back.
     pub(super) const fn far_back(&self) -> bool {
         self.back > SHORTEST_LEASE
     }
@@ -113,7 +113,7 @@ impl Plan {
     }
 }
 
-/// The bytes of all outcomes; each is its own number.
+/// Bytes of all outcomes; each outcome is its own number.
 static NUMBERS: [u8; OUTCOMES * 2] = {
     let mut bytes = [0; OUTCOMES * 2];
     let mut at = 0;
@@ -130,7 +130,7 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| {
     let schemes = ["sim/0", "sim/1"];
     Names {
         schemes: schemes.map(|name| {
-            // Far shorter than a scheme may be.
+            // The name is far shorter than the limit of a scheme.
             FingerprintScheme::new(name).unwrap_or_else(|_| unreachable!("{name} is short"))
         }),
         fingerprints: schemes.map(|name| {
@@ -139,7 +139,7 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| {
     }
 });
 
-/// The process of a worker.
+/// Returns the process of a worker.
 pub(super) const fn process(worker: u8) -> u8 {
     worker / TOGETHER as u8
 }
@@ -157,7 +157,7 @@ pub(super) fn scheme(number: u8) -> FingerprintScheme {
     NAMES.schemes[usize::from(number)].clone()
 }
 
-/// Which scheme it is, of those above.
+/// Returns the number of a scheme of those above.
 pub(super) fn scheme_number(scheme: &FingerprintScheme) -> u8 {
     u8::from(*scheme == NAMES.schemes[1])
 }
@@ -174,7 +174,7 @@ pub(super) fn outcome(number: u16) -> Outcome {
     Outcome::new(Arc::clone(&FORMAT), bytes(number))
 }
 
-/// The number that `bytes` are.
+/// Returns the number in `bytes`.
 pub(super) fn number(bytes: &bytes::Bytes) -> u16 {
     bytes.iter().fold(0, |number, byte| number << 8 | u16::from(*byte))
 }

@@ -1,4 +1,4 @@
-//! What a world is made of.
+//! Events and parts of a world.
 
 use hapax_core::OnUnknown;
 use hapax_core::exchange::{ClaimExchange, Executions, Ownership, WriteExchange};
@@ -7,14 +7,14 @@ use hapax_core::store::{Swap, Swapped};
 use super::ledger::{KeyModel, SwapPurpose};
 use crate::SeededEntropy;
 
-/// What happens at some time.
+/// An event at some time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum SimEvent {
     /// A copy of a swap reaches the store.
     Arrive {
         message: u32,
     },
-    /// A store that checks and then sets does the second.
+    /// The second step of a store that checks and then sets.
     Set {
         message: u32,
     },
@@ -24,12 +24,12 @@ pub(super) enum SimEvent {
         message: u32,
         reply: u32,
     },
-    /// The store refuses a copy.
+    /// The store rejects a copy as unavailable.
     Reject {
         exchange: u32,
         sends: u32,
     },
-    /// A sender has waited long enough.
+    /// A sender's timeout ends.
     Timeout {
         exchange: u32,
         message: u32,
@@ -39,12 +39,12 @@ pub(super) enum SimEvent {
     Look {
         looker: LoadOrigin,
     },
-    /// What it found reaches its process; none when the load failed.
+    /// The result of a load reaches its process; 0 if the load failed.
     Looked {
         looker: LoadOrigin,
         seen: u32,
     },
-    /// A worker goes on with its operation.
+    /// A worker continues its operation.
     Go {
         worker: u8,
         operation: u32,
@@ -54,11 +54,11 @@ pub(super) enum SimEvent {
     Effect {
         execution: u32,
     },
-    /// A question reaches the hook.
+    /// A reconcile request reaches the hook.
     Inquire {
         exchange: u32,
     },
-    /// Its answer reaches the process.
+    /// The verdict reaches the process.
     Verdict {
         exchange: u32,
         said: u32,
@@ -75,7 +75,7 @@ pub(super) enum SimEvent {
     },
     Reap,
     Operator,
-    /// An operator has made up its mind.
+    /// An operator decides.
     Resolve {
         operator: u32,
     },
@@ -90,7 +90,7 @@ pub(super) enum LoadOrigin {
         worker: u8,
         operation: u32,
     },
-    /// Only by [`Bug::ResolvesByLoading`].
+    /// A load that only [`Bug::ResolvesByLoading`] sends.
     Carrier {
         exchange: u32,
         message: u32,
@@ -105,7 +105,7 @@ pub(super) enum WorkerStep {
     End,
 }
 
-/// A conversation with the store.
+/// An exchange with the store.
 #[derive(Debug)]
 pub(super) struct SimExchange {
     pub(super) process: u8,
@@ -114,11 +114,11 @@ pub(super) struct SimExchange {
     pub(super) key: u8,
     pub(super) message: u32,
     pub(super) sends: u32,
-    /// A definite answer is still to come.
+    /// True until a definite reply arrives.
     pub(super) waiting: bool,
-    /// Some copy may have landed, or may yet.
+    /// True if a copy may have landed, or may land later.
     pub(super) ambiguous: bool,
-    /// Nobody waits for it any more.
+    /// True if its caller no longer waits for it.
     pub(super) background: bool,
     pub(super) over: bool,
     pub(super) talk: ExchangeKind,
@@ -139,9 +139,9 @@ pub(super) struct SimClaim {
     pub(super) lease: u64,
     pub(super) retention: u64,
     pub(super) hook: Option<(u64, u64)>,
-    /// What landed of it last.
+    /// The last execution to which one of its swaps was admitted.
     pub(super) execution: Option<u32>,
-    /// The version that its question left, and the execution it was about.
+    /// The version that its announcement left, and the execution that it concerns.
     pub(super) asked: Option<(u32, u32)>,
 }
 
@@ -150,26 +150,26 @@ pub(super) struct SimWrite {
     pub(super) writing: WriteExchange,
     pub(super) execution: u32,
     pub(super) meaning: SwapPurpose,
-    /// Some swap of it was written.
+    /// True once one of its swaps was written.
     pub(super) landed: bool,
-    /// Kept until the end of an execution is written: it is under way until then.
+    /// Ownership until the end of an execution is written: until then it is under way.
     pub(super) ownership: Option<Ownership>,
 }
 
-/// A swap and what it is for.
+/// A swap and its purpose.
 #[derive(Debug)]
 pub(super) struct SwapMessage {
     pub(super) swap: Swap,
     pub(super) exchange: u32,
     pub(super) meaning: SwapPurpose,
     pub(super) landed: bool,
-    /// The store has answered a copy of it.
+    /// True once the store has answered a copy of it.
     pub(super) answered: bool,
-    /// The execution that it let in.
+    /// The execution that it admitted.
     pub(super) execution: Option<u32>,
 }
 
-/// What the store said, and what was true then.
+/// A reply of the store, and the facts at that time.
 #[derive(Clone, Debug)]
 pub(super) struct Reply {
     pub(super) swapped: Swapped,
@@ -179,15 +179,15 @@ pub(super) struct Reply {
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) epoch: u32,
-    /// The executions under way in this process; two workers share one.
+    /// The executions under way in this process; two workers share one process.
     pub(super) executions: Executions,
     pub(super) paused_until: u64,
     pub(super) left: u32,
     pub(super) tries: u32,
-    /// Counts operations: what was scheduled for an earlier one is void.
+    /// Number of the operation: events that were scheduled for an earlier one are void.
     pub(super) operation: u32,
     pub(super) key: u8,
-    /// What was true when it last looked.
+    /// Facts when it last loaded the record.
     pub(super) seen: KeyModel,
     pub(super) activity: Activity,
 }
@@ -206,21 +206,21 @@ pub(super) enum Activity {
 pub(super) struct SimExecution {
     pub(super) ownership: Ownership,
     pub(super) execution: u32,
-    /// The claim it came of.
+    /// Exchange of its claim.
     pub(super) exchange: u32,
     pub(super) lease: u64,
     pub(super) renewing: Option<u32>,
-    /// Its end waits for the renewal.
+    /// True if its end waits for the renewal.
     pub(super) ending: bool,
     pub(super) lost: bool,
     pub(super) checkpoints: u16,
 }
 
-/// The schedule's choices.
+/// Random choices of the schedule.
 #[derive(Debug)]
 pub(super) struct Dice(pub(super) SeededEntropy);
 
-/// Grants and tags, apart from the choices so that neither shifts the other.
+/// Lease ids and write ids, separate from the choices so that neither shifts the other.
 #[derive(Debug)]
 pub(super) struct Ids(pub(super) SeededEntropy);
 

@@ -1,17 +1,17 @@
-//! The store of the simulated installation: three cells and a clock that can be wrong.
+//! The store of the simulation: three records and a clock that can be wrong.
 
 use hapax_core::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax_core::{FencingToken, RecordState, Timestamp};
 
 use super::bug::Bug;
 
-/// When every schedule begins.
+/// Time at which every schedule begins.
 const EPOCH: u64 = 1_790_000_000_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct ModelStore {
     pub(super) records: Vec<Option<StoredRecord>>,
-    /// How far its clock is off, in microseconds.
+    /// Error of its clock, in microseconds.
     pub(super) offset: i64,
 }
 
@@ -22,7 +22,7 @@ impl ModelStore {
         self.offset = 0;
     }
 
-    /// What its clock shows when the time is `now`.
+    /// Returns the time of its clock at `now`.
     pub(super) const fn clock(&self, now: u64) -> u64 {
         (EPOCH + now).saturating_add_signed(self.offset)
     }
@@ -31,7 +31,7 @@ impl ModelStore {
         Snapshot { now: Timestamp::from_micros(self.clock(now)), stored: self.records[key].clone() }
     }
 
-    /// What a swap comes to, and whether it is to be written.
+    /// Returns the result of a swap, and whether it must be written.
     pub(super) fn judge(&self, key: usize, now: u64, swap: &Swap) -> (Swapped, bool) {
         let clock = Timestamp::from_micros(self.clock(now));
         let found = self.records[key].as_ref();
@@ -46,7 +46,7 @@ impl ModelStore {
         (Swapped::Stored(stamped(clock, &written(clock, found, swap))), true)
     }
 
-    /// Writes, whatever is there.
+    /// Writes over any record; returns the fence.
     pub(super) fn write(&mut self, key: usize, now: u64, swap: &Swap) -> u64 {
         let clock = Timestamp::from_micros(self.clock(now));
         let stored = written(clock, self.records[key].as_ref(), swap);
@@ -55,7 +55,7 @@ impl ModelStore {
         fence
     }
 
-    /// Removes what is due, and answers which.
+    /// Removes records that are due; returns their keys.
     pub(super) fn reap(&mut self, now: u64, bug: Option<Bug>) -> Vec<usize> {
         let clock = Timestamp::from_micros(self.clock(now));
         let due = |stored: &StoredRecord| match (bug, &stored.record.state) {

@@ -13,7 +13,7 @@ macro_rules! counts {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$count,)*];
 
-            /// In words.
+            /// Returns a name for the report.
             #[must_use]
             pub const fn words(self) -> &'static str {
                 match self {
@@ -25,7 +25,7 @@ macro_rules! counts {
 }
 
 counts! {
-    /// What is done to a simulated installation. A run asserts that each was done often.
+    /// Faults that are injected. A run asserts that each happened often.
     Fault:
     /// A request never reaches the store.
     RequestLost = "requests lost",
@@ -39,15 +39,15 @@ counts! {
     RequestRepeated = "requests repeated",
     /// A reply arrives twice.
     ReplyRepeated = "replies repeated",
-    /// The store says that it is unavailable.
-    Unavailable = "requests refused by the store",
-    /// A load gets no answer.
+    /// The store answers that it is unavailable.
+    Unavailable = "requests rejected by the store",
+    /// A load gets no reply.
     LoadFailed = "loads failed",
-    /// A process dies and starts anew.
+    /// A process crashes and starts anew.
     Crash = "crashes",
-    /// A process stands still for longer than a lease.
+    /// A process pauses for longer than a lease.
     PausePastLease = "pauses past a lease",
-    /// A process stands still for longer than any retention.
+    /// A process pauses for longer than any retention.
     PausePastRetention = "pauses past every retention",
     /// Records that were due are removed.
     Purge = "purges",
@@ -55,75 +55,75 @@ counts! {
     ClockForward = "clock steps forward",
     /// The store's clock jumps back.
     ClockBack = "clock steps back",
-    /// An operator says that an operation happened.
+    /// An operator decides that an operation happened.
     OperatorHappened = "operators: happened",
-    /// An operator says that an operation did not happen.
+    /// An operator decides that an operation did not happen.
     OperatorDidNot = "operators: did not happen",
-    /// An operator insists although the lease is live.
+    /// An operator uses force although the lease is live.
     OperatorForced = "operators: forced",
-    /// A claim meets a record with another policy.
+    /// A claim finds a record with another policy.
     MixedPolicies = "claims on another policy",
-    /// A claim is given up while nobody knows whether it landed.
+    /// A claim is given up while it is unknown whether it landed.
     ClaimGivenUp = "claims given up unknown",
-    /// A completion is held back while its process goes on.
-    HeldBack = "endings held back",
-    /// A renewal is given up while nobody knows whether it landed.
+    /// A completion is deferred while its process continues.
+    HeldBack = "deferred completions",
+    /// A renewal is given up while it is unknown whether it landed.
     RenewalGivenUp = "renewals given up unknown",
-    /// A lease is dropped without a word.
+    /// A lease is dropped without a write.
     Dropped = "leases dropped",
     /// An effect reaches the system downstream after its sender's lease.
     EffectDelayed = "effects delayed",
-    /// The hook's answer comes after the time to ask is over.
-    AnswerDelayed = "answers of the hook delayed",
+    /// The hook's verdict comes after the timeout.
+    AnswerDelayed = "verdicts delayed",
 }
 
 counts! {
-    /// What came of it: that the simulation gets into every corner.
+    /// Results of requests. A run asserts that the simulation reaches each of them.
     Event:
     /// Swaps stored.
     Stored = "swaps stored",
-    /// Swaps that met a conflict.
+    /// Swaps that were a conflict.
     Conflict = "swaps in conflict",
     /// Claims that may execute.
     Execute = "claims: execute",
-    /// Executions after another of the same life.
+    /// Executions after another of the same generation.
     Takeover = "takeovers",
     /// Claims answered with an outcome.
     Replay = "claims: replay",
-    /// Claims that met a live lease.
+    /// Claims that found a live lease.
     InFlight = "claims: in flight",
     /// Claims of another request.
     Mismatch = "claims: mismatch",
-    /// Claims that must not run again.
+    /// Claims that must not execute again.
     Unknown = "claims: unknown",
     /// Claims hashed again.
     Rehash = "claims: hashed again",
-    /// Claims that asked the hook.
-    Ask = "claims: ask",
+    /// Claims that called the hook.
+    Ask = "claims: reconcile",
     /// Exchanges that gave up.
     Contended = "exchanges contended",
-    /// The hook said that it happened.
+    /// Verdicts that it happened.
     SaidHappened = "hook: happened",
-    /// The hook said that it did not happen.
+    /// Verdicts that it did not happen.
     SaidDidNot = "hook: did not happen",
-    /// The hook could not say.
+    /// Verdicts that the hook cannot say.
     SaidNothing = "hook: cannot say",
     /// Renewals recorded.
     Renewed = "renewals recorded",
-    /// Endings recorded.
-    Recorded = "endings recorded",
-    /// Holders that were taken over.
-    Lost = "holders: lost",
-    /// Holders whose record is gone.
-    Gone = "holders: gone",
-    /// Claims that landed unheard and were released.
-    Released = "claims landed unheard, released",
-    /// Operators that were refused or came too late.
-    OperatorRefused = "operators: refused",
+    /// Ends of executions recorded.
+    Recorded = "ends recorded",
+    /// Owners that were superseded.
+    Lost = "owners: lost",
+    /// Owners whose record is gone.
+    Gone = "owners: gone",
+    /// Claims that landed after they were given up, and were released.
+    Released = "claims landed late, released",
+    /// Operators' decisions that were rejected or came too late.
+    OperatorRefused = "operators: rejected",
     /// Effects downstream.
     Effect = "effects",
-    /// Effects that a fence kept out.
-    EffectRefused = "effects refused by their fence",
+    /// Effects that a fence rejected.
+    EffectRefused = "effects rejected by their fence",
     /// Copies of a claim that landed on a purged key.
     Stray = "copies of old claims on purged keys",
 }
@@ -146,7 +146,7 @@ impl Tally {
         self.events[event as usize] += 1;
     }
 
-    /// The fault that was done least often, and how often.
+    /// Returns the rarest fault, and its count.
     #[must_use]
     pub fn rarest(&self) -> (Fault, u64) {
         let count = |fault: &Fault| self[*fault];

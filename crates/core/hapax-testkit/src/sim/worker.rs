@@ -1,4 +1,4 @@
-//! Workers: processes that claim, execute and end, and sometimes give up in between.
+//! Workers: they claim, execute and end, and sometimes give up in between.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ impl World {
                 }
                 let process = &self.processes[usize::from(worker)];
                 let key = usize::from(process.key);
-                // As the engine does: no bet on absence where this process executes the key.
+                // As the engine does: no claim expects absence if this process executes the key.
                 let seen = if process.executions.executes(&plan::key(key)) {
                     let truth = self.ledger.look(key, self.store.clock(self.now));
                     self.processes[usize::from(worker)].seen = truth;
@@ -45,7 +45,7 @@ impl World {
                     }
                     _ => false,
                 };
-                // The engine awaits a renewal under way. Whoever does not must come to no harm.
+                // The engine awaits a renewal under way. A worker that does not must do no harm.
                 if finish || self.chance(300) {
                     self.finish(worker);
                 }
@@ -108,7 +108,7 @@ impl World {
             talk,
         });
         note!(self, "worker {worker} claims k{key} for request {request}: {policy:?}, c{exchange}");
-        // It goes by what a waiter saw, if it needs no swap to be answered.
+        // If the claim needs no swap, its answer depends on what the waiter loaded.
         let truth = self.processes[usize::from(worker)].seen;
         self.claim_goes(exchange, next, &truth, false, None);
     }
@@ -124,15 +124,15 @@ impl World {
         let Some(execution) = self.ledger.entered(exchange, &ownership).or(execution) else {
             return self.judge(Err(PromiseViolation {
                 promise: "S1",
-                what: "told to execute, and no claim of it was written",
+                what: "answered to execute, but no claim was written",
             }));
         };
         let entered = &mut self.ledger.executions[execution as usize];
         let checkpoint = ownership.checkpoint().map(plan::number);
-        let judged = ensure(!entered.told, "S1", "told to execute twice")
-            .and(ensure(ownership.fence().get() == entered.fence, "S6", "told another fence"))
-            .and(ensure(ownership.attempt() == entered.attempt, "attempts", "told another attempt"))
-            .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "told another checkpoint"));
+        let judged = ensure(!entered.told, "S1", "answered to execute twice")
+            .and(ensure(ownership.fence().get() == entered.fence, "S6", "wrong fence"))
+            .and(ensure(ownership.attempt() == entered.attempt, "attempts", "wrong attempt"))
+            .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "wrong checkpoint"));
         entered.told = true;
         entered.running = Some(plan::process(worker));
         if entered.takeover {
@@ -174,7 +174,7 @@ impl World {
 
     fn renew(&mut self, worker: u8) {
         let checkpoint = self.chance(200);
-        // Now and then for longer than anything: before a transaction.
+        // Sometimes for much longer, as before a transaction.
         let times = if self.chance(50) { 10 } else { 1 };
         let Some(work) = self.working(worker) else { return };
         if work.lost || work.renewing.is_some() {
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// A renewal has its answer.
+    /// Passes the result of a renewal to its worker.
     pub(super) fn renewed(&mut self, exchange: u32, worker: u8, wrote: WriteResult) {
         let leave = self.chance(500);
         let Some(work) = self.working(worker) else { return };
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    /// A renewal says what stands in its way.
+    /// Passes the conflicting record of a renewal to the ownership.
     fn meets(&mut self, exchange: u32, worker: u8) {
         let ExchangeKind::Write(write) = &self.convs[exchange as usize].talk else { return };
         let seen = write.writing.seen().clone();
@@ -289,7 +289,8 @@ impl World {
         self.begin_write(work.exchange, &work.ownership, action, meaning, execution, false);
     }
 
-    /// After an error of the store: whether the conversation is sent no further.
+    /// Decides after an error of the store whether the exchange is given up; returns true if
+    /// nothing more is sent.
     pub(super) fn forsaken(&mut self, exchange: u32) -> bool {
         let SimExchange { process, operation, ambiguous, background, ref talk, .. } =
             self.convs[exchange as usize];
@@ -337,7 +338,7 @@ impl World {
             }
             Some(SwapPurpose::Operator { .. }) => state.over = true,
             Some(_) => {
-                note!(self, "c{exchange} is held back");
+                note!(self, "c{exchange} is deferred");
                 state.background = true;
                 self.tally.fault(Fault::HeldBack);
                 if current {
@@ -348,7 +349,8 @@ impl World {
         self.convs[exchange as usize].over
     }
 
-    /// An earlier copy of the claim may have landed late, on a purged key, and the claim knows.
+    /// Releases an earlier swap of the claim that landed late, on a purged key, and that the claim
+    /// has found.
     fn release_owned(&mut self, exchange: u32) {
         let ExchangeKind::Claim(claim) = &mut self.convs[exchange as usize].talk else { return };
         let ownership = claim.claiming.owned();
@@ -406,7 +408,7 @@ impl World {
         }
     }
 
-    /// The worker's operation is over; `again` if its client may try once more.
+    /// Ends the worker's operation. `again` is true if its client may retry.
     pub(super) fn end_operation(&mut self, worker: u8, again: bool) {
         if worker == OPERATORS {
             return;

@@ -1,4 +1,4 @@
-//! The world of a schedule: time, processes, and what happens next.
+//! The world of a schedule: time, processes, and the events to come.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ use super::store::ModelStore;
 use super::tally::{Event as Count, Fault, Tally};
 use crate::SeededEntropy;
 
-/// Says what happens, where somebody listens.
+/// Adds a line to the trace, if there is one.
 macro_rules! note {
     ($world:expr, $($words:tt)*) => {
         if let Some(trace) = &mut $world.trace {
@@ -28,13 +28,13 @@ macro_rules! note {
 }
 pub(super) use note;
 
-/// The operators' process. It neither crashes nor pauses.
+/// The operators' process, which neither crashes nor pauses.
 pub(super) const OPERATORS: u8 = WORKERS as u8;
 
-/// Nothing happens in between.
+/// Distance of times at which events happen.
 const GRAIN: u64 = MS / 2;
 
-/// A schedule that goes on for longer does not end.
+/// Limit of events; a schedule with more does not end.
 const MOST_EVENTS: u32 = 60_000;
 
 #[derive(Debug, Default)]
@@ -58,13 +58,13 @@ pub(super) struct World {
     pub(super) looks: Vec<(Snapshot, KeyModel)>,
     pub(super) operators: Vec<super::operator::Operator>,
     pub(super) downstream: super::downstream::Downstream,
-    /// Nothing goes wrong any more: what is under way comes to its end.
+    /// True after the last operation: no more faults happen, and requests under way end.
     pub(super) calm: bool,
     stepped_back: u64,
 }
 
 impl World {
-    /// A world with a bug, or none; it tells what happens if it is to.
+    /// Returns a world, with a planted bug if there is one, and with a trace if `tell` is set.
     pub(super) fn new(bug: Option<Bug>, tell: bool) -> Self {
         Self { bug, trace: tell.then(Vec::new), ..Self::default() }
     }
@@ -87,7 +87,7 @@ impl World {
     }
 
     fn reset(&mut self, seed: u64) {
-        // Seeds in a row give unrelated schedules.
+        // Consecutive seeds give unrelated schedules.
         self.rng = Dice(SeededEntropy::new(SeededEntropy::new(seed).next()));
         self.ids = Ids(SeededEntropy::new(SeededEntropy::new(!seed).next()));
         self.plan = Plan::draw(&self.rng.0);
@@ -113,7 +113,7 @@ impl World {
         self.foretell();
     }
 
-    /// What will go wrong by itself, and when.
+    /// Schedules crashes, pauses, clock steps, operators and reaping.
     fn foretell(&mut self) {
         const HORIZON: u64 = 12_000 * MS;
         for _ in 0..self.plan.crashes {
@@ -160,7 +160,7 @@ impl World {
             SimEvent::Verdict { exchange, said } if self.awake(exchange, happening) => {
                 self.verdict(exchange, said);
             }
-            // The process is dead, or asleep.
+            // The process has crashed or is paused.
             SimEvent::Reply { .. }
             | SimEvent::Reject { .. }
             | SimEvent::Timeout { .. }
@@ -185,7 +185,8 @@ impl World {
         }
     }
 
-    /// Whether the process of `conv` is there to hear of it; asleep, it hears of it later.
+    /// Returns whether the process of an exchange can receive an event. A paused process receives
+    /// it later.
     fn awake(&mut self, exchange: u32, happening: SimEvent) -> bool {
         let SimExchange { process, epoch, .. } = self.convs[exchange as usize];
         self.processes[usize::from(process)].epoch == epoch && !self.asleep(process, happening)
@@ -240,7 +241,7 @@ impl World {
         };
         self.tally.fault(past);
         for worker in together {
-            note!(self, "worker {worker} stands still for {} ms", micros / MS);
+            note!(self, "worker {worker} pauses for {} ms", micros / MS);
             let process = &mut self.processes[usize::from(worker)];
             process.paused_until = process.paused_until.max(self.now + micros);
         }
@@ -254,7 +255,7 @@ impl World {
             let left = self.plan.back.saturating_sub(self.stepped_back);
             let back = micros.unsigned_abs().min(left);
             self.stepped_back += back;
-            // A lapse that the step undoes has been one.
+            // Notes the latest time before the step, which does not undo a lapse.
             let clock = self.store.clock(self.now);
             for key in 0..KEYS {
                 self.ledger.look(key, clock);
@@ -288,7 +289,7 @@ impl World {
     }
 
     pub(super) fn at(&mut self, delay: u64, happening: SimEvent) {
-        // Coarse, so that deadlines are met to the microsecond.
+        // Coarse, so that events coincide with deadlines to the microsecond.
         let at = (self.now + delay).next_multiple_of(GRAIN);
         self.sequence += 1;
         self.queue.push(Reverse((at, self.sequence, happening)));
@@ -303,12 +304,12 @@ impl World {
         self.rng.0.below(bound)
     }
 
-    /// Whether something of this chance, per mille, happens.
+    /// Returns true with this chance, per mille.
     pub(super) fn chance(&self, per_mille: u64) -> bool {
         self.below(1_000) < per_mille
     }
 
-    /// Whether a fault of this chance happens now.
+    /// Returns true with this chance, per mille, while faults happen.
     pub(super) fn fails(&self, per_mille: u64) -> bool {
         !self.calm && self.chance(per_mille)
     }

@@ -1,4 +1,4 @@
-//! What the rules are written with.
+//! Helpers of the rules.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use hapax_core::{
 use super::StoreFixture;
 use crate::SeededEntropy;
 
-/// Sends of one request before a store counts as broken. A proxy that loses half the replies gets
-/// through in a handful.
+/// Limit of sends of one request, after which a store counts as broken. Through a proxy that loses
+/// half of the replies, a few are enough.
 const MAX_ATTEMPTS: u32 = 200;
 
 pub(super) const LEASE: Duration = Duration::from_secs(3);
@@ -25,7 +25,7 @@ pub(super) struct Bench<'a, F: StoreFixture> {
     fixture: &'a F,
     pub(super) store: Arc<F::Store>,
     entropy: SeededEntropy,
-    /// Calls of `reap` so far, and those among them that failed.
+    /// Number of calls of `reap` so far, and of those that failed.
     reaps: AtomicU32,
     failed_reaps: AtomicU32,
 }
@@ -65,7 +65,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         self.entropy.below(bound)
     }
 
-    /// A first execution: lease [`LEASE`], kept [`LONG`].
+    /// Returns the draft of a first execution: lease [`LEASE`], retention [`LONG`].
     pub(super) fn draft(&self) -> Draft {
         let lease_id = self.lease_id();
         let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
@@ -83,7 +83,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }
     }
 
-    /// Its completion with `outcome`.
+    /// Returns the draft of its completion with `outcome`.
     pub(super) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
         let outcome = Outcome::new("suite/1", outcome.to_vec());
         Draft {
@@ -102,7 +102,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         send(&*self.store, swap).await
     }
 
-    /// Writes, and returns how the store stamped it.
+    /// Sends a swap that must be stored; returns its stamps.
     pub(super) async fn stored(&self, swap: &Swap) -> Stamped {
         match self.send(swap).await {
             Swapped::Stored(stamped) => stamped,
@@ -110,7 +110,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         }
     }
 
-    /// Writes where something else is expected, and returns what is there.
+    /// Sends a swap that must be a conflict; returns the snapshot.
     pub(super) async fn refused(&self, swap: &Swap) -> Snapshot {
         match self.send(swap).await {
             Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.write_id, swap.expected),
@@ -118,14 +118,15 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         }
     }
 
-    /// Writes `draft` under a new key and returns key and cell.
+    /// Writes `draft` under a new key; returns key and stored record.
     pub(super) async fn put(&self, draft: Draft) -> (OperationId, StoredRecord) {
         let key = self.key();
         self.stored(&self.swap(key, None, draft)).await;
         (key, self.record(&key).await)
     }
 
-    /// Writes `draft` under a new key and returns key and tag: for what may be gone soon.
+    /// Writes `draft` under a new key; returns key and write id, without a load: the record may
+    /// expire soon.
     pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, WriteId) {
         let swap = self.swap(self.key(), None, draft);
         self.stored(&swap).await;
@@ -137,10 +138,10 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 
     pub(super) async fn record(&self, key: &OperationId) -> StoredRecord {
-        self.load(key).await.stored.expect("the cell was written and is not due")
+        self.load(key).await.stored.expect("the record was written and is not due")
     }
 
-    /// What a call of `reap` answers that is answered.
+    /// Calls `reap` until it succeeds; returns its result.
     pub(super) async fn reap(&self, limit: u32) -> Reaped {
         let limit = NonZeroU32::new(limit).unwrap();
         let mut last = None;
@@ -156,30 +157,31 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
             self.failed_reaps.fetch_add(1, Ordering::Relaxed);
             pause().await;
         }
-        panic!("no answer to {MAX_ATTEMPTS} calls of reap: {last:?}")
+        panic!("{MAX_ATTEMPTS} calls of reap failed: {last:?}")
     }
 
     pub(super) fn reaps(&self) -> u32 {
         self.reaps.load(Ordering::Relaxed)
     }
 
-    /// Whether a call of `reap` failed: it may be under way yet, beside the next ones.
+    /// Returns whether a call of `reap` failed: it may be under way yet, concurrent with later
+    /// ones.
     pub(super) fn reaps_failed(&self) -> bool {
         self.failed_reaps.load(Ordering::Relaxed) > 0
     }
 
-    /// Reaps until nothing more is due.
+    /// Calls `reap` until no record is due.
     pub(super) async fn reap_all(&self) {
         for _ in 0..MAX_ATTEMPTS {
             if !self.reap(100).await.more {
                 return;
             }
         }
-        panic!("reap says that there is more, {MAX_ATTEMPTS} times in a row");
+        panic!("reap returned `more` {MAX_ATTEMPTS} times in a row");
     }
 
-    /// Whether reaping removes a cell that is due. Where it removes itself, or where an earlier
-    /// reaping may be under way, that may take a moment.
+    /// Returns whether reaping removes a record that is due. That may take a moment if the store
+    /// expires records automatically, or if an earlier call may be under way.
     pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
         for _ in 0..MAX_ATTEMPTS {
             self.reap_all().await;
@@ -201,7 +203,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 }
 
-/// Sends a swap as the engine does: the same one again until the answer is definite.
+/// Sends a swap as the engine does: again, unchanged, until the reply is definite.
 pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
@@ -211,7 +213,7 @@ pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
         }
         pause().await;
     }
-    panic!("no answer to {MAX_ATTEMPTS} sends of a swap: {last:?}")
+    panic!("{MAX_ATTEMPTS} sends of a swap failed: {last:?}")
 }
 
 pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
@@ -223,7 +225,7 @@ pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
         }
         pause().await;
     }
-    panic!("no answer to {MAX_ATTEMPTS} loads: {last:?}")
+    panic!("{MAX_ATTEMPTS} loads failed: {last:?}")
 }
 
 fn readable(error: StoreError) -> StoreError {
@@ -233,7 +235,7 @@ fn readable(error: StoreError) -> StoreError {
     }
 }
 
-/// Room for a store to connect anew.
+/// Waits a moment, in which a store can reconnect.
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(2)).await;
 }

@@ -1,4 +1,4 @@
-//! Rules about a clock that tests can set.
+//! Rules of a clock that tests can set.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use hapax_core::FencingToken;
 
 use super::{Bench, ClockFixture};
 
-/// While the clock is behind the last fence, the next one is one larger.
+/// While the clock is behind the last fence, the next fence is one larger.
 pub async fn fences_grow_while_the_clock_steps_back<F: ClockFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let (key, mut stored) = bench.put(bench.draft()).await;
@@ -20,7 +20,7 @@ pub async fn fences_grow_while_the_clock_steps_back<F: ClockFixture>(fixture: &F
     }
 }
 
-/// Otherwise a fence is the clock of its write, in microseconds, to the last digit.
+/// Otherwise a fence is the exact time of its write, in microseconds.
 pub async fn fences_are_the_clock_in_microseconds<F: ClockFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..5 {

@@ -1,4 +1,4 @@
-//! A store that is emptied or replaced under its processes.
+//! Rules of a store that is emptied or replaced while processes use it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ pub trait EmptiedFixture: Send + Sync {
     /// The store.
     type Store: Store;
 
-    /// Whether it can be emptied while a process has it open, and several processes share it.
+    /// Whether it can be emptied while a process uses it, and several processes share it.
     const SHARED: bool = true;
 
-    /// Opens it, as a process that remembers the identity `known`.
+    /// Opens the store, as a process that remembers the identity `known`.
     fn open(&self, known: Option<String>) -> impl Future<Output = Arc<Self::Store>> + Send;
 
-    /// Returns the identity that `store` claims in.
+    /// Returns the identity in which `store` claims.
     fn known(&self, store: &Self::Store) -> Option<String>;
 
     /// Returns whether `store` found that it was emptied or replaced.
     fn is_replaced(&self, store: &Self::Store) -> bool;
 
-    /// Empties it, as an operator would by mistake; each round in a way of its own.
+    /// Empties the store, as an operator could by mistake; each round in a different way.
     fn empty(&self, round: u32) -> impl Future<Output = ()> + Send;
 
-    /// Confirms, as an operator, through `store`.
+    /// Confirms the new identity, as an operator, through `store`.
     fn confirm(&self, store: &Self::Store) -> impl Future<Output = ()> + Send;
 
-    /// Closes it, where it is not [`SHARED`](Self::SHARED).
+    /// Closes the store, if it is not [`SHARED`](Self::SHARED).
     fn close(&self, _: &Self::Store) -> impl Future<Output = ()> + Send {
         async {}
     }
@@ -39,9 +39,9 @@ pub trait EmptiedFixture: Send + Sync {
 
 const STRICT: [OnUnknown; 2] = [OnUnknown::Block, OnUnknown::Reconcile];
 
-/// Runs `HAPAX_EMPTIED_ROUNDS` rounds, by default 4: after the store was emptied, under a process
-/// that uses it or between two, no key under `block` or `reconcile` executes before an operator
-/// confirms it, and then in every process. Prints how many executed before that.
+/// Runs `HAPAX_EMPTIED_ROUNDS` rounds, by default 4. The store is emptied under a process that uses
+/// it, or between two. After that, no key under `block` or `reconcile` executes before an operator
+/// confirms; then it executes in every process. Prints how many executed before that.
 pub async fn emptied_rules<F: EmptiedFixture>(fixture: &F) {
     let rounds = std::env::var("HAPAX_EMPTIED_ROUNDS").map_or(4, |text| text.parse().unwrap());
     let (mut known, mut rejected, mut again) = (None, 0, 0);
@@ -59,11 +59,11 @@ pub async fn emptied_rules<F: EmptiedFixture>(fixture: &F) {
 
         let remembering = if F::SHARED {
             fixture.empty(round).await;
-            // One that never knew it may be there as well.
+            // A process without a remembered identity may be there as well.
             if round % 4 > 1 {
                 fixture.open(None).await;
             }
-            // A process that used it, or one that starts now and remembers it.
+            // A process that used the store, or one that starts now and remembers it.
             match round % 2 {
                 0 => Arc::clone(&first),
                 _ => fixture.open(known.clone()).await,
@@ -76,7 +76,7 @@ pub async fn emptied_rules<F: EmptiedFixture>(fixture: &F) {
         };
         drop(first);
         let after = engine(&remembering);
-        // Also where the first one to notice may execute.
+        // Includes rounds in which the first claim to notice may execute.
         if round % 3 == 0 {
             executes(&after, round, OnUnknown::Reexecute).await;
             assert!(fixture.is_replaced(&remembering), "{round}: unnoticed");
@@ -114,7 +114,7 @@ async fn executes(engine: &Idempotency, of: u32, on_unknown: OnUnknown) {
     assert!(matches!(claimed, Ok(Claim::Execute(_))), "{of}: {claimed:?}");
 }
 
-/// An engine that no test uses: the one before lets go of its store.
+/// Returns an engine that no test uses. It replaces one that must drop its store.
 fn nothing() -> Idempotency {
     engine(&Arc::new(hapax_core::MemoryStore::default()))
 }
@@ -134,7 +134,7 @@ async fn claim(
     engine.claim(&Scope::shared(), &key, &Same, &policy).await
 }
 
-/// A request that is the same each time.
+/// A request with a constant fingerprint.
 struct Same;
 
 impl OperationRequest for Same {

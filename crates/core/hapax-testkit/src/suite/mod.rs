@@ -1,6 +1,7 @@
-//! What every store must satisfy, one test for each rule.
+//! Rules of every store, as one test for each.
 //!
-//! A store's crate says how to open one for a test, by [`StoreFixture`], and calls the macros:
+//! A store's crate implements [`StoreFixture`], which opens a store for a test, and calls the
+//! macros:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -32,12 +33,13 @@
 //! }
 //! ```
 //!
-//! `clock_suite!` is for stores whose clock tests can set back ([`ClockFixture`]). Each rule is a `#[tokio::test]` of its own, so the crate needs tokio with `rt-multi-thread`
-//! among its dev-dependencies. Where opening is dear (a server), [`store_rules`] and its like run
-//! all the rules within one test.
+//! `clock_suite!` is for stores whose clock tests can set back ([`ClockFixture`]). Each rule is a
+//! separate `#[tokio::test]`, so that the crate needs tokio with `rt-multi-thread` among its
+//! dev-dependencies. If opening is expensive (a server), [`store_rules`] and its siblings run all
+//! rules within one test.
 //!
-//! The rules hold under a network that loses replies: a swap whose outcome is ambiguous is sent
-//! again, as the engine does it.
+//! The rules hold under a network that loses replies: a swap whose result is ambiguous is sent
+//! again, as the engine does.
 
 #![allow(
     clippy::expect_used,
@@ -69,19 +71,19 @@ pub use races::*;
 pub use swaps::*;
 pub use times::*;
 
-/// How to open a store for a test.
+/// A factory of stores for tests.
 pub trait StoreFixture: Send + Sync + 'static {
     /// The store.
     type Store: Store;
 
-    /// Whether cells vanish by themselves once they are due, without a call of `reap`.
+    /// Whether the store removes records that are due automatically, without a call of `reap`.
     const EXPIRES_BY_ITSELF: bool;
 
-    /// An empty store, which no other test uses.
+    /// Opens an empty store, which no other test uses.
     fn open(&self) -> impl Future<Output = Arc<Self::Store>> + Send;
 
-    /// Returns once the store's clock shows at least `by` more than at the call: moves the clock,
-    /// where the test has it in its hands, or [`wait`]s for it.
+    /// Returns once the store's clock shows at least `by` more than at the call. Moves the clock if
+    /// the test controls it, or [`wait`]s for it.
     fn pass(&self, store: &Self::Store, by: Duration) -> impl Future<Output = ()> + Send;
 }
 
@@ -96,7 +98,7 @@ pub async fn wait(store: &dyn Store, by: Duration) {
     let key = OperationId::from_bytes([0; 32]);
     let mut until = None;
     loop {
-        // A load that fails says nothing about the time: ask again.
+        // A failed load does not show the time; try again.
         if let Ok(seen) = store.load(&key).await {
             let until = *until.get_or_insert(seen.now.after(by));
             if seen.now >= until {
@@ -117,14 +119,14 @@ macro_rules! rules {
             )*
         }
 
-        // Tests of their own for each rule.
+        // A separate test for each rule.
         rules!(@export ($) $(#[$doc])* $suite $($rule)*);
     };
     (@export ($d:tt) $(#[$doc:meta])* $suite:ident $($rule:ident)*) => {
         $(#[$doc])*
         ///
-        /// Takes an expression that gives the [`StoreFixture`]($crate::suite::StoreFixture); makes a
-        /// `#[tokio::test]` of each rule.
+        /// Takes an expression that gives the [`StoreFixture`]($crate::suite::StoreFixture); makes
+        /// a `#[tokio::test]` of each rule.
         #[macro_export]
         macro_rules! $suite {
             ($d fixture:expr) => {
@@ -140,7 +142,7 @@ macro_rules! rules {
 }
 
 rules! {
-    /// Every rule that holds for all stores.
+    /// Checks all rules of every store.
     store_rules, store_suite, StoreFixture:
     absent_cells_load_as_absent
     a_swap_writes_where_nothing_is
@@ -173,7 +175,7 @@ rules! {
 }
 
 rules! {
-    /// Every rule of stores that can be paged through.
+    /// Checks all rules of stores that can be paged through.
     inspect_rules, inspect_suite, StoreFixture, Inspect:
     an_empty_store_has_an_empty_page
     pages_are_in_order_and_whole
@@ -183,7 +185,7 @@ rules! {
 }
 
 rules! {
-    /// Every rule of stores whose clock can be set.
+    /// Checks all rules of stores whose clock can be set.
     clock_rules, clock_suite, ClockFixture:
     fences_grow_while_the_clock_steps_back
     fences_are_the_clock_in_microseconds

@@ -1,4 +1,4 @@
-//! Rules about paging through a store.
+//! Rules of paging through a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -9,7 +9,7 @@ use hapax_core::{Inspect, OperationId, Outcome, Record, RecordState};
 
 use super::{Bench, StoreFixture};
 
-/// No cells, and no more of them.
+/// A page of an empty store has no records and no successor.
 pub async fn an_empty_store_has_an_empty_page<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -21,7 +21,7 @@ where
     assert_eq!(self::page(&bench, None, 10).await, (vec![(key, stored)], false));
 }
 
-/// Pages of any size, one after the other, hold every cell once, in ascending order of key.
+/// Pages of any size, one after the other, have every record once, in ascending order of key.
 pub async fn pages_are_in_order_and_whole<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -40,7 +40,7 @@ where
             assert!(records.len() <= limit as usize, "{} cells of {limit}", records.len());
             assert!(!(records.is_empty() && more), "an empty page that is not the last");
             found.extend(records);
-            assert!(found.len() <= all.len(), "pages of {limit} hold a cell twice");
+            assert!(found.len() <= all.len(), "pages of {limit} have a record twice");
             if !more {
                 break;
             }
@@ -49,7 +49,7 @@ where
     }
 }
 
-/// `after` need not be a key that is there, and is not on the page.
+/// `after` can be an absent key, and is not on the page.
 pub async fn a_page_begins_after_a_key<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -72,7 +72,7 @@ where
     }
 }
 
-/// What is past its keep is on its page until it is reaped.
+/// An expired record is on its page until it is reaped.
 pub async fn pages_hold_expired_cells<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -84,8 +84,8 @@ where
     assert_eq!(page(&bench, None, 10).await, (vec![(key, stored)], false));
 }
 
-/// A walk in steps of any size visits every cell that is unknown or whose lease lapsed, as it is, and
-/// no cell otherwise than it is.
+/// A walk in steps of any size visits every record that is unknown or whose lease lapsed. It visits
+/// every record unchanged.
 pub async fn a_walk_visits_every_undecided_cell<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
@@ -129,7 +129,7 @@ where
             let limit = NonZeroU32::new(limit).unwrap();
             place = match bench.store.scan(from.clone(), limit, &mut visit).await {
                 Ok(scanned) => scanned.next,
-                // A store with faults; the step is taken again.
+                // A store with faults; the step is repeated.
                 Err(_) => Some(from),
             };
         }
@@ -160,5 +160,5 @@ where
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    panic!("no answer to 200 calls of page: {last:?}")
+    panic!("200 calls of page failed: {last:?}")
 }

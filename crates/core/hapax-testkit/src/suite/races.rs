@@ -1,4 +1,4 @@
-//! Rules about callers at the same time.
+//! Rules of concurrent callers.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -17,10 +17,10 @@ use super::{Bench, StoreFixture};
 use crate::SeededEntropy;
 use crate::history::Recorder;
 
-/// Callers at the same time.
+/// Number of concurrent callers.
 const CALLERS: usize = 16;
 
-/// Sends all swaps at the same moment, each from a task of its own.
+/// Sends all swaps at the same moment, each from a separate task.
 async fn at_once<S: Store>(store: &Arc<S>, swaps: &[Swap]) -> Vec<Swapped> {
     let barrier = Arc::new(Barrier::new(swaps.len()));
     let mut tasks = JoinSet::new();
@@ -36,7 +36,7 @@ async fn at_once<S: Store>(store: &Arc<S>, swaps: &[Swap]) -> Vec<Swapped> {
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// The index of the only swap that was stored; all others must have met it.
+/// Returns the index of the only swap that was stored; all others must have found it.
 fn only_winner(swaps: &[Swap], answers: &[Swapped]) -> usize {
     let stored = |at: &usize| matches!(answers[*at], Swapped::Stored(_));
     let winners: Vec<_> = (0..swaps.len()).filter(stored).collect();
@@ -44,13 +44,13 @@ fn only_winner(swaps: &[Swap], answers: &[Swapped]) -> usize {
     for answer in answers {
         if let Swapped::Conflict(seen) = answer {
             let write_id = seen.stored.as_ref().map(|stored| stored.write_id);
-            assert_eq!(write_id, Some(swaps[winners[0]].write_id), "a loser met somebody else");
+            assert_eq!(write_id, Some(swaps[winners[0]].write_id), "a loser found another write");
         }
     }
     winners[0]
 }
 
-/// Of claims of one key at the same moment exactly one is stored, and the others meet it.
+/// If many claims of one key are sent at once, exactly one is stored, and the others find it.
 pub async fn one_of_many_claims_is_stored<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
@@ -61,7 +61,7 @@ pub async fn one_of_many_claims_is_stored<F: StoreFixture>(fixture: &F) {
     }
 }
 
-/// Of swaps that expect one tag exactly one is stored: a completion beside a takeover, say.
+/// If many swaps expect one write id, such as a completion and a takeover, exactly one is stored.
 pub async fn one_of_many_swaps_on_one_tag_is_stored<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
@@ -77,7 +77,7 @@ pub async fn one_of_many_swaps_on_one_tag_is_stored<F: StoreFixture>(fixture: &F
     }
 }
 
-/// Callers that each add to what they found, until it is stored, lose nothing.
+/// If callers add to what they found until it is stored, no addition is lost.
 pub async fn no_write_is_lost<F: StoreFixture>(fixture: &F) {
     const EACH: usize = 10;
     let bench = Bench::open(fixture).await;
@@ -98,12 +98,12 @@ pub async fn no_write_is_lost<F: StoreFixture>(fixture: &F) {
     assert_eq!((distinct.len(), found.len() / 16), (EACH * CALLERS, EACH * CALLERS));
 }
 
-/// Adds `tag` to those in the checkpoint. It is there already where a copy of the swap was stored
-/// whose reply was lost, and others were stored since.
+/// Adds `write_id` to those in the checkpoint. It is there already if a copy of the swap was
+/// stored, its reply was lost, and others were stored since.
 async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
     let mut seen = load(store, &key).await;
     loop {
-        let stored = seen.stored.expect("nobody removes it");
+        let stored = seen.stored.expect("no caller removes it");
         let mut added = stored.record.checkpoint.clone().unwrap_or_default().to_vec();
         if added.chunks(16).any(|one| one == write_id.as_bytes()) {
             return;
@@ -119,8 +119,8 @@ async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
     }
 }
 
-/// A swap whose future is dropped at any point was stored whole, or not at all, or will be; sent
-/// again it is stored.
+/// A swap whose future is dropped at any point is stored whole, or not at all, or later; sent again
+/// it is stored.
 pub async fn a_dropped_swap_is_whole_or_absent<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for polls in 0..24 {
@@ -144,7 +144,7 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: StoreFixture>(fixture: &F) {
     }
 }
 
-/// A cell that is renewed at the moment it is reaped is there or gone, and the renewal is told
+/// A record that is renewed while it is reaped is either present or absent, and the renewal returns
 /// which.
 pub async fn reaping_never_takes_a_renewed_cell<F: StoreFixture>(fixture: &F) {
     const KEEP: Duration = Duration::from_millis(30);
@@ -160,7 +160,7 @@ pub async fn reaping_never_takes_a_renewed_cell<F: StoreFixture>(fixture: &F) {
         let store = Arc::clone(&bench.store);
         tokio::spawn(async move {
             for _ in 0..40 {
-                // What failed is asked for again by the next round.
+                // A failed call is repeated by the next round.
                 let _ = store.reap(NonZeroU32::MIN).await;
                 tokio::task::yield_now().await;
             }
@@ -179,7 +179,7 @@ pub async fn reaping_never_takes_a_renewed_cell<F: StoreFixture>(fixture: &F) {
     reaping.await.expect("reaping ends");
 }
 
-/// What callers at the same time are told could have been told one after the other.
+/// Replies to concurrent callers are possible for a sequence of calls.
 pub async fn histories_are_linearizable<F: StoreFixture>(fixture: &F) {
     const ROUNDS: usize = 20;
     let bench = Bench::open(fixture).await;
@@ -211,7 +211,8 @@ struct Caller<S> {
 }
 
 impl<S: Store> Caller<S> {
-    /// Ten operations on what was last seen; each swap leaves a record that names its tag.
+    /// Executes ten operations on what it last found; each swap leaves a record that contains its
+    /// write id.
     async fn run(&self, key: OperationId) {
         let mut last = None;
         for _ in 0..10 {
@@ -240,12 +241,12 @@ impl<S: Store> Caller<S> {
     }
 }
 
-/// The tag that was found, which its record names too.
+/// Returns the write id that was found, and checks that the record contains it too.
 fn named(seen: &Snapshot) -> Option<WriteId> {
     let stored = seen.stored.as_ref()?;
     match &stored.record.state {
         RecordState::Done(outcome) => assert_eq!(**outcome.bytes(), stored.write_id.as_bytes()[..]),
-        other => panic!("found a state that nobody wrote: {other:?}"),
+        other => panic!("found a state that no caller wrote: {other:?}"),
     }
     Some(stored.write_id)
 }

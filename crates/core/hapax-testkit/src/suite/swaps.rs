@@ -1,4 +1,4 @@
-//! Rules about one swap after another.
+//! Rules of successive swaps.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use hapax_core::{FingerprintScheme, OnUnknown, OperationId, Outcome, Record, Rec
 use super::bench::LEASE;
 use super::{Bench, StoreFixture};
 
-/// Nothing was written: `load` finds nothing, and says what time it is.
+/// If nothing was written, `load` finds no record, and returns the time.
 pub async fn absent_cells_load_as_absent<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let seen = bench.load(&bench.key()).await;
@@ -16,7 +16,7 @@ pub async fn absent_cells_load_as_absent<F: StoreFixture>(fixture: &F) {
     assert!(seen.now.as_micros() > 0, "a store's clock counts from 1970: {seen:?}");
 }
 
-/// A swap that expects nothing writes where nothing is, and stamps what it wrote.
+/// A swap that expects no record writes where there is none, and stamps what it wrote.
 pub async fn a_swap_writes_where_nothing_is<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
@@ -27,7 +27,7 @@ pub async fn a_swap_writes_where_nothing_is<F: StoreFixture>(fixture: &F) {
     assert_eq!((stored.fence, stored.lease_until), (stamped.fence, stamped.lease_until));
 }
 
-/// A swap that expects the tag that is there replaces the whole cell.
+/// A swap that expects the present write id replaces the whole record.
 pub async fn a_swap_replaces_what_it_expected<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
@@ -38,7 +38,7 @@ pub async fn a_swap_replaces_what_it_expected<F: StoreFixture>(fixture: &F) {
     assert_eq!((stored.write_id, stored.record), (second.write_id, second.draft.record));
 }
 
-/// Something where nothing was expected, nothing where something was, or another tag: conflict.
+/// A record where none was expected, none where one was expected, or another write id: conflict.
 pub async fn a_swap_that_expected_something_else_changes_nothing<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let absent = bench.swap(bench.key(), Some(bench.write_id()), bench.draft());
@@ -53,7 +53,7 @@ pub async fn a_swap_that_expected_something_else_changes_nothing<F: StoreFixture
     }
 }
 
-/// What a conflict says is what `load` says.
+/// A conflict returns the same record as `load`.
 pub async fn a_conflict_brings_what_a_load_finds<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
@@ -65,7 +65,8 @@ pub async fn a_conflict_brings_what_a_load_finds<F: StoreFixture>(fixture: &F) {
     assert_eq!(later.stored, found);
 }
 
-/// A swap that was stored already is stored, whoever asked in between; nothing is written anew.
+/// A swap that was stored already is stored, even if another swap was rejected in between; nothing
+/// is written anew.
 pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let claim = bench.swap(bench.key(), None, bench.draft());
@@ -77,12 +78,12 @@ pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: StoreFixture>(
         bench.pass(Duration::from_millis(5)).await;
         let again = bench.stored(&swap).await;
         assert_eq!((again.fence, again.lease_until), (first.fence, first.lease_until));
-        assert!(again.now > first.now, "a repeated swap is answered with the time it is now");
+        assert!(again.now > first.now, "a repeated swap must return the present time");
         assert_eq!(bench.record(&swap.id).await, stored, "a repeated swap wrote again");
     }
 }
 
-/// Once another swap replaced what it wrote, a repeated one is a conflict.
+/// If another swap replaced what it wrote, a repeated swap is a conflict.
 pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
@@ -95,7 +96,7 @@ pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: StoreFixture>(f
     assert_eq!(bench.record(&first.id).await, stored);
 }
 
-/// A conflict leaves no trace: the same swap is stored once what it expects is there.
+/// A conflict leaves no trace: the same swap is stored once the write id that it expects is there.
 pub async fn a_conflicting_swap_may_be_stored_later<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
@@ -106,7 +107,7 @@ pub async fn a_conflicting_swap_may_be_stored_later<F: StoreFixture>(fixture: &F
     assert_eq!(bench.record(&first.id).await.write_id, second.write_id);
 }
 
-/// Keys that differ in a single bit, wherever it is, have cells of their own.
+/// Keys that differ in a single bit, at any position, have separate records.
 pub async fn keys_do_not_share_cells<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let base = *bench.key().as_bytes();
@@ -124,7 +125,7 @@ pub async fn keys_do_not_share_cells<F: StoreFixture>(fixture: &F) {
     assert_eq!(bench.load(&OperationId::from_bytes(base)).await.stored, None);
 }
 
-/// Every state, policy and optional part comes back as it was written, both by `load` and by a
+/// Every state, policy and optional part is read as it was written, both by `load` and by a
 /// conflict.
 pub async fn every_state_comes_back_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
@@ -174,14 +175,14 @@ fn unusual<F: StoreFixture>(
     Draft { record, stamp: Stamp::NextFence, lease, keep: Some(3 * lease) }
 }
 
-/// A record of 2 MiB, every byte value in it, comes back as written.
+/// A record of 2 MiB with every byte value is read as it was written.
 pub async fn big_records_come_back_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = bench.draft();
     draft.record.checkpoint = Some(bench.bytes(64 << 10).into());
     let draft = bench.done(&draft, &bench.bytes(2 << 20));
     let (key, stored) = bench.put(draft.clone()).await;
-    assert!(stored.record == draft.record, "2 MiB came back changed");
+    assert!(stored.record == draft.record, "2 MiB are changed after a load");
     let seen = bench.refused(&bench.swap(key, None, bench.draft())).await;
-    assert!(seen.stored == Some(stored), "2 MiB came back changed by a conflict");
+    assert!(seen.stored == Some(stored), "2 MiB are changed in a conflict");
 }

@@ -1,4 +1,4 @@
-//! Rules about fences, deadlines, expiry and reaping.
+//! Rules of fences, deadlines, expiry and reaping.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use hapax_core::store::{Draft, Stamp};
 use super::bench::{LEASE, LONG};
 use super::{Bench, StoreFixture};
 
-/// Short enough to wait for, long enough for a write and a load.
+/// A retention that is short enough to wait for, and long enough for a write and a load.
 const KEEP: Duration = Duration::from_millis(200);
 
-/// Each [`Stamp::NextFence`] gives a larger fence than the last, and one that the clock has
-/// reached.
+/// Each [`Stamp::NextFence`] gives a larger fence than the last, and none below the clock's time
+/// before the write.
 pub async fn new_executions_get_larger_fences<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let before = bench.load(&bench.key()).await.now;
@@ -54,7 +54,7 @@ pub async fn a_fence_survives_a_release<F: StoreFixture>(fixture: &F) {
     assert!(bench.stored(&next).await.fence > stored.fence);
 }
 
-/// Lease and keep are added to the store's clock at the moment of the write.
+/// Lease and retention are added to the store's clock at the moment of the write.
 pub async fn deadlines_count_from_the_stores_clock<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
@@ -75,7 +75,7 @@ pub async fn deadlines_count_from_the_stores_clock<F: StoreFixture>(fixture: &F)
     assert_eq!(keep, Some(stamped.lease_until));
 }
 
-/// What has no keep has no `keep_until`, and a later write can give it one, or take it.
+/// A record without a retention has no `keep_until`; a later write can add one, or remove it.
 pub async fn what_is_kept_for_ever_has_no_end<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
@@ -89,7 +89,7 @@ pub async fn what_is_kept_for_ever_has_no_end<F: StoreFixture>(fixture: &F) {
     }
 }
 
-/// A deadline too far to be written is as far as can be written, never in the past.
+/// A deadline beyond the largest time becomes that largest time, never one in the past.
 pub async fn immense_durations_do_not_wrap<F: StoreFixture>(fixture: &F) {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
     let bench = Bench::open(fixture).await;
@@ -105,7 +105,8 @@ pub async fn immense_durations_do_not_wrap<F: StoreFixture>(fixture: &F) {
     }
 }
 
-/// Past its keep a cell is still there, with its tag, and can be replaced by it alone.
+/// An expired record is still there, with its write id, and can only be replaced by a swap that
+/// expects it.
 pub async fn an_expired_cell_stays_until_it_is_reaped<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let (key, stored) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
@@ -118,11 +119,11 @@ pub async fn an_expired_cell_stays_until_it_is_reaped<F: StoreFixture>(fixture: 
     bench.stored(&bench.swap(key, Some(stored.write_id), bench.draft())).await;
 }
 
-/// A cell is reaped no sooner than a lease (as its record's terms say) past its keep, and then it
-/// is absent.
+/// A record is reaped no sooner than a lease (that of its terms) after it expires, and then it is
+/// absent.
 pub async fn reaping_waits_a_lease_past_the_keep<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
-    // Its own lease, of nothing, must not be taken for the one in its terms.
+    // The draft's own lease, of zero, must not be taken for the one in its terms.
     let draft = Draft { lease: Duration::ZERO, keep: Some(KEEP), ..bench.draft() };
     let (key, stored) = bench.put(draft).await;
     let due = stored.keep_until.expect("it has an end").after(LEASE);
@@ -138,10 +139,10 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: StoreFixture>(fixture: &F) {
     bench.stored(&anew).await;
 }
 
-/// A write sets anew when a cell is due, later or sooner.
+/// A write sets a new time at which a record is due, later or sooner.
 pub async fn reaping_goes_by_the_last_write<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
-    // Long enough for a write to come in time on a bad network.
+    // Long enough for a write to arrive in time on a bad network.
     let soon = Duration::from_secs(1);
     let short = |mut draft: Draft| {
         draft.record.terms.lease = soon;
@@ -156,7 +157,7 @@ pub async fn reaping_goes_by_the_last_write<F: StoreFixture>(fixture: &F) {
     assert!(bench.load(&later).await.stored.is_some(), "reaped by an older deadline");
 }
 
-/// What has no keep is never reaped, however long its lease is over.
+/// A record without a retention is never reaped, however long ago its lease ended.
 pub async fn reaping_spares_what_is_kept_for_ever<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = Draft { lease: Duration::ZERO, keep: None, ..bench.draft() };
@@ -168,7 +169,7 @@ pub async fn reaping_spares_what_is_kept_for_ever<F: StoreFixture>(fixture: &F) 
     assert_eq!(bench.record(&key).await, stored);
 }
 
-/// A call removes at most `limit` cells, and says when there may be more.
+/// A call removes at most `limit` records, and returns whether there may be more.
 pub async fn reaping_stops_at_its_limit<F: StoreFixture>(fixture: &F) {
     const CELLS: u32 = 7;
     let bench = Bench::open(fixture).await;
@@ -195,10 +196,10 @@ pub async fn reaping_stops_at_its_limit<F: StoreFixture>(fixture: &F) {
         if left == 0 {
             break;
         }
-        // A call that failed may be under way, and holds what this one leaves out.
+        // A failed call may be under way, and reaps what this one leaves out.
         let sure = !F::EXPIRES_BY_ITSELF && !bench.reaps_failed();
-        assert!(reaped.more || !sure, "{left} cells are due, and reap says that there is no more");
-        assert!(calls <= 200, "reap says that there is more, and removes nothing");
+        assert!(reaped.more || !sure, "{left} records are due, but `more` is false");
+        assert!(calls <= 200, "reap returned `more`, but removed nothing");
     }
     assert!(removed <= CELLS, "{removed} of {CELLS} cells removed");
     bench.reap_all().await;

@@ -1,4 +1,4 @@
-//! Asks the bank for one transfer.
+//! Client that requests one transfer from the bank.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long one attempt may take.
+/// Timeout of one attempt.
 const ATTEMPT: Duration = Duration::from_secs(8);
 
-/// Which door.
+/// Integration by which the request enters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Door {
     Handler,
     Function,
 }
 
-/// An answer that stays the same.
+/// A final response, which every retry must get.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
 }
 
-/// What an attempt came to.
+/// Result of an attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Reply {
     Final(Answer),
-    /// To be asked again: there is nobody, or nobody knows yet.
+    /// The client retries: the bank is not reachable, or the outcome is not known yet.
     NotYet(Option<StatusCode>),
     Unexpected(Answer),
 }

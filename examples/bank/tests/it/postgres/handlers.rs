@@ -36,7 +36,7 @@ use tower::ServiceExt;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a handler writes.
+/// Statement that a handler executes.
 const LINE: &str = "INSERT INTO work VALUES (1)";
 
 type Db = InTransaction<PgTx>;
@@ -55,7 +55,7 @@ impl World {
         Self::by(server, port).await
     }
 
-    /// Transactions by way of `port`.
+    /// Starts a world whose transactions connect by `port`.
     async fn by(server: PostgresServer, port: u16) -> Self {
         server.sql("postgres", "CREATE TABLE work (of bigint)").await;
         let store = PostgresStore::connect(server.url("postgres").parse().unwrap()).await.unwrap();
@@ -87,7 +87,7 @@ impl World {
         self.server.sql("postgres", "SELECT count(*) FROM work").await
     }
 
-    /// Every connection is in the pool, or gone, and in no transaction.
+    /// Asserts that every connection is in the pool or closed, and in no transaction.
     async fn at_rest(&self) {
         for _ in 0..2 {
             let client = timeout(LIMIT, self.pool.get()).await.unwrap().unwrap();
@@ -118,7 +118,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// A handler's own, for the first time.
+    /// Asserts that the response is a handler's own, not a replay.
     fn is_first(&self, status: u16) {
         assert_eq!((self.status, self.replayed), (status, Some(false)), "{self:?}");
     }
@@ -151,7 +151,7 @@ async fn ask(app: &Router, key: &str) -> Answer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_written_commits_with_what_is_final_and_good() {
     let world = World::new().await;
-    // Status, lines it leaves, and what the same key gets after that.
+    // Expected status of a duplicate, and whether it is a replay.
     let next = |status: u16| match status {
         201 | 303 | 402 => (status, true),
         429 => (429, false),
@@ -206,7 +206,7 @@ async fn a_transaction_may_be_dropped_early_taken_again_or_left_alone() {
             let tx: Tx<PgTx> = handle.take().await.unwrap();
             tx.execute(LINE, &[]).await.unwrap();
         }
-        // Not by somebody who takes it for something else.
+        // A request for another type of transaction is an error.
         assert!(handle.take::<String>().await.is_err());
         StatusCode::CREATED
     }));
@@ -221,7 +221,8 @@ async fn a_transaction_may_be_dropped_early_taken_again_or_left_alone() {
     ask(&alone, "alone").await.is_first(201);
     ask(&alone, "alone").await.is_replay(201);
 
-    // Two at a time are one too many: nothing is done, and the key is free.
+    // A second transaction at the same time is an error: nothing is executed, and the record is
+    // released.
     let both = world.app(post(|one: Db, _two: Db| async move {
         one.execute(LINE, &[]).await.unwrap();
         StatusCode::CREATED
@@ -252,7 +253,7 @@ async fn a_transaction_that_outlives_its_response_is_not_committed() {
     world.at_rest().await;
     assert_eq!(world.lines().await, "0");
 
-    // In a body that is read before there is an answer it does not.
+    // A body that is read before the response is sent does not keep it open.
     let app = world.app(post(|tx: Db| async move {
         tx.execute(LINE, &[]).await.unwrap();
         let body = Held(Some(Bytes::from("written")), tx);
@@ -262,7 +263,7 @@ async fn a_transaction_that_outlives_its_response_is_not_committed() {
     assert_eq!(world.lines().await, "1");
 }
 
-/// A body that has a transaction for as long as it is read.
+/// A body that has a transaction until it is dropped.
 struct Held(Option<Bytes>, #[expect(dead_code, reason = "it is held")] Db);
 
 impl http_body::Body for Held {

@@ -1,8 +1,8 @@
-//! The bank is killed again and again, between any two of its steps and at any moment, and the
-//! replies to its COMMITs are lost; clients ask until they are answered. In the end the ledger must
-//! say what they were told.
+//! Kills the bank repeatedly, between any two of its steps and at any moment, and loses the replies
+//! to its COMMITs, while clients retry until they get a response. In the end the ledger must agree
+//! with the responses.
 //!
-//! `HAPAX_KILLS=3000` says how often, `HAPAX_SEED` by which dice.
+//! `HAPAX_KILLS=3000` sets the number of kills, `HAPAX_SEED` the seed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,11 +22,11 @@ use super::process::Plan;
 
 const CLIENTS: u64 = 16;
 
-/// How often a transfer is asked for at most. While the bank is dead that takes a minute, and it is
-/// dead for moments. Counted, so that whoever pauses us does no harm.
+/// Limit of attempts for a transfer. Against a bank that is down they take a minute, and it is down
+/// only for moments. Attempts are counted, not timed, so that a paused machine does no harm.
 const ATTEMPTS: u32 = 4_000;
 
-/// How long the bank may take to die at a step of its own.
+/// Time within which the bank must end at a step of its own.
 const DEATH: Duration = Duration::from_secs(60);
 
 struct Seen {
@@ -36,7 +36,7 @@ struct Seen {
     faults: ProxyCounts,
 }
 
-/// Kills until there were so many, or `enough`.
+/// Kills the bank until `kills` were counted, or until a violation.
 async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
     let server = PostgresServer::start().await;
     server.sql("postgres", TABLES).await;
@@ -72,7 +72,7 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
     while killed + plan.deaths().values().sum::<u64>() < kills
         && ledger.lock().unwrap().violations.is_empty()
     {
-        // One life in three ends at a moment of ours, the others at steps of its own.
+        // One process in three is killed by the test, the others kill themselves at a step.
         let ours = dice.below(3) == 0;
         plan.die = if ours { 0 } else { 400 };
         let mut bank = plan.start(dice.below(u64::MAX));
@@ -84,7 +84,7 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
         }
     }
     proxy.set(FaultProxyRates::default());
-    // What is left is settled in peace.
+    // The remaining transfers finish without faults.
     plan.die = 0;
     over.store(true, Ordering::Relaxed);
     let mut bank = plan.start(0);
@@ -96,7 +96,8 @@ async fn torture(kills: u64, seed: u64, bug: Option<&'static str>) -> Seen {
     Seen { kills: killed, deaths: plan.deaths(), ledger, faults: proxy.counts() }
 }
 
-/// One transfer, until it is answered; sometimes in copies, and sometimes once more.
+/// Requests one transfer until it has a final response; sometimes with duplicates, and sometimes
+/// once more.
 async fn operate(port: u16, ledger: &Arc<Mutex<Ledger>>, dice: &Arc<SeededEntropy>, key: String) {
     let sender = dice.below(ACCOUNTS as u64) as i64 + 1;
     let receiver = (sender + dice.below(ACCOUNTS as u64 - 1) as i64) % ACCOUNTS + 1;
@@ -143,7 +144,7 @@ async fn the_ledger_says_what_clients_were_told() {
     let (done, declined) = ledger.tally();
     println!(
         "seed {seed}: {ours} kills at any moment, and at steps {deaths:?}; {done} transfers, \
-         {declined} declined, {} replies, {} of them to ask again; {faults:?}",
+         {declined} declined, {} replies, {} of them to retry; {faults:?}",
         ledger.replies, ledger.not_yet
     );
     assert!(ledger.violations.is_empty(), "{:#?}", ledger.violations);
@@ -170,7 +171,7 @@ async fn the_ledger_says_what_clients_were_told() {
     }
 }
 
-/// A record that is not in the transaction is found out.
+/// Finds a record that is not written in the transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_planted_bug_is_found() {
     'bugs: for bug in ["outside", "early"] {

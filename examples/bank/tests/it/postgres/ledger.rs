@@ -1,4 +1,4 @@
-//! What was answered, and whether the database agrees.
+//! Responses that clients received, and their comparison with the database.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,17 +7,17 @@ use hapax_testkit::servers::PostgresServer;
 
 use super::client::{Answer, Reply};
 
-/// Accounts, and what is in each at first.
+/// Number of accounts, and the first balance of each.
 pub(crate) const ACCOUNTS: i64 = 8;
 pub(crate) const BALANCE: i64 = 500;
 
-/// All that was asked and answered.
+/// Requests and responses of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     answers: HashMap<String, (Transfer, Option<Answer>)>,
     pub(crate) violations: Vec<String>,
     pub(crate) replies: u64,
-    /// Of these, the ones that said to ask again.
+    /// Replies, out of `replies`, that require a retry.
     pub(crate) not_yet: u64,
 }
 
@@ -26,7 +26,8 @@ impl Ledger {
         self.answers.entry(asked.reference.clone()).or_insert_with(|| (asked.clone(), None));
     }
 
-    /// Whether that settles it; if not, and it is `late`, it should have.
+    /// Records a reply. Returns whether the transfer is decided; if it is not and `late` is set,
+    /// that is a violation.
     pub(crate) fn heard(&mut self, asked: &Transfer, reply: Reply, late: bool) -> bool {
         self.replies += 1;
         match reply {
@@ -36,7 +37,7 @@ impl Ledger {
                 return false;
             }
             Reply::NotYet(last) => {
-                self.violations.push(format!("{}: not settled, last {last:?}", asked.reference));
+                self.violations.push(format!("{}: not decided, last {last:?}", asked.reference));
             }
             Reply::Unexpected(answer) => {
                 self.violations.push(format!("{}: {answer:?}", asked.reference));
@@ -61,14 +62,14 @@ impl Ledger {
         self.answers.len()
     }
 
-    /// How many were done, and how many declined.
+    /// Returns how many transfers happened and how many were declined.
     pub(crate) fn tally(&self) -> (usize, usize) {
         let answers = self.answers.values().filter_map(|(_, answer)| answer.as_ref());
         let done = answers.clone().filter(|answer| answer.status == 201).count();
         (done, answers.count() - done)
     }
 
-    /// Compares every answer with the ledger's lines, and those with the accounts.
+    /// Compares every response with the ledger's lines, and the lines with the accounts.
     pub(crate) async fn judge(&mut self, server: &PostgresServer) {
         let mut lines: BTreeMap<String, Vec<(i64, i64, i64, i64)>> = BTreeMap::new();
         let mut expected = HashMap::new();
@@ -85,7 +86,7 @@ impl Ledger {
         for (reference, (asked, answer)) in &self.answers {
             let lines = lines.remove(reference).unwrap_or_default();
             let Some(answer) = answer else {
-                self.violations.push(format!("{reference}: no answer"));
+                self.violations.push(format!("{reference}: no response"));
                 continue;
             };
             let right = match answer.status.as_u16() {
@@ -102,7 +103,8 @@ impl Ledger {
             }
         }
         for (reference, lines) in lines {
-            self.violations.push(format!("{reference}: nobody asked, and in the ledger {lines:?}"));
+            self.violations
+                .push(format!("{reference}: not requested, and in the ledger {lines:?}"));
         }
         let balances = server.sql("postgres", "SELECT id, balance FROM accounts").await;
         let mut sum = 0;
@@ -122,7 +124,7 @@ impl Ledger {
         let done = "SELECT count(*) FROM hapax_cells WHERE state = 'done'";
         let done = server.sql("postgres", done).await;
         if done != self.answers.len().to_string() {
-            self.violations.push(format!("{} were asked for, {done} are recorded", self.len()));
+            self.violations.push(format!("{} were requested, {done} are recorded", self.len()));
         }
     }
 }

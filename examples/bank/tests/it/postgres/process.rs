@@ -11,16 +11,16 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
-/// How long it may take to listen.
+/// Time within which the bank must listen.
 const START: Duration = Duration::from_secs(60);
 
-/// How to start it, each time.
+/// Settings of each process of the bank.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) port: u16,
     pub(crate) store: String,
     pub(crate) pool: String,
-    /// Once in how many steps it kills itself; 0 for never.
+    /// Average number of steps after which it kills itself; 0 for never.
     pub(crate) die: u64,
     pub(crate) bug: Option<&'static str>,
     pub(crate) log: PathBuf,
@@ -51,7 +51,7 @@ impl Plan {
         Bank { child: command.spawn().unwrap(), port: self.port }
     }
 
-    /// At which steps it killed itself, and how often.
+    /// Returns the steps at which it killed itself, and how often at each.
     pub(crate) fn deaths(&self) -> BTreeMap<String, u64> {
         let mut deaths = BTreeMap::new();
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -62,7 +62,7 @@ impl Plan {
     }
 }
 
-/// A bank that runs, or has died by itself.
+/// A process of the bank, running or ended.
 #[derive(Debug)]
 pub(crate) struct Bank {
     child: Child,
@@ -70,7 +70,7 @@ pub(crate) struct Bank {
 }
 
 impl Bank {
-    /// Waits until it listens. Whether it does: it may have died first.
+    /// Waits until the bank listens. Returns false if it killed itself first.
     pub(crate) async fn ready(&mut self) -> bool {
         let deadline = Instant::now() + START;
         while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
@@ -83,7 +83,7 @@ impl Bank {
         true
     }
 
-    /// Kills it (SIGKILL) after a while, unless it dies by itself before. Whether we did.
+    /// Kills the bank (SIGKILL) after `after`. Returns false if it killed itself before.
     pub(crate) async fn kill_after(&mut self, after: Duration) -> bool {
         let by_itself = tokio::time::timeout(after, self.child.wait()).await;
         if let Ok(status) = by_itself {
@@ -97,8 +97,8 @@ impl Bank {
     }
 }
 
-/// A port below those that the system gives to clients: while the bank is dead, no client connects
-/// to itself.
+/// Returns a free port below those that the system gives to clients, so that no client connects to
+/// itself while the bank is down.
 fn port() -> u16 {
     let from = 20_000 + std::process::id() as u16 % 10_000;
     let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();

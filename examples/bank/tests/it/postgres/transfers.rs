@@ -1,4 +1,4 @@
-//! The example, as it is.
+//! The example without faults.
 
 use hapax_bank::{Declined, TABLES, Transfer, TransferReceipt};
 use hapax_testkit::servers::PostgresServer;
@@ -44,7 +44,7 @@ async fn a_transfer_happens_once_by_either_door() {
         assert_eq!(declined.status, 402);
         let why: Declined = serde_json::from_slice(&declined.body).unwrap();
         assert_eq!(why, Declined::InsufficientFunds);
-        // It stays declined, whatever has come in since.
+        // It stays declined, even with a larger balance later.
         server.sql("postgres", "UPDATE accounts SET balance = balance + 5000 WHERE id = 1").await;
         assert_eq!(answer(plan.port, door, &asked("b", 1_000)).await, declined);
         server.sql("postgres", "UPDATE accounts SET balance = balance - 5000 WHERE id = 1").await;

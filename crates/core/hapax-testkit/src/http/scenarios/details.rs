@@ -1,4 +1,4 @@
-//! 23: what decides between two readings.
+//! Scenarios of statement 23: the reading of ambiguous requests.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let (client, caller) = (stage.client(), arena.unique("caller"));
     if arena.protocol() == Protocol::Http2 {
-        // It has no such header, whatever that names.
+        // HTTP/2 has no such header.
         for named in ["idempotency-key", "close, authorization", "x-other"] {
             let fate = fate(client, &caller, &[("connection", named)], None).await;
             assert_refused(fate, named);
@@ -52,7 +52,7 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: ScenarioContext) {
     client.send(harmless.request()).await.is_first(201, "1");
 }
 
-/// Nor whatever else decides whether two requests are the same.
+/// `Connection` must not name any other part that decides whether two requests are the same.
 pub async fn w23_connection_must_not_name_what_counts(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let fingerprint =
@@ -68,7 +68,7 @@ pub async fn w23_connection_must_not_name_what_counts(arena: ScenarioContext) {
     client.send(stage.post("k").header("x-tenant", "1").request()).await.is_first(201, "1");
 }
 
-/// The head of a payment of `caller` under `k`.
+/// Returns the head of a payment of `caller` under `k`.
 fn head(caller: &str) -> Vec<(&str, &str)> {
     vec![
         (":method", "POST"),
@@ -80,7 +80,7 @@ fn head(caller: &str) -> Vec<(&str, &str)> {
     ]
 }
 
-/// What becomes of a payment with these fields at its end, and this body.
+/// Sends a payment with these fields at its end, and this body; returns the end of its stream.
 async fn fate(
     client: Client,
     caller: &str,
@@ -100,20 +100,20 @@ fn assert_refused(fate: StreamEnd, what: &str) {
     assert!([StreamEnd::Rejected, StreamEnd::Answered(400)].contains(&fate), "{what}: {fate:?}");
 }
 
-/// In HTTP/2 a malformed message is an error of its stream (RFC 9113, 8.1.1), or 400.
+/// Checks that a malformed message in HTTP/2 is an error of its stream (RFC 9113, 8.1.1), or 400.
 async fn malformed_in_http2(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let (client, caller) = (stage.client(), arena.unique("caller"));
     for field in [
-        // Of connections, which HTTP/2 has not by header (8.2.2).
+        // Fields about connections, which HTTP/2 does not allow (8.2.2).
         ("connection", "close"),
         ("transfer-encoding", "chunked"),
         ("keep-alive", "timeout=5"),
         ("proxy-connection", "close"),
         ("upgrade", "h2c"),
         ("te", "gzip"),
-        // No names (8.2.1), and pseudo-headers where they may not be (8.3).
+        // Invalid names (8.2.1), and pseudo-headers where they are not allowed (8.3).
         ("X-Upper", "1"),
         ("bad name", "1"),
         (":path", "/other"),
@@ -136,7 +136,7 @@ async fn malformed_in_http2(arena: ScenarioContext) {
         assert_refused(raw.fate(1).await, missing);
     }
     assert_eq!(runs.count(), 0);
-    // Nothing was claimed; and as it should be, it is a request.
+    // Nothing was claimed, so that a well-formed request executes.
     let well = fate(client, &caller, &[("content-length", "3"), ("te", "trailers")], Some(b"abc"));
     assert_eq!(well.await, StreamEnd::Answered(0), "201, which has no place in the table");
     assert_eq!(runs.count(), 1);
@@ -164,7 +164,7 @@ pub async fn w23_malformed_framing_is_400(arena: ScenarioContext) {
         stream.write_all(format!("{head}{framing}").as_bytes()).await.unwrap();
         let mut status = [0; 12];
         let read = tokio::time::timeout(crate::http::TIMEOUT, stream.read_exact(&mut status)).await;
-        read.expect("no answer in time").expect("no answer");
+        read.expect("no response in time").expect("no response");
         assert_eq!(&status, b"HTTP/1.1 400", "{framing:?}");
     }
     assert_eq!(runs.count(), 0);
@@ -192,7 +192,7 @@ pub async fn w23_paths_reach_the_handler_as_they_came(arena: ScenarioContext) {
 pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
-    // Connections that are there already: new ones may be refused.
+    // Connections are opened now: new ones may be rejected during the drain.
     let mut connections = Vec::new();
     for _ in 0..4 {
         let mut connection = stage.client().connect().await;
@@ -204,10 +204,10 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     runs.reach(1).await;
     let drained = tokio::spawn(stage.instance().drain());
     let refused = loop {
-        // Until the drain has begun, a copy is told that the first is in flight.
+        // Until the drain has begun, a duplicate gets `in-flight`.
         let answer = match connection.try_send(stage.post("k").request()).await {
             Ok(answer) => answer,
-            // In HTTP/2 it may be the connection that says that it takes no more requests.
+            // In HTTP/2 the connection may state that it takes no more requests.
             Err(_) if arena.protocol() == Protocol::Http2 => break None,
             Err(error) => panic!("{error}"),
         };
@@ -215,7 +215,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
             break Some(answer);
         }
         if answer.header("connection") == "close" {
-            connection = connections.pop().expect("one closes with the first that hears of it");
+            connection = connections.pop().expect("one connection for each that closes");
         }
     };
     if let Some(refused) = refused {
@@ -225,7 +225,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     gate.open();
     first.await.unwrap().is_first(201, "1");
     tokio::time::timeout(crate::http::TIMEOUT, drained).await.unwrap().unwrap();
-    // What was in hand is recorded.
+    // The outcome of the request under way is recorded.
     drop(stage);
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_replay(201, "1");
@@ -242,7 +242,7 @@ pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: ScenarioContext) {
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
     tokio::time::timeout(crate::http::TIMEOUT, stage.instance().drain()).await.unwrap();
-    // Whether its client still hears of it depends on how the connection ends.
+    // How the connection ends decides whether the client gets a response.
     first.abort();
     drop(stage);
     let stage = arena.start(policy, counting(&runs)).await;

@@ -1,4 +1,4 @@
-//! 9–13: execution.
+//! Scenarios of statements 9–13: execution.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::http::{
     ScenarioPolicy, counting, handler, reply,
 };
 
-/// Counts a run, then waits for the gate, then answers with the run's number.
+/// Returns a handler that counts an execution, waits for the gate, and answers with the execution's
+/// number.
 pub(super) fn held(runs: &ExecutionCount, gate: &HandlerGate) -> Handler {
     let held = (runs.clone(), gate.clone());
     handler(move |_| {
@@ -28,13 +29,13 @@ pub(super) fn held(runs: &ExecutionCount, gate: &HandlerGate) -> Handler {
 
 pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
-    // Many come at once, and it is not the store's speed that is tested.
+    // Many requests arrive at once, and this does not test the store's speed.
     let policy =
         ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
     let copies: Vec<_> = (0..100).map(|_| stage.begin(stage.post("k"))).collect();
     runs.reach(1).await;
-    // Whoever comes while it runs is refused; those that have not come by then hear it replayed.
+    // A duplicate during the execution is rejected; one that arrives later gets a replay.
     stage.send(stage.post("k")).await.is_rejected(409, "in-flight");
     gate.open();
     let mut first = 0;
@@ -65,7 +66,7 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Scen
     assert_eq!(runs.count(), 1);
 }
 
-/// What hangs up before it has sent all of its request has asked for nothing.
+/// A request executes only if all of it has arrived.
 pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
     arena: ScenarioContext,
 ) {
@@ -85,7 +86,7 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
                 let mut stream = TcpStream::connect(client.address).await.unwrap();
                 stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
                 stream.shutdown().await.unwrap();
-                // Until the server has done with it: it answers, or closes.
+                // Waits until the server is done with it: it answers, or closes.
                 let mut said = Vec::new();
                 let read =
                     tokio::time::timeout(crate::http::TIMEOUT, stream.read_to_end(&mut said));
@@ -102,7 +103,7 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
                 ("authorization", caller.as_str()),
                 ("idempotency-key", "k"),
             ];
-            // Not an error, cancelled, and no word at all.
+            // No error, `CANCEL`, or no reset at all.
             for reason in [Some(0), Some(8), None] {
                 let mut raw = Raw2::connect(client).await;
                 raw.head(1, &fields, false).await;
@@ -115,11 +116,11 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
             }
         }
     }
-    // The key is free, or is again at once.
+    // The key was not claimed, or is released soon.
     let post = stage.post("k").header("authorization", &caller);
     let answer = stage.until(&post, |answer| answer.status != 409).await;
     answer.is_first(201, "1");
-    // All that was under way has ended by then.
+    // After this, all requests under way have ended.
     stage.end().await;
     assert_eq!(runs.count(), 1);
 }
@@ -131,7 +132,7 @@ pub async fn w12_a_handler_may_take_many_times_the_lease(arena: ScenarioContext)
     let slow = handler(move |_| {
         let run = count.next();
         async move {
-            // That it takes so long is what is tested.
+            // The scenario needs an execution that outlasts its lease.
             tokio::time::sleep(lease * 3).await;
             reply(201, run.to_string())
         }
@@ -145,7 +146,8 @@ pub async fn w12_a_handler_may_take_many_times_the_lease(arena: ScenarioContext)
     assert_eq!(runs.count(), 1);
 }
 
-/// Answers 429, which is retryable, on its first run, else 201; and notes what it was called with.
+/// Returns a handler that answers 429, which is retryable, on its first execution, else 201; it
+/// notes the requests.
 fn noting(calls: &Arc<Mutex<Vec<HandlerRequest>>>) -> Handler {
     let calls = Arc::clone(calls);
     handler(move |call| {
@@ -213,7 +215,7 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: ScenarioContext) 
     }
 }
 
-/// Nor where nothing is protected: a handler that sees one would take the request for one of ours.
+/// A handler of an unprotected route that received the header would take it for one of ours.
 pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: ScenarioContext) {
     let calls = Arc::default();
     let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
@@ -281,10 +283,10 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext)
     assert_eq!(runs.count(), 1);
 }
 
-/// Group `outages`: while the store takes the outcome there is no answer.
+/// Group `outages`: there is no response before the store has the outcome.
 pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
-    // The store may be silent for longer than this takes.
+    // The timeout of the store is longer than this scenario.
     let policy =
         ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, held(&runs, &gate)).await;
@@ -292,7 +294,7 @@ pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext
     runs.reach(1).await;
     stage.cut().await;
     gate.open();
-    // Whatever answers first and writes then has long answered.
+    // A layer that answers first and writes later would have answered by now.
     let early = tokio::time::timeout(Duration::from_secs(1), &mut first).await;
     assert!(early.is_err(), "{early:?}");
     stage.mend().await;
@@ -302,7 +304,7 @@ pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-/// Group `crashes`: what was answered is there after a crash at that moment.
+/// Group `crashes`: the outcome of a response survives a crash right after it.
 pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     for round in 1..=5 {
@@ -318,7 +320,7 @@ pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
     assert_eq!(runs.count(), 5);
 }
 
-/// Groups `outages` and `several`: a holder that was cut off too long, and taken over.
+/// Groups `outages` and `several`: an owner is cut off for longer than its lease, and taken over.
 pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy {
@@ -332,7 +334,7 @@ pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
     let first = lost.begin(lost.post("k"));
     runs.reach(1).await;
     lost.cut().await;
-    // Until its lease lapses.
+    // Retries until the lease has lapsed.
     let taken = heir.until(&heir.post("k"), |answer| answer.status == 201).await;
     taken.is_first(201, "2");
     lost.mend().await;

@@ -1,4 +1,4 @@
-//! 16, gRPC: classes by grpc-status, refusals without a body.
+//! Scenarios of statement 16 for gRPC: classes by grpc-status, rejections without a body.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hapax_core::OnUnknown;
@@ -15,7 +15,7 @@ use crate::http::{
     TestRequest, TestResponse, handler, reply,
 };
 
-/// A message in its frame.
+/// Returns a message in its frame.
 fn message(text: &str) -> Bytes {
     let mut frame = BytesMut::new();
     frame.put_u8(0);
@@ -24,8 +24,8 @@ fn message(text: &str) -> Bytes {
     frame.freeze()
 }
 
-/// Answers with the status that it is asked for: in the trailers, or, asked by `!`, in the headers
-/// and without a message. What comes after `=` is its word on the outcome.
+/// Returns a handler that answers with the status in the request: in the trailers or, after `!`, in
+/// the headers and without a message. After `=` comes the value of its outcome header.
 fn asked_for(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
@@ -47,7 +47,7 @@ fn asked_for(runs: &ExecutionCount) -> Handler {
                 response.headers_mut().insert("grpc-status", status);
                 return response;
             }
-            // For HTTP/1.1, which sends no trailers that are not told of.
+            // HTTP/1.1 sends only trailers that are announced.
             let told = HeaderValue::from_static("grpc-status");
             response.headers_mut().insert("trailer", told);
             let mut trailers = HeaderMap::new();
@@ -67,7 +67,7 @@ fn call(stage: &TestInstance, key: &str, text: &str) -> TestRequest {
     post.header("te", "trailers").body(message(text))
 }
 
-/// The status of a gRPC answer, wherever it is.
+/// Returns the status of a gRPC response, from its trailers or its headers.
 fn status(answer: &TestResponse) -> &str {
     assert_eq!(answer.status, 200);
     let trailers = answer.trailers.as_ref();
@@ -101,7 +101,7 @@ pub async fn w16_grpc_is_classified_by_its_status(arena: ScenarioContext) {
     }
 }
 
-/// Like 503: under `block` it is unknown.
+/// As with 503, the outcome is unknown under `block`.
 pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
@@ -109,14 +109,14 @@ pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: ScenarioCo
     for (code, again) in [("14", "14"), ("13", "9")] {
         let key = format!("k-{code}");
         assert_eq!(status(&stage.send(call(&stage, &key, code)).await), code);
-        // A key that was released takes another request; one whose outcome is unknown does not.
+        // A released record accepts another request; an unknown one does not.
         let other = stage.send(call(&stage, &key, &format!("!{code}"))).await;
         assert_eq!(status(&other), again);
     }
     assert_eq!(runs.count(), 3);
 }
 
-/// Whatever the profile says of 200: it is about HTTP.
+/// Profiles are about HTTP statuses; the 200 of a gRPC response does not count.
 pub async fn w16_profiles_say_nothing_of_grpc(arena: ScenarioContext) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
         let runs = ExecutionCount::new();
@@ -159,7 +159,7 @@ pub async fn w16_a_grpc_answer_overrides_its_status(arena: ScenarioContext) {
 fn is_rejected(answer: &TestResponse, code: &str, word: &str) {
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/grpc");
-    // Trailers only: all of it is in the head.
+    // A trailers-only response: all of it is in the head.
     assert_eq!(answer.header("grpc-status"), code, "{answer:?}");
     let message = answer.header("grpc-message");
     assert!(message.starts_with(&format!("{word}: ")), "{message}");

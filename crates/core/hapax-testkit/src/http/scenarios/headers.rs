@@ -1,4 +1,4 @@
-//! 29: the header of the key.
+//! Scenarios of statement 29: the header that has the key.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,10 +27,10 @@ pub async fn w29_a_route_may_have_the_key_in_another_header(arena: ScenarioConte
     let post = || stage.plain().header("x-idempotency-key", &key);
     stage.send(post()).await.is_first(201, "1");
     stage.send(post()).await.is_replay(201, "1");
-    // This header alone is the key.
+    // Only this header has the key.
     stage.send(post().header("idempotency-key", "other")).await.is_replay(201, "1");
     stage.send(stage.post("k")).await.is_unmarked(201, "2");
-    // By the same grammar, and forwarded as it came.
+    // The same grammar applies, and the value is forwarded unchanged.
     let refused = stage.send(stage.plain().header("x-idempotency-key", "a, b")).await;
     refused.is_rejected(400, "invalid-key");
     let detail = refused.problem()["detail"].as_str().unwrap().to_owned();

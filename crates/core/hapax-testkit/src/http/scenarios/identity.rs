@@ -1,4 +1,4 @@
-//! 6–8: scope and fingerprint.
+//! Scenarios of statements 6–8: scope and fingerprint.
 
 use hapax_core::JsonPointers;
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
@@ -21,7 +21,7 @@ pub async fn w06_two_scopes_never_see_each_others_records(arena: ScenarioContext
     stage.send(stage.post("k")).await.is_first(201, "1");
     let other = arena.unique("Basic other");
     let other = stage.post("k").header("authorization", other);
-    // Neither the answer of another caller, nor that the key was ever used.
+    // The second caller gets neither the first one's outcome nor a sign that the key was used.
     stage.send(other.clone().body("{}")).await.is_first(201, "2");
     stage.send(other.body("{}")).await.is_replay(201, "2");
     stage.send(stage.post("k")).await.is_replay(201, "1");
@@ -95,7 +95,7 @@ pub async fn w06_credentials_that_change_by_request_are_refused(arena: ScenarioC
     assert_eq!(runs.count(), 0);
 }
 
-/// Whether `retry` is the same request as `first`.
+/// Returns whether `retry` is the same request as `first`.
 async fn same(stage: &TestInstance, key: &str, first: &TestRequest, retry: &TestRequest) -> bool {
     let key = format!("\"{key}\"");
     let (first, retry) = (first.clone(), retry.clone());
@@ -110,7 +110,7 @@ async fn same(stage: &TestInstance, key: &str, first: &TestRequest, retry: &Test
     true
 }
 
-/// Of each pair, whether the second is the same request as the first.
+/// Checks for each pair whether the second is the same request as the first.
 async fn compare(
     arena: &ScenarioContext,
     policy: ScenarioPolicy,
@@ -255,7 +255,7 @@ fn form(boundary: &str, parts: &[&str]) -> String {
     body + &format!("--{boundary}--\r\n")
 }
 
-/// A POST that stands for another method is another request.
+/// A POST that names another method in a header is another request.
 pub async fn w07_a_named_method_counts(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
@@ -277,20 +277,20 @@ pub async fn w07_form_data_counts_without_its_boundary(arena: ScenarioContext) {
     assert!(same(&stage, "same", &first, &post("other 2", &["1", "two\r\nlines"])).await);
     assert!(!same(&stage, "order", &first, &post("----one", &["two\r\nlines", "1"])).await);
     assert!(!same(&stage, "part", &first, &post("other", &["1", "two\r\nline"])).await);
-    // As widespread clients write it: characters of a token, and an empty line before it.
+    // As widespread clients send it: characters of a token, and an empty line before the body.
     let kind = "multipart/form-data; boundary=*****1763641234567*****";
     let body = form("*****1763641234567*****", &["1", "two\r\nlines"]);
     let starred = stage.plain().kind(kind).body(format!("\r\n{body}"));
     assert!(same(&stage, "stars", &first, &starred).await);
-    // Two types, and whoever reads the one does not read the other: by its bytes.
+    // With two types, readers may disagree on which one counts: compared by its bytes.
     let two = |boundary: &str| post(boundary, &["1"]).more("content-type", "text/plain");
     assert!(!same(&stage, "two", &two("x"), &two("y")).await);
-    // As many parts as any form has, and one more.
+    // The limit of parts in a form, and one more.
     let many = vec!["1"; 4096];
     assert!(same(&stage, "many", &post("x", &many), &post("y", &many)).await);
     let more = vec!["1"; 4097];
     assert!(!same(&stage, "more", &post("x", &more), &post("y", &more)).await);
-    // What is not just parts counts by its bytes, the boundary included.
+    // A body with more than parts in it is compared by its bytes, the boundary included.
     let odd =
         |boundary: &str| post(boundary, &["1"]).body(format!("odd\r\n{}", form(boundary, &["1"])));
     assert!(same(&stage, "odd", &odd("x"), &odd("x")).await);
@@ -357,7 +357,7 @@ pub async fn w07_a_changed_configuration_makes_no_false_422(arena: ScenarioConte
 
     let except = JsonParts::Except(pointers(&["/at"]));
     let stage = arena.start(counts(BodyForm::Canonical, except), counting(&runs)).await;
-    // What was recorded is compared as it was then, what is new as it is now.
+    // A recorded request is compared by its recorded scheme, a new one by the present scheme.
     stage.send(old.clone()).await.is_replay(201, "1");
     stage.send(old.clone().body(r#"{"a":1}"#)).await.is_rejected(422, "key-reused");
     stage.send(old.header("x-mode", "2")).await.is_rejected(422, "key-reused");

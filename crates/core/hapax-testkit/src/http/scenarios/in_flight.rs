@@ -1,4 +1,4 @@
-//! 18: copies of a request in flight.
+//! Scenarios of statement 18: duplicates of a request in flight.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::http::{
 };
 
 fn wait(patience: Duration) -> ScenarioPolicy {
-    // Many come at once, and it is not the store's speed that is tested.
+    // Many requests arrive at once, and this does not test the store's speed.
     let store_timeout = crate::http::TIMEOUT;
     ScenarioPolicy {
         in_flight: InFlight::Wait(patience),
@@ -34,7 +34,7 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: ScenarioContext) {
         assert_eq!(answer.header("retry-after"), seconds.to_string());
         seconds
     };
-    // No later than the first has been running for, but at least 1.
+    // At most as long as the first has been executing, but at least 1.
     let asked = seconds(stage.send(stage.post("k")).await);
     assert!((1..=began.elapsed().as_secs() + 1).contains(&asked), "{asked}");
     let later = stage.until(&stage.post("k"), |answer| answer.header("retry-after") != "1").await;
@@ -52,13 +52,13 @@ pub async fn w18_no_later_than_the_lease_ends(arena: ScenarioContext) {
         .await;
     let first = stage.begin(stage.post("k"));
     runs.reach(1).await;
-    // Beyond what the time elapsed alone would say.
+    // Longer than the limit that the elapsed time alone would set.
     let until = Instant::now() + lease * 2;
     while Instant::now() < until {
         let copy = stage.send(stage.post("k")).await;
         copy.is_rejected(409, "in-flight");
         assert!(["1", "2", "3", "4"].contains(&copy.header("retry-after")), "{copy:?}");
-        // Often enough to see the last second of the lease.
+        // Often enough to observe the last second of the lease.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     gate.open();
@@ -80,8 +80,8 @@ pub async fn w18_waiting_copies_get_the_replay(arena: ScenarioContext) {
     assert_eq!(runs.count(), 1);
 }
 
-/// This many copies of `k`, as many as may wait: one more is refused, which it is only once all of
-/// them do.
+/// Starts `count` waiters of `k`, which must be the limit, and one more duplicate. That one is
+/// rejected, but only once all others wait.
 async fn all_waiting(stage: &TestInstance, count: usize) -> JoinSet<TestResponse> {
     let mut copies = JoinSet::new();
     for _ in 0..=count {
@@ -149,7 +149,7 @@ pub async fn w18_no_more_than_so_many_wait(arena: ScenarioContext) {
         let copy = stage.begin(stage.post("k"));
         copies.spawn(async move { copy.await.unwrap() });
     }
-    // Ten hear it at once, while the others wait.
+    // Ten are rejected at once, while the others wait.
     for _ in 0..10 {
         copies.join_next().await.unwrap().unwrap().is_rejected(409, "in-flight");
     }

@@ -1,4 +1,4 @@
-//! 1–5: keys.
+//! Scenarios of statements 1–5: keys.
 
 use std::sync::{Arc, Mutex};
 
@@ -101,7 +101,7 @@ pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: ScenarioContext
 pub async fn w03_the_body_need_not_be_read(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
-    // The client waits with its body until it is told to go on, which it never is.
+    // The client does not send its body before a 100, which never comes.
     let (body, never) = Channel::<Bytes>::new(1);
     let post = stage.post("a, b").header("expect", "100-continue").header("content-length", "5");
     let mut connection = stage.client().connect().await;
@@ -129,7 +129,7 @@ pub async fn w04_without_an_optional_key_a_request_passes_untouched(arena: Scena
     }
 }
 
-/// As the handler sees it: all that was sent, and nothing of ours.
+/// The handler receives all that was sent, and no headers of ours.
 pub async fn w04_and_its_handler_gets_it_as_it_came(arena: ScenarioContext) {
     let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let noted = Arc::clone(&calls);
@@ -162,7 +162,7 @@ pub async fn w05_post_and_patch_are_protected_by_default(arena: ScenarioContext)
         stage.send(post).await.is_replay(201, run);
     }
     for (method, run) in [(Method::PUT, 3), (Method::DELETE, 5), (Method::GET, 7)] {
-        // Its key is ignored, even one that is none.
+        // The key is ignored, even a malformed one.
         for (key, run) in [("k", run), ("a, b", run + 1)] {
             let post = stage.post(key).method(method.clone()).body("");
             stage.send(post).await.is_unmarked(201, &run.to_string());

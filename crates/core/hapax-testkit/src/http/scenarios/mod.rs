@@ -1,4 +1,4 @@
-//! The scenarios, by the numbers of the statements they check.
+//! Scenarios, by the numbers of the statements that they check.
 #![allow(missing_docs, reason = "a scenario's name says what it checks")]
 
 pub mod details;

@@ -1,4 +1,5 @@
-//! 20: while the store is away. Group `outages`, but for what is refused at the start.
+//! Scenarios of statement 20: the store is unavailable. Group `outages`, except for policies that
+//! are rejected at the start.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub async fn w20_open_is_refused_together_with_block(arena: ScenarioContext) {
     assert!(said.contains("open") && said.contains("block"), "{said}");
 }
 
-/// An execution whose store goes away before it ends.
+/// Executes an operation whose store becomes unreachable before it ends.
 async fn in_between(
     arena: &ScenarioContext,
     completion_outage: CompletionOutage,
@@ -84,7 +85,7 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Scenar
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Deliver).await;
     answer.is_first(201, "1");
     assert_eq!(answer.header("idempotency-recorded"), "pending");
-    // Copies that come here are answered from what is held back.
+    // A duplicate in this process is answered from the deferred write.
     let copy = stage.send(stage.post("k")).await;
     copy.is_replay(201, "1");
     assert_eq!(copy.header("idempotency-recorded"), "pending");
@@ -92,7 +93,7 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Scenar
     let recorded =
         |answer: &crate::http::TestResponse| answer.header("idempotency-recorded").is_empty();
     stage.until(&stage.post("k"), recorded).await.is_replay(201, "1");
-    // It is in the store: another process knows it.
+    // The outcome is in the store, so that another process finds it.
     stage.end().await;
     let stage = arena.start(brisk(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_replay(201, "1");

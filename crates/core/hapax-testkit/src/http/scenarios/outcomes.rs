@@ -1,4 +1,4 @@
-//! 14–16: what is kept.
+//! Scenarios of statements 14–16: outcomes that are stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::http::{
     ScenarioPolicy, TestInstance, handler, reply,
 };
 
-/// Answers with the status that the path ends in, and counts.
+/// Returns a handler that counts, and answers with the status at the end of the path.
 pub(super) fn by_path(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
@@ -29,12 +29,12 @@ pub(super) fn by_path(runs: &ExecutionCount) -> Handler {
     })
 }
 
-/// The body of the answer with this status to this run.
+/// Returns the body of the response with this status to this execution.
 fn body_of(status: u16, run: usize) -> String {
     if status == 304 || status == 204 { String::new() } else { run.to_string() }
 }
 
-/// Sends two requests under one key; the first executes, and what the second gets is of this class.
+/// Sends two requests under one key: the first executes, and the second gets what this class means.
 async fn twice(
     stage: &TestInstance,
     runs: &ExecutionCount,
@@ -74,7 +74,7 @@ async fn listed(
     unknown: &[u16],
 ) {
     let runs = ExecutionCount::new();
-    // Under `block`, what is unknown is told from what is released.
+    // Under `block`, an unknown outcome differs from a released record.
     assert_eq!(policy.on_unknown, OnUnknown::Block);
     let profile = policy.profile;
     let stage = arena.start(policy, by_path(&runs)).await;
@@ -125,14 +125,14 @@ pub async fn w14_a_503_is_retryable_under_reexecute(arena: ScenarioContext) {
     let stage = arena.start(policy, by_path(&runs)).await;
     let post = stage.post("k").to("/s/503");
     stage.send(post.clone()).await.is_first(503, "1");
-    // A key that was released takes another request; one whose outcome is unknown does not.
+    // A released record accepts another request; an unknown one does not.
     stage.send(post.body("{}")).await.is_first(503, "2");
     let post = stage.post("l").to("/s/500");
     stage.send(post.clone()).await.is_first(500, "3");
     stage.send(post.body("{}")).await.is_rejected(422, "key-reused");
 }
 
-/// The lists of a route.
+/// Returns the status lists of a route.
 fn lists(kept: &[&str], free: &[&str], unknown: &[&str]) -> StatusLists {
     let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
     StatusLists {
@@ -181,7 +181,7 @@ pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: S
     }
 }
 
-/// Breaks off in the middle of its answer.
+/// Returns a handler whose response breaks off in its body.
 pub(super) fn breaking(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |_| {
@@ -197,7 +197,7 @@ pub(super) fn breaking(runs: &ExecutionCount) -> Handler {
     })
 }
 
-/// One that ends before it is as long as it says, without any error.
+/// The response ends before its content length, without an error.
 pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let count = runs.clone();
@@ -274,7 +274,7 @@ pub async fn w15_a_lapsed_execution_runs_again_with_a_larger_fence(arena: Scenar
     assert!(fences[0] < fences[1], "{fences:?}");
 }
 
-/// Fails on its first run.
+/// Returns a handler that fails on its first execution.
 fn failing_once(runs: &ExecutionCount, fences: &Arc<Mutex<Vec<u64>>>) -> Handler {
     let (runs, fences) = (runs.clone(), Arc::clone(fences));
     handler(move |call| {
@@ -295,7 +295,7 @@ pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: ScenarioContext
     assert!(fences[0] < fences[1], "{fences:?}");
 }
 
-/// Under `block`, which is the default.
+/// `block` is the default.
 pub async fn w15_block_never_runs_again_by_itself(arena: ScenarioContext) {
     let (runs, fences) = (ExecutionCount::new(), Arc::default());
     let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
@@ -351,13 +351,14 @@ pub async fn w15_what_nobody_can_say_yet_is_409(arena: ScenarioContext) {
     assert_eq!((runs.count(), asked.lock().unwrap().len()), (1, 2));
 }
 
-/// With the key alone, the hook could not tell the operation of one caller from that of the other.
+/// From the key alone, the hook could not distinguish the operations of two callers.
 pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: ScenarioContext) {
     let charged: Arc<Mutex<HashMap<String, &'static str>>> = Arc::default();
     let runs = ExecutionCount::new();
     let (books, count) = (Arc::clone(&charged), runs.clone());
     let service = handler(move |call: HandlerRequest| {
-        // The first charges the first caller and the second fails before it charges the second.
+        // The first execution charges the first caller; the second fails before it charges the
+        // second caller.
         let (status, receipt) = match count.next() {
             1 => (500, Some("receipt of the first")),
             2 => (500, None),
@@ -411,7 +412,8 @@ pub async fn w16_success_only_keeps_2xx(arena: ScenarioContext) {
     table(arena, Profile::SuccessOnly, &[200, 201, 202, 204], &free, &[]).await;
 }
 
-/// Answers with the headers that its body lists, one `name: value` a line, after the status.
+/// Returns a handler that answers with the status and the headers that the request's body lists,
+/// one `name: value` a line after the status.
 pub(super) fn dictated(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
@@ -448,7 +450,7 @@ pub async fn w16_a_response_overrides_its_status(arena: ScenarioContext) {
 
 pub async fn w16_a_response_sets_its_retention(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
-    // Were it not for the handler's word, it would be kept for an hour.
+    // Without the handler's header, the outcome would be stored for an hour.
     let lease = Duration::from_secs(1);
     let stage =
         arena.start(ScenarioPolicy { lease, ..ScenarioPolicy::default() }, dictated(&runs)).await;

@@ -1,4 +1,4 @@
-//! 22: versions, framing, trailers, expiry.
+//! Scenarios of statement 22: versions, framing, trailers, expiry.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub async fn w22_one_key_over_both_protocols(arena: ScenarioContext) {
     assert_eq!(runs.count(), 1);
 }
 
-/// A body in pieces, with trailers if there are any.
+/// Returns a body in pieces, with trailers if there are any.
 pub(super) fn pieces<P: Into<Bytes>>(pieces: Vec<P>, trailers: Option<HeaderMap>) -> Body {
     let (mut sender, body) = Channel::<Bytes>::new(8);
     let frames: Vec<_> = pieces
@@ -93,11 +93,11 @@ pub async fn w22_trailers_are_stored_and_replayed(arena: ScenarioContext) {
     }
 }
 
-/// Those of an upstream are for the tests of gateways: no handler here can send any.
+/// A 100 of an upstream is checked by the gateway's tests: no handler here can send one.
 pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
-    // The server says 100 before it reads this body; the client's library skips it.
+    // The server sends 100 before it reads this body; the client's library skips it.
     let post = stage.post("k").header("expect", "100-continue");
     stage.send(post.clone()).await.is_first(201, "1");
     stage.send(post).await.is_replay(201, "1");
@@ -117,7 +117,7 @@ pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: ScenarioCo
     let first = stage.send(stage.post("k")).await;
     first.is_first(201, "1");
     let after = now();
-    // The store's clock may be a little off.
+    // The store's clock may differ a little.
     let said = moment(&first);
     assert!((before + 998..=after + 1003).contains(&said), "{before} {said} {after}");
     let replay = stage.send(stage.post("k")).await;
@@ -132,7 +132,7 @@ pub async fn w22_by_default_they_do_not(arena: ScenarioContext) {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 fn now() -> u64 {
     hapax_core::Clock::now(&hapax_core::SystemClock).as_micros() / 1_000_000
 }

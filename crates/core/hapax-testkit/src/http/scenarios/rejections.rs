@@ -1,4 +1,4 @@
-//! 21: refusals.
+//! Scenarios of statement 21: rejections.
 
 use hapax_core::OnUnknown;
 use hapax_http::server::KeyRule;
@@ -10,7 +10,7 @@ use crate::http::{
     counting,
 };
 
-/// One refusal of each of three kinds.
+/// Returns one rejection of each of three kinds.
 async fn refusals(stage: &TestInstance) -> [TestResponse; 3] {
     [
         stage.send(stage.plain()).await,
@@ -78,7 +78,7 @@ pub async fn w21_refusals_lead_to_the_documentation(arena: ScenarioContext) {
     }
 }
 
-/// A gateway in front keeps what it gets: it is told what a refusal means for its key.
+/// A gateway in front stores the response, so that a rejection states its outcome class for it.
 pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(strict(), held(&runs, &gate)).await;
@@ -104,7 +104,7 @@ pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContex
     assert_eq!(first.header("idempotency-outcome"), "");
 }
 
-/// What failed may have happened, for whoever is in front as well.
+/// A failed execution may have happened; the gateway in front gets `unknown`.
 pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
@@ -131,12 +131,12 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: ScenarioContext) 
     assert!(allowed.header("vary").to_ascii_lowercase().contains("origin"));
     let other = stage.send(from("https://evil.example")).await;
     other.is_rejected(400, "missing-key");
-    // None, or the one that is allowed: a browser compares.
+    // Absent, or the origin that is allowed: a browser compares.
     let allowed = other.header("access-control-allow-origin");
     assert!(["", "https://shop.example"].contains(&allowed), "{allowed}");
 }
 
-/// A page may read what it gets, whatever that is.
+/// Every response to a page has CORS headers.
 pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: ScenarioContext) {
     let cors = Some("https://shop.example");
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());

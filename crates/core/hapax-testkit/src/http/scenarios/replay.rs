@@ -1,4 +1,4 @@
-//! 17: replays.
+//! Scenarios of statement 17: replays.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::http::{
     ExecutionCount, Protocol, ScenarioContext, ScenarioPolicy, TestResponse, handler, reply,
 };
 
-/// All lines, in the order in which their names first came, values of one name as they came: what
-/// was between two lines of one name, a map of headers does not say.
+/// Returns all lines, by the order in which their names first came; values of one name in their
+/// order. A header map does not contain the order between lines of different names.
 fn lines<'a>(
     headers: &'a HeaderMap,
     but: &[HeaderName],
@@ -24,7 +24,7 @@ fn lines<'a>(
     names.map(|name| (name, headers.get_all(name).iter().collect())).collect()
 }
 
-/// The same without an order across names, which a proxy may change (RFC 9110, 5.3).
+/// Returns the lines without an order across names, which a proxy may change (RFC 9110, 5.3).
 fn sorted<'a>(
     headers: &'a HeaderMap,
     but: &[HeaderName],
@@ -34,8 +34,8 @@ fn sorted<'a>(
     lines
 }
 
-/// What a shape's answer must be, first or replayed: all of it, and nothing else but what the
-/// server writes around it.
+/// Checks a sample's response, first or replayed: all of it, and nothing else except what the
+/// server adds.
 fn check(
     answer: &TestResponse,
     shape: &ResponseSample,
@@ -65,13 +65,13 @@ fn check(
         assert_eq!(lines(&answer.headers, &but), lines(&first.headers, &but), "{name}");
     }
     let said = answer.headers.get(CONTENT_LENGTH);
-    // A zero is what servers' libraries write in HTTP/2 where there is no length; and they may leave
-    // out that of a 304, which is of another answer (RFC 9110, 8.6).
+    // In HTTP/2, servers' libraries write a zero if there is no length, and may omit that of a 304,
+    // which is the length of another response (RFC 9110, 8.6).
     let theirs = said.filter(|length| *length == "0");
     let given = shape.headers.contains_key(CONTENT_LENGTH);
     let length = match shape.status.as_u16() {
         204 => theirs.cloned(),
-        // Of nothing, HTTP/2 need not say how long it is.
+        // HTTP/2 may omit the length of an empty body.
         _ if said.is_none() && shape.body.is_empty() && !given => None,
         304 => said.and(theirs.or(shape.headers.get(CONTENT_LENGTH))).cloned(),
         _ if shape.trailers.is_some() => None,
@@ -81,7 +81,7 @@ fn check(
     let date = answer.headers.get_all(DATE).iter().collect::<Vec<_>>();
     assert_eq!(date.len(), 1, "{name}");
     if first.is_some() {
-        // Not that of the first answer, where the handler gave one.
+        // The replay has its own date, even if the handler set one.
         assert!(!shape.headers.get_all(DATE).iter().any(|given| given == date[0]), "{name}");
     }
 }
@@ -97,7 +97,7 @@ async fn replay_all(arena: ScenarioContext, cookies: Cookies) {
         let shape = given.iter().find(|shape| shape.name == name).unwrap().response();
         async move { shape }
     });
-    // Some are large, and it is not speed that is tested.
+    // Some responses are large, and this does not test speed.
     let store_timeout = crate::http::TIMEOUT;
     let policy = ScenarioPolicy {
         cookies,
@@ -108,7 +108,7 @@ async fn replay_all(arena: ScenarioContext, cookies: Cookies) {
     let stage = arena.start(policy, give).await;
     for shape in &*all {
         let post = stage.post(&shape.name).to(&format!("/shapes/{}", shape.name));
-        // HTTP/1.1 has trailers only for who asks for them.
+        // HTTP/1.1 sends trailers only to clients that request them.
         let post = post.header("te", "trailers");
         let first = stage.send(post.clone()).await;
         check(&first, shape, None, cookies);
@@ -145,7 +145,7 @@ pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     let said = match arena.protocol() {
         Protocol::Http1 => "201\nConnection: x-hop\nX-Hop: 1\nKeep-Alive: timeout=5\nX-End: 1",
-        // In HTTP/2 there are none that a handler could send.
+        // In HTTP/2 a handler cannot send hop-by-hop headers.
         Protocol::Http2 => "201\nProxy-Authenticate: Basic\nX-End: 1",
     };
     let post = stage.post("k").kind("text/plain").body(said);

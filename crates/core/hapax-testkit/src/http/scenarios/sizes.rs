@@ -1,4 +1,4 @@
-//! 19: limits, and what is not kept.
+//! Scenarios of statement 19: limits, and responses that are not stored.
 
 use bytes::Bytes;
 use hapax_http::Body;
@@ -20,7 +20,7 @@ pub async fn w19_a_request_over_its_limit_is_413_and_claims_nothing(arena: Scena
     let chunked = stage.client().send(chunked).await;
     chunked.is_rejected(413, "body-too-large");
     assert_eq!(runs.count(), 0);
-    // Nothing was claimed: another request may have the key.
+    // Nothing was claimed: another request may use the key.
     stage.send(stage.post("k").body(vec![b'x'; 1000])).await.is_first(201, "1");
 }
 
@@ -34,7 +34,7 @@ pub async fn w23_body_limits_are_for_protected_requests_with_a_key(arena: Scenar
     stage.send(put).await.is_unmarked(201, "2");
 }
 
-/// Answers with as many bytes as its body says.
+/// Returns a handler that answers with as many bytes as its body states.
 fn sized(runs: &ExecutionCount) -> Handler {
     let runs = runs.clone();
     handler(move |call| {
@@ -61,7 +61,7 @@ pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: Scenar
     assert_eq!(runs.count(), 2);
 }
 
-/// Sends one piece, then waits for the gate with the rest.
+/// Returns a handler that sends one piece, and the rest after the gate opens.
 fn streaming(runs: &ExecutionCount, gate: &HandlerGate, kind: &'static str) -> Handler {
     let held = (runs.clone(), gate.clone());
     handler(move |_| {
@@ -89,7 +89,7 @@ async fn streams(arena: ScenarioContext, policy: ScenarioPolicy, kind: &'static 
     assert_eq!(first.headers()["idempotency-replayed"], "false");
     let piece = tokio::time::timeout(crate::http::TIMEOUT, first.frame()).await.unwrap();
     assert_eq!(piece.unwrap().unwrap().into_data().unwrap(), "data: 1\n\n");
-    // It was final at the headers: a copy hears so while the stream goes on.
+    // The outcome was final with the headers: a duplicate gets it while the stream continues.
     let retry = stage.send(stage.post("k")).await;
     retry.is_rejected(409, "response-not-retained");
     assert_eq!(retry.problem()["original_status"], 200);

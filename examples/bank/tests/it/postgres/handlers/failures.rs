@@ -1,4 +1,4 @@
-//! What goes wrong around a handler's transaction.
+//! Failures around a handler's transaction.
 
 use hapax_http::server::transaction::TxOptionsError;
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
@@ -21,8 +21,8 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
     world.at_rest().await;
 }
 
-/// What fails in the database is rolled back and may be tried again; who lost against another is
-/// called again, and the client hears nothing of it.
+/// A database error rolls back and allows a retry. After a lost race the handler executes again
+/// within the same request, so that the client does not notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_of_the_database_roll_back_and_lost_races_run_again() {
     let world = World::new().await;
@@ -52,7 +52,7 @@ async fn errors_of_the_database_roll_back_and_lost_races_run_again() {
     let always = app(u32::MAX, "40001");
     ask(&always, "k").await.is_problem(503, "overloaded");
     assert_eq!(calls.swap(0, Ordering::SeqCst), 4);
-    // Released: the next one executes.
+    // The record is released, so that the next request executes.
     ask(&app(0, "40001"), "k").await.is_first(201);
 
     calls.store(0, Ordering::SeqCst);
@@ -98,12 +98,12 @@ async fn a_commit_in_doubt_is_no_success() {
         tx.execute(LINE, &[]).await.unwrap();
         StatusCode::CREATED
     }));
-    // The reply is lost, and it was committed: the client hears that.
+    // The reply to COMMIT is lost, but the engine finds that the transaction committed.
     proxy.set(FaultProxyRates { lose_reply: 1_000, ..FaultProxyRates::default() });
     ask(&app, "lost").await.is_first(201);
     ask(&app, "lost").await.is_replay(201);
     assert_eq!(world.lines().await, "1");
-    // Nobody knows for long.
+    // Without any reply, the outcome stays unknown for some time.
     proxy.set(FaultProxyRates { silence: 1_000, ..FaultProxyRates::default() });
     ask(&app, "silent").await.is_problem(503, "outcome-pending");
     ask(&app, "silent").await.is_problem(409, "in-flight");
@@ -132,7 +132,7 @@ async fn without_a_connection_nothing_is_done_and_the_key_is_free() {
     }
 }
 
-/// A client that hangs up, at any time from the first poll on.
+/// A client disconnects at any time from the first poll on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_hangs_up_changes_nothing() {
     let mut world = World::new().await;
@@ -149,7 +149,7 @@ async fn a_client_that_hangs_up_changes_nothing() {
     }
 }
 
-/// A hundred copies of what runs, on a pool of two.
+/// A hundred duplicates of executions that are in flight, with a pool of two connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_hold_no_connection() {
     let mut world = World::new().await;
@@ -176,7 +176,7 @@ async fn copies_hold_no_connection() {
     }
     let status = world.pool.status();
     assert_eq!((status.available, status.waiting), (0, 0));
-    // Others are executed meanwhile, without a transaction.
+    // Operations without a transaction execute meanwhile.
     let other = world.app(post(|| async { StatusCode::CREATED }));
     ask(&other, "other").await.is_first(201);
     go.wait().await;
@@ -186,7 +186,7 @@ async fn copies_hold_no_connection() {
     assert_eq!(world.lines().await, "2");
 }
 
-/// At the end of a drain handlers are cut off, and their transactions rolled back.
+/// The end of a drain cuts handlers off and rolls their transactions back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_rolls_back_what_it_cuts_off() {
     let world = World::new().await;
@@ -230,7 +230,7 @@ async fn routes_that_could_not_keep_their_word_are_refused() {
     });
     assert_eq!(short, Err(RouteError::Transactions(TxOptionsError::Lease)));
 
-    // And a handler of another route finds none.
+    // A handler of a route without transactions gets none.
     let mut plain = world.options.clone();
     plain.transactions = None;
     let policy = RoutePolicy::new(scope(), plain).unwrap();
@@ -240,7 +240,7 @@ async fn routes_that_could_not_keep_their_word_are_refused() {
     ask(&app, "k").await.is_problem(500, "handler-failed");
 }
 
-/// An error that is none of the database's is rolled back like any other.
+/// An error from elsewhere than the database is rolled back too, and its text stays private.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_is_told_to_nobody_outside() {
     let world = World::new().await;

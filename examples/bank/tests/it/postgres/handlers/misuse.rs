@@ -1,4 +1,4 @@
-//! Handlers that do with their transactions what they should not, or say nothing of them.
+//! Handlers that misuse their transactions, or do not state whether to commit.
 
 use hapax_core::store::{BoxFuture, Swap, Swapped};
 use hapax_core::transaction::{Transactions, TxError};
@@ -6,7 +6,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use super::*;
 
-/// What tonic makes of a status, and others of theirs.
+/// Builds a response with a gRPC status in its head, as tonic and other libraries do.
 fn response(kind: &str, status: &str) -> Response<Body> {
     Response::builder()
         .header("content-type", kind)
@@ -52,7 +52,7 @@ async fn what_does_not_tell_whether_it_refuses_is_rolled_back_unless_the_handler
     ask(&app(ExecutionHandle::commit), "refusal").await.is_replay(200);
     assert_eq!(world.lines().await, "1");
 
-    // Without a transaction there is nothing to decide.
+    // Without a transaction there is no decision to make.
     let none = world.app(post(|| async { response("application/grpc-web", "0") }));
     ask(&none, "none").await.is_first(200);
     ask(&none, "none").await.is_replay(200);
@@ -79,7 +79,7 @@ async fn a_handler_that_ends_its_transaction_is_not_done_twice() {
     world.at_rest().await;
 }
 
-/// What nobody has rolled back is not free to be done again.
+/// A failure whose writes were not rolled back leaves the outcome unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failure_without_a_transaction_is_like_any_other() {
     let world = World::new().await;
@@ -103,7 +103,7 @@ async fn a_failure_without_a_transaction_is_like_any_other() {
     }
 }
 
-/// A database whose transactions begin when there is a permit.
+/// A database in which a transaction begins only with a permit.
 #[derive(Debug)]
 struct Slow(PgTransactions, Arc<Semaphore>);
 
@@ -142,8 +142,8 @@ impl Transactions for Slow {
     }
 }
 
-/// Whoever takes a transaction in a task, and is answered for before it has begun, gets none: what
-/// it wrote there would be rolled back without a word.
+/// A task takes a transaction that has not begun when its handler responds, and gets an error.
+/// Otherwise its writes would be rolled back without notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_begins_after_the_response_is_given_to_nobody() {
     let mut world = World::new().await;

@@ -1,12 +1,12 @@
-//! What the world around does to a handler's transaction.
+//! Events outside the handler that affect its transaction.
 
 use hapax_testkit::faults::FaultProxy;
 use tokio_postgres::IsolationLevel;
 
 use super::*;
 
-/// Of two that have read what the other writes one has to go, and the server may find that when the
-/// record is written.
+/// Of two transactions that read what the other writes, one fails. The server may detect this only
+/// when the record is written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_race_at_the_last_statement_runs_again() {
     let mut world = World::new().await;
@@ -44,7 +44,7 @@ async fn a_lost_race_at_the_last_statement_runs_again() {
     assert_eq!(calls.load(Ordering::SeqCst), 2);
 }
 
-/// The network of a connection that is in the pool falls silent.
+/// The network of a pooled connection stops delivering packets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_begin_without_an_answer_is_waited_for_no_longer_than_said() {
     let server = PostgresServer::start().await;
@@ -61,7 +61,7 @@ async fn a_begin_without_an_answer_is_waited_for_no_longer_than_said() {
     ask(&app, "k").await.is_problem(503, "store-unavailable");
     proxy.cut();
     proxy.thaw();
-    // Nothing was done, and the key is free.
+    // Nothing was executed, and the record is released.
     let again = timeout(LIMIT, async {
         loop {
             let answer = ask(&app, "k").await;
@@ -74,12 +74,12 @@ async fn a_begin_without_an_answer_is_waited_for_no_longer_than_said() {
     assert_eq!(world.lines().await, "2");
 }
 
-/// Whatever the role's settings are, what a client was told survives a crash of the server.
+/// An acknowledged outcome survives a crash of the server under any settings of the role.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_acknowledged_is_durable() {
     let mut world = World::new().await;
     let server = &world.server;
-    // A server that writes what it may forget only now and then.
+    // The server flushes asynchronous commits only every 10 s.
     server.sql("postgres", "ALTER SYSTEM SET wal_writer_delay = '10s'").await;
     server.sql("postgres", "SELECT pg_reload_conf()").await;
     let role = "CREATE ROLE app SUPERUSER LOGIN; ALTER ROLE app SET synchronous_commit = off";
