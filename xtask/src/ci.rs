@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use crate::Command;
 use crate::setup::Skip;
 use crate::sh::{Failure, Outcome};
-use crate::{lint, long, test, tools};
+use crate::{features, lint, long, test, tools};
 
 pub(crate) const COMMAND: Command = Command {
     name: "ci",
-    summary: "lint, deny, test, a short simulation, a short fuzz",
+    summary: "lint, features, deny, test, a short simulation, a short fuzz",
     help: "Stops at the first step that fails and names it; prints how long each took.",
     run: |args| {
         args.finish()?;
@@ -21,8 +21,9 @@ pub(crate) const COMMAND: Command = Command {
 
 type Step = (&'static str, fn() -> Outcome);
 
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     ("lint", lint::run),
+    ("features", features::run),
     ("deny", tools::deny),
     ("test", || test::run(&Skip::default())),
     ("sim", || long::sim(100_000, 0)),
@@ -49,6 +50,6 @@ fn summary(times: &[(&str, Duration)], last: &str) {
     println!();
     for (at, (name, time)) in times.iter().enumerate() {
         let verdict = if at + 1 == times.len() { last } else { "ok" };
-        println!("{name:<8} {verdict:<8} {:>7.1} s", time.as_secs_f64());
+        println!("{name:<9} {verdict:<8} {:>7.1} s", time.as_secs_f64());
     }
 }

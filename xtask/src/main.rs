@@ -3,6 +3,7 @@
 mod args;
 mod ci;
 mod deps;
+mod features;
 mod lint;
 mod long;
 mod setup;
@@ -26,10 +27,11 @@ struct Command {
     run: fn(&mut Args) -> Outcome,
 }
 
-const COMMANDS: [&Command; 10] = [
+const COMMANDS: [&Command; 11] = [
     &setup::COMMAND,
     &test::COMMAND,
     &lint::COMMAND,
+    &features::COMMAND,
     &deps::COMMAND,
     &tools::DENY,
     &tools::FUZZ,
