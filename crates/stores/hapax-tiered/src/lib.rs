@@ -22,14 +22,14 @@
 //! use hapax_tiered::{MemoryCache, Tiered};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() {
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let authority = MemoryStore::default();
 //! // In production the authority is a file or Postgres.
 //! let store = Tiered::new(Arc::new(authority), Arc::new(MemoryCache::default()));
-//! let idempotency = Idempotency::builder(Arc::new(store.clone())).build()?;
+//! let idempotency = Idempotency::builder(store.clone()).build()?;
 //! assert_eq!(store.stats().hits, 0);
 //! # drop(idempotency);
-//! # }
+//! # Ok(()) }
 //! ```
 //!
 //! # Which pair to use
