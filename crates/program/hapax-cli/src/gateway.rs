@@ -1,31 +1,25 @@
 //! `hapax gateway`.
 
 mod args;
-mod build;
 mod check;
 pub(crate) mod environment;
-mod fields;
 mod file;
-mod fingerprint;
 mod limits;
 mod load;
-mod methods;
-mod transport;
-mod unused;
-mod value_args;
+mod settings;
 
 use std::io::Write;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hapax_gateway::{Config, Gateway, ReadCertificates, ReloadError};
+use hapax_gateway::{Config, Gateway, ReadCertificates};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::exit::CliError;
-use crate::logging::{self, LogFormat};
+use crate::logging;
 pub(crate) use args::GatewayArgs;
 use load::Loaded;
 pub(crate) use load::{StoreSettings, to_probe};
@@ -53,7 +47,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
         let _ = std::io::stdout().write_all(shown.as_bytes());
         return Ok(ExitCode::SUCCESS);
     }
-    logging::start(loaded.log_format, &loaded.log_level)?;
+    logging::start(loaded.config.log.format, &loaded.config.log.level)?;
     warn(&warnings);
     // Before anything listens: a signal that comes early is not lost.
     let mut signals = Signals::new()?;
@@ -77,8 +71,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
     tell(NotifyState::Ready);
-    let logs = (loaded.log_format, loaded.log_level);
-    let mut running = GatewayProcess { gateway, args, logs, routes: paths(&told) };
+    let mut running = GatewayProcess { gateway, args, routes: paths(&told) };
     running.obey(&mut signals).await;
     tell(NotifyState::Stopping);
     let gateway = running.gateway;
@@ -113,8 +106,6 @@ fn paths(config: &Config) -> Vec<String> {
 struct GatewayProcess {
     gateway: hapax_gateway::RunningGateway,
     args: GatewayArgs,
-    /// What the log was begun with.
-    logs: (LogFormat, String),
     /// The paths of its routes.
     routes: Vec<String>,
 }
@@ -192,16 +183,6 @@ impl GatewayProcess {
 
     /// Has what was read hold; how many routes that are.
     fn hold(&mut self, loaded: &Loaded) -> Result<usize, CliError> {
-        let (format, level) = &self.logs;
-        let differs = [
-            ("--log-format", *format != loaded.log_format),
-            ("--log-level", *level != loaded.log_level),
-        ];
-        let flags: Vec<_> =
-            differs.into_iter().filter_map(|(flag, differs)| differs.then_some(flag)).collect();
-        if !flags.is_empty() {
-            return Err(loaded.refused(&ReloadError::Restart(flags)));
-        }
         self.gateway.reload(loaded.config.clone()).map_err(|error| loaded.refused(&error))?;
         warn(&loaded.warnings());
         let routes = paths(&loaded.config);

@@ -2,20 +2,11 @@
 
 use std::io::{IsTerminal, stderr};
 
-use clap::ValueEnum;
-use serde::{Deserialize, Serialize};
+use hapax_gateway::LogFormat;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::CliError;
-
-/// How log lines look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LogFormat {
-    Text,
-    Json,
-}
 
 /// What `level` lets through.
 ///

@@ -6,6 +6,7 @@ mod error;
 mod lookup;
 mod policy;
 mod route;
+mod settings;
 mod transport;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,14 +23,17 @@ use crate::tls::{AllCertificates, TlsError};
 use crate::upstream::Origin;
 pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
-pub use error::ConfigError;
+pub use error::{ConfigError, NamesSettings};
 pub use lookup::RouteMatch;
 pub(crate) use policy::{ANSWER, ResolvedPolicy};
 pub use policy::{PolicyConfig, ScopeConfig};
 pub use route::{RouteConfig, RouteMode};
-pub use transport::{
-    IpNetwork, ListenTls, NetworkError, Transport, TransportError, UpstreamProtocol, UpstreamTls,
+pub(crate) use settings::changed;
+pub use settings::{
+    GATEWAY_SETTINGS, GivenSettings, POLICY_SETTINGS, ROUTE_SETTINGS, Setting, SettingInfo,
+    SettingWords, ValueKind, is_setting,
 };
+pub use transport::{IpNetwork, ListenTls, NetworkError, Transport, UpstreamProtocol, UpstreamTls};
 
 /// Everything a gateway is told. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -75,6 +79,8 @@ pub struct Config {
     pub limits: ServerLimits,
     /// TLS, versions of HTTP, and who is believed.
     pub transport: Transport,
+    /// Logs, for the program that has the gateway: the gateway itself begins none.
+    pub log: LogConfig,
     /// What holds where no route says otherwise.
     pub policy: PolicyConfig,
     /// Paths for which something else holds. Which of them a path falls under does not depend on
@@ -137,6 +143,37 @@ impl Default for ServerLimits {
     }
 }
 
+/// Logs of the program that has the gateway.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogConfig {
+    /// How lines look. Default: [`LogFormat::Text`].
+    pub format: LogFormat,
+    /// What is logged: a level, or directives like `info,hapax_gateway=debug`. Default `info`.
+    pub level: String,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, level: "info".to_owned() }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogFormat {
+    /// As text.
+    Text,
+    /// As JSON.
+    Json,
+}
+
+impl Default for Config {
+    /// The defaults, without an upstream: [`Config::check`] refuses them.
+    fn default() -> Self {
+        Self::new(Uri::default())
+    }
+}
+
 impl Config {
     /// The defaults, in front of `upstream`.
     #[must_use]
@@ -159,6 +196,7 @@ impl Config {
             drain_delay: Duration::ZERO,
             limits: ServerLimits::default(),
             transport: Transport::default(),
+            log: LogConfig::default(),
             policy: PolicyConfig::default(),
             routes: Vec::new(),
         }
@@ -183,11 +221,11 @@ impl Config {
             return Err(ConfigError::UpstreamPath);
         }
         if is_self(&upstream, self.listen) {
-            return Err(ConfigError::Loop(self.listen));
+            return Err(ConfigError::Loop { address: self.listen });
         }
         // With port 0 each has a port of its own.
         if self.admin.is_some_and(|admin| is_same(admin, self.listen)) {
-            return Err(ConfigError::AdminIsListen(self.listen));
+            return Err(ConfigError::AdminIsListen { address: self.listen });
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
@@ -201,13 +239,13 @@ impl Config {
         {
             return Err(ConfigError::CacheSecret);
         }
-        for (name, value) in [
-            ("--store-timeout", self.store_timeout),
-            ("--head-timeout", self.limits.head_timeout),
-            ("--body-timeout", self.limits.stall),
+        for (field, value) in [
+            ("store_timeout", self.store_timeout),
+            ("head_timeout", self.limits.head_timeout),
+            ("body_timeout", self.limits.stall),
         ] {
             if value.is_zero() {
-                return Err(ConfigError::ZeroTimeout(name));
+                return Err(ConfigError::Zero { field });
             }
         }
         let policy = self.policy.resolve(self)?;
@@ -221,11 +259,10 @@ impl Config {
         let resolved = ResolvedConfig { upstream, auth, policy, routes, memory, largest };
         // A reload cannot make it otherwise: what is https when there was none before needs a restart.
         let UpstreamTls { ca, client } = &self.transport.upstream_tls;
-        for (flag, is_said) in
-            [("--upstream-ca", ca.is_some()), ("--upstream-cert", client.is_some())]
+        for (field, is_said) in [("upstream_ca", ca.is_some()), ("upstream_cert", client.is_some())]
         {
             if is_said && !resolved.is_secure() {
-                return Err(ConfigError::TlsUnused(flag));
+                return Err(ConfigError::TlsUnused { field });
             }
         }
         Ok(resolved)
@@ -233,7 +270,7 @@ impl Config {
 
     fn resolve_routes(&self) -> Result<Vec<ResolvedPolicy>, ConfigError> {
         if self.routes.len() > RouteConfig::MOST {
-            return Err(ConfigError::ManyRoutes(RouteConfig::MOST));
+            return Err(ConfigError::ManyRoutes { most: RouteConfig::MOST });
         }
         let settle = |(index, route): (usize, &RouteConfig)| {
             route.resolve(self).map_err(|error| route.error(index, error))

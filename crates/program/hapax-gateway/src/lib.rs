@@ -62,9 +62,11 @@ mod units;
 mod upstream;
 
 pub use config::{
-    Config, ConfigError, Cors, CorsHeaders, ForwardAuth, IpNetwork, ListenTls, NetworkError,
-    Origins, PolicyConfig, RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits,
-    Transport, TransportError, UpstreamProtocol, UpstreamTls,
+    Config, ConfigError, Cors, CorsHeaders, ForwardAuth, GATEWAY_SETTINGS, GivenSettings,
+    IpNetwork, ListenTls, LogConfig, LogFormat, NamesSettings, NetworkError, Origins,
+    POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS, RouteConfig, RouteMatch, RouteMode, ScopeConfig,
+    ServerLimits, Setting, SettingInfo, SettingWords, Transport, UpstreamProtocol, UpstreamTls,
+    ValueKind, is_setting,
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use store::{

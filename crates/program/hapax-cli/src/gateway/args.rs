@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::fields::{GatewayFields, PolicyFields};
+use super::settings::FlagSettings;
 
 /// Idempotency in front of any HTTP service
 ///
@@ -26,13 +26,7 @@ pub(crate) struct GatewayArgs {
     pub(super) check: Option<Vec<String>>,
 
     #[command(flatten)]
-    pub(super) gateway: GatewayFields,
-
-    #[command(
-        flatten,
-        next_help_heading = "Policy (for all paths whose route in the file says nothing else)"
-    )]
-    pub(super) policy: PolicyFields,
+    pub(super) settings: FlagSettings,
 }
 
 const AFTER: &str = "\

@@ -2,12 +2,11 @@
 
 use std::fmt::Write as _;
 
-use hapax_gateway::{PolicyConfig, RouteMatch, RouteMode};
+use hapax_gateway::{POLICY_SETTINGS, PolicyConfig, RouteMatch, RouteMode};
 use hapax_http::server::KeyRule;
 use http::Method;
 
-use super::fields::PolicyFields;
-use super::load::{Loaded, said, section};
+use super::load::{Loaded, section, shown};
 use crate::exit::CliError;
 
 /// A request that `--check` is about.
@@ -57,7 +56,7 @@ impl Loaded {
         };
         let effect = effect(method, handling, policy);
         write!(text, "# {place}\n# {effect}\n\n").map_err(CliError::unavailable)?;
-        text.push_str(&section("[policy]", &said(&PolicyFields::of(policy)))?);
+        text.push_str(&section("[policy]", &shown(POLICY_SETTINGS, policy))?);
         text.push_str(self.callers_by_default(policy));
         Ok(text)
     }

@@ -1,6 +1,5 @@
 //! The file.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::io::{self, Read};
@@ -8,14 +7,11 @@ use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use hapax_gateway::{CacheUrl, StoreUrl};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use hapax_gateway::{GivenSettings, ROUTE_SETTINGS, SettingInfo, SettingWords};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
+use toml::de::{DeTable, DeValue, Error};
 
-use super::fields::{GatewayFields, PolicyFields};
-use super::value_args::UrlArg;
+use super::settings::{gateway, policy, words};
 
 /// The largest file, in bytes: with ten thousand routes it is as large.
 const LARGEST: u64 = 1 << 20;
@@ -23,9 +19,7 @@ const LARGEST: u64 = 1 << 20;
 /// What a file says.
 #[derive(Clone, Debug, Default)]
 pub(super) struct File {
-    pub(super) gateway: GatewayFields,
-    pub(super) policy: PolicyFields,
-    pub(super) routes: Vec<RouteFields>,
+    pub(super) given: GivenSettings,
     /// Whether every user can read it.
     is_open_to_all: bool,
     /// Where each field is said, in which section.
@@ -40,27 +34,6 @@ pub(super) enum Section {
     /// The so-manieth, from 0.
     Route(usize),
 }
-
-/// `[[route]]`.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RouteFields {
-    pub(super) path: String,
-    pub(super) name: Option<String>,
-    pub(super) protect: Option<bool>,
-    pub(super) observe: Option<bool>,
-    pub(super) policy: PolicyFields,
-}
-
-/// What is of a route alone, beside what of the policy differs there.
-#[derive(Deserialize)]
-struct RouteOwnFields {
-    path: String,
-    name: Option<String>,
-    protect: Option<bool>,
-    observe: Option<bool>,
-}
-
-const ALONE: [&str; 4] = ["path", "name", "protect", "observe"];
 
 /// In which line what is wrong, if that can be told.
 #[derive(Debug)]
@@ -99,24 +72,15 @@ impl File {
 
     /// A field whose value is secret.
     fn secret(&self) -> Option<&'static str> {
-        let GatewayFields { store, cache, auth_url, .. } = &self.gateway;
-        let store = store.clone().and_then(|store| store.read().ok());
-        let cache = cache.clone().and_then(|cache| cache.read().ok());
-        let asked =
-            |url: &Option<UrlArg>| url.as_ref().is_some_and(|UrlArg(url)| url.query().is_some());
-        let mut policies =
-            std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy));
-        [
-            (
-                "store",
-                matches!(&store, Some(StoreUrl::Redis(url) | StoreUrl::Postgres(url)) if url.has_password()),
-            ),
-            ("cache", matches!(&cache, Some(CacheUrl::Redis(url)) if url.has_password())),
-            ("auth_url", asked(auth_url)),
-            ("reconcile_url", policies.any(|policy| asked(&policy.reconcile_url))),
-        ]
-        .into_iter()
-        .find_map(|(field, is_secret)| is_secret.then_some(field))
+        let GivenSettings { gateway: of_gateway, policy: of_policy, routes } = &self.given;
+        let given = std::iter::once(of_gateway).chain([of_policy]).chain(routes);
+        let is_secret = |info: &SettingInfo, given: &SettingWords| {
+            given.get(info.name).is_some_and(|words| words.iter().any(|word| info.has_secret(word)))
+        };
+        gateway()
+            .chain(policy())
+            .find(|info| given.clone().any(|given| is_secret(info, given)))
+            .map(|info| info.name)
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, FileError> {
@@ -129,24 +93,31 @@ impl File {
                 "gateway" => {
                     let table = reading.table(&at, value)?;
                     reading.note(&mut file.lines, Section::Gateway, &table);
-                    file.gateway = reading.fields(table, "[gateway]")?;
+                    file.given.gateway = reading.fields(&table, "[gateway]", gateway)?;
                 }
                 "policy" => {
                     let table = reading.table(&at, value)?;
                     reading.note(&mut file.lines, Section::Policy, &table);
-                    file.policy = reading.fields(table, "[policy]")?;
+                    file.given.policy = reading.fields(&table, "[policy]", policy)?;
                 }
                 "route" => {
                     let DeValue::Array(routes) = value.into_inner() else {
                         return Err(reading.wrong(&at, "routes are written [[route]]"));
                     };
                     for route in routes {
-                        let section = Section::Route(file.routes.len());
+                        let section = Section::Route(file.given.routes.len());
                         let table = reading.table(&route.span(), route)?;
                         reading.note(&mut file.lines, section, &table);
                         let line = reading.line(&table.span());
                         file.lines.entry((section, "path".into())).or_insert(line);
-                        file.routes.push(reading.route(table)?);
+                        let of_route = || ROUTE_SETTINGS.iter().map(|setting| &setting.info);
+                        let known = || of_route().chain(policy());
+                        let route = reading.fields(&table, "[[route]]", known)?;
+                        if !route.contains_key("path") {
+                            let what = "missing field `path` in [[route]]";
+                            return Err(reading.wrong(&table.span(), what));
+                        }
+                        file.given.routes.push(route);
                     }
                 }
                 other => {
@@ -170,19 +141,6 @@ struct Reading<'i> {
 }
 
 impl<'i> Reading<'i> {
-    fn route(&self, mut table: Table<'i>) -> Result<RouteFields, FileError> {
-        let mut alone = DeTable::new();
-        for name in ALONE {
-            if let Some((name, value)) = table.get_mut().remove_entry(name) {
-                alone.insert(name, value);
-            }
-        }
-        let alone: RouteOwnFields = self.fields(Spanned::new(table.span(), alone), "[[route]]")?;
-        let policy = self.fields(table, "[[route]]")?;
-        let RouteOwnFields { path, name, protect, observe } = alone;
-        Ok(RouteFields { path, name, protect, observe, policy })
-    }
-
     fn table(
         &self,
         at: &Range<usize>,
@@ -195,17 +153,22 @@ impl<'i> Reading<'i> {
         }
     }
 
-    fn fields<T: DeserializeOwned>(&self, table: Table<'i>, section: &str) -> Result<T, FileError> {
-        let span = table.span();
-        let value = Spanned::new(span.clone(), DeValue::Table(table.into_inner()));
-        T::deserialize(ValueDeserializer::from(value)).map_err(|error| {
-            let what = error.message();
-            // All that it could be is in the help.
-            let what = what.split(", expected one of").next().unwrap_or_default();
-            let what = without_value(what);
-            let at = error.span().unwrap_or(span);
-            self.wrong(&at, format!("{what} in {section}"))
-        })
+    fn fields<I: Iterator<Item = &'static SettingInfo>>(
+        &self,
+        table: &Table<'i>,
+        section: &str,
+        known: impl Fn() -> I,
+    ) -> Result<SettingWords, FileError> {
+        let fields = table.get_ref().iter().map(|(name, value)| {
+            let field = name.get_ref();
+            let info = known().find(|info| info.name == field).ok_or_else(|| {
+                self.wrong(&name.span(), format!("unknown field `{field}` in {section}"))
+            })?;
+            let words = words(info, value.get_ref())
+                .map_err(|what| self.wrong(&value.span(), format!("{what} in {section}")))?;
+            Ok((info.name, words))
+        });
+        fields.collect()
     }
 
     fn note(
@@ -235,14 +198,6 @@ impl<'i> Reading<'i> {
     }
 }
 
-/// `invalid type: integer `7`, expected a string` without the 7, which may be a secret.
-fn without_value(what: &str) -> Cow<'_, str> {
-    let found = what.strip_prefix("invalid type: ").zip(what.rsplit_once(", expected "));
-    let Some((found, (_, expected))) = found else { return what.into() };
-    let kind = found.split([' ', ',']).next().unwrap_or_default();
-    format!("invalid type: {kind}, expected {expected}").into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,7 +211,7 @@ mod tests {
             ("[policy]\nlease = \"30\"", 2, "expected a whole number and ms, s, m, h or d"),
             ("[policy]\nmethods = [\"POST\", \"a b\"]", 2, "`a b`: expected methods in upper case"),
             ("[policy]\nmethods = 7", 2, "expected an array of strings"),
-            ("[policy]\non_unknown = \"x\"", 2, "unknown variant `x`"),
+            ("[policy]\non_unknown = \"x\"", 2, "`x`: expected one of reexecute, block, reconcile"),
             ("[policy]\nkey = \"required\"\nkey = \"optional\"", 3, "duplicate key"),
             ("[policies]", 1, "there is no [policies]"),
             ("upstream = \"x\"", 1, "there is no [upstream]"),
@@ -305,6 +260,6 @@ mod tests {
         assert_eq!(file.line(Section::Gateway, "upstream"), Some(2));
         assert_eq!(file.line(Section::Route(0), "key"), Some(5));
         assert_eq!(file.line(Section::Policy, "key"), None);
-        assert_eq!(file.routes[0].path, "/");
+        assert_eq!(file.given.routes[0]["path"], ["/"]);
     }
 }

@@ -1,28 +1,26 @@
 //! Flags over the environment over the file over the defaults.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hapax_gateway::{
-    CacheUrl, Config, ConfigError, PolicyConfig, ReloadError, StartError, StoreOpenError, StoreUrl,
-    StoreUrlError, TlsError, Transport, UpstreamTls, UrlText,
+    CacheUrl, Config, ConfigError, GATEWAY_SETTINGS, GivenSettings, NamesSettings, POLICY_SETTINGS,
+    PolicyConfig, ROUTE_SETTINGS, ReloadError, Setting, StartError, StoreOpenError, StoreUrl,
+    TlsError,
 };
-use serde::Serialize;
-use toml::Table;
+use toml::Value;
 
 use super::args::GatewayArgs;
-use super::fields::{GatewayFields, PolicyFields};
-use super::file::{File, RouteFields, Section};
+use super::file::{File, Section};
+use super::settings::{FlagSettings, name, value};
 use crate::exit::CliError;
-use crate::logging::LogFormat;
 
 /// What was said, all in all.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) config: Config,
-    pub(super) log_format: LogFormat,
-    pub(super) log_level: String,
     said: SettingSources,
 }
 
@@ -31,9 +29,7 @@ pub(super) struct Loaded {
 struct SettingSources {
     /// The file's name, and what is in it.
     file: Option<(String, File)>,
-    /// Flags and environment.
-    gateway: Table,
-    policy: Table,
+    flags: GivenSettings,
 }
 
 impl GatewayArgs {
@@ -42,35 +38,28 @@ impl GatewayArgs {
     /// Every way in which it cannot be is one line that says where.
     pub(super) fn load(&self) -> Result<Loaded, CliError> {
         let file = self.config.as_deref().map(read).transpose()?;
-        let (of_file, policy, routes) = match &file {
-            Some((_, file)) => (file.gateway.clone(), file.policy.clone(), file.routes.clone()),
-            None => Default::default(),
-        };
-        let said =
-            SettingSources { file, gateway: said(&self.gateway), policy: said(&self.policy) };
-        let gateway = self.gateway.clone().or(of_file);
-        let policy = self.policy.clone().or(policy);
-        let log_format = gateway.log_format.unwrap_or(LogFormat::Text);
-        let log_level = gateway.log_level.clone().unwrap_or_else(|| "info".into());
-        crate::logging::filter(&log_level)
-            .map_err(|what| said.failure(&SettingError::Setting(what)))?;
-        let config = config(gateway, &policy, routes).map_err(|error| said.failure(&error))?;
-        config.check().map_err(|error| said.failure(&error.into()))?;
-        Ok(Loaded { config, log_format, log_level, said })
+        let mut given = file.as_ref().map(|(_, file)| file.given.clone()).unwrap_or_default();
+        let FlagSettings(flags) = self.settings.clone();
+        given.gateway.extend(flags.gateway.clone());
+        given.policy.extend(flags.policy.clone());
+        let said = SettingSources { file, flags };
+        let config = Config::read(&given).map_err(|error| said.failure(&error))?;
+        crate::logging::filter(&config.log.level)
+            .map_err(|what| said.failure_of("log_level", what))?;
+        config.check().map_err(|error| said.failure(&error))?;
+        Ok(Loaded { config, said })
     }
 }
 
 impl Loaded {
     /// Why a gateway does not take it, and where that was said.
     pub(super) fn refused(&self, error: &ReloadError) -> CliError {
-        let reason = match error {
-            ReloadError::Config(error) => error.clone().into(),
-            other => SettingError::Setting(other.to_string()),
-        };
-        let failure = self.said.failure(&reason);
+        let failure = self.said.failure(error);
         match (&self.said.file, error) {
             // What a restart is needed for may be that it is said no more.
-            (Some((name, _)), ReloadError::Restart(_)) if self.said.line_of(&reason).is_none() => {
+            (Some((name, _)), ReloadError::Restart(fields))
+                if self.said.line_of(None, fields).is_none() =>
+            {
                 CliError::usage(format!("{name}: {failure}"))
             }
             _ => failure,
@@ -80,43 +69,41 @@ impl Loaded {
     /// Why no gateway can be started with it. Configuration, and an address that cannot be listened on,
     /// is 64; a store that cannot be had is 69.
     pub(super) fn failed(&self, error: &StartError) -> CliError {
-        let (flag, what) = match error {
-            StartError::Config(error) => return self.said.failure(&error.clone().into()),
-            StartError::Tls(error) => (self.flag_of(error), error.to_string()),
-            StartError::Store(error @ StoreOpenError::Url { url, .. }) => {
+        let what = error.to_string();
+        match error {
+            StartError::Config(error) => self.said.failure(error),
+            StartError::Tls(error) => match self.field_of(error) {
+                Some(field) => self.said.failure_of(field, format!("{}: {what}", name(field))),
+                None => CliError::usage(what),
+            },
+            StartError::Store(StoreOpenError::Url { url, .. }) => {
                 let of_store = *url == self.config.store.to_string();
-                (Some(if of_store { "--store" } else { "--cache" }), error.to_string())
+                let field = if of_store { "store" } else { "cache" };
+                self.said.failure_of(field, format!("{}: {what}", name(field)))
             }
-            StartError::Listen { .. } => (None, error.to_string()),
+            StartError::Listen { .. } => CliError::usage(what),
             // They begin with their flag.
-            StartError::AdminToken { .. } | StartError::AccessLog { .. } => {
-                (None, error.to_string())
+            StartError::AdminToken { .. } => self.said.failure_of("admin_token_file", what),
+            StartError::AccessLog { .. } => self.said.failure_of("access_log", what),
+            StartError::Store(StoreOpenError::Secret { .. }) => {
+                self.said.failure_of("secret_file", what)
             }
-            StartError::Store(error @ StoreOpenError::Secret { .. }) => (None, error.to_string()),
-            other => return CliError::unavailable(other),
-        };
-        let what = flag.map_or(what.clone(), |flag| format!("{flag}: {what}"));
-        self.said.failure(&SettingError::Setting(what))
+            other => CliError::unavailable(other),
+        }
     }
 
     /// Which setting names the file that certificates cannot be had from.
-    fn flag_of(&self, error: &TlsError) -> Option<&'static str> {
+    fn field_of(&self, error: &TlsError) -> Option<&'static str> {
         let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
             return None;
         };
-        let Transport { tls, upstream_tls: UpstreamTls { ca, client }, .. } =
-            &self.config.transport;
-        let tls = tls.as_ref();
-        [
-            ("--tls-cert", tls.map(|tls| &tls.certificate)),
-            ("--tls-key", tls.map(|tls| &tls.key)),
-            ("--tls-client-ca", tls.and_then(|tls| tls.client_ca.as_ref())),
-            ("--upstream-ca", ca.as_ref()),
-            ("--upstream-cert", client.as_ref().map(|(certificate, _)| certificate)),
-            ("--upstream-key", client.as_ref().map(|(_, key)| key)),
-        ]
-        .into_iter()
-        .find_map(|(flag, named)| (named == Some(path)).then_some(flag))
+        let path = [path.display().to_string()];
+        let of_tls = |field: &str| field.starts_with("tls_") || field.starts_with("upstream_");
+        GATEWAY_SETTINGS
+            .iter()
+            .filter(|setting| of_tls(setting.info.name))
+            .find(|setting| setting.get(&self.config).is_some_and(|words| words == path))
+            .map(|setting| setting.info.name)
     }
 
     /// What may surprise, a line each.
@@ -143,33 +130,22 @@ impl Loaded {
 
     /// All that holds, as a file, without what is secret.
     pub(super) fn shown(&self) -> Result<String, CliError> {
-        let mut gateway = GatewayFields::of(&self.config);
-        gateway.log_format = Some(self.log_format);
-        gateway.log_level = Some(self.log_level.clone());
-        let policy = said(&PolicyFields::of(&self.config.policy));
-        let mut text = section("[gateway]", &said(&gateway))?;
+        let mut gateway = shown(GATEWAY_SETTINGS, &self.config);
+        let per_peer =
+            i64::try_from(self.config.limits.per_peer()).map_err(CliError::unavailable)?;
+        gateway.insert("max_connections_per_peer", per_peer.into());
+        let policy = shown(POLICY_SETTINGS, &self.config.policy);
+        let mut text = section("[gateway]", &gateway)?;
         text.push('\n');
         text.push_str(&section("[policy]", &policy)?);
         text.push_str(self.callers_by_default(&self.config.policy));
         for route in &self.config.routes {
-            let mut own = said(&PolicyFields::of(&route.policy));
+            let mut own = shown(POLICY_SETTINGS, &route.policy);
             // What does not differ is above; what is only there is said to be as by default.
             own.retain(|field, value| policy.get(field) != Some(value));
-            let mut all = Table::new();
-            all.insert("path".into(), route.path.clone().into());
-            if let Some(name) = &route.name {
-                all.insert("name".into(), name.clone().into());
-            }
-            match route.handling {
-                hapax_gateway::RouteMode::Protect => {}
-                hapax_gateway::RouteMode::Pass => drop(all.insert("protect".into(), false.into())),
-                hapax_gateway::RouteMode::Observe => {
-                    drop(all.insert("observe".into(), true.into()))
-                }
-            }
-            all.extend(own);
+            own.extend(shown(ROUTE_SETTINGS, route));
             text.push('\n');
-            text.push_str(&section("[[route]]", &all)?);
+            text.push_str(&section("[[route]]", &own)?);
         }
         Ok(text)
     }
@@ -212,93 +188,70 @@ impl StoreSettings {
     /// Of the file at `path`; nothing where there is none.
     fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
-        let failed = |field: &str, error: StoreUrlError| {
-            let line = file.line(Section::Gateway, field).unwrap_or_default();
-            CliError::usage(format!("{name}:{line}: --{field}: {error}"))
-        };
-        let GatewayFields {
-            store, cache, secret_file, admin, admin_token_file, audit_file, ..
-        } = file.gateway.clone();
-        let store = store.map(UrlText::read).transpose();
-        let cache = cache.map(UrlText::read).transpose();
+        let mut given = GivenSettings::default();
+        let fields = ["store", "cache", "secret_file", "admin", "admin_token_file", "audit_file"];
+        let gateway = file.given.gateway.iter().filter(|(field, _)| fields.contains(field));
+        given.gateway.extend(gateway.map(|(field, words)| (*field, words.clone())));
+        let is_given = |field| given.gateway.contains_key(field);
+        let (has_store, has_admin) = (is_given("store"), is_given("admin"));
+        let config = with_upstream(given).map_err(|error| {
+            SettingSources { file: Some((name, file)), flags: GivenSettings::default() }
+                .failure(&error)
+        })?;
         Ok(Self {
-            store: store.map_err(|error| failed("store", error))?,
-            cache: cache.map_err(|error| failed("cache", error))?,
-            secret_file,
-            admin: admin.and_then(|admin| admin.0),
-            admin_token_file,
-            audit_file,
+            store: has_store.then_some(config.store),
+            cache: config.cache,
+            secret_file: config.secret_file,
+            admin: config.admin.filter(|_| has_admin),
+            admin_token_file: config.admin_token_file,
+            audit_file: config.audit_file,
         })
     }
 }
 
-/// Returns the configuration in the file at `path`, for its reconcile URLs. The upstream, which may be
-/// said elsewhere, does not matter to them.
+/// Reads a configuration whose upstream, which may be said elsewhere, does not matter.
+fn with_upstream(mut given: GivenSettings) -> Result<Config, ConfigError> {
+    given.gateway.insert("upstream", vec!["http://127.0.0.1:1".to_owned()]);
+    Config::read(&given)
+}
+
+/// Returns the configuration in the file at `path`, for its reconcile URLs.
 pub(crate) fn to_probe(path: &Path) -> Result<Config, CliError> {
-    let (name, file) = read(path)?;
-    let mut gateway = file.gateway.clone();
-    gateway.upstream = "http://127.0.0.1:1".parse().ok();
-    let failed = |reason: SettingError| {
-        let (SettingError::Setting(what) | SettingError::Route(_, what)) = reason;
-        CliError::usage(format!("{name}: {what}"))
-    };
-    config(gateway, &file.policy, file.routes).map_err(failed)
-}
-
-/// Why it cannot be: something that was said, or on which route.
-pub(super) enum SettingError {
-    Setting(String),
-    Route(usize, String),
-}
-
-impl From<ConfigError> for SettingError {
-    fn from(error: ConfigError) -> Self {
-        match error {
-            ConfigError::Route { index, .. } => Self::Route(index, error.to_string()),
-            error => Self::Setting(error.to_string()),
-        }
-    }
-}
-
-fn config(
-    gateway: GatewayFields,
-    policy: &PolicyFields,
-    routes: Vec<RouteFields>,
-) -> Result<Config, SettingError> {
-    super::unused::check(policy, &routes)?;
-    let everywhere = policy.clone().policy().map_err(SettingError::Setting)?;
-    let mut config = gateway.config(everywhere).map_err(SettingError::Setting)?;
-    for (index, route) in routes.into_iter().enumerate() {
-        let path = route.path.clone();
-        let route = route.route(policy);
-        config.routes.push(
-            route.map_err(|what| SettingError::Route(index, format!("route {path}: {what}")))?,
-        );
-    }
-    Ok(config)
+    let (file_name, file) = read(path)?;
+    let failed =
+        |error: ConfigError| CliError::usage(format!("{file_name}: {}", error.describe(&name)));
+    with_upstream(file.given).map_err(failed)
 }
 
 impl SettingSources {
     /// One line: the file and its line, where it was said there.
-    fn failure(&self, reason: &SettingError) -> CliError {
-        let (SettingError::Setting(what) | SettingError::Route(_, what)) = reason;
-        CliError::usage(match (&self.file, self.line_of(reason)) {
+    fn failure(&self, error: &impl NamesSettings) -> CliError {
+        let fields = error.fields();
+        let fields: Vec<_> = fields.iter().map(String::as_str).collect();
+        self.located(error.route(), &fields, &error.describe(&name))
+    }
+
+    /// Likewise, for an error that is about one setting.
+    fn failure_of(&self, field: &str, what: impl std::fmt::Display) -> CliError {
+        self.located(None, &[field], &what)
+    }
+
+    fn located(
+        &self,
+        route: Option<usize>,
+        fields: &[&str],
+        what: &dyn std::fmt::Display,
+    ) -> CliError {
+        CliError::usage(match (&self.file, self.line_of(route, fields)) {
             (Some((name, _)), Some(line)) => format!("{name}:{line}: {what}"),
-            _ => what.clone(),
+            _ => what.to_string(),
         })
     }
 
-    fn line_of(&self, reason: &SettingError) -> Option<usize> {
-        let (route, what) = match reason {
-            SettingError::Setting(what) => (None, what),
-            SettingError::Route(index, what) => (Some(*index), what),
-        };
+    /// The line of the first field that the file says.
+    fn line_of(&self, route: Option<usize>, fields: &[&str]) -> Option<usize> {
         let (_, file) = self.file.as_ref()?;
-        // Errors name what is wrong as a flag; the first that the file says is the place.
-        let flags = what.split(|char: char| !(char.is_ascii_lowercase() || char == '-'));
-        let fields =
-            flags.filter_map(|word| word.strip_prefix("--")).map(|it| it.replace('-', "_"));
-        let line = fields.into_iter().find_map(|field| self.line(file, route, &field));
+        let line = fields.iter().find_map(|field| self.line(file, route, field));
         line.or_else(|| file.line(Section::Route(route?), "path"))
     }
 
@@ -306,19 +259,26 @@ impl SettingSources {
         if let Some(line) = route.and_then(|index| file.line(Section::Route(index), field)) {
             return Some(line);
         }
-        if self.gateway.contains_key(field) || self.policy.contains_key(field) {
+        if self.flags.gateway.contains_key(field) || self.flags.policy.contains_key(field) {
             return None;
         }
         file.line(Section::Gateway, field).or_else(|| file.line(Section::Policy, field))
     }
 }
 
-/// By name; these structures have nothing that TOML has not.
-pub(super) fn said(fields: &impl Serialize) -> Table {
-    Table::try_from(fields).unwrap_or_default()
+/// Settings as a file has them, by name.
+pub(super) type ShownSettings = BTreeMap<&'static str, Value>;
+
+/// Returns the settings that a file would have for this configuration, without secrets.
+pub(super) fn shown<T>(table: &[Setting<T>], config: &T) -> ShownSettings {
+    let shown = table.iter().filter_map(|setting| {
+        let words = setting.get(config)?;
+        Some((setting.info.name, value(&setting.info, &words)))
+    });
+    shown.collect()
 }
 
-pub(super) fn section(title: &str, fields: &Table) -> Result<String, CliError> {
+pub(super) fn section(title: &str, fields: &ShownSettings) -> Result<String, CliError> {
     let mut text = format!("{title}\n");
     for (field, value) in fields {
         writeln!(text, "{field} = {value}").map_err(CliError::unavailable)?;

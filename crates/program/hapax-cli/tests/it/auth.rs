@@ -69,8 +69,8 @@ fn what_cannot_be_asked_is_one_line_and_64() {
     let upstream = ["gateway", "--upstream", "http://127.0.0.1:1"];
     let url = ["--auth-url", "http://127.0.0.1:2/check"];
     for (more, says) in [
-        (&["--auth-scope", "x-user"][..], "need --auth-url"),
-        (&["--auth-copy", "x-user"], "need --auth-url"),
+        (&["--auth-scope", "x-user"][..], "needs --auth-url"),
+        (&["--auth-copy", "x-user"], "needs --auth-url"),
         (&["--auth-url", "/check"], "--auth-url must be"),
         (&[&url[..], &["--auth-timeout", "2"]].concat(), "--auth-timeout"),
         (&[&url[..], &["--auth-timeout", "0s"]].concat(), "--auth-timeout is zero"),

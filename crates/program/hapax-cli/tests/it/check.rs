@@ -145,7 +145,11 @@ fn what_may_be_secret_is_not_repeated() {
     assert!(code == 64 && line.contains("'soon'"), "{line}");
     let hidden = ["gateway", "--upstream=http://h", "--auth-url", "http://h/?(hidden)"];
     let (code, line) = refused(&hidden);
-    assert!(code == 64 && line.contains("--check shows in place of a secret"), "{line}");
+    assert!(
+        code == 64
+            && line.contains("`(hidden)` is shown in place of a secret: give the secret itself"),
+        "{line}"
+    );
 }
 
 #[test]

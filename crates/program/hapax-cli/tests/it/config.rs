@@ -214,7 +214,7 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
     let name = file.to_str().unwrap();
     for says in [
         ":2: ",
-        ":2: unknown variant `sometimes`",
+        ":2: `sometimes`: expected one of optional, required in [policy]",
         ":3: --max-connections cannot change without a restart",
         ":4: route nowhere: the path must begin with a slash",
     ] {

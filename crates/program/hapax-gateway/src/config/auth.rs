@@ -46,10 +46,10 @@ impl ForwardAuth {
     pub(super) fn target(&self, config: &Config) -> Result<(Origin, PathAndQuery), ConfigError> {
         let origin = origin(&self.url).ok_or(ConfigError::AuthTarget)?;
         if is_self(&origin, config.listen) {
-            return Err(ConfigError::AuthLoop(config.listen));
+            return Err(ConfigError::AuthLoop { address: config.listen });
         }
         if self.timeout.is_zero() {
-            return Err(ConfigError::ZeroTimeout("--auth-timeout"));
+            return Err(ConfigError::Zero { field: "auth_timeout" });
         }
         if !self.scope.is_empty() {
             if config.policies().any(|policy| policy.scope.is_some()) {
@@ -59,9 +59,9 @@ impl ForwardAuth {
                 return Err(ConfigError::CallerIsNamed);
             }
         }
-        for (flag, names) in [("--auth-scope", &self.scope), ("--auth-copy", &self.copy)] {
+        for (field, names) in [("auth_scope", &self.scope), ("auth_copy", &self.copy)] {
             if let Some(name) = names.iter().find(|name| is_not_the_answers(name)) {
-                return Err(ConfigError::AuthHeader { flag, name: name.clone() });
+                return Err(ConfigError::AuthHeader { field, header: name.clone() });
             }
         }
         let path = self.url.path_and_query().cloned();

@@ -89,11 +89,11 @@ impl Cors {
         match &self.origins {
             Origins::List(origins) if origins.is_empty() => return Err(ConfigError::NoOrigins),
             Origins::List(origins) if origins.iter().any(|origin| origin == "*") => {
-                return Err(ConfigError::CorsMixed("--cors-origins"));
+                return Err(ConfigError::CorsMixed { field: "cors_origins" });
             }
             Origins::List(origins) => {
                 if let Some(origin) = origins.iter().find(|origin| !is_origin(origin)) {
-                    return Err(ConfigError::Origin(origin.clone()));
+                    return Err(ConfigError::Origin { origin: origin.clone() });
                 }
             }
             Origins::Any => {}
@@ -102,23 +102,23 @@ impl Cors {
         let any_exposed = self.expose.contains(&ANY);
         let listed =
             |names: &CorsHeaders| matches!(names, CorsHeaders::List(names) if names.contains(&ANY));
-        for (flag, mixed) in [
-            ("--cors-methods", any_method && self.methods.len() > 1),
-            ("--cors-headers", listed(&self.headers)),
-            ("--cors-expose", any_exposed && self.expose.len() > 1),
+        for (field, mixed) in [
+            ("cors_methods", any_method && self.methods.len() > 1),
+            ("cors_headers", listed(&self.headers)),
+            ("cors_expose", any_exposed && self.expose.len() > 1),
         ] {
             if mixed {
-                return Err(ConfigError::CorsMixed(flag));
+                return Err(ConfigError::CorsMixed { field });
             }
         }
-        for (flag, any) in [
-            ("--cors-origins", self.origins == Origins::Any),
-            ("--cors-methods", any_method),
-            ("--cors-headers", self.headers == CorsHeaders::Any),
-            ("--cors-expose", any_exposed),
+        for (field, any) in [
+            ("cors_origins", self.origins == Origins::Any),
+            ("cors_methods", any_method),
+            ("cors_headers", self.headers == CorsHeaders::Any),
+            ("cors_expose", any_exposed),
         ] {
             if self.credentials && any {
-                return Err(ConfigError::CorsCredentials(flag));
+                return Err(ConfigError::CorsCredentials { field });
             }
         }
         Ok(())
@@ -186,30 +186,30 @@ mod tests {
         let star: Method = "*".parse().unwrap();
         let x = HeaderName::from_static("x-a");
         let (any, mixed) = (vec![star.clone()], vec![Method::GET, star]);
-        for (flag, alone, beside) in [
+        for (field, alone, beside) in [
             (
-                "--cors-origins",
+                "cors_origins",
                 Cors { origins: Origins::Any, ..shop() },
                 Cors { origins: Origins::List(vec!["https://a".into(), "*".into()]), ..shop() },
             ),
-            ("--cors-methods", Cors { methods: any, ..shop() }, Cors { methods: mixed, ..shop() }),
+            ("cors_methods", Cors { methods: any, ..shop() }, Cors { methods: mixed, ..shop() }),
             (
-                "--cors-headers",
+                "cors_headers",
                 Cors { headers: CorsHeaders::Any, ..shop() },
                 Cors { headers: CorsHeaders::List(vec![ANY, x.clone()]), ..shop() },
             ),
             (
-                "--cors-expose",
+                "cors_expose",
                 Cors { expose: vec![ANY], ..shop() },
                 Cors { expose: vec![x, ANY], ..shop() },
             ),
         ] {
             let settle =
                 |cors: &Cors| cors.resolve(&[Method::POST], &[]).map(|layer| layer.layer(()));
-            assert!(settle(&alone).is_ok(), "{flag}");
-            assert_eq!(settle(&beside).unwrap_err(), ConfigError::CorsMixed(flag));
+            assert!(settle(&alone).is_ok(), "{field}");
+            assert_eq!(settle(&beside).unwrap_err(), ConfigError::CorsMixed { field });
             let sent = Cors { credentials: true, ..alone };
-            assert_eq!(settle(&sent).unwrap_err(), ConfigError::CorsCredentials(flag));
+            assert_eq!(settle(&sent).unwrap_err(), ConfigError::CorsCredentials { field });
         }
         let sent = Cors { credentials: true, ..shop() };
         let _made = sent.resolve(&[Method::POST], &[]).unwrap().layer(());

@@ -1,5 +1,8 @@
 //! Why a configuration is refused.
 
+use std::cell::RefCell;
+use std::error::Error;
+use std::fmt;
 use std::net::SocketAddr;
 
 use hapax_core::PolicyError;
@@ -9,125 +12,230 @@ use http::HeaderName;
 
 use crate::units::ByteSize;
 
-/// Why a configuration is refused.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "each says itself what it is")]
-pub enum ConfigError {
-    #[error("--upstream must be a URL like http://127.0.0.1:3000")]
-    Upstream,
-    #[error("--upstream is --listen ({0}): the gateway would call itself")]
-    Loop(SocketAddr),
-    #[error("--admin is --listen ({0}): give the operators' listener another port")]
-    AdminIsListen(SocketAddr),
-    #[error("--upstream must not have a path: paths are forwarded as they came")]
-    UpstreamPath,
-    #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]
-    ReconcileTarget,
-    #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
-    ReconcileUrl,
-    #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
-    ReconcileUrlUnused,
-    #[error("--auth-url must be a URL like http://127.0.0.1:4180/check")]
-    AuthTarget,
-    #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
-    AuthLoop(SocketAddr),
-    #[error(
-        "--auth-scope contradicts --scope: either the auth answer or the request says who the caller is"
-    )]
-    TwoScopes,
-    #[error("--auth-scope contradicts --scope-missing: an auth answer without them counts as none")]
-    CallerIsNamed,
-    #[error(
-        "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
-    )]
-    AuthHeader { flag: &'static str, name: HeaderName },
-    #[error("--cache on a server is for stores that are slower: `file:` and `postgres://`")]
-    CacheFor,
-    #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
-    CacheSecret,
-    #[error("--methods names no method")]
-    NoMethods,
-    #[error("--methods cannot be CONNECT: it is not served")]
-    Connect,
-    #[error("--max-waiters 0 contradicts --in-flight wait: nobody could wait")]
-    NoWaiters,
-    #[error("--retention is longer than ten years")]
-    LongRetention,
-    #[error(
-        "--key-header cannot be `{0}`: that header describes the message, its sender or its connection, or names the caller; a header of its own, like `X-Idempotency-Key`, is expected"
-    )]
-    KeyHeader(HeaderName),
-    #[error("--scope names no header; `none` makes one scope for everyone")]
-    NoScopeHeaders,
-    #[error(
-        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
-    )]
-    StrippedScope(HeaderName),
-    #[error(
-        "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not believe it"
-    )]
-    StrippedFingerprint(HeaderName),
-    #[error("{0} is zero: nothing could ever happen in time")]
-    ZeroTimeout(&'static str),
-    #[error(
-        "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
-    )]
-    Memory { memory: ByteSize, connections: usize, needed: ByteSize },
-    #[error(
-        "--store-outage open contradicts --on-unknown {0}: a request that runs without a record could \
-         run twice. Leave --store-outage closed, or say --on-unknown reexecute"
-    )]
-    OpenContradicts(&'static str),
-    #[error(
-        "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
-    )]
-    CorsMethod,
-    #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
-    TlsUnused(&'static str),
-    #[error("--cors-origins names no origin")]
-    NoOrigins,
-    #[error(
-        "--cors-origins: `{0}` is no origin, which is a scheme and a host, like https://shop.example"
-    )]
-    Origin(String),
-    #[error(
-        "--cors-credentials contradicts `*` in {0}: browsers refuse that, or take `*` for a name"
-    )]
-    CorsCredentials(&'static str),
-    #[error("{0}: `*` stands alone")]
-    CorsMixed(&'static str),
-    #[error("--max-in-flight-per-scope is for callers, and --scope none makes one of all of them")]
-    OneCaller,
-    #[error(
-        "`observe` cannot go with --auth-scope: nobody is asked, so that nobody says who the caller is"
-    )]
-    ObserveAuth,
-    #[error("the path {reason}")]
-    RoutePath { reason: String },
-    #[error("the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`")]
-    RouteName,
-    #[error("there can be {0} routes")]
-    ManyRoutes(usize),
-    #[error("route {path}: {error}")]
-    Route { index: usize, path: String, error: Box<ConfigError> },
-    #[error(transparent)]
-    Transport(#[from] super::TransportError),
-    #[error("{flag}: {0}", flag = flag(.0))]
-    Policy(#[from] PolicyError),
-    #[error(transparent)]
-    Statuses(#[from] StatusOverlap),
-    #[error(transparent)]
-    Options(#[from] RouteError),
+/// An error that names settings by their fields. Whoever read the settings knows other names for them,
+/// such as flags.
+pub trait NamesSettings {
+    /// Returns the error as a sentence in which settings have the names that `name` returns.
+    fn describe(&self, name: &dyn Fn(&str) -> String) -> String;
+
+    /// Returns the fields that the error names, in the order of the sentence.
+    fn fields(&self) -> Vec<String> {
+        let fields: RefCell<Vec<String>> = RefCell::default();
+        let collect = |field: &str| {
+            fields.borrow_mut().push(field.to_owned());
+            String::new()
+        };
+        drop(self.describe(&collect));
+        fields.into_inner()
+    }
+
+    /// Returns the index of the route that the error is about; `None` where it is about no route.
+    fn route(&self) -> Option<usize>;
 }
 
-/// What was said where the engine takes no such policy.
-const fn flag(error: &PolicyError) -> &'static str {
-    match error {
-        PolicyError::NoLease | PolicyError::ShortLease => "--lease",
-        // Either of them may be what was said.
-        PolicyError::ShortRetention => "--retention and --lease",
-        PolicyError::NoHook | PolicyError::NoHookTimeout => "--reconcile-url",
-        _ => "--on-unknown",
+/// Declares errors. A sentence has texts, fields `[field]`, variables that have the name of a field
+/// `(variable)`, and errors that name settings themselves `{error}`.
+macro_rules! errors {
+    ($(#[$meta:meta])* $error:ident {
+        $($variant:ident $({ $($value:ident: $type:ty),* })? = { $($part:tt)* })*
+    }) => {
+        $(#[$meta])*
+        pub enum $error {
+            $($variant $({ $($value: $type),* })?),*
+        }
+
+        impl NamesSettings for $error {
+            #[allow(unused_variables, reason = "not every value is in the text")]
+            fn describe(&self, name: &dyn Fn(&str) -> String) -> String {
+                match self {
+                    $(Self::$variant $({ $($value),* })? => [$(errors!(part name, $part)),*].concat(),)*
+                }
+            }
+
+            fn route(&self) -> Option<usize> {
+                if let Self::Route { index, .. } = self { Some(*index) } else { None }
+            }
+        }
+
+        impl fmt::Display for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.describe(&|field| format!("`{field}`")))
+            }
+        }
+
+        impl Error for $error {}
+    };
+    (part $name:ident, [$field:ident]) => { $name(stringify!($field)) };
+    (part $name:ident, ($field:ident)) => { $name($field) };
+    (part $name:ident, {$error:ident}) => { $error.describe($name) };
+    (part $name:ident, $text:literal) => { format!($text) };
+}
+
+errors! {
+    /// Why a configuration is refused. As text it has the fields of settings.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    #[allow(missing_docs, reason = "each says itself what it is")]
+    ConfigError {
+        Value { field: &'static str, error: String } = { (field) ": {error}" }
+        NoEffect {
+            field: &'static str, relation: &'static str, other: &'static str, why: &'static str
+        } = { (field) " {relation} " (other) "{why}" }
+        PassingRoute { field: &'static str } = {
+            (field) " contradicts `protect = false`: its requests just pass"
+        }
+        ObserveProtect { protect: bool } = {
+            [observe] " contradicts `protect = {protect}`: what is observed is not protected; leave out \
+             one of them"
+        }
+        OnlyAndExcept = {
+            [fingerprint_except] " contradicts " [fingerprint_only] ": leave out one of them"
+        }
+        NotCanonical = {
+            [fingerprint_body] " must be `canonical` with " [fingerprint_only] " or "
+            [fingerprint_except] ": they are about what JSON says"
+        }
+        NoUpstream = { [upstream] " is required: the service to protect" }
+        Upstream = { [upstream] " must be a URL like http://127.0.0.1:3000" }
+        UpstreamPath = { [upstream] " must not have a path: paths are forwarded as they came" }
+        Loop { address: SocketAddr } = {
+            [upstream] " is " [listen] " ({address}): the gateway would call itself"
+        }
+        AdminIsListen { address: SocketAddr } = {
+            [admin] " is " [listen] " ({address}): give the operators' listener another port"
+        }
+        ReconcileTarget = {
+            [reconcile_url] " must be a URL like http://127.0.0.1:3000/outcome"
+        }
+        ReconcileUrl = {
+            [on_unknown] " reconcile needs " [reconcile_url] ": there is nobody to ask"
+        }
+        ReconcileUrlUnused = {
+            [reconcile_url] " would never be asked without " [on_unknown] " reconcile"
+        }
+        AuthTarget = { [auth_url] " must be a URL like http://127.0.0.1:4180/check" }
+        AuthLoop { address: SocketAddr } = {
+            [auth_url] " is " [listen] " ({address}): the gateway would ask itself"
+        }
+        TwoScopes = {
+            [auth_scope] " contradicts " [scope] ": either the auth answer or the request says who the \
+             caller is"
+        }
+        CallerIsNamed = {
+            [auth_scope] " contradicts " [scope_missing] ": an auth answer without them counts as none"
+        }
+        AuthHeader { field: &'static str, header: HeaderName } = {
+            (field) " cannot be `{header}`: it belongs to a message, to the gateway or to the client's \
+             credentials"
+        }
+        CacheFor = {
+            [cache] " on a server is for stores that are slower: `file:` and `postgres://`"
+        }
+        CacheSecret = {
+            [cache] " on a server needs " [secret_file] ": whoever writes there could make up answers"
+        }
+        NoMethods = { [methods] " names no method" }
+        Connect = { [methods] " cannot be CONNECT: it is not served" }
+        NoWaiters = { [max_waiters] " 0 contradicts " [in_flight] " wait: nobody could wait" }
+        LongRetention = { [retention] " is longer than ten years" }
+        ShortRetention { error: PolicyError } = { [retention] " and " [lease] ": {error}" }
+        KeyHeader { header: HeaderName } = {
+            [key_header] " cannot be `{header}`: that header describes the message, its sender or its \
+             connection, or names the caller; a header of its own, like `X-Idempotency-Key`, is expected"
+        }
+        NoScopeHeaders = { [scope] " names no header; `none` makes one scope for everyone" }
+        StrippedScope { header: HeaderName } = {
+            [scope] " cannot be `{header}`: the gateway strips that header, sets it itself or does not \
+             believe it"
+        }
+        StrippedFingerprint { header: HeaderName } = {
+            [fingerprint_headers] " cannot have `{header}`: the gateway strips that header, sets it \
+             itself or does not believe it"
+        }
+        Zero { field: &'static str } = { (field) " is zero: nothing could ever happen in time" }
+        NoStreams = { [max_streams] " 0: no HTTP/2 request could ever be made" }
+        NoKey { certificate: &'static str, key: &'static str } = {
+            (certificate) " and " (key) " go together"
+        }
+        TlsUnused { field: &'static str } = {
+            (field) " needs a URL that begins with https: nobody is shown it, and nobody checked by it"
+        }
+        Memory { memory: ByteSize, connections: usize, needed: ByteSize } = {
+            [max_memory] " {memory} is too little for {connections} connections and the largest bodies: \
+             {needed} is enough, or give fewer " [max_connections] " or smaller " [max_request_body]
+            " and " [max_response_body]
+        }
+        OpenContradicts { policy: &'static str } = {
+            [store_outage] " open contradicts " [on_unknown] " {policy}: a request that runs without a \
+             record could run twice. Leave " [store_outage] " closed, or say " [on_unknown] " reexecute"
+        }
+        CorsMethod = {
+            [methods] " cannot be OPTIONS where " [cors_origins] " is given: preflights are answered here"
+        }
+        NoOrigins = { [cors_origins] " names no origin" }
+        Origin { origin: String } = {
+            [cors_origins] ": `{origin}` is no origin, which is a scheme and a host, like \
+             https://shop.example"
+        }
+        CorsCredentials { field: &'static str } = {
+            [cors_credentials] " contradicts `*` in " (field) ": browsers refuse that, or take `*` for a \
+             name"
+        }
+        CorsMixed { field: &'static str } = { (field) ": `*` stands alone" }
+        OneCaller = {
+            [max_in_flight_per_scope] " is for callers, and " [scope] " none makes one of all of them"
+        }
+        ObserveAuth = {
+            [observe] " cannot go with " [auth_scope] ": nobody is asked, so that nobody says who the \
+             caller is"
+        }
+        RoutePath { reason: String } = { "the path {reason}" }
+        RouteName = {
+            "the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`"
+        }
+        ManyRoutes { most: usize } = { "there can be {most} routes" }
+        Route { index: usize, path: String, error: Box<ConfigError> } = { "route {path}: " {error} }
+        Statuses { one: &'static str, other: &'static str, status: u16 } = {
+            (one) " and " (other) " both have {status}: leave it in one of them"
+        }
+        Policy { field: &'static str, error: PolicyError } = { (field) ": {error}" }
+        Options { error: RouteError } = { "{error}" }
+    }
+}
+
+impl ConfigError {
+    /// Returns the error of a setting that has no effect without another one.
+    pub(super) const fn needs(field: &'static str, other: &'static str, why: &'static str) -> Self {
+        Self::NoEffect { field, relation: "needs", other, why }
+    }
+}
+
+impl From<PolicyError> for ConfigError {
+    fn from(error: PolicyError) -> Self {
+        let field = match error {
+            PolicyError::NoLease | PolicyError::ShortLease => "lease",
+            // Either of them may have been given.
+            PolicyError::ShortRetention => return Self::ShortRetention { error },
+            PolicyError::NoHook | PolicyError::NoHookTimeout => "reconcile_url",
+            _ => "on_unknown",
+        };
+        Self::Policy { field, error }
+    }
+}
+
+impl From<StatusOverlap> for ConfigError {
+    fn from(StatusOverlap { one, other, status }: StatusOverlap) -> Self {
+        let [one, other] = [one, other].map(|class| match class.as_str() {
+            "final" => "final_statuses",
+            "retryable" => "retryable_statuses",
+            _ => "unknown_statuses",
+        });
+        Self::Statuses { one, other, status }
+    }
+}
+
+impl From<RouteError> for ConfigError {
+    fn from(error: RouteError) -> Self {
+        Self::Options { error }
     }
 }

@@ -149,7 +149,7 @@ impl PolicyConfig {
             return Err(ConfigError::Connect);
         }
         if let Some(name) = self.fingerprint.headers().iter().find(|name| names_nobody(name)) {
-            return Err(ConfigError::StrippedFingerprint(name.clone()));
+            return Err(ConfigError::StrippedFingerprint { header: name.clone() });
         }
         let (callers, missing) = self.callers(config)?;
         let key = &self.key_header;
@@ -157,17 +157,17 @@ impl PolicyConfig {
             || callers.headers().contains(key)
             || (*key != IDEMPOTENCY_KEY && names_nobody(key))
         {
-            return Err(ConfigError::KeyHeader(key.clone()));
+            return Err(ConfigError::KeyHeader { header: key.clone() });
         }
         if callers == ScopeConfig::Everyone && self.max_in_flight_per_scope.is_some() {
             return Err(ConfigError::OneCaller);
         }
         if self.upstream_timeout.is_zero() {
-            return Err(ConfigError::ZeroTimeout("--upstream-timeout"));
+            return Err(ConfigError::Zero { field: "upstream_timeout" });
         }
         if let InFlight::Wait(patience) = self.in_flight {
             if patience.is_zero() {
-                return Err(ConfigError::ZeroTimeout("--wait-for"));
+                return Err(ConfigError::Zero { field: "wait_for" });
             }
             if config.max_waiters == 0 {
                 return Err(ConfigError::NoWaiters);
@@ -179,8 +179,10 @@ impl PolicyConfig {
         if self.store_outage == StoreOutage::Open {
             match self.on_unknown {
                 OnUnknown::Reexecute => {}
-                OnUnknown::Block => return Err(ConfigError::OpenContradicts("block")),
-                OnUnknown::Reconcile => return Err(ConfigError::OpenContradicts("reconcile")),
+                OnUnknown::Block | OnUnknown::Reconcile => {
+                    let policy = self.on_unknown.as_str();
+                    return Err(ConfigError::OpenContradicts { policy });
+                }
             }
         }
         self.statuses.check()?;
@@ -232,7 +234,7 @@ impl PolicyConfig {
                 return Err(ConfigError::NoScopeHeaders);
             }
             if let Some(name) = names.iter().find(|name| names_nobody(name)) {
-                return Err(ConfigError::StrippedScope(name.clone()));
+                return Err(ConfigError::StrippedScope { header: name.clone() });
             }
         }
         Ok((scope.clone(), missing))

@@ -3,7 +3,7 @@
 use super::{Config, ConfigError, PolicyConfig, ResolvedPolicy};
 
 /// Paths for which something else holds.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct RouteConfig {
     /// Which: `/payments`, `/orders/{id}`, `/v2/{*rest}`; the last of these with `/v2` itself. The
     /// most specific of those that match counts.

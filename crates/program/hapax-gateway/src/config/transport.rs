@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::ConfigError;
+
 /// TLS, versions of HTTP, and who is believed. [`Transport::default`] has the defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transport {
@@ -60,12 +62,19 @@ impl Default for Transport {
 
 impl Transport {
     /// Refuses what cannot be.
-    pub(super) fn check(&self) -> Result<(), TransportError> {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.streams == 0 {
-            return Err(TransportError::NoStreams);
+            return Err(ConfigError::NoStreams);
         }
         if self.connect_timeout.is_zero() {
-            return Err(TransportError::Zero("--connect-timeout"));
+            return Err(ConfigError::Zero { field: "connect_timeout" });
+        }
+        let has_no_key = |key: &PathBuf| key.as_os_str().is_empty();
+        if self.tls.as_ref().is_some_and(|tls| has_no_key(&tls.key)) {
+            return Err(ConfigError::NoKey { certificate: "tls_cert", key: "tls_key" });
+        }
+        if self.upstream_tls.client.as_ref().is_some_and(|(_, key)| has_no_key(key)) {
+            return Err(ConfigError::NoKey { certificate: "upstream_cert", key: "upstream_key" });
         }
         Ok(())
     }
@@ -144,17 +153,6 @@ impl FromStr for IpNetwork {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an IP address or a network like 10.0.0.0/8")]
 pub struct NetworkError;
-
-/// Why transports are refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-#[allow(missing_docs, reason = "each says itself what it is")]
-pub enum TransportError {
-    #[error("--max-streams 0: no HTTP/2 request could ever be made")]
-    NoStreams,
-    #[error("{0} is zero: nothing could ever happen in time")]
-    Zero(&'static str),
-}
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,8 @@
 //! was executed executes. It is allowed, because there is no other way to change it, and warned of.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::error::Error;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,22 +23,65 @@ use tokio::runtime::Handle;
 
 use crate::budget::MaxBodies;
 use crate::config::{
-    Config, ConfigError, ListenTls, PolicyConfig, RouteMode, ScopeConfig, Transport, UpstreamTls,
+    Config, ConfigError, NamesSettings, PolicyConfig, RouteMode, ScopeConfig, changed,
 };
 use crate::reconcile;
 use crate::routes::RouteTable;
 use crate::snapshot::{CurrentConfig, SharedResources};
 
+/// Settings that may change, but not to more than was the largest at the start.
+const BODY_REQUEST: &str = "max_request_body";
+const BODY_RESPONSE: &str = "max_response_body";
+
 /// Why a configuration does not hold now. What held before holds on.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReloadError {
     /// It cannot be, here or anywhere.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// It can be, after a restart.
-    #[error("{} cannot change without a restart", .0.join(", "))]
+    Config(ConfigError),
+    /// It can be, after a restart: these settings have changed.
     Restart(Vec<&'static str>),
+    /// It can be, after a restart: a URL begins with https, where none did before.
+    Https,
+}
+
+impl NamesSettings for ReloadError {
+    fn describe(&self, name: &dyn Fn(&str) -> String) -> String {
+        let changed = |field: &&str| match *field {
+            BODY_REQUEST | BODY_RESPONSE => {
+                format!("{} (above the largest at the start)", name(field))
+            }
+            field => name(field),
+        };
+        match self {
+            Self::Config(error) => error.describe(name),
+            Self::Restart(fields) => {
+                let fields: Vec<_> = fields.iter().map(changed).collect();
+                format!("{} cannot change without a restart", fields.join(", "))
+            }
+            Self::Https => {
+                "https for a URL, where there was none before, needs a restart".to_owned()
+            }
+        }
+    }
+
+    fn route(&self) -> Option<usize> {
+        if let Self::Config(error) = self { error.route() } else { None }
+    }
+}
+
+impl fmt::Display for ReloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe(&|field| format!("`{field}`")))
+    }
+}
+
+impl Error for ReloadError {}
+
+impl From<ConfigError> for ReloadError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
 }
 
 /// What a reload is compared with.
@@ -84,16 +128,16 @@ impl ReloadState {
         let mut fixed = changed(&in_force, &config);
         let MaxBodies { request, response } = resolved.largest;
         if request > self.largest.request {
-            fixed.push("--max-request-body (above the largest at the start)");
+            fixed.push(BODY_REQUEST);
         }
         if response > self.largest.response {
-            fixed.push("--max-response-body (above the largest at the start)");
-        }
-        if resolved.is_secure() && resources.connect.tls.is_none() {
-            fixed.push("https for a URL, where there was none before,");
+            fixed.push(BODY_RESPONSE);
         }
         if !fixed.is_empty() {
             return Err(ReloadError::Restart(fixed));
+        }
+        if resolved.is_secure() && resources.connect.tls.is_none() {
+            return Err(ReloadError::Https);
         }
         let snapshot = resources.snapshot(&config, resolved, Some(&current.now()))?;
         current.replace(snapshot);
@@ -103,91 +147,6 @@ impl ReloadState {
         *in_force = config;
         Ok(())
     }
-}
-
-/// What differs and cannot change at run time. Each field is here, or it may change.
-fn changed(before: &Config, after: &Config) -> Vec<&'static str> {
-    let Config {
-        listen,
-        upstream: _,
-        admin,
-        admin_token_file,
-        audit_file,
-        access_log,
-        store,
-        cache,
-        secret_file,
-        auth: _,
-        store_timeout,
-        // It counts at the next start.
-        store_wait: _,
-        max_waiters,
-        drain_timeout: _,
-        drain_delay: _,
-        limits,
-        transport,
-        policy: _,
-        routes: _,
-    } = before;
-    let fixed = [
-        ("--listen", *listen != after.listen),
-        ("--admin", *admin != after.admin),
-        ("--admin-token-file", *admin_token_file != after.admin_token_file),
-        ("--audit-file", *audit_file != after.audit_file),
-        ("--access-log", *access_log != after.access_log),
-        ("--store", *store != after.store),
-        ("--cache", *cache != after.cache),
-        ("--secret-file", *secret_file != after.secret_file),
-        ("--store-timeout", *store_timeout != after.store_timeout),
-        ("--max-waiters", *max_waiters != after.max_waiters),
-        ("--max-memory", limits.memory != after.limits.memory),
-        ("--max-connections", limits.connections != after.limits.connections),
-        (
-            "--max-connections-per-peer",
-            limits.connections_per_peer != after.limits.connections_per_peer,
-        ),
-        ("--head-timeout", limits.head_timeout != after.limits.head_timeout),
-        ("--body-timeout", limits.stall != after.limits.stall),
-    ];
-    fixed
-        .into_iter()
-        .chain(of_transport(transport, &after.transport))
-        .filter(|(_, differs)| *differs)
-        .map(|(flag, _)| flag)
-        .collect()
-}
-
-/// What of connections and TLS differs; each field is here.
-fn of_transport(before: &Transport, after: &Transport) -> [(&'static str, bool); 12] {
-    let Transport {
-        tls,
-        streams,
-        trusted,
-        upstream_protocol,
-        upstream_tls: UpstreamTls { ca, client },
-        connect_timeout,
-        upstream_idle,
-        fresh_connections,
-    } = before;
-    type OfTls = fn(&ListenTls) -> Option<&PathBuf>;
-    let of_tls = |file: OfTls| tls.as_ref().and_then(file) != after.tls.as_ref().and_then(file);
-    type OfClient = fn(&(PathBuf, PathBuf)) -> &PathBuf;
-    let of_client =
-        |file: OfClient| client.as_ref().map(file) != after.upstream_tls.client.as_ref().map(file);
-    [
-        ("--tls-cert", of_tls(|tls| Some(&tls.certificate))),
-        ("--tls-key", of_tls(|tls| Some(&tls.key))),
-        ("--tls-client-ca", of_tls(|tls| tls.client_ca.as_ref())),
-        ("--max-streams", *streams != after.streams),
-        ("--trust-forwarded", *trusted != after.trusted),
-        ("--upstream-protocol", *upstream_protocol != after.upstream_protocol),
-        ("--upstream-ca", *ca != after.upstream_tls.ca),
-        ("--upstream-cert", of_client(|(certificate, _)| certificate)),
-        ("--upstream-key", of_client(|(_, key)| key)),
-        ("--connect-timeout", *connect_timeout != after.connect_timeout),
-        ("--upstream-idle", *upstream_idle != after.upstream_idle),
-        ("--fresh-connections", *fresh_connections != after.fresh_connections),
-    ]
 }
 
 /// Warns of changes under which the retry of what was executed may execute again.

@@ -108,12 +108,12 @@ async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
         let mut scope = plain.clone();
         scope.policy.scope = Some(ScopeConfig::Headers(vec![name.clone()]));
         let error = hapax_gateway::Gateway::start(scope).await.unwrap_err().to_string();
-        assert!(error.contains("--scope cannot be"), "{error}");
+        assert!(error.contains("`scope` cannot be"), "{error}");
         let mut fingerprint = plain;
         fingerprint.policy.fingerprint =
             HttpFingerprintScheme::new(BodyForm::Canonical, [name]).unwrap();
         let error = hapax_gateway::Gateway::start(fingerprint).await.unwrap_err().to_string();
-        assert!(error.contains("--fingerprint-headers cannot have"), "{error}");
+        assert!(error.contains("`fingerprint_headers` cannot have"), "{error}");
     }
 }
 

@@ -14,26 +14,26 @@ use crate::world::{Upstream, config, post, post_with, start};
 async fn contradictions_do_not_start() {
     type Change = fn(&mut Config);
     let cases: [(&str, Change); 35] = [
-        ("--upstream must be a URL", |it| it.upstream = "/path".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://a:65536".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://a:99999".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://a:0".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://a:".parse().unwrap()),
-        ("--upstream must be a URL", |it| it.upstream = "http://[::1]:70000".parse().unwrap()),
-        ("--reconcile-url must be", |it| {
+        ("`upstream` must be a URL", |it| it.upstream = "/path".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "ftp://a".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://u@a".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://a:65536".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://a:99999".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://a:0".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://a:".parse().unwrap()),
+        ("`upstream` must be a URL", |it| it.upstream = "http://[::1]:70000".parse().unwrap()),
+        ("`reconcile_url` must be", |it| {
             it.policy.reconcile_url = Some("http://a:65536/x".parse().unwrap());
         }),
         ("would never be asked", |it| {
             it.policy.reconcile_url = Some("http://a/x".parse().unwrap())
         }),
         ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
-        ("--admin is --listen (127.0.0.1:7)", |it| {
+        ("`admin` is `listen` (127.0.0.1:7)", |it| {
             it.listen = "127.0.0.1:7".parse().unwrap();
             it.admin = Some(it.listen);
         }),
-        ("--admin is --listen (127.0.0.1:7)", |it| {
+        ("`admin` is `listen` (127.0.0.1:7)", |it| {
             it.listen = "127.0.0.1:7".parse().unwrap();
             it.admin = Some("0.0.0.0:7".parse().unwrap());
         }),
@@ -51,7 +51,7 @@ async fn contradictions_do_not_start() {
             it.policy.in_flight = InFlight::Wait(Duration::from_secs(1));
             it.max_waiters = 0;
         }),
-        ("--store-outage open contradicts", |it| {
+        ("`store_outage` open contradicts", |it| {
             it.policy.on_unknown = OnUnknown::Reconcile;
             it.policy.reconcile_url = Some("http://a/x".parse().unwrap());
             it.policy.store_outage = StoreOutage::Open;
@@ -63,24 +63,24 @@ async fn contradictions_do_not_start() {
             it.policy.scope =
                 Some(ScopeConfig::Headers(vec![HeaderName::from_static("idempotency-key")]));
         }),
-        ("--key-header cannot be `authorization`", |it| it.policy.key_header = AUTHORIZATION),
-        ("--key-header cannot be `idempotency-fence`", |it| {
+        ("`key_header` cannot be `authorization`", |it| it.policy.key_header = AUTHORIZATION),
+        ("`key_header` cannot be `idempotency-fence`", |it| {
             it.policy.key_header = HeaderName::from_static("idempotency-fence");
         }),
-        ("--key-header cannot be `x-user`", |it| {
+        ("`key_header` cannot be `x-user`", |it| {
             it.policy.key_header = HeaderName::from_static("x-user");
             it.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
         }),
         ("names no method", |it| it.policy.methods.clear()),
         ("lease is zero", |it| it.policy.lease = Duration::ZERO),
         ("shorter than the lease", |it| it.policy.retention = Duration::from_secs(1)),
-        ("needs --reconcile-url", |it| it.policy.on_unknown = OnUnknown::Reconcile),
-        ("--reconcile-url must be", |it| it.policy.reconcile_url = Some("/x".parse().unwrap())),
+        ("needs `reconcile_url`", |it| it.policy.on_unknown = OnUnknown::Reconcile),
+        ("`reconcile_url` must be", |it| it.policy.reconcile_url = Some("/x".parse().unwrap())),
         // Without `on_unknown`: the default contradicts it.
-        ("say --on-unknown reexecute", |it| it.policy.store_outage = StoreOutage::Open),
-        ("--upstream-timeout is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
-        ("--wait-for is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
-        ("--max-memory", |it| it.limits.memory = 1 << 20),
+        ("say `on_unknown` reexecute", |it| it.policy.store_outage = StoreOutage::Open),
+        ("`upstream_timeout` is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
+        ("`wait_for` is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
+        ("`max_memory`", |it| it.limits.memory = 1 << 20),
     ];
     for (says, change) in cases {
         let mut config = config("http://127.0.0.1:1".parse().unwrap());
@@ -96,23 +96,23 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
     type Change = fn(&mut Config, &mut ForwardAuth);
     let user = || vec![HeaderName::from_static("x-user")];
     let cases: [(&str, Change); 10] = [
-        ("--auth-url must be", |_, auth| auth.url = "/check".parse().unwrap()),
-        ("--auth-url must be", |_, auth| auth.url = "ftp://a/check".parse().unwrap()),
-        ("--auth-url must be", |_, auth| auth.url = "http://u:p@a/check".parse().unwrap()),
+        ("`auth_url` must be", |_, auth| auth.url = "/check".parse().unwrap()),
+        ("`auth_url` must be", |_, auth| auth.url = "ftp://a/check".parse().unwrap()),
+        ("`auth_url` must be", |_, auth| auth.url = "http://u:p@a/check".parse().unwrap()),
         ("would ask itself", |config, auth| {
             config.listen = "127.0.0.1:82".parse().unwrap();
             auth.url = "http://localhost:82/check".parse().unwrap();
         }),
-        ("--auth-timeout is zero", |_, auth| auth.timeout = Duration::ZERO),
-        ("contradicts --scope:", |config, _| config.policy.scope = Some(ScopeConfig::Everyone)),
-        ("contradicts --scope-missing", |config, _| {
+        ("`auth_timeout` is zero", |_, auth| auth.timeout = Duration::ZERO),
+        ("contradicts `scope`:", |config, _| config.policy.scope = Some(ScopeConfig::Everyone)),
+        ("contradicts `scope_missing`", |config, _| {
             config.policy.scope_missing = Some(MissingScope::Shared);
         }),
-        ("--auth-scope cannot be `set-cookie`", |_, auth| {
+        ("`auth_scope` cannot be `set-cookie`", |_, auth| {
             auth.scope.push(HeaderName::from_static("set-cookie"));
         }),
-        ("--auth-copy cannot be `authorization`", |_, auth| auth.copy.push(AUTHORIZATION)),
-        ("--auth-copy cannot be `idempotency_fence`", |_, auth| {
+        ("`auth_copy` cannot be `authorization`", |_, auth| auth.copy.push(AUTHORIZATION)),
+        ("`auth_copy` cannot be `idempotency_fence`", |_, auth| {
             auth.copy.push(HeaderName::from_static("idempotency_fence"));
         }),
     ];

@@ -223,7 +223,7 @@ async fn a_reload_is_for_new_requests_and_whole() {
     let error = gateway.reload(restart).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "--listen, --store, --max-connections, --max-response-body (above the largest at the \
+        "`listen`, `store`, `max_connections`, `max_response_body` (above the largest at the \
          start) cannot change without a restart"
     );
     let mut restart = next.clone();
@@ -232,7 +232,7 @@ async fn a_reload_is_for_new_requests_and_whole() {
     restart.transport.connect_timeout *= 2;
     restart.transport.upstream_idle *= 2;
     let error = gateway.reload(restart).unwrap_err().to_string();
-    let named = "--max-streams, --trust-forwarded, --connect-timeout, --upstream-idle cannot change \
+    let named = "`max_streams`, `trust_forwarded`, `connect_timeout`, `upstream_idle` cannot change \
                  without a restart";
     assert_eq!(error, named);
     assert_eq!(post_with(address, "/", &[], "x").await.code(), "missing-key");

@@ -1,82 +1,87 @@
-use clap::{Args as _, Command};
-use hapax_gateway::CorsHeaders;
+use std::fmt::Write as _;
 
+use clap::{Args as _, Command};
+use hapax_gateway::{CorsHeaders, SettingInfo, ValueKind, parse_duration};
+
+use super::super::settings::{gateway, policy, variable};
 use super::*;
 
-/// What clap knows, by the name of the field.
-fn flags() -> Vec<clap::Arg> {
-    let command = GatewayArgs::augment_args(Command::new("gateway"));
-    let own = ["config", "check", "help"];
-    command.get_arguments().filter(|arg| !own.contains(&arg.get_id().as_str())).cloned().collect()
-}
-
-/// What serde knows: its error lists it.
-fn fields(section: &str) -> Vec<String> {
-    let error = match section {
-        "gateway" => toml::from_str::<GatewayFields>("no_such_field = 1").unwrap_err(),
-        _ => toml::from_str::<PolicyFields>("no_such_field = 1").unwrap_err(),
-    };
-    let message = error.message().to_owned();
-    let known = message.split("expected one of").nth(1).unwrap();
-    known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
-}
-
 #[test]
-fn flags_environment_and_file_do_not_drift_apart() {
-    let mut known = fields("gateway");
-    known.extend(fields("policy"));
-    let flags = flags();
-    let ids: Vec<_> = flags.iter().map(|arg| arg.get_id().to_string()).collect();
-    assert_eq!(ids, known);
-    for (arg, field) in flags.iter().zip(&known) {
-        assert_eq!(arg.get_long(), Some(field.replace('_', "-").as_str()));
-        let env = match field.as_str() {
-            // As it was called before there was a file.
-            "log_level" => "HAPAX_LOG".to_owned(),
-            field => format!("HAPAX_{}", field.to_ascii_uppercase()),
-        };
-        assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(env.as_str()));
-        assert!(!arg.is_required_set() && arg.get_default_values().is_empty(), "{field}");
-    }
-}
-
-#[test]
-fn the_help_tells_the_defaults_as_they_are() {
-    let config = Config::new("http://127.0.0.1:3000".parse().unwrap());
-    let mut gateway = GatewayFields::of(&config);
-    gateway.log_format = Some(LogFormat::Text);
-    let mut shown = said(&gateway);
-    shown.extend(said(&PolicyFields::of(&config.policy)));
+fn defaults_that_are_written_differently_are_the_same_durations() {
+    let config = Config::default();
+    let gateway = GATEWAY_SETTINGS.iter().map(|it| (&it.info, it.get(&config)));
+    let policy = POLICY_SETTINGS.iter().map(|it| (&it.info, it.get(&config.policy)));
     let mut compared = 0;
-    for arg in flags() {
-        let help = arg.get_long_help().or(arg.get_help()).unwrap().to_string();
-        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        let Some(value) = shown.get(arg.get_id().as_str()) else { continue };
-        let value = match value {
-            toml::Value::String(text) => text.clone(),
-            toml::Value::Array(values) => {
-                let texts = values.iter().filter_map(|value| value.as_str());
-                texts.collect::<Vec<_>>().join(",")
-            }
-            other => other.to_string(),
-        };
-        let told = help.rsplit("[default: ").next().unwrap_or_default();
-        // A share of another setting.
-        if arg.get_id() == "max_connections_per_peer" {
-            continue;
-        }
-        if ["upstream", "stream"].contains(&arg.get_id().as_str()) {
-            continue;
-        }
-        // `60s` and `1m` are the same.
-        let told = told.trim_end_matches(']');
-        let same = |text: &str| text.parse::<super::super::value_args::DurationArg>().ok();
-        let alike = told == value || (same(told).is_some() && same(told) == same(&value));
-        assert!(alike, "{}: {told} is told, {value} is so", arg.get_id());
+    for (info, words) in gateway.chain(policy).filter(|(info, _)| info.placeholder == "DUR") {
+        let Some(words) = words else { continue };
+        let told = info.default(&name).unwrap();
+        assert_eq!(parse_duration(&told), parse_duration(&words[0]), "{}", info.name);
         compared += 1;
     }
-    assert!(compared > 25, "{compared}");
+    assert!(compared > 8, "{compared}");
 }
+
+/// Returns a table of settings, in Markdown.
+fn table(settings: impl Iterator<Item = &'static SettingInfo>, has_flags: bool) -> String {
+    let mut text = String::new();
+    let columns = ["flag", "variable", "field", "default", "meaning", "reload"];
+    let columns = if has_flags { &columns[..] } else { &columns[2..5] };
+    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    text += &row(&columns.iter().map(|&column| column.to_owned()).collect::<Vec<_>>());
+    text += &row(&columns.iter().map(|_| "---".to_owned()).collect::<Vec<_>>());
+    let code = |field: &str| format!("`{}`", name(field).trim_matches('`'));
+    for info in settings {
+        let values = match info.kind {
+            ValueKind::Choice(words) => words().join("\\|"),
+            _ => info.placeholder.to_owned(),
+        };
+        let cells = [
+            format!("`{} {values}`", name(info.name)),
+            format!("`{}`", variable(info.name)),
+            format!("`{}`", info.name),
+            info.default(&code).unwrap_or_default(),
+            info.help(&code).replace('<', "\\<"),
+            if info.is_reloadable() { "yes" } else { "restart" }.to_owned(),
+        ];
+        text += &row(if has_flags { &cells } else { &cells[2..5] });
+    }
+    text
+}
+
+#[test]
+fn the_reference_page_is_as_the_tables_are() {
+    let routes = || ROUTE_SETTINGS.iter().map(|setting| &setting.info);
+    let mut page = String::from(PAGE);
+    for (title, table) in [
+        ("`[gateway]`: settings of which there is one", table(gateway(), true)),
+        ("`[policy]`: settings that a route may have too", table(policy(), true)),
+        ("`[[route]]`: settings that only a route has", table(routes(), false)),
+    ] {
+        write!(page, "\n## {title}\n\n{table}").unwrap();
+    }
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/settings.md");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&file, &page).unwrap();
+    }
+    let golden = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(page == golden, "docs/settings.md is not as the tables are: UPDATE_GOLDEN=1 writes it");
+}
+
+const PAGE: &str = "\
+# Settings of the gateway
+
+This page is generated from the tables that the program reads its settings by. Flags win over variables,
+variables over [the file](../examples/gateway/hapax.toml) (`--config FILE`), and the file over the defaults.
+Durations are written `250ms`, `30s`, `5m`, `24h` or `7d`, sizes `64KiB`, `1MiB` or `2GiB`. In a flag or a
+variable the values of a list are separated by commas; in the file a list may also be an array.
+
+A setting with `yes` in the last column can change while the gateway runs: SIGHUP reads the file again. If
+any other setting has changed, the whole file is refused and the configuration before it stays in force.
+`max_request_body` and `max_response_body` cannot grow beyond the largest value at the start.
+
+`hapax gateway --check` prints the configuration that would hold, and `hapax gateway --check METHOD PATH` the
+policy of one request.
+";
 
 fn args(text: &[&str]) -> Result<GatewayArgs, clap::Error> {
     use clap::FromArgMatches as _;
@@ -215,12 +220,12 @@ fn errors_name_the_line_that_said_it() {
         (
             &[],
             "[[route]]\npath = \"/a\"\nobserve = true\nprotect = false",
-            "f.toml:4: route /a: `observe = true` contradicts",
+            "f.toml:5: route /a: `observe` contradicts `protect = false`",
         ),
         (
             &[],
             "[[route]]\npath = \"/a\"\nprotect = true\nobserve = true",
-            "f.toml:4: route /a: `observe = true` contradicts `protect = true`",
+            "f.toml:6: route /a: `observe` contradicts `protect = true`",
         ),
         (&[], "[policy]\nmethods = [\"ANY\"]", "f.toml:4: `ANY`: expected methods in upper case"),
         (&[], "[policy]\nlease = \"0s\"", "f.toml:4: --lease: the lease is zero"),
@@ -337,7 +342,7 @@ fn lists_may_have_spaces_as_flags_too() {
 fn a_misspelt_boolean_is_refused() {
     for (text, value) in [("true", true), ("1", true), ("off", false), ("no", false)] {
         let args = args(&[&format!("--stream={text}")]).unwrap();
-        assert_eq!(args.policy.stream, Some(value), "{text}");
+        assert_eq!(args.settings.0.policy["stream"], [value.to_string()], "{text}");
     }
     for text in ["ture", "flase", "2", ""] {
         for flag in ["stream", "expires", "replay-set-cookie", "cors-credentials"] {
