@@ -9,6 +9,16 @@ use crate::sources::{self, Source};
 /// Names of public types that two crates declare, with the reason.
 const SHARED_NAMES: [(&str, &str); 0] = [];
 
+/// Crates whose comments are not rewritten yet.
+const NOT_YET: [&str; 6] = [
+    "hapax-cli",
+    "hapax-core",
+    "hapax-gateway",
+    "hapax-http",
+    "hapax-operators",
+    "hapax-postgres-data",
+];
+
 /// Words with which no doc comment begins: it begins with a noun or a verb.
 const BAD_STARTS: [&str; 11] = [
     "What", "Who", "Whom", "Whose", "Of", "It", "That", "Likewise", "Whoever", "Whatever",
@@ -16,13 +26,12 @@ const BAD_STARTS: [&str; 11] = [
 ];
 
 /// Words that VOCABULARY.md rejects, each with the one to use.
-const REJECTED: [(&str, &str); 26] = [
+const REJECTED: [(&str, &str); 25] = [
     ("nobody", "no caller, no process, nothing"),
     ("somebody", "a caller, another process"),
     ("anybody", "any caller"),
     ("everybody", "every caller"),
     ("whoever", "the caller that, the process that"),
-    ("whatever", "any"),
     ("likewise", "the sentence again"),
     ("whom", "which"),
     ("doubt", "unknown, ambiguous"),
@@ -50,7 +59,8 @@ pub(crate) fn run() -> Outcome {
     let sources: Vec<Source> =
         sources::all()?.into_iter().filter(|source| is_product(&source.path)).collect();
     let mut found = shared_names(&sources);
-    found.extend(sources.iter().flat_map(bad_comments));
+    let rewritten = sources.iter().filter(|source| !NOT_YET.contains(&&*krate(&source.path)));
+    found.extend(rewritten.flat_map(bad_comments));
     if found.is_empty() {
         return Ok(());
     }
@@ -63,11 +73,16 @@ fn is_product(path: &Path) -> bool {
         && path.components().nth(3).is_some_and(|part| part.as_os_str() == "src")
 }
 
+/// Returns the name of the crate that a file belongs to.
+fn krate(path: &Path) -> String {
+    path.iter().nth(2).unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Returns names of public types that more than one crate declares, and exceptions without use.
 fn shared_names(sources: &[Source]) -> Vec<String> {
     let mut crates: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for source in sources {
-        let krate = source.path.iter().nth(2).unwrap_or_default().to_string_lossy().into_owned();
+        let krate = krate(&source.path);
         for name in source.text.lines().filter_map(public_type) {
             let declared = crates.entry(name).or_default();
             if !declared.contains(&krate) {

@@ -1,13 +1,9 @@
-//! Conversations with a store, without the store: what to send, and what an answer means.
+//! Exchanges with a store, without I/O: which [`Swap`] to send, and what a reply means.
 //!
-//! An exchange says which [`Swap`] to send and is told what became of it, until it is
-//! [`Next::Ready`]. It does no I/O, so that the engine and the simulator run the same code.
-//!
-//! The rule for whoever carries the swaps: after [`StoreError::Ambiguous`] send *the same swap*
-//! again, however often; tell the exchange only a definite answer. A swap that was given up while
-//! ambiguous may still land, so it is sent on until it is known.
-//!
-//! [`StoreError::Ambiguous`]: crate::store::StoreError::Ambiguous
+//! An exchange returns a swap to send and takes the definite reply to it, until it is [`Next::Ready`].
+//! The engine and the simulator run the same code. After
+//! [`StoreError::Ambiguous`](crate::store::StoreError::Ambiguous) *the same swap* is sent again, until
+//! its reply is definite: given up while ambiguous, it may still be applied.
 
 mod completion;
 mod executions;
@@ -29,84 +25,83 @@ use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, 
 use crate::scope::OperationId;
 use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
 
-/// Conflicts in a row after which an exchange gives up. Each means that somebody else got ahead,
-/// so a key on which this happens is hammered by many.
+/// Conflicts in a row after which an exchange gives up. Each means that another write came first.
 pub const MAX_CONFLICTS: u32 = 16;
 
-/// What an exchange wants.
+/// Next step of an exchange.
 #[derive(Debug)]
 #[must_use]
 pub enum Next<T> {
-    /// Send this, again and again until the answer is definite.
+    /// Send this swap until its reply is definite.
     Send(Swap),
-    /// It is over.
+    /// The exchange is over.
     Ready(T),
 }
 
-/// What is claimed.
+/// Request for a claim.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
-    /// How the fingerprint was made.
+    /// Scheme of the fingerprint.
     pub scheme: FingerprintScheme,
-    /// What is asked.
+    /// Fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// Under which terms.
+    /// Lease, retention and policy of the execution.
     pub terms: Terms,
-    /// Whether there is a hook to ask, and when.
+    /// Timing of the reconcile hook, if there is one.
     pub hook: Option<HookTiming>,
-    /// Whether it may be asked now.
+    /// Whether the hook may be called now.
     pub may_reconcile: bool,
-    /// The executions under way in the claimer's process.
+    /// Executions under way in this process.
     pub executions: Executions,
     /// The operation as operators see it.
     pub description: Option<bytes::Bytes>,
 }
 
-/// What came of a claim.
+/// Result of a claim.
 #[derive(Debug)]
 pub enum ClaimResult {
-    /// The claimer owns the key.
+    /// The claim owns the key.
     Execute(Ownership),
-    /// It is done, with this answer.
+    /// The operation is done, with this outcome.
     Replay(Replay),
-    /// Somebody else is executing.
+    /// Another execution is in flight.
     InFlight {
-        /// For how long it has been.
+        /// Time since it began.
         elapsed: Duration,
-        /// For how long its lease lasts.
+        /// Time until its lease lapses.
         remaining: Duration,
     },
     /// The key belongs to another request.
     Mismatch,
-    /// Make the fingerprint by this scheme, and tell [`ClaimExchange::rehashed`].
+    /// The record has this scheme: call [`ClaimExchange::rehashed`] with its fingerprint.
     Rehash(FingerprintScheme),
-    /// It may have happened, and must not run again.
+    /// The operation may have happened, and must not execute again.
     Unknown {
-        /// When the hook may be asked, from now; `None` where no hook will be.
+        /// Time until the hook may be called; `None` without a hook.
         reconcile_in: Option<Duration>,
     },
-    /// Ask the hook about this fence, and tell [`ClaimExchange::reconciled`].
+    /// Call the hook about this fence, then [`ClaimExchange::reconciled`] with its verdict.
     Reconcile(FencingToken),
-    /// [`MAX_CONFLICTS`] in a row: nothing is known, nothing was claimed.
+    /// [`MAX_CONFLICTS`] in a row: nothing was claimed.
     Contended,
 }
 
-/// A kept answer.
+/// Stored outcome for a retry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replay {
-    /// The answer.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The fence of the execution that gave it.
+    /// Fence of the execution that produced it.
     pub fence: FencingToken,
-    /// For how long it is still kept; `None` where that is for ever, or not known.
+    /// Time until it expires; `None` if never, or if that is unknown.
     pub expires_in: Option<Duration>,
-    /// The same as a moment on the store's clock.
+    /// The same as a time of the store's clock.
     pub expires_at: Option<Timestamp>,
-    /// Whether it is still on its way to the store: it would be forgotten if this process died.
+    /// Whether the store has not accepted it yet, so that a crash of this process loses it.
     pub deferred: bool,
 }
 
-/// What is being written, and why.
+/// Purpose of the swap under way.
 #[derive(Clone, Copy, Debug)]
 enum Intent {
     Execute,
@@ -120,7 +115,7 @@ pub struct ClaimExchange {
     key: OperationId,
     claim: ClaimRequest,
     own_lease_ids: Vec<LeaseId>,
-    /// Those of `mine` that may be in the store and execute, or be released.
+    /// Entries of the own leases that may be in the store.
     entered: Vec<Arc<ExecutionEntry>>,
     intent: Intent,
     sent: Option<(WriteId, Draft)>,
@@ -129,7 +124,7 @@ pub struct ClaimExchange {
 }
 
 impl ClaimExchange {
-    /// Begins a claim with a bet that the key is absent: a first request costs one trip.
+    /// Begins a claim that expects no record, so that a first request needs one round trip.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -141,7 +136,7 @@ impl ClaimExchange {
         Self::start_at(key, claim, Snapshot { now: Timestamp::default(), stored: None }, entropy)
     }
 
-    /// Begins a claim with a bet that the key is still as it was just seen.
+    /// Begins a claim that expects the record that was just loaded.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -165,10 +160,10 @@ impl ClaimExchange {
         Ok((this, next))
     }
 
-    /// The definite answer to the swap that was sent.
+    /// Takes the definite reply to the swap that was sent.
     ///
     /// # Errors
-    /// [`EntropyError`]; the claim is over and owns nothing that it was not told of.
+    /// [`EntropyError`]; the claim is over, and owns only what earlier replies contain.
     pub fn receive(
         &mut self,
         swapped: Swapped,
@@ -218,7 +213,7 @@ impl ClaimExchange {
         }
     }
 
-    /// The fingerprint, made by the scheme that [`ClaimResult::Rehash`] named.
+    /// Takes the fingerprint by the scheme of [`ClaimResult::Rehash`].
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -233,11 +228,11 @@ impl ClaimExchange {
         self.decide(entropy)
     }
 
-    /// What the hook said to [`ClaimResult::Reconcile`]. If the record changed meanwhile, the answer does
-    /// not count, and the claim goes on with what is there now.
+    /// Takes the hook's verdict for [`ClaimResult::Reconcile`]. If the record changed meanwhile, the
+    /// verdict does not count, and the claim continues with the new record.
     ///
     /// # Errors
-    /// [`EntropyError`]; nothing was sent, and whoever claims next asks again.
+    /// [`EntropyError`]; nothing was sent, and the next claim calls the hook again.
     pub fn reconciled(
         &mut self,
         verdict: Verdict,
@@ -255,8 +250,8 @@ impl ClaimExchange {
         }
     }
 
-    /// For a claim that was given up after its last swap was sent: the definite answer to that
-    /// swap, and with it what the claim owns after all and must release.
+    /// Takes the definite reply to the last swap of a claim that was given up. Returns what the claim
+    /// owns after all and must release.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn receive_late(&mut self, swapped: Swapped) -> Option<Ownership> {
         let owned = match swapped {
@@ -274,10 +269,8 @@ impl ClaimExchange {
         owned
     }
 
-    /// What an earlier copy of this claim's own swaps put there, as far as the claim has heard.
-    ///
-    /// A claim that ends without its last swap having been sent owns this nevertheless, and must
-    /// release it.
+    /// Returns the ownership that an earlier swap of this claim stored. A claim that ends before its
+    /// last swap was sent owns it nevertheless, and must release it.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn owned(&self) -> Option<Ownership> {
         let stored = self.seen.stored.as_ref()?;
@@ -286,19 +279,19 @@ impl ClaimExchange {
             .then(|| Ownership::new(self.key, self.seen.now, stored.clone(), &self.entered))
     }
 
-    /// Whether the store told of a record under this key: then the request was made before.
+    /// Returns whether the store has a record, so that the key was requested before.
     #[must_use]
     pub const fn has_seen_record(&self) -> bool {
         self.seen.stored.is_some()
     }
 
-    /// Which key is claimed.
+    /// Returns the operation id that is claimed.
     #[must_use]
     pub const fn id(&self) -> &OperationId {
         &self.key
     }
 
-    /// What was last heard of it; nothing is there, at no time, before anything was heard.
+    /// Returns the latest snapshot; before the first reply, an absent record at time 0.
     #[must_use]
     pub const fn seen(&self) -> &Snapshot {
         &self.seen
@@ -331,7 +324,7 @@ impl ClaimExchange {
             Step::Mismatch => ClaimResult::Mismatch,
             Step::Rehash(scheme) => ClaimResult::Rehash(scheme),
             Step::Unknown { reconcile_in } => ClaimResult::Unknown { reconcile_in },
-            // No claim leads to one of these.
+            // A claim never leads to these steps.
             Step::Write(_)
             | Step::Recorded
             | Step::Lost
@@ -340,8 +333,8 @@ impl ClaimExchange {
             | Step::Rejected
             | Step::Changed => ClaimResult::Contended,
         };
-        // Every swap of it was answered, and the record bears none of its grants. To be hashed
-        // again, it may yet find one.
+        // Every swap has a reply, and the record has none of its lease ids. After a rehash it may yet
+        // find one.
         if !matches!(claimed, ClaimResult::Rehash(_)) {
             self.unregister();
         }
@@ -357,7 +350,7 @@ impl ClaimExchange {
         let write_id = WriteId::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id)
         {
-            // Entered before it is sent, so that whoever meets it in the store finds it here.
+            // Entered before it is sent, so that a claim that finds it in the store finds it here too.
             self.entered.push(self.claim.executions.enter(self.key, draft.record.lease_id));
             self.own_lease_ids.push(draft.record.lease_id);
         }
@@ -371,8 +364,8 @@ impl ClaimExchange {
     }
 }
 
-/// Ownership of a key, as of its holder's last write. While it or a clone of it is there, claims of
-/// the same process do not take the key over.
+/// Ownership of a key, as of the owner's last write. While it or a clone of it exists, claims of the
+/// same process do not take the key over.
 #[derive(Clone, Debug)]
 pub struct Ownership {
     key: OperationId,
@@ -399,48 +392,48 @@ impl Ownership {
         Self { key, seen, owner, fence, attempt, terms, entered }
     }
 
-    /// Which key.
+    /// Returns the operation id.
     #[must_use]
     pub const fn id(&self) -> &OperationId {
         &self.key
     }
 
-    /// The fence of this execution.
+    /// Returns the fence of this execution.
     #[must_use]
     pub const fn fence(&self) -> FencingToken {
         self.fence
     }
 
-    /// Which execution of the record it is, from 1.
+    /// Returns the number of this execution within its record, from 1.
     #[must_use]
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// What was agreed at the claim.
+    /// Returns the terms of the claim.
     #[must_use]
     pub const fn terms(&self) -> Terms {
         self.terms
     }
 
-    /// The recovery point that this or an earlier holder left.
+    /// Returns the checkpoint that this or an earlier owner saved.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&bytes::Bytes> {
         self.record()?.checkpoint.as_ref()
     }
 
-    /// The record as the holder last knew it.
+    /// Returns the record as of the owner's last write.
     #[must_use]
     pub fn record(&self) -> Option<&Record> {
         self.seen.stored.as_ref().map(|stored| &stored.record)
     }
 
-    /// What the holder last wrote, after a [`WriteResult::Recorded`].
+    /// Sets the owner's last write, after a [`WriteResult::Recorded`].
     pub fn update(&mut self, seen: Snapshot) {
         self.seen = seen;
     }
 
-    /// Begins a write with a bet that the cell is as the holder left it.
+    /// Begins a write that expects the owner's last write.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -454,36 +447,35 @@ impl Ownership {
     }
 }
 
-/// What came of a holder's or an operator's write.
+/// Result of an owner's or an operator's write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WriteResult {
-    /// It is written; this is the cell as far as it is known.
+    /// The write is stored; this is the record where known.
     Recorded(Snapshot),
-    /// Holder: taken over. Not recorded, and never will be.
+    /// Owner: taken over. The write is not stored, and never will be.
     Lost,
-    /// Holder: the record of its life is gone. Nobody knows whether it was recorded.
+    /// Owner: the record of its generation is gone. The write may have been stored before.
     Gone,
-    /// Operator: there is nothing.
+    /// Operator: there is no record.
     NotFound,
-    /// Operator: it is in flight, and was not forced; or done, and was not to be forgotten.
+    /// Operator: the record is in flight, or done, and the decision does not force that.
     Rejected,
-    /// Operator: it is no longer what was seen.
+    /// Operator: the record has changed since it was read.
     Changed,
-    /// [`MAX_CONFLICTS`] in a row: nobody knows, nothing was written.
+    /// [`MAX_CONFLICTS`] in a row: nothing was written.
     Contended,
 }
 
-/// What came of an operator's write, and of what.
+/// Result of an operator's write, and the record that it was about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resolved {
-    /// What came of it.
+    /// Result of the write.
     pub result: WriteResult,
-    /// What was decided about: what [`WriteResult::Recorded`] replaced, unless it was so already; or else
-    /// what stood against it.
+    /// The record that [`WriteResult::Recorded`] replaced, or that prevented the write.
     pub was: Snapshot,
 }
 
-/// A write under way: a holder's or an operator's.
+/// A write under way: an owner's or an operator's.
 #[derive(Debug)]
 pub struct WriteExchange {
     key: OperationId,
@@ -494,7 +486,7 @@ pub struct WriteExchange {
 }
 
 impl WriteExchange {
-    /// Begins an operator's write on what the operator's side has loaded.
+    /// Begins an operator's write on a snapshot that was loaded.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent.
@@ -524,16 +516,16 @@ impl WriteExchange {
         &self.seen
     }
 
-    /// What the last decision was about: what the last swap replaces, however often it was sent.
+    /// Returns the snapshot that the last swap replaces.
     #[must_use]
     pub fn into_seen(self) -> Snapshot {
         self.seen
     }
 
-    /// The definite answer to the swap that was sent.
+    /// Takes the definite reply to the swap that was sent.
     ///
     /// # Errors
-    /// [`EntropyError`]; nothing was written that was not told of.
+    /// [`EntropyError`]; only what earlier replies contain was written.
     pub fn receive(
         &mut self,
         swapped: Swapped,
@@ -573,7 +565,7 @@ impl WriteExchange {
             Step::NotFound => WriteResult::NotFound,
             Step::Rejected => WriteResult::Rejected,
             Step::Changed => WriteResult::Changed,
-            // No holder's or operator's event leads to one of these.
+            // An owner's or operator's event never leads to these steps.
             Step::Execute(_)
             | Step::Own(_)
             | Step::Reconcile(_)

@@ -46,7 +46,7 @@ pub enum StoreReply {
     Stored,
     /// The load or the conflict found this write id, or no record.
     Found(Option<WriteId>),
-    /// It is unknown whether the swap happened.
+    /// The swap may have happened.
     Ambiguous,
 }
 

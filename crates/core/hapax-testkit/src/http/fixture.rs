@@ -179,11 +179,11 @@ pub struct HookRequest<'a> {
 /// Verdict on an execution.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HookVerdict {
-    /// It happened, with this status and text as the response.
+    /// The operation happened, with this status and text as the response.
     Happened(u16, &'static str),
-    /// It did not happen and never will.
+    /// The operation did not happen and never will.
     DidNotHappen,
-    /// It is not known yet.
+    /// The hook cannot find out yet.
     CannotSay,
 }
 
