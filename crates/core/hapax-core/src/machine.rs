@@ -1,22 +1,22 @@
-//! The state machine: one pure function that decides what becomes of a record.
+//! The state machine: one pure function that makes every decision about a record.
 //!
 //! | | claim, same fingerprint | other fingerprint | renew, checkpoint | complete | release | abandon | operator |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | absent, expired | execute | execute | gone | gone | gone | gone | not found |
 //! | released | execute | execute | gone | gone | recorded (own), gone | gone | not found |
-//! | in flight, live | in flight | mismatch | write | done | released | unknown | refused unless forced |
+//! | in flight, live | in flight | mismatch | write | done | released | unknown | rejected unless forced |
 //! | in flight, lapsed | by policy | mismatch | write | done | released | unknown | write |
 //! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
-//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | refused to forget unless told |
+//! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | rejected unless `forget` |
 //!
-//! The holder's columns are for its own grant. Another grant of the same life: it was taken over,
-//! *lost*. Another life, or nothing: nobody can tell any more, *gone*.
+//! The owner's columns apply under its own lease id. Another lease id in the same generation means that
+//! it was taken over: *lost*. With another generation, or no record, the result is unknown: *gone*.
 //!
-//! A record whose owner is an execution of the claimer's own process is *in flight* for that claim,
-//! lapsed, expired or unknown as it may be: its owner is known to be alive.
+//! A record whose owner executes in the claimer's own process is *in flight* for that claim, also if the
+//! lease has lapsed, the record expired or the outcome is unknown: the owner is known to be alive.
 //!
-//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's own decides, so that
-//! processes with different configurations never loosen each other's promise.
+//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so that processes
+//! with different configurations keep each other's promises.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,102 +30,102 @@ use crate::record::{
 };
 use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
 
-/// What somebody wants of a record.
+/// Event that may change a record.
 #[derive(Clone, Debug)]
 pub enum Event<'a> {
-    /// To execute, or to hear what came of it.
+    /// A claim: to execute, or to get the outcome.
     Claim(ClaimEvent<'a>),
-    /// The holder of a grant acts.
+    /// An action of the owner of a lease.
     Owner(Owner, OwnerAction),
-    /// A hook answered the question that the write `asked` announced.
+    /// The verdict of a hook on the question that the write `announced` recorded.
     Reconciled {
-        /// The tag of that write: an answer counts only while the cell bears it.
+        /// Write id of that write: the verdict counts only while the record has it.
         announced: WriteId,
-        /// The grant under which to execute, should it not have happened.
+        /// Lease id under which the claimer executes if the operation did not happen.
         lease_id: LeaseId,
-        /// The claimer's terms, should it not have happened.
+        /// The claimer's terms, used if the operation did not happen.
         terms: Terms,
-        /// What the hook said.
+        /// The verdict.
         verdict: Verdict,
     },
-    /// An operator decides.
+    /// The decision of an operator.
     Resolve(Resolve),
 }
 
 /// A claim.
 #[derive(Clone, Debug)]
 pub struct ClaimEvent<'a> {
-    /// The grant to take it with.
+    /// Lease id of the claim.
     pub lease_id: LeaseId,
-    /// Grants this very claim used before: finding one means that it owns the key.
+    /// Lease ids that this claim used before: finding one means that it owns the key.
     pub own_lease_ids: &'a [LeaseId],
-    /// How the fingerprint was made.
+    /// Scheme of the fingerprint.
     pub scheme: &'a FingerprintScheme,
-    /// What is asked.
+    /// Fingerprint of the request.
     pub fingerprint: &'a Fingerprint,
-    /// Under which terms.
+    /// Lease, retention and policy.
     pub terms: Terms,
-    /// The operation as operators see it.
+    /// Description of the operation for operators.
     pub description: Option<&'a Bytes>,
-    /// Whether the claimer has a hook to ask, and when.
+    /// Timing of the claimer's hook, if it has one.
     pub hook: Option<HookTiming>,
-    /// Whether it may ask now. A claim that waited for another one's question does not ask again.
+    /// Whether the hook may be called now. A claim that waited for another call does not call again.
     pub may_reconcile: bool,
-    /// Executions and claims of this key that are under way in the claimer's own process.
+    /// Executions and claims of this key that are under way in the claimer's process.
     pub local: &'a [LocalExecution],
 }
 
-/// An execution, or a claim that may become one, under way in the claimer's own process. Its lease
-/// may have lapsed by the store's clock: its owner is alive nevertheless.
+/// An execution, or a claim that may become one, under way in the claimer's process. Its owner is alive
+/// even if its lease has lapsed by the store's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalExecution {
-    /// Its grant.
+    /// Its lease id.
     pub lease_id: LeaseId,
-    /// Whether its claim was answered, so that it executes.
+    /// Whether its claim is decided, so that it executes.
     pub executes: bool,
 }
 
-/// When a hook may be asked about an operation whose outcome is unknown.
+/// Times at which a hook may be called about an operation whose outcome is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HookTiming {
-    /// How long after a lapse: as long as a request that the dead owner sent may still run.
+    /// Time after a lapse in which a request that the crashed owner sent may still execute.
     pub after: Duration,
-    /// How long an answer may take, before another claim may ask as well.
+    /// Time that a call may take, before another claim may call too.
     pub timeout: Duration,
 }
 
-/// Who holds a record.
+/// The owner of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// Its grant.
+    /// Its lease id.
     pub lease_id: LeaseId,
-    /// The life it was granted in.
+    /// The generation of its claim.
     pub generation: LeaseId,
 }
 
-/// What a holder does. Its `Debug` form shows no contents.
+/// Action of an owner. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq)]
 pub enum OwnerAction {
     /// Extends the lease to `lease` from now.
     Renew {
-        /// How long.
+        /// The new duration.
         lease: Duration,
     },
-    /// Saves a recovery point, and renews.
+    /// Saves a checkpoint, and renews the lease.
     Checkpoint(Bytes),
-    /// It happened: keeps the outcome.
+    /// Stores the outcome: the operation happened.
     Complete {
-        /// The answer to replay.
+        /// The outcome to replay.
         outcome: Outcome,
-        /// For how long, if not as the terms say.
+        /// Its retention, if it differs from the terms.
         retention: Option<Duration>,
     },
-    /// It may have happened.
+    /// Marks the outcome as unknown: the operation may have happened.
     Abandon {
-        /// What was seen, if anything.
+        /// The response that was seen, if any.
         seen: Option<Outcome>,
     },
-    /// It did not happen: the next claim may execute.
+    /// Frees the key: the operation did not happen, and the next claim may execute.
     Release,
 }
 
@@ -156,76 +156,76 @@ pub enum Verdict<T = Outcome> {
     CannotSay,
 }
 
-/// What an operator does.
+/// Decision of an operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Resolve {
-    /// The fence the operator saw: what changed since is not touched.
+    /// Fence that the operator saw: a record that changed since is not changed.
     pub expected: FencingToken,
-    /// Even if it is in flight and its lease is live.
+    /// Also decides a record in flight with a live lease.
     pub force: bool,
-    /// Even if it is done, and this has it happen again. It is not `force`: what was in flight when
-    /// the operator looked may be done now, under the same fence.
+    /// Also releases a record that is done, so that the operation executes again. It differs from `force`: a
+    /// record that was in flight when the operator read it may be done now, under the same fence.
     pub forget: bool,
-    /// What it is to be.
+    /// The verdict.
     pub resolution: Resolution,
-    /// Who decided, when, from where and why: for the record.
+    /// Who decided, when, from where and why; stored in the record.
     pub note: Option<Bytes>,
 }
 
-/// What an operator says of an operation.
+/// Verdict of an operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Resolution {
-    /// It happened, and this is the answer.
+    /// The operation happened, with this outcome.
     Happened(Outcome),
-    /// It did not happen: the next claim may execute.
+    /// The operation did not happen: the next claim may execute.
     DidNotHappen,
 }
 
-/// What is to be done. Which event may lead to which step is said at each.
+/// Step to take. Each variant names the events that lead to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a step that is not taken changes nothing"]
 pub enum Step {
-    /// Claim, answer: write this; once stored, the claimer owns the key and executes.
+    /// Claim, verdict: write this; once stored, the claimer owns the key and executes.
     Execute(Draft),
-    /// Claim: an earlier copy of this claim was stored; write this, and execute.
+    /// Claim: an earlier swap of this claim was stored; write this, and execute.
     Own(Draft),
-    /// Claim: write this; once stored, ask the hook.
+    /// Claim: write this; once stored, call the hook.
     Reconcile(Draft),
-    /// Claim: answer with this.
+    /// Claim: replay this outcome.
     Replay(Outcome),
-    /// Claim: somebody else is executing.
+    /// Claim: another execution is in flight.
     InFlight {
-        /// For how long it has been.
+        /// Time since it began.
         elapsed: Duration,
-        /// For how long its lease lasts.
+        /// Time until its lease lapses.
         remaining: Duration,
     },
     /// Claim: the key belongs to another request.
     Mismatch,
-    /// Claim: the fingerprint must be made by this scheme to be compared.
+    /// Claim: the fingerprint has to be computed by this scheme to be compared.
     Rehash(FingerprintScheme),
-    /// Claim: it may have happened, and it must not run again.
+    /// Claim: the operation may have happened, and must not execute again.
     Unknown {
-        /// When the claimer's hook may be asked, from now; `None` where no hook will be.
+        /// Time until the claimer's hook may be called; `None` without a hook.
         reconcile_in: Option<Duration>,
     },
-    /// Holder, answer, operator: write this.
+    /// Owner, verdict, operator: write this.
     Write(Draft),
-    /// Holder, operator: it is written already.
+    /// Owner, operator: the record has this state already.
     Recorded,
-    /// Holder: taken over by another grant; what it did was not recorded and never will be.
+    /// Owner: taken over under another lease id; its result was not stored and never will be.
     Lost,
-    /// Holder: the record of its life is gone; nobody can tell whether it was recorded.
+    /// Owner: the record of its generation is gone; its result may have been stored before.
     Gone,
-    /// Operator: there is nothing.
+    /// Operator: there is no record.
     NotFound,
-    /// Operator: in flight and live, and not forced; or done, and not to be forgotten.
+    /// Operator: rejected, as the record is in flight or done and the decision does not force that.
     Rejected,
-    /// Answer, operator: it is no longer what was asked about.
+    /// Verdict, operator: the record has changed since it was read.
     Changed,
 }
 
-/// Where a cell stands at the moment it was seen.
+/// Position of a record in its life at the time of the snapshot.
 enum Standing<'a> {
     Absent,
     Released(&'a StoredRecord),
@@ -241,7 +241,7 @@ struct UnknownState<'a> {
     reconciling: bool,
 }
 
-/// Decides what becomes of a record. Pure: no clock, no randomness, no I/O.
+/// Decides the next step of a record. Pure: no clock, no randomness, no I/O.
 pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
     let standing = standing(seen);
     match event {
@@ -283,7 +283,7 @@ pub(crate) fn runs_here(
                 && local.iter().any(|local| local.lease_id == *lease_id)
                 && !own_lease_ids.contains(lease_id)
         }
-        // Expired, and removed. A claim that is not answered yet may find the same.
+        // Expired and removed. A claim without a decision yet may read the same.
         None => local.iter().any(|local| local.executes),
     }
 }
@@ -302,7 +302,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
         Standing::Absent => return Step::Execute(first(event, 1)),
         Standing::Released(stored) => {
             let mut draft = first(event, stored.record.attempt.saturating_add(1));
-            // It stays to be seen by whose decision the key is executed again.
+            // It stays in the record, which shows by whose decision the key executes again.
             draft.record.notes.decision.clone_from(&stored.record.notes.decision);
             return Step::Execute(draft);
         }
@@ -334,7 +334,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             by_policy(now, stored, &None, from, event)
         }
         Standing::Unknown(_, state) => {
-            // Whoever asks holds the lease; when nobody does, there is nothing to wait for.
+            // The claim that calls the hook owns the lease; without one there is nothing to wait for.
             let from = if state.reconciling { stored.lease_until } else { now };
             by_policy(now, stored, state.seen, Some(from), event)
         }
@@ -359,7 +359,7 @@ fn by_policy(
                         state: RecordState::Unknown { seen: seen.clone(), reconciling: true },
                         ..stored.record.clone()
                     },
-                    // The grant stays: the owner's own late outcome still counts.
+                    // The lease id stays: the owner's own late outcome still counts.
                     stamp: Stamp::Keep,
                     lease: hook.timeout,
                     keep: keep_unfinished(&stored.record.terms)
@@ -409,7 +409,7 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
             Standing::Live(_) | Standing::Lapsed(_) | Standing::Unknown(..),
             OwnerAction::Complete { outcome, retention },
         ) => Step::Write(done(record, outcome, *retention)),
-        // It says already that nobody knows; whoever asks must find the tag it left.
+        // The state is unknown already; the claim that calls the hook has to find its write id.
         (Standing::Unknown(..), OwnerAction::Abandon { .. }) => Step::Recorded,
         (
             Standing::Unknown(..),
@@ -468,7 +468,7 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     }
 }
 
-/// The first execution of a life.
+/// Returns the record of the first execution of a generation.
 fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     Draft {
         record: Record {
@@ -488,7 +488,7 @@ fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     }
 }
 
-/// A further execution in the same life, under the stricter of both terms.
+/// Returns the record of a further execution in the same generation, under the stricter of both terms.
 fn takeover(stored: &StoredRecord, lease_id: LeaseId, terms: Terms) -> Draft {
     let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
     Draft {

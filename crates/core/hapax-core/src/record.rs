@@ -1,4 +1,4 @@
-//! What is remembered of an operation.
+//! Records: what a store remembers of an operation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,23 +17,23 @@ macro_rules! random_id {
         pub struct $name([u8; 16]);
 
         impl $name {
-            /// A new one, never seen before.
+            /// Returns a new one that was never used before.
             ///
             /// # Errors
-            /// [`EntropyError`] when there is no randomness to be had.
+            /// [`EntropyError`] if there is no randomness.
             pub fn fresh(entropy: &dyn Entropy) -> Result<Self, EntropyError> {
                 let mut bytes = [0; 16];
                 entropy.fill(&mut bytes)?;
                 Ok(Self(bytes))
             }
 
-            /// One read back from a store.
+            /// Reads one back from a store.
             #[must_use]
             pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(bytes)
             }
 
-            /// The bytes as stores write them.
+            /// Returns the bytes as stores write them.
             #[must_use]
             pub const fn as_bytes(&self) -> &[u8; 16] {
                 &self.0
@@ -49,7 +49,7 @@ macro_rules! random_id {
 }
 
 random_id! {
-    /// Names one write of a cell. A swap expects one and leaves another; none repeats.
+    /// Name of one write of a record. A swap expects one and leaves another; none repeats.
     WriteId
 }
 random_id! {
@@ -57,34 +57,35 @@ random_id! {
     LeaseId
 }
 
-/// A number that grows with each takeover of a key, for systems downstream to refuse the late.
+/// Fencing token: a number that grows with each takeover of a key, by which systems downstream reject a
+/// late execution.
 ///
-/// Issued by the store: the larger of its clock in microseconds and the last fence plus one. It
-/// decides nothing inside Hapax; the [`LeaseId`] does.
+/// The store issues it: the larger of its clock in microseconds and the last fence plus one. It decides
+/// nothing inside Hapax; the [`LeaseId`] does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// The token as a number.
+    /// Returns the fence as a number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// A token read back from where it was written.
+    /// Reads a fence back from where it was written.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The token that follows `last` at the moment `now`.
+    /// Returns the fence that follows `last` at the time `now`.
     #[must_use]
     pub fn next(last: Option<Self>, now: Timestamp) -> Self {
         let floor = last.map_or(0, |last| last.0.saturating_add(1));
         Self(now.as_micros().max(floor))
     }
 
-    /// About when it was issued: exact unless the store's clock stepped back.
+    /// Returns about the time at which it was issued: exact unless the store's clock stepped back.
     #[must_use]
     pub const fn issued_at(self) -> Timestamp {
         Timestamp::from_micros(self.0)
@@ -97,20 +98,20 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// What a retry gets when nobody knows whether the operation happened. Ordered by strictness.
+/// Policy for a retry while it is unknown whether the operation happened. Ordered by strictness.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum OnUnknown {
-    /// It runs again, with a larger fencing token: at-least-once.
+    /// The operation executes again, with a larger fence: at-least-once.
     Reexecute,
-    /// A hook is asked what became of it.
+    /// A hook finds out what happened.
     Reconcile,
-    /// It never runs again by itself: at-most-once, until an operator resolves it. The default.
+    /// The operation never executes again until an operator decides: at-most-once. The default.
     #[default]
     Block,
 }
 
 impl OnUnknown {
-    /// Returns the policy's name, as configurations and records show it.
+    /// Returns the policy's name in configurations and records.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -121,14 +122,14 @@ impl OnUnknown {
     }
 }
 
-/// What was agreed when a key was claimed; stored with the record.
+/// Terms of a claim, stored with the record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// How long a claim holds without renewal.
+    /// Duration of the lease without renewal.
     pub lease: Duration,
-    /// How long an outcome is replayed, from its completion.
+    /// Time from its completion in which an outcome is replayed.
     pub retention: Duration,
-    /// What a retry of an unknown outcome gets.
+    /// Policy for a retry of an unknown outcome.
     pub on_unknown: OnUnknown,
 }
 
@@ -163,7 +164,7 @@ impl OutcomeClass {
     }
 }
 
-/// The answer that is replayed: opaque bytes, and the name of the format they are in.
+/// Outcome that is replayed: opaque bytes, and the name of their format.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Outcome {
     format: Arc<str>,
@@ -171,11 +172,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The longest name of a format, in bytes.
+    /// Longest name of a format, in bytes.
     pub const MAX_FORMAT: usize = 64;
 
-    /// An outcome in `format` (`http/1`, say), so that no door reads another's bytes. A name
-    /// longer than [`Outcome::MAX_FORMAT`] is cut there.
+    /// Returns an outcome in `format`, such as `http/1`, so that no integration reads the bytes of another.
+    /// A name longer than [`Outcome::MAX_FORMAT`] is cut.
     #[must_use]
     pub fn new(format: impl Into<Arc<str>>, bytes: impl Into<Bytes>) -> Self {
         let mut format = format.into();
@@ -185,13 +186,13 @@ impl Outcome {
         Self { format, bytes: bytes.into() }
     }
 
-    /// The name of the format.
+    /// Returns the name of the format.
     #[must_use]
     pub fn format(&self) -> &str {
         &self.format
     }
 
-    /// The bytes, as they were given.
+    /// Returns the bytes, unchanged.
     #[must_use]
     pub const fn bytes(&self) -> &Bytes {
         &self.bytes
@@ -204,31 +205,30 @@ impl fmt::Debug for Outcome {
     }
 }
 
-/// Where an operation stands.
+/// State of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RecordState {
-    /// Somebody holds it, or held it and has not been heard of since its lease lapsed.
+    /// Its owner executes, or has not written since its lease lapsed.
     InFlight,
-    /// It may or may not have happened.
+    /// The operation may have happened.
     Unknown {
-        /// What its owner saw, if it saw anything.
+        /// Response that its owner saw, if any.
         seen: Option<Outcome>,
-        /// Somebody is asking a hook; until when is the cell's `lease_until`.
+        /// A claim is calling a hook, until the `lease_until` of the stored record.
         reconciling: bool,
     },
-    /// It happened, and this is the answer.
+    /// The operation happened, with this outcome.
     Done(Outcome),
-    /// It did not happen; the next claim takes it. Kept so that fence and attempts survive.
+    /// The operation did not happen; the next claim executes. Kept so that fence and attempts survive.
     Released,
 }
 
-/// Text for operators beside a record; nothing is decided by it. Its `Debug` form shows no contents.
+/// Text for operators in a record, without effect on decisions. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Notes {
-    /// The operation as operators see it: its key, its request, its caller. The engine keeps it
-    /// only where it has a secret.
+    /// Description of the operation: key, request, caller. The engine stores it only with a secret.
     pub description: Option<Bytes>,
-    /// The last decision of an operator: who decided, when, from where and why.
+    /// Last decision of an operator: who decided, when, from where and why.
     pub decision: Option<Bytes>,
 }
 
@@ -241,26 +241,26 @@ impl fmt::Debug for Notes {
     }
 }
 
-/// What is remembered of one operation. Its `Debug` form shows no contents.
+/// Record of one operation. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
-    /// How the fingerprint was made.
+    /// Scheme of the fingerprint.
     pub scheme: FingerprintScheme,
-    /// What was asked.
+    /// Fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// Who owns it.
+    /// Lease id of the owner.
     pub lease_id: LeaseId,
-    /// The first grant since the key was absent, released or expired; takeovers copy it.
+    /// First lease id since the record was absent, released or expired; takeovers copy it.
     pub generation: LeaseId,
     /// Executions so far, this one included; 1 for the first.
     pub attempt: u32,
-    /// What was agreed at the claim.
+    /// Terms of the claim.
     pub terms: Terms,
-    /// The last recovery point of the work under way.
+    /// Last checkpoint of the execution.
     pub checkpoint: Option<Bytes>,
     /// Text for operators.
     pub notes: Notes,
-    /// Where it stands.
+    /// State of the operation.
     pub state: RecordState,
 }
 

@@ -1,15 +1,15 @@
-//! The seam: what every store supplies, and all it supplies.
+//! The store trait: all that a store supplies.
 //!
-//! A store is one compare-and-swap on a [`WriteId`], and a clock. It decides nothing: what to write
-//! is decided by [`step`](crate::machine::step), once, for all stores.
+//! A store is one compare-and-swap on a [`WriteId`], and a clock. It decides nothing: for all stores,
+//! [`step`](crate::machine::step) decides what to write.
 //!
-//! 1. A swap whose tag the cell already bears counts as [`Swapped::Stored`]. So a swap whose
-//!    reply was lost is resolved by sending *the same swap* again. Loading the cell instead
-//!    proves nothing: the first copy may still be on its way.
-//! 2. A cell whose `keep_until` has passed is still returned, with its tag, until it is reaped.
-//! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of its callers
-//!    need not agree.
-//! 4. Dropping a returned future abandons the reply, never half a write.
+//! 1. A swap whose write id the record already has counts as [`Swapped::Stored`]. So a swap whose reply
+//!    was lost is resolved by sending *the same swap* again. A load proves nothing: the first swap may
+//!    still be under way.
+//! 2. A record past its `keep_until` is still returned, with its write id, until it is reaped.
+//! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of callers need not
+//!    agree.
+//! 4. A returned future that is dropped loses the reply, and never leaves half a write.
 
 use std::error::Error;
 use std::fmt;
@@ -24,119 +24,119 @@ use crate::record::{FencingToken, Record, WriteId};
 use crate::scope::OperationId;
 use crate::secret::Secret;
 
-/// A boxed future, as the store's methods return it.
+/// Boxed future of the store's methods.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// What a store holds under one key.
+/// A record with the stamps of its store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredRecord {
-    /// Names the write that left it like this.
+    /// Name of the write that left the record like this.
     pub write_id: WriteId,
-    /// The fencing token of its last execution.
+    /// Fence of its last execution.
     pub fence: FencingToken,
-    /// Until when its owner, or whoever is asking about it, holds it.
+    /// End of the lease of its owner, or of the claim that calls the hook.
     pub lease_until: Timestamp,
-    /// From when on it counts as absent; `None` for never.
+    /// Time from which it counts as absent; `None` for never.
     pub keep_until: Option<Timestamp>,
-    /// What is remembered.
+    /// The record.
     pub record: Record,
 }
 
-/// A cell as a store saw it, and when.
+/// A stored record, or its absence, at a time of the store's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
-    /// The store's clock at that moment.
+    /// Time of the snapshot.
     pub now: Timestamp,
-    /// What it held, if anything.
+    /// The stored record, if there is one.
     pub stored: Option<StoredRecord>,
 }
 
-/// Whether a write issues a fencing token.
+/// Whether a write issues a fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stamp {
-    /// The cell keeps its fence.
+    /// The record keeps its fence.
     Keep,
-    /// The store issues the next one: [`FencingToken::next`] of the cell's, if there is a cell.
+    /// The store issues the next fence: [`FencingToken::next`] of the record's, if there is a record.
     NextFence,
 }
 
-/// What to write. Times are relative: the store adds its own clock.
+/// Content of a swap. Times are relative: the store adds its clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Draft {
-    /// What is to be remembered.
+    /// The record.
     pub record: Record,
-    /// Whether it is a new execution.
+    /// Whether the write issues a fence, which it does for a new execution.
     pub stamp: Stamp,
-    /// How long the lease lasts from now.
+    /// Duration of the lease from now.
     pub lease: Duration,
-    /// How long to keep it from now; `None` for ever.
+    /// Time from now until the record expires; `None` for never.
     pub keep: Option<Duration>,
 }
 
 /// A conditional write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Swap {
-    /// Which cell.
+    /// Operation id of the record.
     pub id: OperationId,
-    /// The tag the cell must bear; `None`: there must be no cell.
+    /// Write id that the record must have; `None` if there must be no record.
     pub expected: Option<WriteId>,
-    /// The tag it will bear.
+    /// Write id that the record gets.
     pub write_id: WriteId,
-    /// What to write.
+    /// Content to write.
     pub draft: Draft,
 }
 
-/// What became of a swap.
+/// Result of a swap.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Swapped {
-    /// The cell bears the swap's tag: it was written now, or by an earlier copy of the same swap.
+    /// The record has the swap's write id: it was written now, or when the same swap was sent before.
     Stored(Stamped),
-    /// The cell bears another tag than expected; this is the truth.
+    /// The record has another write id than expected; this is its state.
     Conflict(Snapshot),
 }
 
-/// What the store stamped on a write.
+/// Stamps that the store added to a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamped {
-    /// The store's clock when it answered.
+    /// Time of the reply.
     pub now: Timestamp,
-    /// The cell's fence.
+    /// Fence of the record.
     pub fence: FencingToken,
-    /// Until when the lease lasts.
+    /// End of the lease.
     pub lease_until: Timestamp,
 }
 
-/// What a round of reaping did.
+/// Result of a round of reaping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reaped {
-    /// Cells removed.
+    /// Number of records removed.
     pub removed: u32,
-    /// Whether there may be more that are due.
+    /// Whether more records may be due.
     pub more: bool,
 }
 
-/// A place where cells are kept. For implementors; callers use `Idempotency`.
+/// A store of records. For implementors; services use `Idempotency`.
 ///
 /// Every implementation passes `hapax_testkit::suite`.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Writes `swap.draft` if the cell bears `swap.expected`, or answers what it found.
+    /// Writes `swap.draft` if the record has the write id `swap.expected`; otherwise returns the snapshot.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] promises that this copy of the swap was not applied and never
-    /// will be; [`StoreError::Ambiguous`] that it may have been, or may yet be.
+    /// [`StoreError::Unavailable`] promises that this swap was not applied and never will be;
+    /// [`StoreError::Ambiguous`] says that it may have been, or may yet be.
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>>;
 
-    /// What the cell holds, durably.
+    /// Returns the stored record once it is durable.
     ///
     /// # Errors
     /// Any [`StoreError`]; nothing was changed.
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>>;
 
-    /// Removes at most `limit` cells whose `keep_until` passed at least one lease
+    /// Removes at most `limit` records whose `keep_until` passed at least one lease
     /// (`record.terms.lease`) ago.
     ///
     /// # Errors
-    /// Any [`StoreError`]; what was removed until then stays removed.
+    /// Any [`StoreError`]; records that were removed until then stay removed.
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>>;
 
     /// Returns what the engine takes from the store besides records. A wrapper returns that of the
@@ -171,10 +171,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// A store whose cells operators can page through.
+/// A store whose records operators can page through.
 pub trait Inspect: Store {
-    /// At most `limit` cells in ascending order of key, after `after`; the page's `now` says when.
-    /// Cells past their keep are among them. A damaged cell is an error of its own, not the page's.
+    /// Returns at most `limit` records in ascending order of operation id, after `after`, expired ones
+    /// included. A damaged record is an error in the page, not an error of the call.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -184,13 +184,13 @@ pub trait Inspect: Store {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
 
-    /// Takes a step of a walk over the undecided cells, those that are unknown or whose lease lapsed,
-    /// in the order that costs the store least. Looks at about `limit` cells, and may visit others than
-    /// undecided ones. The walk begins at `Cursor::default()`, goes on at the place that a step returns,
-    /// and ends where there is none.
+    /// Takes a step of a walk over the undecided records, those that are unknown or whose lease lapsed, in
+    /// the order that costs the store least. It reads about `limit` records, and may visit others than
+    /// undecided ones. The walk begins at `Cursor::default()`, continues at the cursor that a step returns,
+    /// and ends without one.
     ///
-    /// A cell that stays undecided, and that nobody writes, from the beginning of the walk to its end is
-    /// visited at least once.
+    /// A record that stays undecided and is not written from the beginning of the walk to its end is visited
+    /// at least once.
     ///
     /// # Errors
     /// Any [`StoreError`]; some cells of the step may have been visited.
@@ -204,7 +204,7 @@ pub trait Inspect: Store {
     }
 }
 
-/// Takes a step of a walk as [`Inspect::scan`] does, in order of key, and visits every cell.
+/// Takes a step of a walk as [`Inspect::scan`] does, in order of operation id, and visits every record.
 pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
     store: &'a S,
     from: Cursor,
@@ -226,37 +226,36 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
     })
 }
 
-/// A function that a walk calls with each cell and the store's clock.
+/// Function that a walk calls with each record and the store's clock.
 pub type Visitor<'a> =
     &'a mut (dyn FnMut(&OperationId, &Result<StoredRecord, StoreError>, Timestamp) + Send + 'a);
 
-/// A store that tells when a cell was written, by whichever process: copies that wait for the
-/// first then need not wait for the next look.
+/// Notifications that a record was written, by any process, so that waiters need not wait for their next
+/// poll.
 ///
-/// A hint, nothing more. It may come for nothing, late or not at all, so whoever waits looks from
-/// time to time all the same; and what is true is what [`Store::load`] says afterwards.
+/// A notification is a hint: it may be false, late or missing. Waiters therefore poll as well, and only
+/// [`Store::load`] returns the truth.
 pub trait Notify: fmt::Debug + Send + Sync + 'static {
-    /// Resolves when the cell may have been written since the call, not since the first poll.
-    /// Dropping the future ends the watch.
+    /// Resolves when the record may have been written since the call, not since the first poll. Dropping
+    /// the future ends the subscription.
     fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()>;
 }
 
-/// A store whose records can commit together with a caller's own writes, in one transaction of the
-/// database they share.
+/// A store whose records can commit together with a caller's writes, in one transaction of the database
+/// that both share.
 pub trait Transactional<Tx: ?Sized>: Store {
-    /// Writes `swap.draft` as part of `tx`, if the cell bears `swap.expected`, which is some tag:
-    /// claims commit by themselves. The record is there once `tx` has committed, and only then.
+    /// Writes `swap.draft` as part of `tx` if the record has the write id `swap.expected`, which is never
+    /// `None`: claims commit on their own. The record is stored once `tx` has committed, and only then.
     ///
-    /// To be the last statement before COMMIT: until then the row is locked. It takes part in the
-    /// transaction itself, not in a part of it that could be rolled back alone: within a savepoint
-    /// it is an error.
+    /// It has to be the last statement before COMMIT, because it locks the row. It takes part in the whole
+    /// transaction: within a savepoint, which could be rolled back alone, it is an error.
     ///
-    /// Unless it answers [`Swapped::Stored`], `tx` can only be rolled back: the store sees to it.
-    /// A cell that bears `swap.tag` already is a conflict here: the transaction that wrote it has
-    /// committed, and what the caller did in this one would be done twice.
+    /// Unless the result is [`Swapped::Stored`], `tx` can only be rolled back, which the store ensures. A
+    /// record that already has `swap.write_id` is a conflict here: the transaction that wrote it has
+    /// committed, and the writes of this one would be made twice.
     ///
     /// # Errors
-    /// Any [`StoreError`]; `tx` must be rolled back. Dropped before it resolves, likewise.
+    /// Any [`StoreError`]; `tx` must be rolled back, also if the future is dropped before it resolves.
     fn swap_in<'a>(
         &'a self,
         tx: &'a mut Tx,
@@ -264,28 +263,28 @@ pub trait Transactional<Tx: ?Sized>: Store {
     ) -> BoxFuture<'a, Result<Swapped, StoreError>>;
 }
 
-/// A page of cells.
+/// A page of records.
 #[derive(Debug)]
 pub struct Page {
-    /// The store's clock.
+    /// Time of the page.
     pub now: Timestamp,
-    /// Keys and what they hold.
+    /// Operation ids and their records.
     pub records: Vec<(OperationId, Result<StoredRecord, StoreError>)>,
-    /// Whether there are keys after the last one.
+    /// Whether there are records after the last one.
     pub more: bool,
 }
 
-/// A place in a walk over the cells of a store, in the store's own words; by default its beginning.
+/// Position in a walk over the records of a store, in its own encoding; by default the beginning.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cursor(Vec<u8>);
 
 impl Cursor {
-    /// Returns the place that these bytes name to the store.
+    /// Returns the position that these bytes encode for the store.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self(bytes.into())
     }
 
-    /// Returns its bytes; none for the beginning.
+    /// Returns the encoding; empty for the beginning.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -295,40 +294,40 @@ impl Cursor {
 /// A step of a walk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScanStep {
-    /// The store's clock.
+    /// Time of the step.
     pub now: Timestamp,
-    /// The place where the walk goes on; `None` at its end.
+    /// Position at which the walk continues; `None` at its end.
     pub next: Option<Cursor>,
 }
 
 type Source = Box<dyn Error + Send + Sync>;
 
-/// Why a store gave no answer.
+/// Errors of a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It did not happen and will not.
+    /// The call did not happen and will not.
     #[error("the store is unavailable, nothing was written")]
     Unavailable(#[source] Source),
-    /// It may have happened, or may yet: send the same swap again.
+    /// The swap may have happened, or may yet: send the same swap again.
     #[error("the store gave no answer, the write may have happened")]
     Ambiguous(#[source] Source),
-    /// What is stored is damaged, or not ours to read.
+    /// The stored bytes are damaged, or another secret sealed them.
     #[error("the stored record cannot be read")]
     Corrupt(#[source] Source),
 }
 
 impl StoreError {
-    /// [`StoreError::Unavailable`] because of `source`.
+    /// Returns [`StoreError::Unavailable`] because of `source`.
     pub fn unavailable(source: impl Into<Source>) -> Self {
         Self::Unavailable(source.into())
     }
 
-    /// [`StoreError::Ambiguous`] because of `source`.
+    /// Returns [`StoreError::Ambiguous`] because of `source`.
     pub fn ambiguous(source: impl Into<Source>) -> Self {
         Self::Ambiguous(source.into())
     }
 
-    /// [`StoreError::Corrupt`] because of `source`.
+    /// Returns [`StoreError::Corrupt`] because of `source`.
     pub fn corrupt(source: impl Into<Source>) -> Self {
         Self::Corrupt(source.into())
     }
