@@ -111,8 +111,10 @@ async fn a_peers_requests_over_http2_are_of_its_share() {
     let address = gateway.local_addr();
     // Two connections, and of eight requests one on each and two more.
     let mut asked = JoinSet::new();
-    for _ in 0..2 {
-        let two = Arc::new(Two::on(from("127.0.0.2", address).await).await);
+    // Both before the first request: four of one connection would leave no permit for the other.
+    let first = Arc::new(Two::on(from("127.0.0.2", address).await).await);
+    let second = Arc::new(Two::on(from("127.0.0.2", address).await).await);
+    for two in [first, second] {
         for _ in 0..4 {
             let two = Arc::clone(&two);
             asked.spawn(async move { two.ask(Two::request("GET", "/held", &[]), "").await });
