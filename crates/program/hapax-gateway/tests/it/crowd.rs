@@ -114,6 +114,9 @@ async fn a_peers_requests_over_http2_are_of_its_share() {
     // Both before the first request: four of one connection would leave no permit for the other.
     let first = Arc::new(Two::on(from("127.0.0.2", address).await).await);
     let second = Arc::new(Two::on(from("127.0.0.2", address).await).await);
+    for two in [&first, &second] {
+        assert_eq!(two.ask(Two::request("GET", "/", &[]), "").await.status, 200);
+    }
     for two in [first, second] {
         for _ in 0..4 {
             let two = Arc::clone(&two);
