@@ -88,6 +88,9 @@ pub enum TransferError {
 /// Moves money. Reads the accounts without locks, and writes them only if their versions are still
 /// those that were read. Writes in order of account numbers, so that two transfers cannot wait for
 /// each other.
+///
+/// # Errors
+/// [`TransferError`] if the database fails; the transaction then rolls back.
 pub async fn transfer(
     tx: &Client,
     asked: &Transfer,
