@@ -1,7 +1,7 @@
 //! The operators' API of Hapax: list, show, release and resolve idempotency keys over HTTP.
 //!
 //! The gateway serves it on its admin listener. A service that keeps its records itself, with the
-//! layer of [`hapax_http`] or the engine of [`hapax`], mounts the same API, so that `hapax keys`
+//! layer of [`hapax_http`] or the engine of [`hapax_core`], mounts the same API, so that `hapax keys`
 //! works on its store as well.
 //!
 //! 1. [`Operators::router`] is an [`axum::Router`]; every path in it needs the [`AdminToken`].

@@ -34,7 +34,7 @@ impl Idempotency {
     /// key and request. Lease and retention are those of [`Policy::default`](crate::Policy).
     ///
     /// After an `Err`, a panic or a crash in the middle, `work` may have taken effect
-    /// ([`OutcomeClass::Unknown`]): it does not execute again, and calls get
+    /// ([`OutcomeClass::Unknown`](crate::OutcomeClass::Unknown)): it does not execute again, and calls get
     /// [`RunError::OutcomeUnknown`] until an operator resolves the record. Where some errors are
     /// known to have no effect, declare a [function](Idempotency::function) that classifies them;
     /// where `work` may be repeated, call [`at_least_once`](Self::at_least_once).

@@ -70,8 +70,8 @@ impl KeyRing {
         self
     }
 
-    /// The secret that names records: give it to
-    /// [`IdempotencyBuilder::secret`](crate::IdempotencyBuilder::secret).
+    /// Returns the secret that names records, which a store returns in its
+    /// [`Capabilities`](crate::store::Capabilities).
     #[must_use]
     pub const fn naming(&self) -> &Secret {
         &self.naming
