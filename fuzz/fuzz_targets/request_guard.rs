@@ -24,7 +24,7 @@ mod head;
 #[expect(dead_code, reason = "the gateway asks more of it")]
 mod scan;
 
-use scan::{Scanner, Verdict};
+use scan::{ScanResult, Scanner};
 
 /// As in the gateway.
 const MAX_HEAD: usize = 32 * 1024;
@@ -52,17 +52,17 @@ fn guard(input: &[u8]) -> (Vec<u8>, Vec<Seen>) {
     let mut broken = false;
     while at < input.len() {
         match scanner.judge(&input[at..]) {
-            Verdict::Pass(count) => {
+            ScanResult::Pass(count) => {
                 assert!(count > 0);
                 at += count;
             }
-            Verdict::Head(count) => {
+            ScanResult::Head(count) => {
                 heads.push((at, at + count));
                 at += count;
             }
-            Verdict::More | Verdict::Refuse(_) => break,
+            ScanResult::More | ScanResult::Reject(_) => break,
             // The gateway then breaks the connection.
-            Verdict::BrokenChunk => {
+            ScanResult::BrokenChunk => {
                 broken = true;
                 break;
             }

@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../crates/program/hapax-gateway/src/units.rs"]
 mod units;
 
-use units::{Size, parse_duration};
+use units::{ByteSize, parse_duration};
 
 const DURATIONS: [(&str, u128); 5] =
     [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
@@ -33,7 +33,7 @@ fuzz_target!(|input: (&str, Option<(u64, u8)>)| {
 fn check(text: &str) {
     let duration = value(text, &DURATIONS).filter(|millis| *millis <= u128::from(u64::MAX));
     assert_eq!(parse_duration(text).ok().as_ref().map(Duration::as_millis), duration);
-    let size: Option<Size> = text.parse().ok();
+    let size: Option<ByteSize> = text.parse().ok();
     let expected = value(text, &SIZES).filter(|bytes| *bytes <= usize::MAX as u128);
     assert_eq!(size.map(|size| size.0 as u128), expected);
     if let Some(size) = size {
