@@ -21,7 +21,7 @@ use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView
 
 type Api = State<Arc<OperatorsState>>;
 
-/// What is here: method, path, what it is.
+/// Calls of the API: method, path, purpose.
 pub(crate) const INDEX: [(&str, &str, &str); 7] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
     (

@@ -79,7 +79,7 @@ pub struct DecisionNote {
     pub by: DecisionChannel,
     /// The address or the machine that it came from.
     pub from: String,
-    /// What became of the operation.
+    /// The verdict on the operation.
     pub outcome: OperatorVerdict,
     /// The reason.
     pub why: String,

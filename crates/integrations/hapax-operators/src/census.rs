@@ -27,7 +27,7 @@ use crate::keys::{RecordView, StateView, rfc3339};
 /// The most records that are listed; further ones are counted by a later walk, once there is room.
 const MOST: usize = 10_000;
 
-/// The most routes that are told apart.
+/// Number of routes that are counted separately.
 const MOST_ROUTES: usize = 1_000;
 
 /// Records of a page, beside requests and alone.
@@ -68,11 +68,11 @@ struct CensusEntry {
 /// How many records wait for a decision.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Undecided {
-    /// Whose owner said that the outcome is unknown.
+    /// Records whose owner wrote that the outcome is unknown.
     pub unknown: usize,
-    /// Whose owner's lease lapsed.
+    /// Records whose owner's lease lapsed.
     pub lapsed: usize,
-    /// Of these, the unknown and the lapsed ones of each route that has a name.
+    /// The unknown and the lapsed ones of each route that has a name.
     pub by_route: BTreeMap<String, [usize; 2]>,
     /// When the execution of the oldest began.
     pub oldest: Option<Timestamp>,
@@ -80,7 +80,7 @@ pub struct Undecided {
     pub as_of: Option<Timestamp>,
 }
 
-/// What a census has to list.
+/// List of undecided records.
 #[derive(Debug, Serialize)]
 pub(crate) struct CensusList {
     pub(crate) keys: Vec<RecordView>,
@@ -128,7 +128,7 @@ impl Census {
         CensusList { keys, more, as_of: known.as_of.map(rfc3339) }
     }
 
-    /// Walks again and again, until nobody has the census any more.
+    /// Walks again and again, until the census is dropped.
     pub(crate) async fn run(this: Weak<Self>, store: Arc<dyn Inspect>) {
         loop {
             let Some(census) = this.upgrade() else { return };

@@ -1,4 +1,4 @@
-//! What operators see of the store, and what they may do to it.
+//! Records as operators see them, and decisions on them.
 //!
 //! One implementation for the admin listener and for `hapax keys` on a file. A record is named by its
 //! id, a hash of key and scope; where there is a secret, it has both in a sealed description.
@@ -48,7 +48,7 @@ pub struct OperatorRecords {
     permits: Arc<Semaphore>,
 }
 
-/// What an operator says of an operation.
+/// Decision of an operator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
@@ -68,7 +68,7 @@ pub struct Decision {
     /// The name of the operator. Default: that of the user, or `token` over HTTP.
     #[serde(default)]
     pub who: Option<String>,
-    /// What became of it.
+    /// The verdict on the operation.
     pub outcome: OperatorVerdict,
     /// With which status it is answered from now on, 200 to 599. Default 200.
     #[serde(default)]
@@ -100,13 +100,13 @@ impl Decision {
     }
 }
 
-/// What became of an operation.
+/// Verdict of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OperatorVerdict {
-    /// It happened, and this is the answer.
+    /// The operation happened, with this response.
     Happened,
-    /// It did not happen: the next request executes.
+    /// The operation did not happen: the next request executes.
     DidNotHappen,
 }
 
@@ -119,37 +119,37 @@ pub enum OperatorError {
         "no record of this key for this caller, or it has expired: check the key and the scope"
     )]
     NotFound,
-    /// It was released before.
+    /// The record was released before.
     #[error("the key was released at {at} already: the next request with it executes")]
     Released {
         /// When.
         at: String,
     },
-    /// Somebody is executing it.
+    /// An execution is under way.
     #[error("the key is in flight; to decide all the same, force it")]
     InFlight,
-    /// It is done, and was to be something else.
+    /// The record is done, with another outcome than the decision.
     #[error("{}", done(at, *status, *wanted))]
     Done {
         /// Since when.
         at: String,
         /// The status it is answered with; `None` if it is no HTTP response.
         status: Option<u16>,
-        /// What was said of it.
+        /// The verdict that was requested.
         wanted: OperatorVerdict,
     },
     /// Another execution or decision came in between.
     #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
     Changed {
-        /// What it is now.
+        /// State of the record now.
         state: StateView,
         /// Its fence now.
         fence: u64,
     },
-    /// What was said makes no response.
+    /// The decision makes no response.
     #[error("{0}")]
     Invalid(&'static str),
-    /// It is not of an HTTP request: a response there could be read by no program.
+    /// The record is of a function or a message: only its own program can write its value.
     #[error(
         "expected the record of an HTTP request, found another kind ({scheme}): only its own program \
          can say that it happened, and with which value"
@@ -158,7 +158,7 @@ pub enum OperatorError {
         /// The scheme of its fingerprint.
         scheme: String,
     },
-    /// It is not of an HTTP request, and the operator did not say that it may be another kind.
+    /// The record is of a function or a message, and the decision does not allow other kinds.
     #[error(
         "expected the record of an HTTP request, found another kind ({scheme}): to release it all the \
          same, say that any kind is meant"
@@ -229,7 +229,7 @@ impl OperatorRecords {
         self.engine.operation_id(&scope, key)
     }
 
-    /// What is known of a record.
+    /// Returns a record as operators see it.
     ///
     /// # Errors
     /// [`OperatorError::NotFound`], [`OperatorError::Store`].
@@ -300,7 +300,7 @@ impl OperatorRecords {
             Err(error) => {
                 let error = Arc::new(error);
                 let noted = self.note(&case, Some(Err(Arc::clone(&error))), before).await;
-                // The line is written: nobody else has it.
+                // The line is written, so that no other task has the error.
                 (Err(Arc::into_inner(error).unwrap_or(OperatorError::Contended)), noted)
             }
         };
@@ -415,7 +415,7 @@ fn outcome_of(
     }
 }
 
-/// What the record was, under which fence, instead of what was decided about.
+/// Returns the error for a record that differs from the one that was decided about.
 fn why_not(
     was: RecordBefore,
     fence: FencingToken,
@@ -444,7 +444,7 @@ fn done(at: &str, status: Option<u16>, wanted: OperatorVerdict) -> String {
     }
 }
 
-/// What a replay can carry. With the others it would contradict itself on the wire.
+/// Returns whether a replay can carry a header. The others would contradict the response.
 fn may_be_given(name: &HeaderName) -> bool {
     !(hop_by_hop(name)
         || name.as_str().starts_with("idempotency-")

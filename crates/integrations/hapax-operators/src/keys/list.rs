@@ -32,7 +32,7 @@ pub struct ListQuery {
     /// At most so many; 1 to 1,000. Default 100.
     #[serde(default)]
     pub limit: Option<u32>,
-    /// Of the caller with this hash ([`OperatorRecords::caller_hash`]).
+    /// Hash of the caller ([`OperatorRecords::caller_hash`]).
     #[serde(default)]
     pub caller: Option<String>,
 }

@@ -19,15 +19,15 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StateView {
-    /// Somebody is executing it.
+    /// An execution is under way.
     InFlight,
-    /// It happened, and its answer is replayed.
+    /// The operation happened, and its outcome is replayed.
     Done,
-    /// It may or may not have happened: it was given up, or its process died.
+    /// The operation may have happened: its owner gave up, or its process crashed.
     Unknown,
-    /// It did not happen; the next request executes.
+    /// The operation did not happen; the next request executes.
     Released,
-    /// It is past its retention; the next request executes.
+    /// The record is past its retention; the next request executes.
     Expired,
 }
 
@@ -62,8 +62,8 @@ impl fmt::Display for StateView {
     }
 }
 
-/// What is known of a record. Where there is a secret, it has a sealed description of the operation,
-/// with its key and its caller; without one neither is in the store.
+/// A record as operators see it. With a secret it has a sealed description of the operation, with key
+/// and caller; without one, neither is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RecordView {
     /// The record's name: 64 hexadecimal digits.
@@ -74,7 +74,7 @@ pub struct RecordView {
     pub fence: u64,
     /// Executions so far.
     pub attempt: u32,
-    /// What a retry gets while it is unknown.
+    /// Policy for a retry while the outcome is unknown.
     pub on_unknown: String,
     /// How the request was fingerprinted.
     pub scheme: String,
@@ -98,7 +98,7 @@ pub struct RecordView {
     /// The last decision of an operator about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<DecisionNote>,
-    /// What it is answered with; of an unknown outcome, what was seen.
+    /// The response that is replayed; of an unknown outcome, the response that was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ResponseView>,
 }
@@ -142,7 +142,7 @@ pub struct CallerView {
     pub hash: Option<String>,
 }
 
-/// What a record was before it was decided about.
+/// A record before a decision.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordBefore {
     /// Where it stood.
@@ -262,7 +262,7 @@ fn decided(record: &Record) -> Option<DecisionNote> {
     serde_json::from_slice(record.notes.decision.as_ref()?).ok()
 }
 
-/// What it is answered with, or what was seen of an unknown outcome.
+/// Returns the outcome that is replayed, or that was seen before the outcome became unknown.
 const fn outcome(stored: &StoredRecord) -> Option<&Outcome> {
     match &stored.record.state {
         RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
