@@ -1,8 +1,8 @@
-//! What an operator may count.
+//! Events that an operator may count.
 //!
-//! A trait of one method, not a metrics facade: a facade's recorder is global, so that two layers
-//! of a process, or two tests, could not be told apart, and every user would carry it. Each
-//! exporter is a few lines on top.
+//! A trait with one method, and no metrics facade: the recorder of a facade is global, so that two layers
+//! of a process, or two tests, would share it, and every user would depend on it. An exporter needs a few
+//! lines.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,60 +10,58 @@ use std::time::Duration;
 use crate::classify::OutcomeClass;
 use crate::problem::Code;
 
-/// Something that happened to a request with a key, or without one that needs it.
+/// Event of a request with a key, or of one that lacks a required key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RequestEvent {
-    /// A handler ran and its outcome was decided.
+    /// A handler returned, and its outcome was decided.
     Executed {
-        /// What its response means.
+        /// Class of its response.
         class: OutcomeClass,
-        /// Whether the store has it.
+        /// Whether the store has the outcome.
         recorded: RecordStatus,
-        /// Which execution of the record it was, from 1.
+        /// Number of the execution within its record, from 1.
         attempt: u32,
-        /// How long the handler took, its response included.
+        /// Time that the handler took, its response included.
         took: Duration,
     },
-    /// A kept answer was given again.
+    /// A stored response was replayed.
     Replayed {
-        /// For how long it is still kept, where that is known. Retries that come close to its end
-        /// say that the retention is too short.
+        /// Time until it expires, if known. Retries shortly before that show that the retention is too short.
         expires_in: Option<Duration>,
     },
-    /// An answer that is not a handler's.
+    /// A problem was returned instead of a handler's response.
     Rejected(Code),
-    /// The store is away and the route is *open*: a handler runs unprotected.
+    /// The store is unavailable and the route is *open*: a handler executes unprotected.
     Unprotected,
-    /// A response was too large, or streamed, and only its status is kept.
+    /// A response was too large, or streamed, and only its status is stored.
     NotRetained,
     /// A handler's override header had an invalid value and was ignored.
     InvalidOverride,
-    /// A hook was asked about an unknown outcome.
+    /// A hook was called about an unknown outcome.
     ReconcileStarted,
 }
 
 /// Whether the store has an outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RecordStatus {
-    /// It has.
+    /// The store has it.
     Stored,
-    /// It will, when it returns.
+    /// The store gets it as soon as it is available.
     Pending,
-    /// It has not: another execution took over, so that it never will; or the record is gone, and
-    /// nobody can tell whether it once had it. Either way nothing will be replayed from this
-    /// execution, and the client is told `superseded`.
+    /// The store never gets it, since another execution took over; or the record is gone, and the outcome may
+    /// have been stored before. This execution is not replayed, and the client gets `superseded`.
     Lost,
 }
 
-/// Hears of everything. Called on the path of requests: it counts, and returns. Its panics go to
-/// the log, and change no answer.
+/// Observer of all events. It is called on the path of requests: it counts, and returns. A panic is
+/// logged, and changes no response.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
     /// `route` is the name in the route's options.
     fn observe(&self, route: &str, event: RequestEvent);
 }
 
-/// Hears nothing.
+/// Observer that ignores every event.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NoObserver;
 

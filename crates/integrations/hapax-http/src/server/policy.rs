@@ -1,4 +1,4 @@
-//! What holds for a route.
+//! Policies of routes.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -23,98 +23,98 @@ use crate::stored_response::Cookies;
 /// Whether a protected request needs a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeyRule {
-    /// Without one it passes through, untouched and unprotected.
+    /// Optional: a request without a key passes through, unchanged and unprotected.
     #[default]
     Optional,
-    /// Without one it is refused: 400 `missing-key`.
+    /// Required: a request without a key is rejected: 400 `missing-key`.
     Required,
 }
 
-/// What becomes of a request while the store is away.
+/// Treatment of requests while the store is unavailable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum StoreOutage {
-    /// It is refused: 503 `store-unavailable`.
+    /// The request is rejected: 503 `store-unavailable`.
     #[default]
     Closed,
-    /// It executes unprotected, and the answer says `Idempotency-Protected: false`. Refused together
-    /// with [`OnUnknown::Block`], the default.
+    /// The request executes unprotected, and its response has `Idempotency-Protected: false`. Rejected
+    /// together with [`OnUnknown::Block`], the default.
     Open,
 }
 
-/// What the client gets when the store goes away between execution and completion.
+/// Response while the store is unavailable between execution and completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CompletionOutage {
-    /// The answer, with `Idempotency-Recorded: pending`; copies that are answered before the store
-    /// has it say so too.
+    /// The response, with `Idempotency-Recorded: pending`; so have duplicates until the store accepts the
+    /// outcome.
     #[default]
     Deliver,
-    /// 503 `outcome-pending`, and so for copies: an answer that could be forgotten is not given.
+    /// 503 `outcome-pending`, also for duplicates: an outcome that could be lost is not delivered.
     Withhold,
 }
 
-/// Finds a request's target in its head.
+/// Function that returns a request's target.
 pub type TargetFn = dyn Fn(&Parts) -> Uri + Send + Sync;
 
-/// Finds a class in a response's head.
+/// Function that returns a response's class, or `None`.
 pub type ClassifyFn = dyn Fn(&http::response::Parts) -> Option<OutcomeClass> + Send + Sync;
 
-/// The options of a route. Start from `RouteOptions::default()`.
+/// Options of a route. Start from `RouteOptions::default()`.
 #[derive(Clone)]
 pub struct RouteOptions {
-    /// The route's name in metrics; of a fixed set, since each is a label. Default: empty.
+    /// Name of the route in metrics; of a fixed set, since each is a label. Default: empty.
     pub name: Arc<str>,
     /// Whether a key is needed. Default: optional.
     pub key: KeyRule,
-    /// Which header has the key, alone. Default: `Idempotency-Key`.
+    /// Header that carries the key. Default: `Idempotency-Key`.
     pub key_header: HeaderName,
-    /// Which values are keys. Default: lenient.
+    /// Grammar of keys. Default: lenient.
     pub grammar: Grammar,
     /// Protected methods; requests with others pass through. Default: POST and PATCH.
     pub methods: Vec<Method>,
-    /// Lease, retention, unknown outcomes, copies in flight.
+    /// Lease, retention, unknown outcomes, duplicates in flight.
     pub policy: Policy,
-    /// Who is asked under [`OnUnknown::Reconcile`]; when is said by `policy.hook`.
+    /// Hook for [`OnUnknown::Reconcile`]; `policy.hook` has its timing.
     pub reconcile: Option<Arc<dyn Reconcile>>,
-    /// What of a request counts when it is compared with a retry.
+    /// Parts of a request that are compared with a retry.
     pub fingerprint: HttpFingerprintScheme,
-    /// The request's target as clients know it, where the layer sees a shortened one: inside of a
-    /// router that strips a prefix. Default: the request's own.
+    /// The request's target as clients send it, for a layer behind a router that strips a prefix. Default:
+    /// the request's own target.
     pub target: Option<Arc<TargetFn>>,
-    /// What a status means. Default: standard.
+    /// Table of classes by status. Default: standard.
     pub profile: Profile,
-    /// Statuses of which the route says itself what they mean. Default: none.
+    /// Statuses whose class the route sets itself. Default: none.
     pub statuses: StatusLists,
-    /// What a response means, where its status does not say it; `None` leaves it to the lists and the
+    /// Function that classifies responses whose status does not tell; `None` leaves it to the lists and the
     /// profile.
     pub classify: Option<Arc<ClassifyFn>>,
-    /// Whether `Set-Cookie` is kept and replayed. Default: it is not.
+    /// Whether `Set-Cookie` is stored and replayed. Default: no.
     pub cookies: Cookies,
-    /// Responses are streamed, not kept: a key is final at the headers. Default: only for
-    /// `text/event-stream`.
+    /// Whether responses are streamed instead of stored, so that a key is final at the headers. Default:
+    /// only for `text/event-stream`.
     pub stream: bool,
-    /// Whether answers of what is final, and replays, say in `Idempotency-Expires` from when on
-    /// the key may be used anew. Default: they do not.
+    /// Whether final responses and replays have `Idempotency-Expires`, from when the key can be used anew.
+    /// Default: no.
     pub expires: bool,
-    /// The largest body of a request with a key, in bytes. Default: 1 MiB.
+    /// Largest body of a request with a key, in bytes. Default: 1 MiB.
     pub max_request_body: usize,
-    /// The largest body of a response that is kept, in bytes. Default: 1 MiB; at most
+    /// Largest body of a stored response, in bytes. Default: 1 MiB; at most
     /// [`RouteOptions::MAX_RESPONSE_BODY`].
     pub max_response_body: usize,
-    /// How many keys of one caller may be in flight in this process, under all routes of this name
-    /// together; a further one gets 429 `too-many-in-flight`. Default: any number.
+    /// Number of keys of one caller that may be in flight in this process, under all routes of this name;
+    /// a further one gets 429 `too-many-in-flight`. Default: unlimited.
     pub max_in_flight_per_scope: Option<NonZeroU32>,
-    /// Where handlers find transactions that commit with their responses: see
-    /// [`transaction`](super::transaction). Default: nowhere. `policy.terms.on_unknown` is best
-    /// [`OnUnknown::Reexecute`] with them: what died in the middle was rolled back.
+    /// Transactions for handlers, which commit with their responses: see
+    /// [`transaction`](super::transaction). Default: none. With them, [`OnUnknown::Reexecute`] fits if
+    /// handlers have no other effects: a crash rolls back.
     pub transactions: Option<TransactionBackend>,
-    /// What becomes of a request while the store is away. Default: refused.
+    /// Treatment of requests while the store is unavailable. Default: rejected.
     pub store_outage: StoreOutage,
-    /// What the client gets when the store goes away in between. Default: the answer.
+    /// Response while the store is unavailable at completion. Default: the response.
     pub completion_outage: CompletionOutage,
 }
 
 impl RouteOptions {
-    /// The largest response body that fits into a record together with a head, in bytes.
+    /// Largest response body that fits into a record together with a head, in bytes.
     pub const MAX_RESPONSE_BODY: usize = hapax_core::codec::MAX_OUTCOME - (1 << 20);
 }
 
@@ -159,7 +159,7 @@ impl fmt::Debug for RouteOptions {
     }
 }
 
-/// What holds for a route: a scope, and options that go together.
+/// Policy of a route: a scope, and options that go together.
 #[derive(Clone, Debug)]
 pub struct RoutePolicy {
     pub(super) scope: ScopeSource,
@@ -167,10 +167,10 @@ pub struct RoutePolicy {
 }
 
 impl RoutePolicy {
-    /// Checks that the options go together.
+    /// Returns the policy, if its options go together.
     ///
     /// # Errors
-    /// [`RouteError`] says what would break a promise in production.
+    /// [`RouteError`] names the options that would break a promise.
     pub fn new(scope: ScopeSource, options: RouteOptions) -> Result<Self, RouteError> {
         options.policy.check()?;
         let reexecute = options.policy.terms.on_unknown == OnUnknown::Reexecute;
@@ -205,79 +205,79 @@ impl RoutePolicy {
         Ok(Self { scope, options })
     }
 
-    /// The route's options.
+    /// Returns the route's options.
     #[must_use]
     pub const fn options(&self) -> &RouteOptions {
         &self.options
     }
 }
 
-/// Options that do not go together.
+/// Reasons for which options do not go together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
-    /// The engine's part of the policy.
+    /// The engine's part of the policy cannot hold.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// *Open* executes without a record; *block* and *reconcile* promise that nothing executes a
-    /// second time unasked.
+    /// *Open* executes without a record, while *block* and *reconcile* promise that nothing executes a second
+    /// time without a decision.
     #[error(
         "`open` executes without a record, which breaks the promise of `block` and `reconcile`: \
          set `reexecute`, or `closed`"
     )]
     OpenWithoutReexecute,
-    /// There is somebody to ask, but not when.
+    /// There is a hook without timing.
     #[error("a reconcile hook needs `policy.hook`: when it may be asked, and for how long")]
     NoHookTimes,
-    /// There are times to ask at, but nobody to ask.
+    /// There is timing without a hook.
     #[error("`policy.hook` needs a reconcile hook to ask")]
     NoReconcile,
-    /// Larger than a record may be.
+    /// The limit exceeds the size of a record.
     #[error("responses above 63 MiB cannot be kept")]
     LargeResponses,
-    /// Without a record there is nothing for a transaction to commit with.
+    /// A transaction commits with a record, and *open* executes without one.
     #[error("`open` executes without a record, and transactions commit with one")]
     OpenTransactions,
-    /// Likewise.
+    /// A transaction commits with a record, and a request without a key has none.
     #[error("transactions commit with a record: the route needs `key = required`")]
     KeylessTransactions,
-    /// The terms of transactions.
+    /// The terms of transactions cannot hold.
     #[error(transparent)]
     Transactions(#[from] TxOptionsError),
-    /// Nothing would be protected.
+    /// No method is protected.
     #[error("no method is protected")]
     NoMethods,
-    /// The header of the key means something else.
+    /// The header of the key has another meaning.
     #[error(
         "the key header cannot be a scope header, nor one that describes the message, its sender or \
          its connection"
     )]
     KeyHeader,
-    /// A status with two meanings.
+    /// A status has two classes.
     #[error(transparent)]
     Statuses(#[from] StatusOverlap),
 }
 
-/// An execution that nobody knows the outcome of. Its `Debug` form shows nothing that was sent.
+/// Question about an execution with an unknown outcome. Its `Debug` form shows no contents.
 #[derive(Clone)]
 pub struct ReconcileRequest {
-    /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
-    /// refused from then on.
+    /// Fence of the execution. A hook that answers *did not happen* must ensure that this fence is rejected
+    /// from then on.
     pub fence: FencingToken,
-    /// Its operation id, as [`Execution::id`](super::ExecutionHandle::id) gave it. Two callers may have the
-    /// same key, and never the same operation id: look the operation up by this.
+    /// Operation id, as in [`ExecutionHandle::id`](super::ExecutionHandle::id). Two callers may use the same
+    /// key, and never have the same operation id: look the operation up by this.
     pub id: OperationId,
-    /// Which execution of the record it is, from 1.
+    /// Number of the execution within its record, from 1.
     pub attempt: u32,
-    /// The key it had.
+    /// Key of the operation.
     pub key: Key,
-    /// The head of the retry; it has the same fingerprint.
+    /// Head of the retry, which has the same fingerprint.
     pub request: Parts,
 }
 
 impl fmt::Debug for ReconcileRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Doubt")
+        f.debug_struct("ReconcileRequest")
             .field("fence", &self.fence)
             .field("key", &self.key)
             .field("method", &self.request.method)
@@ -308,13 +308,15 @@ impl fmt::Debug for ReconciledResponse {
     }
 }
 
-/// Who is asked what became of an execution. Asynchronous functions of a [`ReconcileRequest`] are.
+/// Hook that finds out what happened. Asynchronous functions of a [`ReconcileRequest`] implement it.
 ///
-/// An answer that takes longer than `policy.hook.timeout`, or a panic, is *cannot say*.
+/// A call that takes longer than `policy.hook.timeout`, or panics, counts as *cannot say*.
 pub trait Reconcile: Send + Sync + 'static {
-    /// Finds out.
-    fn reconcile(&self, doubt: ReconcileRequest)
-    -> BoxFuture<'static, Verdict<ReconciledResponse>>;
+    /// Returns the verdict.
+    fn reconcile(
+        &self,
+        question: ReconcileRequest,
+    ) -> BoxFuture<'static, Verdict<ReconciledResponse>>;
 }
 
 impl<F, A> Reconcile for F
@@ -324,11 +326,11 @@ where
 {
     fn reconcile(
         &self,
-        doubt: ReconcileRequest,
+        question: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
-        Box::pin(self(doubt))
+        Box::pin(self(question))
     }
 }
 
-/// How long a client should wait before it comes again where nothing better is known.
+/// Time after which a client should retry, where nothing better is known.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Whose key it is.
+//! Scopes: sources of the caller's name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use http::request::Parts;
 
 use crate::problem::{Code, Problem};
 
-/// Where the scope of a key comes from. There is no default: two callers in one scope can see
-/// each other's answers.
+/// Source of the scope of a key. There is no default: two callers in one scope can read each other's
+/// responses.
 ///
-/// A replay does not check credentials again. With credentials as the scope, whoever can present
-/// them gets the answer, even after they were revoked.
+/// A replay does not check credentials again. With credentials as the scope, any client that presents
+/// them gets the response, even after they were revoked.
 #[derive(Clone)]
 pub struct ScopeSource(Source);
 
@@ -26,54 +26,52 @@ enum Source {
 
 type ScopeFn = dyn Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync;
 
-/// What becomes of a request without one of the headers that name the caller.
+/// Treatment of a request without one of the headers that name the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MissingScope {
-    /// It is refused: 400 `missing-scope`.
+    /// The request is rejected: 400 `missing-scope`.
     #[default]
     Reject,
-    /// A header that is not there is a caller of its own: all who send none share a scope.
+    /// An absent header names a caller too: all clients without it share one scope.
     Shared,
 }
 
-/// Why a request has no scope.
+/// Reasons for which a request has no scope.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScopeError {
-    /// It does not say who the caller is: 400 `missing-scope`.
+    /// The request does not name its caller: 400 `missing-scope`.
     Missing,
-    /// It says it in a way that changes with every request: 400 `unstable-scope`.
+    /// The name changes with every request: 400 `unstable-scope`.
     Unstable,
 }
 
 impl ScopeSource {
-    /// One scope for every caller. Only right where all callers trust each other.
+    /// Returns one scope for every caller, which is right only where all callers trust each other.
     #[must_use]
     pub const fn shared() -> Self {
         Self(Source::Shared)
     }
 
-    /// All values of these headers together. A value without content counts as missing: whoever
-    /// sends one says no more of the caller than whoever sends none.
+    /// Returns a scope of all values of these headers together. An empty value counts as missing.
     ///
-    /// Credentials (`Authorization`, `Proxy-Authorization`) that change by request are refused:
-    /// under them every retry would come from another caller. They are told by their scheme:
+    /// Credentials (`Authorization`, `Proxy-Authorization`) that change with each request are rejected: under
+    /// them every retry would come from another caller. The scheme decides:
     ///
     /// - signatures of each request: AWS (all versions), Signature, Hawk, SharedKey, SharedKeyLite,
-    ///   whatever has HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth` with
+    ///   any scheme with HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth` with
     ///   a plain token is a stable credential);
     /// - proofs, challenges and counters: DPoP, Digest, MAC, Mutual, HOBA, SCRAM, NTLM, Negotiate,
     ///   Concealed, PrivateToken.
     ///
-    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between
-    /// two attempts still is another scope: then a [`function`](Self::function) should name the
-    /// user.
+    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between two attempts
+    /// is another scope: then a [`function`](Self::function) should name the user.
     #[must_use]
     pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
         Self(Source::Headers { names: names.into_iter().collect(), missing })
     }
 
-    /// What a function of the request's head says: an authenticated user out of the extensions,
-    /// say. It must be the same for every attempt of the same caller.
+    /// Returns a scope from a function of the request's head, such as an authenticated user in the
+    /// extensions. It must be the same for every attempt of a caller.
     #[must_use]
     pub fn function(
         scope: impl Fn(&Parts) -> Result<Scope, ScopeError> + Send + Sync + 'static,
@@ -93,7 +91,7 @@ impl ScopeSource {
         })
     }
 
-    /// The detail of 400 `missing-scope`.
+    /// Returns the detail of 400 `missing-scope`.
     fn missing(&self, parts: &Parts) -> String {
         let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
         match self.names().iter().find(lacks) {
@@ -109,7 +107,7 @@ impl ScopeSource {
         }
     }
 
-    /// The detail of 400 `unstable-scope`.
+    /// Returns the detail of 400 `unstable-scope`.
     fn unstable(&self, parts: &Parts) -> String {
         let changes = |name: &&HeaderName| {
             is_credentials(name) && parts.headers.get_all(*name).iter().any(changes_by_request)
@@ -129,7 +127,7 @@ impl ScopeSource {
         }
     }
 
-    /// The headers it reads.
+    /// Returns the headers that the scope is read from.
     pub(super) fn names(&self) -> &[HeaderName] {
         match &self.0 {
             Source::Headers { names, .. } => names,

@@ -397,7 +397,7 @@ impl ReconcileCall {
 
 impl fmt::Debug for ReconcileCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Doubt")
+        f.debug_struct("ReconcileCall")
             .field("fence", &self.fence)
             .field("key", &self.key)
             .finish_non_exhaustive()
