@@ -139,7 +139,18 @@ fn setting(name: &str, otherwise: u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_ledger_says_what_clients_were_told() {
-    let (kills, seed) = (setting("HAPAX_KILLS", 40), setting("HAPAX_SEED", 1));
+    let (kills, first) = (setting("HAPAX_KILLS", 40), setting("HAPAX_SEED", 1));
+    // A slow machine gets fewer transfers between two kills: the seed after it tries again.
+    for seed in first..first + 10 {
+        if ledger_holds(kills, seed).await {
+            return;
+        }
+    }
+    panic!("ten seeds did not reach every fault");
+}
+
+/// Returns whether the run reached a kill, a transfer, a declined one and a lost reply to COMMIT.
+async fn ledger_holds(kills: u64, seed: u64) -> bool {
     let Seen { kills: ours, deaths, ledger, faults } = torture(kills, seed, None).await;
     let (done, declined) = ledger.tally();
     println!(
@@ -148,8 +159,6 @@ async fn the_ledger_says_what_clients_were_told() {
         ledger.replies, ledger.not_yet
     );
     assert!(ledger.violations.is_empty(), "{:#?}", ledger.violations);
-    assert!(ours > 0 && done > 0 && declined > 0);
-    assert!(faults.lost_replies + faults.torn_replies > 0, "no COMMIT's reply was lost");
     if kills >= 1_000 {
         assert!(faults.late_requests > 0 && faults.lost_requests > 0 && faults.silences > 0);
         for step in [
@@ -169,6 +178,7 @@ async fn the_ledger_says_what_clients_were_told() {
             assert!(deaths.contains_key(step), "it never died {step}");
         }
     }
+    ours > 0 && done > 0 && declined > 0 && faults.lost_replies + faults.torn_replies > 0
 }
 
 /// Finds a record that is not written in the transaction.
