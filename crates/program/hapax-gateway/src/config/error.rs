@@ -1,4 +1,4 @@
-//! Why a configuration is refused.
+//! Errors of a configuration.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use http::HeaderName;
 
 use crate::units::ByteSize;
 
-/// Why a configuration is refused.
+/// Errors of a configuration.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "each says itself what it is")]
@@ -24,7 +24,7 @@ pub enum ConfigError {
     UpstreamPath,
     #[error("--reconcile-url must be a URL like http://127.0.0.1:3000/outcome")]
     ReconcileTarget,
-    #[error("--on-unknown reconcile needs --reconcile-url: there is nobody to ask")]
+    #[error("--on-unknown reconcile needs --reconcile-url: there is no URL to reconcile with")]
     ReconcileUrl,
     #[error("--reconcile-url would never be asked without --on-unknown reconcile")]
     ReconcileUrlUnused,
@@ -33,10 +33,10 @@ pub enum ConfigError {
     #[error("--auth-url is --listen ({0}): the gateway would ask itself")]
     AuthLoop(SocketAddr),
     #[error(
-        "--auth-scope contradicts --scope: either the auth answer or the request says who the caller is"
+        "--auth-scope contradicts --scope: either the auth response or the request names the caller"
     )]
     TwoScopes,
-    #[error("--auth-scope contradicts --scope-missing: an auth answer without them counts as none")]
+    #[error("--auth-scope contradicts --scope-missing: the auth response must have the headers")]
     CallerIsNamed,
     #[error(
         "{flag} cannot be `{name}`: it belongs to a message, to the gateway or to the client's credentials"
@@ -44,7 +44,7 @@ pub enum ConfigError {
     AuthHeader { flag: &'static str, name: HeaderName },
     #[error("--cache on a server is for stores that are slower: `file:` and `postgres://`")]
     CacheFor,
-    #[error("--cache on a server needs --secret-file: whoever writes there could make up answers")]
+    #[error("--cache on a server needs --secret-file: other writers could forge responses")]
     CacheSecret,
     #[error("--methods names no method")]
     NoMethods,
@@ -61,14 +61,14 @@ pub enum ConfigError {
     #[error("--scope names no header; `none` makes one scope for everyone")]
     NoScopeHeaders,
     #[error(
-        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not believe it"
+        "--scope cannot be `{0}`: the gateway strips that header, sets it itself or does not trust it"
     )]
     StrippedScope(HeaderName),
     #[error(
-        "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not believe it"
+        "--fingerprint-headers cannot have `{0}`: the gateway strips that header, sets it itself or does not trust it"
     )]
     StrippedFingerprint(HeaderName),
-    #[error("{0} is zero: nothing could ever happen in time")]
+    #[error("{0} is zero: expected a time above zero")]
     ZeroTimeout(&'static str),
     #[error(
         "--max-memory {memory} is too little for {connections} connections and the largest bodies: {needed} is enough, or give fewer --max-connections or smaller --max-request-body and --max-response-body"
@@ -83,31 +83,31 @@ pub enum ConfigError {
         "--methods cannot be OPTIONS where --cors-origins is given: preflights are answered here"
     )]
     CorsMethod,
-    #[error("{0} needs a URL that begins with https: nobody is shown it, and nobody checked by it")]
+    #[error("{0} needs a URL that begins with https: it is used for TLS only")]
     TlsUnused(&'static str),
     #[error("--cors-origins names no origin")]
     NoOrigins,
     #[error(
-        "--cors-origins: `{0}` is no origin, which is a scheme and a host, like https://shop.example"
+        "--cors-origins: `{0}` is not an origin; expected a scheme and a host, like https://shop.example"
     )]
     Origin(String),
     #[error(
-        "--cors-credentials contradicts `*` in {0}: browsers refuse that, or take `*` for a name"
+        "--cors-credentials contradicts `*` in {0}: browsers reject that, or take `*` for a name; list the values"
     )]
     CorsCredentials(&'static str),
     #[error("{0}: `*` stands alone")]
     CorsMixed(&'static str),
-    #[error("--max-in-flight-per-scope is for callers, and --scope none makes one of all of them")]
+    #[error("--max-in-flight-per-scope needs --scope: `none` makes one scope for all callers")]
     OneCaller,
     #[error(
-        "`observe` cannot go with --auth-scope: nobody is asked, so that nobody says who the caller is"
+        "`observe` contradicts --auth-scope: an observed route sends no auth request, so the caller is unknown"
     )]
     ObserveAuth,
     #[error("the path {reason}")]
     RoutePath { reason: String },
     #[error("the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`")]
     RouteName,
-    #[error("there can be {0} routes")]
+    #[error("there are too many routes: expected {0} at most")]
     ManyRoutes(usize),
     #[error("route {path}: {error}")]
     Route { index: usize, path: String, error: Box<ConfigError> },
@@ -121,11 +121,11 @@ pub enum ConfigError {
     Options(#[from] RouteError),
 }
 
-/// What was said where the engine takes no such policy.
+/// Returns the flag whose value caused the error.
 const fn flag(error: &PolicyError) -> &'static str {
     match error {
         PolicyError::NoLease | PolicyError::ShortLease => "--lease",
-        // Either of them may be what was said.
+        // Either of them may have been configured.
         PolicyError::ShortRetention => "--retention and --lease",
         PolicyError::NoHook | PolicyError::NoHookTimeout => "--reconcile-url",
         _ => "--on-unknown",
