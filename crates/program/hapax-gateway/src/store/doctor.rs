@@ -1,4 +1,4 @@
-//! What would silently break a store's promise.
+//! Diagnosis of a store: settings that would silently break a guarantee.
 
 use std::error::Error;
 use std::fmt;
@@ -14,32 +14,32 @@ use hapax_operators::{AdminToken, is_open_to_others};
 use super::url::{CacheUrl, ServerUrl, StoreUrl};
 use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 
-/// How much of a promise is at stake.
+/// Severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// Nothing to do.
+    /// Nothing must be done.
     Fine,
-    /// It cannot be told from here.
+    /// The state could not be determined.
     Unknown,
-    /// It holds until something happens that does happen: a crash, a failover.
+    /// The guarantee holds until an event such as a crash or a failover.
     Risk,
-    /// It does not hold.
+    /// The guarantee does not hold.
     Broken,
 }
 
-/// Something that was looked at.
+/// A finding about one subject.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What was looked at, in a word.
+    /// Subject, in a word.
     pub subject: String,
-    /// What was found.
+    /// State that was found.
     pub found: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// Fix; empty if nothing must be done.
     pub fix: String,
-    /// The operators' address of the gateway that has the store open, and so can say more.
+    /// Operators' address of the gateway that has the store open, and can report more.
     #[serde(skip)]
     pub gateway: Option<SocketAddr>,
 }
@@ -64,7 +64,7 @@ impl Finding {
         Self { severity, subject, found, fix, gateway: None }
     }
 
-    /// The finding of a store that is another one than the gateway used before.
+    /// Returns the finding of a store that is not the one that the gateway used before.
     #[must_use]
     pub fn unconfirmed() -> Self {
         Self::new(
@@ -76,14 +76,15 @@ impl Finding {
         )
     }
 
-    /// The finding of a gateway that has the store open and does not say whether it is confirmed.
+    /// Returns the finding of a gateway that has the store open and did not report whether it is
+    /// confirmed.
     pub fn not_asked(error: impl fmt::Display) -> Self {
-        let found = format!("the process that has it open does not say: {error}");
+        let found = format!("the process that has it open did not report it: {error}");
         Self::new(Severity::Unknown, "unconfirmed store", found, "")
     }
 }
 
-/// Free bytes below which a `file:` store refuses new keys soon, or already.
+/// Free bytes below which a `file:` store rejects new keys soon, or already.
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
 
@@ -91,11 +92,11 @@ const SALVAGE: &str = "stop the gateway, write what is whole to a new file with 
                        --salvage OLD NEW`, and keep the old one";
 
 impl StoreOpener {
-    /// Looks at the store without changing what is in it; at a server also where it would not be
+    /// Diagnoses the store without changing its records, on a server even if the store could not be
     /// opened.
     ///
     /// # Errors
-    /// [`StoreOpenError`] where nothing can be looked at.
+    /// [`StoreOpenError`] if nothing can be diagnosed.
     pub async fn diagnose(&self) -> Result<Vec<Finding>, StoreOpenError> {
         let mut findings = self.secret();
         findings.extend(self.admin_token());
@@ -103,8 +104,8 @@ impl StoreOpener {
             StoreUrl::Memory => findings.push(Finding::new(
                 Severity::Risk,
                 "memory",
-                "records are forgotten when the process ends",
-                "keep what matters in a file or in Postgres",
+                "records are lost when the process ends",
+                "use a file or Postgres for records that matter",
             )),
             StoreUrl::File(path) => findings.extend(self.file_findings(path).await?),
             StoreUrl::Redis(url) => findings.extend(self.redis_findings(url).await?),
@@ -128,14 +129,14 @@ impl StoreOpener {
         if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
             let opens = self.opens().await;
             if self.secret_file.is_none() && opens.iter().any(|it| it.subject == "secret") {
-                // There is one: to make another would be the wrong advice.
+                // There is a secret: advice to create another one would be wrong.
                 findings.retain(|finding| finding.subject != "secret");
             }
             if url.is_in_the_clear() {
                 findings.push(Finding::new(
                     Severity::Risk,
                     "transport",
-                    "passwords and what is not sealed can be read on the way",
+                    "passwords and unsealed data can be read on the network",
                     "use rediss://, or sslmode=require, unless the network is trusted",
                 ));
             }
@@ -148,7 +149,7 @@ impl StoreOpener {
                     Finding::new(
                         Severity::Broken,
                         "cache",
-                        "there is no secret: whoever writes to the cache could make up answers",
+                        "there is no secret: other writers to the cache could forge responses",
                         "name one by --secret-file; without it no gateway starts with a cache",
                     )
                 }
@@ -179,9 +180,9 @@ impl StoreOpener {
                 return vec![Finding::new(
                     Severity::Risk,
                     "secret",
-                    "there is none: whoever reads the store reads responses and can guess keys",
+                    "there is none: a reader of the store can read responses and guess keys",
                     "before the store is first used make one (umask 077; openssl rand -hex 32) and \
-                     name it by --secret-file everywhere; later it is refused",
+                     name it by --secret-file everywhere; one that is added later is rejected",
                 )];
             }
         };
@@ -201,12 +202,12 @@ impl StoreOpener {
         findings
     }
 
-    /// Whether a gateway used the store before, with whichever secret.
+    /// Returns whether a gateway used the store before, with any secret.
     fn is_remembered(&self) -> bool {
         self.known(None).is_some()
     }
 
-    /// The admin token, where there is one.
+    /// Returns the finding about the admin token, if there is one.
     fn admin_token(&self) -> Option<Finding> {
         let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
         if !path.exists() {
@@ -228,7 +229,7 @@ impl StoreOpener {
         })
     }
 
-    /// What keeps a gateway from starting on a server, if anything does.
+    /// Returns the reasons for which a gateway could not start on a server.
     async fn opens(&self) -> Vec<Finding> {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
         let error = match opened {
@@ -242,7 +243,7 @@ impl StoreOpener {
         };
         let broken =
             |subject, found: String, fix| vec![Finding::new(Severity::Broken, subject, found, fix)];
-        // The file of the secret has a finding of its own.
+        // The file of the secret has a separate finding.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
         let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
         let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
@@ -260,7 +261,7 @@ impl StoreOpener {
                 .into(),
                 "name the file that the others use by --secret-file, or none, where they have none",
             ),
-            // Found already: what the server is, and that its tables are to be made.
+            // Other findings cover the server's fitness and missing tables.
             (Some(hapax_redis::RedisConnectError::Unfit(_)), _)
             | (
                 _,
@@ -271,7 +272,7 @@ impl StoreOpener {
                     | hapax_postgres::PostgresConnectError::Forgetful(_),
                 ),
             ) => Vec::new(),
-            _ => broken("start", error.to_string(), "no gateway starts until that is mended"),
+            _ => broken("start", error.to_string(), "fix this before a gateway starts"),
         }
     }
 
@@ -328,7 +329,8 @@ impl StoreOpener {
             findings.push(writable(folder.unwrap_or(Path::new("."))));
             return Ok(findings);
         }
-        // Before it is opened, which after a crash reads all of it and says less of what it finds.
+        // Before it is opened: after a crash, opening reads the complete file and reports fewer
+        // details.
         let examined = path.to_owned();
         let examined = tokio::task::spawn_blocking(move || hapax_file::examine(&examined));
         match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
@@ -352,12 +354,12 @@ impl StoreOpener {
                 Severity::Broken,
                 "records",
                 error.to_string(),
-                "put back a backup, or begin anew: what the file held is forgotten then",
+                "restore a backup, or start anew: the records of this file are lost then",
             )),
-            // Opening says it as well.
+            // Opening returns the same error.
             Err(_) => {}
         }
-        // A cache that is away is another matter.
+        // The cache is diagnosed separately.
         match (Self { cache: None, make: false, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(Finding::new(Severity::Fine, "file", "it opens", ""));
@@ -365,15 +367,14 @@ impl StoreOpener {
                 findings.extend(opened.is_replaced().then(Finding::unconfirmed));
                 opened.close().await;
             }
-            // Whoever has it open could.
+            // The process that has it open could report more.
             Err(StoreOpenError::File { source: OpenError::InUse { pid, admin, .. }, .. }) => {
                 let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
                 let found = format!("it is open in {who}");
                 let finding = Finding::new(Severity::Fine, "file", found, "");
                 findings.push(Finding { gateway: admin, ..finding });
                 if admin.is_none() {
-                    findings
-                        .push(Finding::not_asked("it has no operators' address; its log says it"));
+                    findings.push(Finding::not_asked("it has no operators' address; see its log"));
                 }
             }
             Err(error) => findings.push(Finding::new(
@@ -387,11 +388,11 @@ impl StoreOpener {
     }
 }
 
-/// Records that are looked at. Ids are hashes, so that the first ones are as good as any.
+/// Number of sampled records. Ids are hashes, so the first ones are a fair sample.
 const SAMPLE: u32 = 10_000;
 
-/// Returns whether the secrets open what is in the store: an operator may have replaced one in the
-/// ring that records were sealed under.
+/// Returns the finding on whether the secrets open a sample of the records: an operator may have
+/// replaced a secret of the ring under which records were sealed.
 async fn unreadable(opened: &OpenStore) -> Finding {
     let page = opened.store.page(None, NonZeroU32::MIN.saturating_add(SAMPLE - 1)).await;
     let page = match page {
@@ -417,7 +418,7 @@ async fn unreadable(opened: &OpenStore) -> Finding {
     )
 }
 
-/// Whether a file can be made in `folder`.
+/// Returns the finding on whether a file can be created in `folder`.
 fn writable(folder: &Path) -> Finding {
     let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
     let made = File::create_new(&probe).and_then(|file| file.sync_all());
@@ -433,21 +434,26 @@ fn writable(folder: &Path) -> Finding {
     }
 }
 
-/// The room where `path` is, or would be.
+/// Returns the finding on the free space where `path` is, or would be.
 fn disk(path: &Path) -> Finding {
     let free = match FileStore::free_bytes(path) {
         Ok(Some(free)) => free,
-        Ok(None) => return Finding::new(Severity::Unknown, "disk", "not said", ""),
+        Ok(None) => {
+            return Finding::new(Severity::Unknown, "disk", "the free space is unknown", "");
+        }
         Err(error) => return Finding::new(Severity::Unknown, "disk", error.to_string(), ""),
     };
     let found = format!("{} MiB are free", free >> 20);
     match free {
         0..TOO_LITTLE => {
-            Finding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
+            Finding::new(Severity::Broken, "disk", found, "new keys are rejected: free some space")
         }
-        TOO_LITTLE..LITTLE => {
-            Finding::new(Severity::Risk, "disk", found, "make room before new keys are refused")
-        }
+        TOO_LITTLE..LITTLE => Finding::new(
+            Severity::Risk,
+            "disk",
+            found,
+            "free some space before new keys are rejected",
+        ),
         LITTLE.. => Finding::new(Severity::Fine, "disk", found, ""),
     }
 }
