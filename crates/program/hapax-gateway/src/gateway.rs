@@ -227,7 +227,7 @@ impl RunningGateway {
     /// Applies `config` to new requests. Requests under way keep the configuration that they began
     /// with.
     ///
-    /// It is applied completely or not at all: if any change needs a restart, nothing changes.
+    /// A configuration with a change that needs a restart is rejected as a whole.
     ///
     /// # Errors
     /// [`ReloadError`] if the configuration is invalid or needs a restart. The previous one stays

@@ -272,7 +272,7 @@ fn protects(route: &Route, method: &Method) -> bool {
     matches!(&route.service, snapshot::RouteService::Protected { methods, .. } if methods.contains(method))
 }
 
-/// Returns whether a header of an unprotected request asks its service to use a protected method.
+/// Returns whether a header of an unprotected request replaces its method with a protected one.
 fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
     let would_be = |method: Method| {
         let there = snapshot.route(parts.uri.path(), &method);

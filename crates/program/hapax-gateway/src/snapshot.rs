@@ -55,7 +55,7 @@ impl CurrentConfig {
 pub(crate) struct ConfigSnapshot {
     table: RouteTable,
     routes: Vec<Arc<Route>>,
-    /// Requests without a matching route.
+    /// Route of requests that match no other one.
     rest: Arc<Route>,
     /// Client of the auth URL, and its configuration.
     auth: Option<(ForwardAuth, Arc<Auth>)>,

@@ -12,7 +12,7 @@
 //! makes the outcome unknown, even after a single byte: a proxy or a server may act on a partial
 //! request.
 //!
-//! There is one exception, in which the server decides: a request that it refuses by
+//! There is one exception, in which the server decides: a request that it rejects by
 //! `REFUSED_STREAM`, or by a `GOAWAY` that names an earlier request as the last one it processed,
 //! was not executed (RFC 9113 8.7). It counts as not sent, but the gateway does not retry it.
 //!
@@ -179,9 +179,9 @@ impl Upstream {
     /// It uses no connection on which `HEAD` was answered: some servers send a body later
     /// nevertheless, which would be taken for this request's response.
     ///
-    /// If the request asks to switch protocols and the response does, the response has [`Switched`]
-    /// among its extensions. Dropping the future ends the connection; bytes that were sent cannot
-    /// be revoked.
+    /// If the request wants to switch protocols and the response does, the response has
+    /// [`Switched`] among its extensions. Dropping the future ends the connection; bytes that were
+    /// sent cannot be revoked.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,

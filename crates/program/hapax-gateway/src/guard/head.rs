@@ -7,9 +7,9 @@ use std::net::Ipv6Addr;
 pub(crate) enum Framing {
     /// There is no body.
     Empty,
-    /// It ends after so many bytes, at least one.
+    /// The body ends after so many bytes, at least one.
     Length(u64),
-    /// It ends with its last chunk.
+    /// The body ends with its last chunk.
     Chunked,
 }
 

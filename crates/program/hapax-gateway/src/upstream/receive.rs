@@ -27,11 +27,11 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Properties of a request that decide how its response is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestTraits {
-    /// It asks to switch protocols.
+    /// Whether the request wants to switch protocols.
     pub(super) switch: bool,
-    /// Its method is `HEAD`.
+    /// Whether its method is `HEAD`.
     pub(super) head: bool,
-    /// Its response is stored or decides about other requests.
+    /// Whether its response is stored or decides about other requests.
     pub(super) counts: bool,
 }
 
