@@ -1,7 +1,7 @@
-//! The access log: one JSON object a line for each request, without its key and its caller.
+//! Access log: one JSON object a line for each request, without its key and its caller.
 //!
-//! A thread writes the lines, so that no request waits for a disk. While it cannot keep up, lines
-//! are left out, and a warning says how many.
+//! A thread writes the lines, so that no request waits for a disk. Lines that exceed its queue are
+//! left out, and a warning has their number.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufWriter, Write};
@@ -19,13 +19,13 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Lines that wait to be written, at most.
+/// Largest number of lines that wait to be written.
 const ROOM: usize = 8192;
 
-/// The longest `traceparent` that is logged, in bytes; of a method as much is logged.
+/// Longest `traceparent` that is logged, in bytes; a method is cut off at this length.
 const MAX_TRACE: usize = 64;
 
-/// Where lines go.
+/// Queue of the thread that writes the lines.
 #[derive(Debug)]
 pub(crate) struct AccessLog {
     lines: SyncSender<Message>,
@@ -35,19 +35,19 @@ pub(crate) struct AccessLog {
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
-    /// Answered once every line before it is written.
+    /// Answered once all earlier lines are written.
     Flush(oneshot::Sender<()>),
 }
 
-/// A request under way. Dropped without an answer, its line says `unanswered`: the connection ended
-/// before an answer began.
+/// A request under way. If it is dropped without a response, its line has the outcome `unanswered`:
+/// the connection ended before the response began.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {
     log: Arc<AccessLog>,
     at: Timestamp,
     since: Instant,
     method: String,
-    /// The name of its route, once that is known.
+    /// Name of its route, once that is known.
     pub(crate) route: String,
     traceparent: Option<String>,
     is_answered: bool,
@@ -101,12 +101,12 @@ impl AccessLog {
         }
     }
 
-    /// Waits until every line before this call is written, at most for `limit`.
+    /// Waits at most `limit` until every line before this call is written.
     pub(crate) async fn flush(&self, limit: Duration) {
         let flushed = async {
             let (done, flushed) = oneshot::channel();
             let mut message = Message::Flush(done);
-            // Where the queue is full, the disk is slow: there is no signal for room in it.
+            // The queue is full because the disk is slow; there is no signal for free capacity.
             while let Err(TrySendError::Full(back)) = self.lines.try_send(message) {
                 message = back;
                 sleep(Duration::from_millis(10)).await;
@@ -114,13 +114,13 @@ impl AccessLog {
             flushed.await
         };
         if !matches!(timeout(limit, flushed).await, Ok(Ok(()))) {
-            tracing::warn!("the access log could not be written to its end: lines may be missing");
+            tracing::warn!("the access log was not written completely: lines may be missing");
         }
     }
 }
 
 impl AccessEntry {
-    /// Appends the line of a request whose answer begins now.
+    /// Appends the line of a request whose response begins now.
     pub(crate) fn end<B>(mut self, response: &Response<B>) {
         self.is_answered = true;
         let answered = response.extensions().get::<ResponseInfo>();
@@ -172,7 +172,7 @@ impl Drop for AccessEntry {
     }
 }
 
-/// Writes until the gateway is gone. What waits is written at once, then flushed.
+/// Writes lines until the log is dropped: all that wait, then flushes.
 fn write(mut out: impl Write, messages: &Receiver<Message>, left_out: &AtomicU64) {
     let mut failing = false;
     while let Ok(message) = messages.recv() {
@@ -198,7 +198,7 @@ fn write(mut out: impl Write, messages: &Receiver<Message>, left_out: &AtomicU64
         }
         failing = written.is_err();
         if failing {
-            // Dropped, what `flushes` has says that lines are missing.
+            // Dropping `flushes` reports that lines are missing.
             continue;
         }
         let count = left_out.swap(0, Relaxed);
@@ -209,7 +209,7 @@ fn write(mut out: impl Write, messages: &Receiver<Message>, left_out: &AtomicU64
             );
         }
         for done in flushes {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             done.send(()).ok();
         }
     }

@@ -1,8 +1,8 @@
-//! The operators' listener.
+//! Operators' listener.
 //!
 //! 1. `/healthz`, `/readyz` and `/metrics` need no token.
-//! 2. The API, and the list of paths at `/`, need the token, on loopback too: any local user could
-//!    act as operator otherwise.
+//! 2. The API, and the list of paths at `/`, need the token, on loopback too: otherwise any local
+//!    user could act as an operator.
 
 mod backup;
 mod listener;
@@ -31,14 +31,14 @@ use crate::metrics::{Gauges, Metrics};
 use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::store::OpenStore;
 
-/// What is here beside the API: method, path, what it is.
+/// Paths besides the API: method, path, purpose.
 const PROBES: [(&str, &str, &str); 3] = [
     ("GET", "/healthz", "whether this process answers"),
     ("GET", "/readyz", "whether its store answers and it is not draining"),
     ("GET", "/metrics", "for Prometheus"),
 ];
 
-/// The paths of the store as a whole.
+/// Paths of the store: method, path, purpose.
 const STORE: [(&str, &str, &str); 2] = [
     (
         "GET",
@@ -58,15 +58,15 @@ pub(crate) struct Admin {
     pub(crate) engine: hapax_core::Idempotency,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) shutdown: Shutdown,
-    /// The store, for what it counts.
+    /// The store and its counters.
     pub(crate) opened: OpenStore,
-    /// Whether the store answered when last asked.
+    /// Whether the last call of the store succeeded.
     pub(crate) store_up: AtomicBool,
 }
 
-/// The admin listener at work, from the moment that the gateway listens.
+/// The running admin listener, from the start of the gateway on.
 ///
-/// Until [`open`](Self::open) it answers probes alone: the process is there and not ready.
+/// Until [`open`](Self::open) it answers probes only: the process runs and is not ready.
 #[derive(Debug)]
 pub(crate) struct AdminServer {
     task: JoinHandle<()>,
@@ -74,13 +74,13 @@ pub(crate) struct AdminServer {
 }
 
 impl AdminServer {
-    /// Begins to accept connections, until `work` closes. The caller aborts the task, or awaits it.
+    /// Accepts connections until `shutdown` closes. The caller aborts the task, or awaits it.
     pub(crate) fn begin(listener: TcpListener, shutdown: Shutdown) -> Self {
         let (app, current) = watch::channel(before_the_store());
         Self { task: tokio::spawn(listener::serve(listener, current, shutdown)), app }
     }
 
-    /// Serves everything from the next request on, on connections that are there as well.
+    /// Serves all paths from the next request on, on open connections as well.
     pub(crate) fn open(self, admin: Arc<Admin>, operators: &Operators) -> JoinHandle<()> {
         drop(self.app.send_replace(app(admin, operators)));
         self.task
@@ -91,7 +91,7 @@ impl AdminServer {
     }
 }
 
-/// The routes while there is no store yet.
+/// Returns the routes while the store is not open yet.
 fn before_the_store() -> Router {
     let away = (StatusCode::SERVICE_UNAVAILABLE, "the store was not reached yet\n");
     Router::new()
@@ -100,7 +100,7 @@ fn before_the_store() -> Router {
         .layer(map_response(async |response: Response| secured(response)))
 }
 
-/// The routes of a gateway whose store is open.
+/// Returns the routes of a gateway with an open store.
 fn app(admin: Arc<Admin>, operators: &Operators) -> Router {
     let guarded = Router::new()
         .route("/", get(|| async { index() }))
@@ -134,7 +134,7 @@ fn index() -> String {
 }
 
 impl Admin {
-    /// The JSON of `/api/stats`.
+    /// Returns the JSON of `/api/stats`.
     pub(crate) fn stats(&self) -> Value {
         let mut now = hapax_operators::now(&self.engine);
         now["requests"] = self.shutdown.active_requests().into();
@@ -143,12 +143,12 @@ impl Admin {
     }
 }
 
-/// Returns whether new keys are rejected because the store is another one than before.
+/// Returns whether new keys are rejected because the store was emptied or replaced.
 async fn store(State((admin, _)): Shared) -> Json<Value> {
     Json(json!({ "replaced": admin.opened.is_replaced() }))
 }
 
-/// The body of a confirmation: an empty request confirms nothing.
+/// Body of a confirmation; an empty request confirms nothing.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Confirm {
@@ -158,7 +158,7 @@ struct Confirm {
     who: Option<String>,
 }
 
-/// Accepts an emptied or replaced store. The answer has whether it was one.
+/// Accepts an emptied or replaced store. The response contains whether it was one.
 async fn confirm(
     State((admin, operators)): Shared,
     PeerAddr(peer): PeerAddr,
@@ -190,15 +190,16 @@ async fn ready(State((admin, operators)): Shared) -> Response {
     if !up {
         (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n").into_response()
     } else if admin.opened.is_replaced() {
-        // Another gateway would reject the same keys, and what has none is still served.
+        // Another gateway would reject the same keys, and requests without keys are still served.
         "ready, but the store was emptied or replaced: see `hapax store confirm`\n".into_response()
     } else if !admin.metrics.calls.are_written() {
-        // Nor would it take them from another gateway, and what has no key is still served.
+        // Another gateway could not write either, and requests without keys are still served.
         "ready, but the store did not take what was last written\n".into_response()
     } else if admin.metrics.auth_is_up() {
         "ready\n".into_response()
     } else {
-        // Another gateway would ask the same URL, and what needs no asking is still served.
+        // Another gateway would use the same auth URL, and requests that need no authorisation are
+        // still served.
         "ready, but the auth URL did not answer when last asked\n".into_response()
     }
 }

@@ -1,13 +1,13 @@
-//! Forward authorisation: whether a caller may have an answer is asked before one is given.
+//! Forward authorisation: a server decides whether a caller may send a request.
 //!
-//! A replay comes from the store; without this, whoever shows credentials that were revoked still
-//! gets the answers that they once got.
+//! A replay comes from the store: without this check, a caller with revoked credentials would still
+//! get the responses that it got before.
 //!
-//! 1. Asked is by `GET`, with the request's headers and what the request is, never its body; before
-//!    the body is read and before anything is claimed.
-//! 2. 2xx lets the request go on. 3xx and 4xx are answers to the client, and given to it.
-//! 3. Everything else is no answer: another status, silence, an answer that breaks off, is larger than
-//!    [`MAX_ANSWER`] or does not say who the caller is. Then nothing is executed and nothing replayed.
+//! 1. The auth request is a `GET` with the request's headers and a description of the request,
+//!    without its body. It is sent before the body is read and before anything is claimed.
+//! 2. 2xx allows the request. 3xx and 4xx are forwarded to the client as its response.
+//! 3. Everything else is a failure: another status, a timeout, and a response that breaks off, is
+//!    larger than [`MAX_ANSWER`] or does not name the caller. Then nothing is executed or replayed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,25 +28,25 @@ use crate::metrics::{AuthResult, Metrics};
 use crate::proxy::{Peer, headers};
 use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
 
-/// The largest body of an answer, in bytes. While a client is given one it gets nothing from the
-/// upstream, so that this is within what a connection may take.
+/// Largest body of an auth response, in bytes. A client that is sent one gets no response of the
+/// upstream, so it is part of the memory of a connection.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How many questions may be under way; others wait for their turn, as part of their time.
+/// Auth requests that may be under way; others wait for a permit, within their timeout.
 const CONCURRENT: usize = 256;
 
-/// Connections that are about to be closed count for a moment longer.
+/// Connections that are about to be closed still count for a moment.
 const PLACES: usize = 2 * CONCURRENT;
 
-/// Asks.
+/// Client of the auth URL.
 #[derive(Debug)]
 pub(crate) struct Auth {
     upstream: Upstream,
     path: PathAndQuery,
     timeout: Duration,
-    /// Without these an answer does not say who the caller is.
+    /// Headers without which an auth response does not name the caller.
     scope: Vec<HeaderName>,
-    /// What an answer may set in a request; nobody else can.
+    /// Headers that only an auth response may set.
     given: Vec<CopiedHeader>,
     permits: Semaphore,
     metrics: Arc<Metrics>,
@@ -58,35 +58,34 @@ struct CopiedHeader {
     plain: String,
 }
 
-/// Why a request does not go on.
+/// Reasons for which a request is rejected.
 #[derive(Debug)]
 pub(crate) enum AuthRejection {
-    /// This is its answer.
+    /// The auth server denied it; this is the response for the client.
     Denied(Response<Body>),
-    /// `Connection` would have a header removed that says who the caller is, or the request cannot
-    /// be described.
+    /// `Connection` names a header that identifies the caller, or the request cannot be described.
     Malformed(String),
-    /// Nobody said whether it may.
+    /// There was no usable auth response.
     Unavailable,
 }
 
-/// Why there is no answer that counts.
+/// Reasons for which there is no usable auth response.
 #[derive(Debug, thiserror::Error)]
 enum AuthFailure {
-    #[error("there was no answer")]
+    #[error("no response was received")]
     Failure(#[from] UpstreamError),
-    #[error("there was no whole answer in time")]
+    #[error("no complete response arrived within the timeout")]
     Late,
-    #[error("its status was {0}")]
+    #[error("its status was {0}; expected 2xx, 3xx or 4xx")]
     Status(StatusCode),
-    #[error("its answer broke off, or was larger than {MAX_ANSWER} bytes")]
+    #[error("its response broke off, or was larger than {MAX_ANSWER} bytes")]
     Unreadable(#[source] BoxError),
-    #[error("its answer has no {0}, so that it does not say who the caller is")]
+    #[error("its response has no {0}, which names the caller")]
     NoScope(HeaderName),
 }
 
 impl Auth {
-    /// Asks at `path` of `origin`, as `told`, in HTTP/1.1.
+    /// Creates a client of `path` at `origin` with the settings of `config`, over HTTP/1.1.
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
         config: &ForwardAuth,
@@ -105,13 +104,13 @@ impl Auth {
         }
     }
 
-    /// Where it asks.
+    /// Returns the auth server.
     pub(crate) const fn upstream(&self) -> &Upstream {
         &self.upstream
     }
 
-    /// Removes what a client may not say: it would be taken for the answer's. To be done to every
-    /// request, and to its trailers.
+    /// Removes the headers that only the auth response may set. It must be called for every request
+    /// and for its trailers.
     pub(crate) fn drop_given(&self, headers: &mut HeaderMap) {
         headers::drop_where(headers, |name| {
             let plain = headers::plain(name);
@@ -119,14 +118,14 @@ impl Auth {
         });
     }
 
-    /// Returns whether this header comes from the answer alone: a client's own is dropped.
+    /// Returns whether this header comes from the auth response alone: a client's own is dropped.
     pub(crate) fn gives(&self, name: &HeaderName) -> bool {
         self.given.iter().any(|given| given.name == *name)
     }
 
-    /// Whether this request may go on, and with which headers in addition.
+    /// Sends the auth request; returns the headers to add to the request if it is allowed.
     ///
-    /// Dropping the future ends the question; nothing follows from it.
+    /// Dropping the future cancels the auth request, which has no effect.
     pub(crate) async fn ask(
         &self,
         request: &Parts,
@@ -165,10 +164,11 @@ impl Auth {
     }
 
     async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
-        // Never closed; if it were, nobody could be asked.
+        // The semaphore is never closed.
         let _turn = self.permits.acquire().await.map_err(|_| UpstreamError::Busy)?;
         let answer = match self.upstream.send(self.request(question.clone())).await {
-            // A kept connection may have been closed meanwhile, and asking twice changes nothing.
+            // A reused connection may have been closed meanwhile; repeating an auth request is
+            // safe.
             Err(UpstreamError::Broken(_)) => self.upstream.send(self.request(question)).await,
             answer => answer,
         };
@@ -185,7 +185,7 @@ impl Auth {
         request
     }
 
-    /// What an answer means: what it gives to the request, or what the client gets.
+    /// Interprets an auth response: headers to add to the request, or a response for the client.
     fn decide(
         &self,
         answer: Response<Bytes>,

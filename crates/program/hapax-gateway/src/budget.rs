@@ -1,4 +1,4 @@
-//! Who may have how much of the memory that the process may take.
+//! Division of the process's memory by purpose.
 
 use crate::config::{ConfigError, ServerLimits};
 use crate::units::ByteSize;
@@ -6,33 +6,33 @@ use crate::units::ByteSize;
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MemoryPlan {
-    /// Bodies on their way.
+    /// Bodies that are being read or written.
     pub(crate) bodies: usize,
-    /// Outcomes for a store that is away.
+    /// Deferred writes: outcomes that an unavailable store has not accepted.
     pub(crate) deferred: usize,
-    /// The store: its pages, its queue and its answers, or all of its records.
+    /// The store: its pages, its queue and its responses, or all of its records.
     pub(crate) store: usize,
-    /// What is observed.
+    /// Records and bodies of observed routes.
     pub(crate) observed: usize,
 }
 
-/// A record beside its body: heads, and what the engine needs.
+/// Bytes of a record besides its body: heads, and fields of the engine.
 const HEADS: usize = 64 << 10;
 
-/// The parts that [`MemoryPlan::split`] makes, and what is worth splitting.
+/// Number of equal parts that [`MemoryPlan::split`] makes, and the least memory that is divided.
 const PARTS: usize = 8;
 const LEAST: usize = 32 << 20;
 
 impl ServerLimits {
-    /// What the program itself takes: its code, its threads, what counts and what is logged, and
-    /// operators.
+    /// Memory of the program itself: code, threads, metrics, logs, and the operators' listener.
     pub const PROGRAM: usize = 32 << 20;
-    /// What a connection may take: heads of requests and responses and buffers, those of TLS included, on
-    /// either side, and bodies of up to 16 KiB. One of HTTP/2 counts as more where it may have more than
-    /// four requests open, and so does each that is under way on it beyond the first.
+    /// Memory of one connection: heads of requests and responses, buffers (those of TLS included)
+    /// on either side, and bodies of up to 16 KiB. An HTTP/2 connection counts as more if it may
+    /// have more than four requests open, and each request under way on it beyond the first counts
+    /// as another connection.
     pub const PER_CONNECTION: usize = 192 << 10;
 
-    /// The shares, if they are enough for the largest bodies.
+    /// Returns the memory by purpose, or an error if it is too little for the largest bodies.
     pub(crate) fn memory_plan(&self, largest: MaxBodies) -> Result<MemoryPlan, ConfigError> {
         let connections = self.connections.saturating_mul(Self::PER_CONNECTION);
         let taken = Self::PROGRAM.saturating_add(connections);
@@ -49,25 +49,25 @@ impl ServerLimits {
     }
 }
 
-/// Claims at one time that are worth having: more make nothing faster.
+/// Most concurrent claims: more do not increase the throughput.
 const CLAIMS: usize = 1024;
 
-/// How many claims may be told an outcome at one time where so many bytes are for that: each is
-/// there as it came, sealed, and opened.
+/// Returns how many claims may read an outcome at once within `replies` bytes: each holds the
+/// outcome both sealed and opened.
 pub(crate) fn claims(replies: usize, largest_response: usize) -> usize {
     let one = largest_response.saturating_add(HEADS).saturating_mul(2);
     (replies / one.max(1)).clamp(1, CLAIMS)
 }
 
-/// What is for a store, by purpose, in bytes.
+/// Memory of a store by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct StoreMemoryPlan {
-    /// The store itself: pages, what waits for it, or all of its records.
+    /// The store itself: its pages and its queue, or all of its records.
     pub(crate) store: usize,
-    /// A cache in front of it: its entries, or what waits for it.
+    /// The cache in front of it: its entries, or its queue.
     pub(crate) cache: usize,
-    /// Outcomes that claims are told by a server, or by a cache. A store in this process has what it
-    /// tells already, or bounds it by itself.
+    /// Outcomes that a server or a cache returns to claims. A store in this process holds its
+    /// outcomes already, or bounds them itself.
     pub(crate) replies: usize,
 }
 
@@ -85,7 +85,8 @@ impl StoreMemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What is observed gets something of what is not `needed`: without it, it only is not measured.
+    /// Divides `rest`. Observation gets memory only from the part that is not `needed`: without
+    /// memory, requests are merely not measured.
     fn split(rest: usize, needed: usize) -> Self {
         let part = rest / PARTS;
         let observed = ((rest - needed) / PARTS).min(rest / (2 * PARTS));
@@ -93,7 +94,7 @@ impl MemoryPlan {
     }
 }
 
-/// The largest bodies that are held, in bytes.
+/// Largest bodies that are buffered, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MaxBodies {
     pub(crate) request: usize,
@@ -101,10 +102,10 @@ pub(crate) struct MaxBodies {
 }
 
 impl MaxBodies {
-    /// So that each purpose has room for what it is for: bodies for three of the largest requests
+    /// Returns the memory that the purposes need together: bodies for three of the largest requests
     /// and sixteen of the largest responses (see
-    /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory)), a store for a record
-    /// sealed and opened.
+    /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory)), and for a store the
+    /// largest record, sealed and opened.
     fn rest(self) -> usize {
         let bodies = self.request.saturating_mul(3).max(self.response.saturating_mul(16));
         let replies = self.response.saturating_add(HEADS).saturating_mul(2 * PARTS);
@@ -149,7 +150,7 @@ mod tests {
                 assert!(parts.replies >= 2 * (response + HEADS));
                 assert!(claims(parts.replies, response) * 2 * (response + HEADS) <= parts.replies);
             }
-            // It is rounded up to whole mebibytes.
+            // The needed memory is rounded up to whole mebibytes.
             let short = ServerLimits { memory: needed.0 - 2 * MIB, ..little };
             assert!(short.memory_plan(largest).is_err());
         }

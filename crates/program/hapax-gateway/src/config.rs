@@ -1,4 +1,4 @@
-//! What a gateway is told, and what is refused before anything starts.
+//! Configuration of a gateway, and its validation before anything starts.
 
 mod auth;
 mod cors;
@@ -35,96 +35,101 @@ pub use settings::{
 };
 pub use transport::{IpNetwork, ListenTls, NetworkError, Transport, UpstreamProtocol, UpstreamTls};
 
-/// Everything a gateway is told. [`Config::new`] has the defaults.
+/// Configuration of a gateway. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where clients connect. Default `127.0.0.1:8080`.
+    /// Address for clients. Default `127.0.0.1:8080`.
     pub listen: SocketAddr,
-    /// The service to protect: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
+    /// URL of the service to protect: `http://HOST[:PORT]` or `https://HOST[:PORT]`.
     pub upstream: Uri,
-    /// The operators' listener; `None` for none. Default `127.0.0.1:9090`.
+    /// Address of the operators' listener; `None` for none. Default `127.0.0.1:9090`.
     pub admin: Option<SocketAddr>,
-    /// The file of the token that operators show as `Authorization: Bearer`; it is made if there is
-    /// none. Default: [`default_path`](hapax_operators::AdminToken::default_path), beside a `file:` store, else
-    /// `./hapax.admin-token`.
+    /// File of the token that operators send as `Authorization: Bearer`; it is created if it does
+    /// not exist. Default: [`default_path`](hapax_operators::AdminToken::default_path), next to a
+    /// `file:` store, else `./hapax.admin-token`.
     pub admin_token_file: Option<PathBuf>,
-    /// The file that operators' decisions are appended to. Default:
-    /// [`default_path`](hapax_operators::Audit::default_path), beside a `file:` store, else
+    /// File to which operators' decisions are appended. Default:
+    /// [`default_path`](hapax_operators::Audit::default_path), next to a `file:` store, else
     /// `./hapax.audit.jsonl`.
     pub audit_file: Option<PathBuf>,
-    /// The file that each request has a line in; `-` is standard output. Default: none.
+    /// File with a line for each request; `-` is standard output. Default: none.
     pub access_log: Option<PathBuf>,
-    /// Where records are kept. Default `file:./hapax.db`.
+    /// Store of the records. Default `file:./hapax.db`.
     pub store: StoreUrl,
-    /// What is kept in front of the store, so that replays need not ask it.
+    /// Cache in front of the store, from which outcomes are replayed. Default: none.
     pub cache: Option<CacheUrl>,
-    /// The file of the secrets, as [`KeyRing`](hapax_core::KeyRing) has it. A `file:` store makes its own
-    /// beside it.
+    /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
+    /// creates its own next to it.
     pub secret_file: Option<PathBuf>,
-    /// Who is asked before a request with a key is executed or answered from the store. Default:
-    /// nobody; then a replay checks no credentials.
+    /// Forward authorisation of requests with a key, before they are executed or replayed. Default:
+    /// none; then a replay checks no credentials.
     pub auth: Option<ForwardAuth>,
-    /// After which silence the store counts as unreachable. Default 2 s.
+    /// Timeout of the store, after which it counts as unreachable. Default 2 s.
     pub store_timeout: Duration,
-    /// How long a start waits for a store whose server is unreachable or starting up; zero to give up
-    /// at once. Default 30 s.
+    /// Time that a start waits for a store whose server is unreachable or starting up; zero makes
+    /// the start fail at once. Default 30 s.
     pub store_wait: Duration,
-    /// How many copies of one key may wait. Default 100.
+    /// Number of duplicates of one key that may wait. Default 100.
     pub max_waiters: usize,
-    /// How long work in hand may take to finish at the end. Default 25 s.
+    /// Time that requests under way may take to finish at shutdown. Default 25 s.
     pub drain_timeout: Duration,
-    /// How long requests are still accepted at the end while `/readyz` is 503 already. Default none.
+    /// Time at shutdown during which requests are still accepted while `/readyz` is already 503.
+    /// Default none.
     pub drain_delay: Duration,
-    /// How much is served and held at once.
+    /// Limits of connections, memory and clients' timeouts.
     pub limits: ServerLimits,
-    /// TLS, versions of HTTP, and who is believed.
+    /// TLS, versions of HTTP, and trusted proxies.
     pub transport: Transport,
     /// Logs, for the program that has the gateway: the gateway itself begins none.
     pub log: LogConfig,
     /// What holds where no route says otherwise.
     pub policy: PolicyConfig,
-    /// Paths for which something else holds. Which of them a path falls under does not depend on
-    /// their order.
+    /// Routes with their own policies. Their order does not decide which route a path matches.
     pub routes: Vec<RouteConfig>,
 }
 
-/// How much a gateway serves and holds at once, and how slow its clients may be.
+/// Limits of connections and memory, and timeouts of clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerLimits {
-    /// Connections of clients, and what HTTP/2 has under way on one beyond its first request. Where there
-    /// are as many, the oldest connection that has sent no byte is closed for a new one; without such a
-    /// one, new ones wait. Default 1,024.
+    /// Connections of clients; each request under way on an HTTP/2 connection beyond its first
+    /// counts as one. If the limit is reached, the oldest connection that has sent no byte is
+    /// closed for a new one; without such a connection, new ones wait. Default 1,024.
     pub connections: usize,
-    /// Places of `connections` that one peer may take: an IPv4 address, or an IPv6 network of 64 bits. Further
-    /// connections of it are closed, and further requests on its HTTP/2 connections wait. Those that
-    /// [`Transport::trusted`] names are proxies and have no bound. Default three quarters of
-    /// `connections`: one peer never takes all places, and a proxy that is not named has enough.
+    /// Part of `connections` that one peer may use: an IPv4 address, or an IPv6 network of 64 bits.
+    /// Further connections of the peer are closed, and further requests on its HTTP/2 connections
+    /// wait. Proxies in [`Transport::trusted`] have no such limit. Default three quarters of
+    /// `connections`: one peer never uses all of them, and the default is enough for a proxy that
+    /// is not trusted.
     pub connections_per_peer: Option<usize>,
-    /// Bytes of memory that the process may take in all. Default 512 MiB.
+    /// Bytes of memory that the process may use in all. Default 512 MiB.
     ///
-    /// The program has [32 MiB](ServerLimits::PROGRAM) of it, and each connection
-    /// [192 KiB](ServerLimits::PER_CONNECTION). Of the rest an eighth each is for pages of a store that
-    /// is a file, for what waits to be written to it, for outcomes that are held back while
-    /// the store is away, and for large records on their way from it; a `memory:` store
-    /// keeps its records in three eighths; with a store on a server they are for what waits for it
-    /// and for the outcomes that it tells, by halves. A cache has a quarter of them, and so have
-    /// outcomes that it tells. Up to a sixteenth of the rest is for what is
-    /// [observed](RouteMode::Observe). What is left is for bodies of more than 16 KiB of requests
-    /// with keys and of their responses, as
-    /// [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory) says: a body for which
-    /// there is no room is not read until there is; an answer for which there is none is recorded,
-    /// and its client told to ask again.
+    /// The program uses [32 MiB](ServerLimits::PROGRAM) of it, and each connection [192
+    /// KiB](ServerLimits::PER_CONNECTION). The rest is divided:
+    ///
+    /// - An eighth is for deferred writes while the store is unavailable.
+    /// - A `file:` store uses an eighth each for its pages, for writes in its queue, and for large
+    ///   records that are read from it.
+    /// - A `memory:` store keeps its records in three eighths.
+    /// - For a store on a server, half of these three eighths is for its queue, and half for the
+    ///   outcomes that it returns.
+    /// - A cache uses a quarter of the three eighths, and the outcomes that it returns another
+    ///   quarter.
+    /// - Up to a sixteenth is for [observed](RouteMode::Observe) routes.
+    /// - The remainder is for bodies of more than 16 KiB of requests with keys and of their
+    ///   responses, as [`body_memory`](hapax_http::server::IdempotencyLayer::body_memory)
+    ///   describes. A request body is not read until there is memory for it. A response without
+    ///   memory for it is recorded, and its client gets an error that requests a retry.
     pub memory: usize,
-    /// How long a client may take to send a request's head; also how long a connection may be
-    /// idle, and how long a request of HTTP/2 may wait for a place. Default 30 s.
+    /// Time that a client may take to send a request's head, that a connection may be idle, and
+    /// that an HTTP/2 request may wait for a permit. Default 30 s.
     pub head_timeout: Duration,
-    /// How long a client may be silent in the middle of a body, or take nothing of an answer.
-    /// Default 30 s.
+    /// Time that a client may send nothing in the middle of a body, or receive nothing of a
+    /// response. Default 30 s.
     pub stall: Duration,
 }
 
 impl ServerLimits {
-    /// Connections that one peer may have.
+    /// Returns the number of connections that one peer may have.
     #[must_use]
     pub fn per_peer(&self) -> usize {
         self.connections_per_peer.unwrap_or(self.connections - self.connections / 4)
@@ -175,7 +180,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, in front of `upstream`.
+    /// Returns the default configuration in front of `upstream`.
     #[must_use]
     pub fn new(upstream: Uri) -> Self {
         Self {
@@ -202,10 +207,10 @@ impl Config {
         }
     }
 
-    /// Whether it can be started.
+    /// Checks whether a gateway can start with this configuration.
     ///
     /// # Errors
-    /// [`ConfigError`] says what would only show in production.
+    /// [`ConfigError`] for settings that would otherwise only fail in production.
     pub fn check(&self) -> Result<(), ConfigError> {
         let resolved = self.resolve()?;
         crate::routes::RouteTable::new(&self.policy, &self.routes).map(drop)?;
@@ -213,7 +218,8 @@ impl Config {
         Ok(())
     }
 
-    /// Settles what depends on each other, and refuses what would only show in production.
+    /// Computes the settings that depend on each other, and rejects those that would only fail in
+    /// production.
     pub(crate) fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
         self.transport.check()?;
         let upstream = origin(&self.upstream).ok_or(ConfigError::Upstream)?;
@@ -223,7 +229,7 @@ impl Config {
         if is_self(&upstream, self.listen) {
             return Err(ConfigError::Loop { address: self.listen });
         }
-        // With port 0 each has a port of its own.
+        // With port 0 each listener gets a different port.
         if self.admin.is_some_and(|admin| is_same(admin, self.listen)) {
             return Err(ConfigError::AdminIsListen { address: self.listen });
         }
@@ -257,7 +263,7 @@ impl Config {
         }
         let memory = self.limits.memory_plan(largest)?;
         let resolved = ResolvedConfig { upstream, auth, policy, routes, memory, largest };
-        // A reload cannot make it otherwise: what is https when there was none before needs a restart.
+        // A reload cannot introduce the first https URL, which needs a restart.
         let UpstreamTls { ca, client } = &self.transport.upstream_tls;
         for (field, is_said) in [("upstream_ca", ca.is_some()), ("upstream_cert", client.is_some())]
         {
@@ -278,32 +284,32 @@ impl Config {
         self.routes.iter().enumerate().map(settle).collect()
     }
 
-    /// The file of the admin token; `None` without an admin listener.
+    /// Returns the file of the admin token; `None` without an admin listener.
     pub(crate) fn token_file(&self) -> Option<PathBuf> {
         self.admin?;
         Some(self.admin_token_file.clone().unwrap_or_else(|| self.store.token_file()))
     }
 
-    /// The policy of everything, and that of each route.
+    /// Returns the default policy, then that of each route.
     pub(crate) fn policies(&self) -> impl Iterator<Item = &PolicyConfig> {
         std::iter::once(&self.policy).chain(self.routes.iter().map(|route| &route.policy))
     }
 }
 
-/// What follows from a [`Config`].
+/// Values computed from a [`Config`].
 #[derive(Debug)]
 pub(crate) struct ResolvedConfig {
     pub(crate) upstream: Origin,
     pub(crate) auth: Option<(Origin, PathAndQuery)>,
     pub(crate) policy: ResolvedPolicy,
-    /// Of each route, in their order.
+    /// Policies of the routes, in the same order.
     pub(crate) routes: Vec<ResolvedPolicy>,
     pub(crate) memory: MemoryPlan,
     pub(crate) largest: MaxBodies,
 }
 
 impl ResolvedConfig {
-    /// Whether any server is behind TLS.
+    /// Returns whether any server is reached over TLS.
     pub(crate) fn is_secure(&self) -> bool {
         let policies = std::iter::once(&self.policy).chain(&self.routes);
         let asked = policies.filter_map(|policy| policy.reconcile.as_ref()).chain(&self.auth);
@@ -324,9 +330,9 @@ fn origin(uri: &Uri) -> Option<Origin> {
         _ => return None,
     };
     let authority = uri.authority()?;
-    // `user@host` would send credentials nobody asked for.
+    // `user@host` would send credentials to a server that does not expect them.
     let named = !authority.host().is_empty() && !authority.as_str().contains('@');
-    // A port that is none must not become the default one.
+    // An invalid port must not become the default port.
     let port = match authority.as_str().strip_prefix(authority.host())? {
         "" => true,
         port => port.strip_prefix(':').is_some_and(is_port),
@@ -341,8 +347,7 @@ fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|it| it > 0)
 }
 
-/// Whether `origin` is certain to be where the gateway itself listens.
-/// Whether two listeners would take each other's connections.
+/// Returns whether two listeners would bind the same address.
 fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     let everywhere = a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() == b.port()
@@ -350,6 +355,7 @@ fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
         && (a.ip() == b.ip() || (everywhere && a.is_ipv4() == b.is_ipv4()))
 }
 
+/// Returns whether `origin` is certainly the gateway's own listener.
 fn is_self(origin: &Origin, listen: SocketAddr) -> bool {
     if origin.port() != listen.port() {
         return false;

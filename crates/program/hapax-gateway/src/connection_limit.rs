@@ -1,13 +1,14 @@
-//! Which connections are admitted, and which are closed, when there are more than may be.
+//! Admission of connections, and the choice of connections to close if there are too many.
 //!
-//! 1. A connection takes a place. Where none is left, the oldest connection that may be shed is closed, so
-//!    that a new one never waits long for a peer that does nothing. A listener says which may be shed, and
-//!    after which time: of clients those that have sent no byte, of operators those without a request under
-//!    way. One that has just come is not shed: its first byte may be on its way.
-//! 2. A peer has no more than its share of the places. One that has all of it makes room by its own
-//!    oldest connection that may be shed; without one, its new connection is closed. The places that its
-//!    HTTP/2 connections take beyond their first are of its share as well.
-//! 3. A warning a minute says that there are too many.
+//! 1. A connection takes a permit. If none is left, the oldest sheddable connection is closed, so
+//!    that a new one does not wait long for an idle peer. The listener decides which connections
+//!    are sheddable, and after which time: connections of clients that have sent no byte, and
+//!    connections of operators without a request under way. A connection that was just accepted is
+//!    not shed: its first byte may be on its way.
+//! 2. A peer has a limit of permits. At the limit, its own oldest sheddable connection is closed
+//!    for a new one; without such a connection, the new one is closed. Permits that its HTTP/2
+//!    connections take beyond their first count as well.
+//! 3. A log line, at most once a minute, warns that there are too many.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -20,11 +21,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::IpNetwork;
 
-/// How long a connection that was shed may take to leave its place before the next one is shed.
+/// Time in which a shed connection should release its permit before the next one is shed.
 const LEAVE: Duration = Duration::from_millis(50);
 
-/// What connections are counted by: an IPv4 address, or the network of 64 bits that a subscriber of IPv6
-/// has.
+/// Address that connections are counted by: an IPv4 address, or the IPv6 network of 64 bits that a
+/// subscriber usually has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ClientNetwork(IpAddr);
 
@@ -40,27 +41,28 @@ impl ClientNetwork {
     }
 }
 
-/// Places for connections.
+/// Permits for connections.
 #[derive(Debug)]
 pub(crate) struct ConnectionLimit {
     free: Arc<Semaphore>,
     sheddable: Arc<SheddableConnections>,
     all: usize,
-    /// How long a connection must have been sheddable.
+    /// Time for which a connection must have been sheddable before it is shed.
     after: Duration,
-    /// Whose connections they are for, in the log.
+    /// Kind of the peers, for the log.
     whose: &'static str,
     full: LogThrottle,
 }
 
 impl ConnectionLimit {
-    /// Connections of `whose` are shed once they were sheddable for `after`.
+    /// Creates `all` permits for connections of `whose`, which are shed once they were sheddable
+    /// for `after`.
     pub(crate) fn new(all: usize, whose: &'static str, after: Duration) -> Self {
         let (free, sheddable) = (Arc::new(Semaphore::new(all)), Arc::default());
         Self { free, sheddable, all, after, whose, full: LogThrottle::default() }
     }
 
-    /// Places that are free or taken.
+    /// Returns the number of permits, free or taken.
     pub(crate) const fn all(&self) -> usize {
         self.all
     }
@@ -73,12 +75,13 @@ impl ConnectionLimit {
         &self.sheddable
     }
 
-    /// Takes so many, if they are free.
+    /// Takes `count` permits if they are free.
     pub(crate) fn try_take(&self, count: u32) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.free).try_acquire_many_owned(count).ok()
     }
 
-    /// Takes one, and sheds connections until one is free. Dropped, it has taken none.
+    /// Takes a permit, and sheds connections until one is free. If the future is dropped, no permit
+    /// was taken.
     pub(crate) async fn take(&self) -> Option<OwnedSemaphorePermit> {
         if let Some(place) = self.try_take(1) {
             return Some(place);
@@ -90,12 +93,12 @@ impl ConnectionLimit {
                 may_be_shed = self.sheddable.count(),
                 left_out,
                 "all places for connections are taken: the oldest that has sent nothing is closed for \
-                 each new one; raise the limit if clients are turned away"
+                 each new one; raise the limit if clients are rejected"
             );
         }
         loop {
             self.sheddable.shed_oldest(self.after);
-            // Again, because others are old enough later. The semaphore is never closed.
+            // Repeated, because others become old enough later. The semaphore is never closed.
             if let Ok(place) = timeout(LEAVE, Arc::clone(&self.free).acquire_owned()).await {
                 return place.ok();
             }
@@ -103,14 +106,14 @@ impl ConnectionLimit {
     }
 }
 
-/// Connections that may be closed to make room.
+/// Connections that may be closed in favour of new ones.
 #[derive(Debug, Default)]
 pub(crate) struct SheddableConnections(Mutex<SheddableList>);
 
 #[derive(Debug, Default)]
 struct SheddableList {
     next: u64,
-    /// Oldest first.
+    /// Connections by the order in which they were added, oldest first.
     by_age: BTreeMap<u64, Candidate>,
 }
 
@@ -122,7 +125,8 @@ struct Candidate {
 }
 
 impl SheddableConnections {
-    /// Enters a connection until the entry is dropped; `shed` is notified when it is to close.
+    /// Adds a connection until the entry is dropped; `shed` is notified when the connection must
+    /// close.
     pub(crate) fn enter(
         self: &Arc<Self>,
         source: ClientNetwork,
@@ -143,7 +147,7 @@ impl SheddableConnections {
         self.shed_first(after, |of| of == source)
     }
 
-    /// Notifies the oldest one that `is` lets through, if it is old enough.
+    /// Notifies the oldest connection for which `is` returns true, if it is old enough.
     fn shed_first(&self, after: Duration, is: impl Fn(ClientNetwork) -> bool) -> bool {
         let mut entries = self.lock();
         let mut candidates = entries.by_age.iter();
@@ -165,7 +169,7 @@ impl SheddableConnections {
     }
 }
 
-/// A connection that may be shed, until this is dropped.
+/// An entry of a connection that may be shed; dropping it removes the connection.
 #[derive(Debug)]
 pub(crate) struct SheddableEntry {
     list: Arc<SheddableConnections>,
@@ -178,24 +182,24 @@ impl Drop for SheddableEntry {
     }
 }
 
-/// How many places each source has.
+/// Limits of permits by source.
 #[derive(Debug)]
 pub(crate) struct ClientLimits {
     most: usize,
-    /// Proxies, whose connections are those of many clients.
+    /// Proxies, whose connections serve many clients.
     unbounded: Vec<IpNetwork>,
     counts: Arc<Mutex<HashMap<ClientNetwork, usize>>>,
     full: LogThrottle,
 }
 
 impl ClientLimits {
-    /// Each may have `most`, but for those in `unbounded`.
+    /// Creates a limit of `most` permits for each source, except those in `unbounded`.
     pub(crate) fn new(most: usize, unbounded: Vec<IpNetwork>) -> Self {
         Self { most, unbounded, counts: Arc::default(), full: LogThrottle::default() }
     }
 
-    /// Counts a connection from `ip` until the result is dropped. `None` where it is one too many and none
-    /// from there can be shed.
+    /// Counts a connection from `ip` until the result is dropped. Returns `None` if it exceeds the
+    /// limit and no connection from there can be shed.
     pub(crate) fn admit(&self, ip: IpAddr, permits: &ConnectionLimit) -> Option<ClientPermit> {
         let source = ClientNetwork::of(ip);
         let counted = self.count(ip, 1, || permits.sheddable.shed_oldest_of(source, permits.after));
@@ -214,13 +218,14 @@ impl ClientLimits {
         None
     }
 
-    /// Counts places that a connection from `ip` takes beyond its first; `None` where they are more than its
-    /// share.
+    /// Counts permits that a connection from `ip` takes beyond its first; returns `None` if they
+    /// exceed the limit.
     pub(crate) fn more(&self, ip: IpAddr, permits: usize) -> Option<ClientPermit> {
         self.count(ip, permits, || false)
     }
 
-    /// Counts `places`, if they are of the share of `ip` or `sheds` makes room for them.
+    /// Counts `permits` if they are within the limit of `ip`, or if `sheds` closes a connection for
+    /// them.
     fn count(
         &self,
         ip: IpAddr,
@@ -232,7 +237,7 @@ impl ClientLimits {
         let most = if is_proxy { usize::MAX } else { self.most };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.get(&source).copied().unwrap_or_default() + permits;
-        // One that is shed leaves in a moment: until then there is one more.
+        // A shed connection ends in a moment; until then the count is one too high.
         if count > most && !sheds() {
             return None;
         }
@@ -241,7 +246,7 @@ impl ClientLimits {
     }
 }
 
-/// Places that count for their source.
+/// Permits that are counted for their source.
 #[derive(Debug)]
 pub(crate) struct ClientPermit {
     source: ClientNetwork,
@@ -289,7 +294,7 @@ mod tests {
         let enter = |at: usize| permits.sheddable().enter(source, Arc::clone(&shed[at]));
         let [first, _second, _third] = [enter(0), enter(1), enter(2)];
         drop(first);
-        // The first one is busy now; the second leaves when it is told to.
+        // The first one is busy now; the second closes when it is notified.
         let leave = async {
             shed[1].notified().await;
             held[1] = None;
@@ -331,7 +336,7 @@ mod tests {
         assert!(third.is_some() && admit("192.0.2.1").is_none());
         let proxied: Vec<_> = (0..9).map(|_| admit("127.0.0.1")).collect();
         assert!(proxied.iter().all(Option::is_some));
-        // One of its own makes room, another peer's does not.
+        // Only a connection of the same peer is shed for a new one.
         let other = sheddable.enter(ClientNetwork::of(ip("192.0.2.2")), Arc::default());
         tokio::time::advance(OLD).await;
         assert!(admit("192.0.2.1").is_none());

@@ -1,4 +1,4 @@
-//! Answering web pages: preflights, and what scripts may read of answers.
+//! CORS headers of responses, and responses to preflights.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,10 +14,10 @@ use tower_http::cors::CorsLayer;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Answers a request: a preflight by `cors`, anything else by `answer`, with the headers of `cors`
-/// and none that the answer had of the kind, kept ones of another page's request included.
+/// Answers a preflight with `cors`, and any other request with `answer` and the headers of `cors`.
+/// CORS headers in the response of `answer` are removed, including stored ones for another page.
 ///
-/// Dropped, it is dropped with the answer.
+/// Dropping the future drops that of `answer`.
 pub(crate) async fn answer<B, F, A>(
     cors: &CorsLayer,
     request: Request<B>,
@@ -27,7 +27,7 @@ where
     F: FnOnce(Request<B>) -> A,
     A: Future<Output = Response<Body>>,
 {
-    // tower-http takes every OPTIONS for a preflight; others are the upstream's to answer.
+    // tower-http takes every OPTIONS request for a preflight; others go to the upstream.
     if request.method() == Method::OPTIONS && !is_preflight(&request) {
         return answer(request).await;
     }
@@ -35,7 +35,7 @@ where
     let inner = service_fn(|request| {
         let answering = answer.take().map(|answer| answer(request));
         async move {
-            // It is called once at most.
+            // It is called at most once.
             let Some(answering) = answering else { return Ok(Response::new(Body::empty())) };
             let mut response = answering.await;
             for name in [
@@ -54,7 +54,7 @@ where
     }
 }
 
-/// As the Fetch standard has it, 4.8.
+/// Returns whether a request is a preflight (Fetch standard, 4.8).
 fn is_preflight<B>(request: &Request<B>) -> bool {
     let headers = request.headers();
     headers.contains_key(ORIGIN) && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)

@@ -1,4 +1,4 @@
-//! A gateway's life: start, run, drain, end.
+//! Start, reload and shutdown of a gateway.
 
 mod reload;
 
@@ -34,19 +34,19 @@ use crate::upstream::ConnectOptions;
 pub use reload::ReloadError;
 use reload::ReloadState;
 
-/// How many requests to the upstream may be under way for each connection: its own, and that of a
-/// client that has hung up.
+/// Requests to the upstream that may be under way for each connection: its own, and one of a client
+/// that has disconnected.
 const UNDER_WAY: usize = 2;
 
-/// How long connections may take to write their last answers.
+/// Time that connections may take to write their last responses.
 const CLOSE: Duration = Duration::from_secs(1);
 
 /// Starts gateways.
 #[derive(Clone, Copy, Debug)]
 pub struct Gateway;
 
-/// A gateway that runs. Dropping it closes its listeners and connections at once; executions under
-/// way end with the runtime, or by themselves.
+/// A running gateway. Dropping it closes its listeners and connections at once; executions under
+/// way end on their own or with the runtime.
 #[derive(Debug)]
 pub struct RunningGateway {
     local_addr: SocketAddr,
@@ -65,20 +65,21 @@ pub struct RunningGateway {
     housekeeping: Task,
 }
 
-/// What a drain left behind.
+/// Requests and outcomes that a drain could not finish.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShutdownReport {
-    /// Requests that did not end in time: what was sent is recorded as unknown.
+    /// Requests that did not end in time. The outcomes of those that were sent are recorded as
+    /// unknown.
     pub cut_off: usize,
-    /// Outcomes that the store did not take in time. They are lost; their leases lapse.
+    /// Outcomes that the store did not accept in time. They are lost; their leases lapse.
     pub not_recorded: usize,
 }
 
-/// Why a gateway did not start. Nothing is left running.
+/// Errors of starting a gateway. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It was told something that cannot be.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The engine cannot start.
@@ -87,9 +88,9 @@ pub enum StartError {
     /// An address could not be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Certificates cannot be used.
@@ -117,11 +118,12 @@ pub enum StartError {
 }
 
 impl Gateway {
-    /// Starts a gateway as `config` says. It must be called on a tokio runtime.
+    /// Starts a gateway with `config`. It must be called on a tokio runtime.
     ///
-    /// It listens at once, and accepts once the store is open; a store that is away is waited for, for
-    /// [`Config::store_wait`] at most. Meanwhile `/healthz` of the admin listener is answered, and
-    /// `/readyz` is 503. Dropped, it has accepted no client.
+    /// The gateway listens at once, and accepts connections once the store is open. It waits at
+    /// most [`Config::store_wait`] for an unreachable store. Meanwhile `/healthz` of the admin
+    /// listener is answered, and `/readyz` is 503. If the future is dropped, no client was
+    /// accepted.
     ///
     /// # Errors
     /// [`StartError`].
@@ -136,9 +138,9 @@ impl Gateway {
         run(&config, resolved, certificates, listeners, opened)
     }
 
-    /// Finds out whether a gateway could be started, as far as that can be told without listening,
-    /// connecting, opening or making anything: what contradicts what, what URLs say, and what is in
-    /// the files of certificates and secrets.
+    /// Checks whether a gateway could start, without listening, connecting, opening or creating
+    /// anything. It finds contradictory settings, invalid URLs, and unusable files of certificates
+    /// and secrets.
     ///
     /// # Errors
     /// [`StartError`].
@@ -150,14 +152,14 @@ impl Gateway {
             AdminToken::read(&path).map_err(|source| StartError::AdminToken { path, source })?;
         }
         let opening = opening(config, &resolved, None);
-        // It reads a file. Dropped, it ends by itself.
+        // It reads a file. If this future is dropped, the task ends on its own.
         let checked = tokio::task::spawn_blocking(move || opening.check()).await;
         checked.map_err(|_| StoreOpenError::Shutdown)??;
         Ok(())
     }
 
-    /// Asks each reconcile URL of a configuration about an operation that never existed, and says
-    /// whether it answers as it must. Nothing is listened on or opened.
+    /// Requests each reconcile URL of a configuration with an operation that never existed, and
+    /// returns whether the responses are as required. It neither listens nor opens a store.
     ///
     /// # Errors
     /// [`StartError`] where the configuration cannot be.
@@ -175,8 +177,8 @@ impl Gateway {
         Ok(findings)
     }
 
-    /// Starts a gateway on a store that is open already; `config.store` is ignored,
-    /// and the store's part of the memory is for whoever opened it to keep.
+    /// Starts a gateway on an open store. It ignores `config.store`; the caller keeps the store
+    /// within its part of the memory.
     ///
     /// # Errors
     /// [`StartError`].
@@ -189,27 +191,26 @@ impl Gateway {
 }
 
 impl RunningGateway {
-    /// Where clients connect.
+    /// Returns the address for clients.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Where operators connect.
+    /// Returns the address for operators.
     #[must_use]
     pub const fn admin_addr(&self) -> Option<SocketAddr> {
         self.admin_addr
     }
 
-    /// The engine, and what it has in hand.
+    /// Returns the engine, which counts the operations under way.
     #[must_use]
     pub const fn engine(&self) -> &Idempotency {
         &self.engine
     }
 
-    /// Reads the files of certificates again. Connections that begin from then on have what they say;
-    /// where they cannot be used, what held before still holds. It is done by itself every few
-    /// seconds.
+    /// Reads the certificate files again. New connections use them; if they are unusable, the
+    /// previous certificates stay in force. The gateway does this every few seconds as well.
     ///
     /// # Errors
     /// [`TlsError`], the first one.
@@ -217,8 +218,8 @@ impl RunningGateway {
         self.certificates.reload().await
     }
 
-    /// Reads the files of certificates again, without any of them holding yet: so that they and a
-    /// configuration hold both or neither. Dropped, nothing has changed.
+    /// Reads the certificate files again without applying them, so that they and a configuration
+    /// can be applied together or not at all. Dropping the result changes nothing.
     ///
     /// # Errors
     /// [`TlsError`], the first one.
@@ -226,25 +227,27 @@ impl RunningGateway {
         self.certificates.read_again().await
     }
 
-    /// Has `config` hold for new requests. Those under way keep what they began with.
+    /// Applies `config` to new requests. Requests under way keep the configuration that they began
+    /// with.
     ///
-    /// All of it or nothing: where something in it needs a restart, nothing changes.
+    /// A configuration with a change that needs a restart is rejected as a whole.
     ///
     /// # Errors
-    /// [`ReloadError`] where it cannot be, or not without a restart; what held before holds on.
+    /// [`ReloadError`] if the configuration is invalid or needs a restart. The previous one stays
+    /// in force.
     pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
         self.reloading.reload(config, &self.resources, &self.current)
     }
 
-    /// Drains and ends.
+    /// Drains the gateway and shuts it down.
     ///
-    /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that balancers send
-    ///    them elsewhere before any is refused.
-    /// 1. No new connections; new requests on those that are there get 503 `draining`.
-    /// 2. What is in hand may end within `drain_timeout`, and is recorded.
-    /// 3. What has not ended then is cut off. Of what was sent to the upstream the outcome is
-    ///    recorded as unknown; what was not sent is released.
-    /// 4. What is held back for the store gets one more store time-out; then everything is closed.
+    /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that load
+    ///    balancers choose other servers before any request is rejected.
+    /// 1. No new connections are accepted; new requests on open connections get 503 `draining`.
+    /// 2. Requests under way may end within `drain_timeout`, and their outcomes are recorded.
+    /// 3. Requests that have not ended by then are cut off. If a request was sent to the upstream,
+    ///    its outcome is recorded as unknown; otherwise its key is released.
+    /// 4. Deferred writes get one more store timeout; then everything is closed.
     pub async fn shutdown(mut self) -> ShutdownReport {
         let delay = self.reloading.drain_delay();
         if !delay.is_zero() {
@@ -262,7 +265,8 @@ impl RunningGateway {
             ended.cut_off = shutdown.active_requests().max(engine.stats().in_flight);
             self.resources.upstreams.cut();
         }
-        // What the cut ended is recorded now; what hangs elsewhere is unknown.
+        // The requests that were cut off are recorded now; those that still do not end become
+        // unknown.
         let drained = self.resources.layer.drain(self.store_timeout).await;
         ended.cut_off = ended.cut_off.max(drained.cut_off);
         if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
@@ -271,7 +275,7 @@ impl RunningGateway {
         self.shutdown.enter(ShutdownPhase::Closing);
         self.listener.join(CLOSE).await;
         if let Some(access) = &self.access {
-            // Requests that were aborted write their lines as they are dropped.
+            // Aborted requests write their lines when they are dropped.
             listener::settled(CLOSE / 10, || shutdown.active_requests() == 0).await;
             access.flush(CLOSE).await;
         }
@@ -285,7 +289,7 @@ impl RunningGateway {
     }
 }
 
-/// A task that ends with its owner.
+/// A task that is aborted when this value is dropped.
 #[derive(Debug)]
 struct Task(JoinHandle<()>);
 
@@ -293,7 +297,7 @@ impl Task {
     async fn join(&mut self, limit: Duration) {
         if timeout(limit, &mut self.0).await.is_err() {
             self.0.abort();
-            // At its next await it ends.
+            // It ends at its next await.
             (&mut self.0).await.ok();
         }
     }
@@ -305,18 +309,18 @@ impl Drop for Task {
     }
 }
 
-/// Connections that may wait to be accepted, within what the system allows (`net.core.somaxconn`).
+/// Connections that may wait to be accepted, up to the limit of the system (`net.core.somaxconn`).
 const BACKLOG: u32 = 4096;
 
 struct Listeners {
     data: TcpListener,
     admin: Option<Probed>,
-    /// With the port that the kernel chose, where it was to choose one.
+    /// The address, with the port that the kernel chose for port 0.
     admin_addr: Option<SocketAddr>,
     shutdown: Shutdown,
 }
 
-/// An admin listener that answers; dropping it ends that.
+/// An admin listener that answers; dropping it closes it.
 struct Probed(Option<admin::AdminServer>);
 
 impl Probed {
@@ -350,7 +354,7 @@ fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
             SocketAddr::V4(_) => TcpSocket::new_v4(),
             SocketAddr::V6(_) => TcpSocket::new_v6(),
         }?;
-        // A port whose last connections the kernel still remembers can be had, one in use cannot.
+        // Allows a port whose last connections are in TIME_WAIT, and not one that is in use.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         socket.listen(BACKLOG)
@@ -449,8 +453,8 @@ fn run(
     })
 }
 
-/// Reads the token, or makes it. Only once the store is open, so that no start that fails for
-/// another reason leaves a file.
+/// Reads the token, or creates it. It is called after the store is open, so that a start that fails
+/// for another reason leaves no file.
 fn admin_token(path: &Path) -> Result<AdminToken, StartError> {
     let failed = |source| StartError::AdminToken { path: path.into(), source };
     AdminToken::read_or_make(path, &SystemEntropy).map_err(failed)
@@ -483,8 +487,8 @@ fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>
         token_file: config.token_file(),
         admin,
         memory: resolved.memory.store,
-        // Sooner than the engine gives up: a store that says that nothing was sent is worth more
-        // than silence, after which anything may have happened.
+        // Shorter than the engine's timeout: an error of the store may state that nothing was sent,
+        // while after the engine's timeout the write may have been applied.
         timeout: config.store_timeout * 3 / 4,
         make: true,
     }
@@ -518,12 +522,12 @@ fn engine(
 
 fn warn(config: &Config, opened: &OpenStore) {
     if opened.secret.is_none() {
-        tracing::warn!("there is no secret: whoever reads the store can guess keys and callers");
+        tracing::warn!("there is no secret: anyone who reads the store can guess keys and callers");
     }
     if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &config.store
         && url.is_in_the_clear()
     {
-        tracing::warn!("the store is reached in the clear: use rediss://, or sslmode=require");
+        tracing::warn!("the store is not reached over TLS: use rediss://, or sslmode=require");
     }
     let secret = config.secret_file.clone().or_else(|| config.store.secret_file());
     for path in secret.into_iter().chain(config.token_file()) {

@@ -1,20 +1,19 @@
-//! A guard between the socket and hyper that refuses requests which could be read in two ways.
+//! Guard between the socket and hyper, which rejects requests that can be read in two ways.
 //!
-//! hyper resolves some ambiguities silently, and a service behind it cannot see that they were
-//! there: of a `Content-Length` beside a `Transfer-Encoding` the length is dropped, equal lengths
-//! become one, a coding before `chunked` passes, lines may end in a bare line feed. A proxy in
-//! front that decided otherwise sees other requests than we do, and a key could then guard what
+//! hyper resolves some ambiguities silently, and a service behind it cannot notice them: it drops a
+//! `Content-Length` beside a `Transfer-Encoding`, merges equal lengths, accepts a coding before
+//! `chunked`, and accepts lines that end in a bare line feed. A proxy in front that resolves them
+//! differently sees other requests than the gateway, and a key could then protect a request that
 //! its sender never sent. So every head is read here first, as bytes.
 //!
 //! 1. A head is withheld from hyper until it is complete and found unambiguous.
-//! 2. In the place of one that is not, hyper gets [`STAND_IN`], and no byte after it. hyper asks
-//!    the service once for each head, in order; so the service knows by counting which request is
-//!    the stand-in ([`GuardState::refusal`]), and answers it with the reason. Answers to requests before
-//!    it are not disturbed.
-//! 3. What comes behind a head that asks for another protocol is withheld until that is answered: if the
-//!    connection leaves HTTP, it is not ours to judge.
-//! 4. A connection whose peer takes nothing for [`Limits::stall`](crate::ServerLimits::stall) while there is
-//!    something to write fails.
+//! 2. In place of an ambiguous head, hyper gets [`STAND_IN`], and no byte after it. hyper calls the
+//!    service once for each head, in order, so the service finds by counting which request is the
+//!    stand-in ([`GuardState::refusal`]), and answers it with the reason. Responses to earlier
+//!    requests are not affected.
+//! 3. Bytes after a head that requests another protocol are withheld until that request is
+//!    answered: if the connection leaves HTTP, they are not checked.
+//! 4. A write fails if the peer receives nothing for [`Limits::stall`](crate::ServerLimits::stall).
 
 mod head;
 pub(crate) mod http2;
@@ -43,10 +42,10 @@ pub(crate) const MAX_FIELDS: usize = 256;
 
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
 
-/// How much is read from the socket at once.
+/// Bytes that are read from the socket at once.
 const READ: usize = 16 * 1024;
 
-/// What the guard tells the service of one connection.
+/// State of one connection that the guard and the service share.
 #[derive(Debug, Default)]
 pub(crate) struct GuardState {
     served: AtomicU64,
@@ -57,19 +56,20 @@ pub(crate) struct GuardState {
 #[derive(Debug, Default)]
 struct AnsweredCount {
     count: u64,
-    /// Who waits for the next one.
+    /// The task that waits for the next response.
     waker: Option<Waker>,
 }
 
 impl GuardState {
-    /// Why the request that hyper hands over now must be refused. To be called once for each.
+    /// Returns the reason to reject the request that hyper hands over now. It must be called once
+    /// for each request.
     pub(crate) fn refusal(&self) -> Option<HeadError> {
         let this = self.served.fetch_add(1, Ordering::Relaxed);
         self.rejected.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
     }
 
-    /// Notes that a request has its answer, and is no switch to another protocol. To be called once for
-    /// each, in order.
+    /// Counts a request that was answered without switching to another protocol. It must be called
+    /// once for each request, in order.
     pub(crate) fn answered(&self) {
         let mut answered = self.lock();
         answered.count += 1;
@@ -78,7 +78,8 @@ impl GuardState {
         }
     }
 
-    /// Whether the first `count` have their answers; if not, the task hears of the next one.
+    /// Returns whether the first `count` requests are answered; if not, the task is woken at the
+    /// next response.
     fn are_answered(&self, count: u64, cx: &Context<'_>) -> bool {
         let mut answered = self.lock();
         let are = answered.count >= count;
@@ -89,21 +90,21 @@ impl GuardState {
     }
 
     fn lock(&self) -> MutexGuard<'_, AnsweredCount> {
-        // Nothing here panics half way through a change.
+        // No change can panic half way.
         self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection under guard.
+/// A guarded connection.
 #[derive(Debug)]
 pub(crate) struct Guarded<S> {
     io: S,
     scanner: Scanner,
     heads: Arc<GuardState>,
     passed: u64,
-    /// How many heads passed when one asked for another protocol, until it is answered.
+    /// Number of the head that requested another protocol, until it is answered.
     asked: Option<u64>,
-    /// What was read; hyper may have the first `cleared` bytes.
+    /// Bytes that were read; hyper may have the first `cleared` of them.
     inbox: BytesMut,
     cleared: usize,
     rejected: bool,
@@ -111,7 +112,7 @@ pub(crate) struct Guarded<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
-    /// Guards `io`, of which `read` was read already; a write that gets nowhere for `stall` fails.
+    /// Guards `io`, from which `read` was already read. A write without progress for `stall` fails.
     pub(crate) fn new(io: S, read: &[u8], stall: Duration) -> Self {
         Self {
             io,
@@ -130,14 +131,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
         Arc::clone(&self.heads)
     }
 
-    /// The connection itself; what was read of it and withheld, unless it was refused; and whether its
-    /// peer may still be sending: it was not between two requests.
+    /// Returns the connection; its bytes that were read and withheld, unless it was rejected; and
+    /// whether its peer may still be sending, that is, the connection was not between two requests.
     pub(crate) fn into_parts(self) -> (S, Option<BytesMut>, bool) {
         let between = self.scanner.is_between() && self.inbox.is_empty() && !self.rejected;
         (self.io, (!self.rejected).then_some(self.inbox), !between)
     }
 
-    /// Judges what was read; whether hyper may have any of it.
+    /// Checks the bytes that were read; returns whether hyper may have any of them.
     fn judge(&mut self) -> io::Result<bool> {
         if self.inbox.is_empty() || self.rejected {
             return Ok(false);
@@ -147,14 +148,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             ScanResult::Head(count) => {
                 self.passed += 1;
                 self.cleared = count;
-                // Of one with a body the rest must come, and it is no switch.
+                // A request with a body is no switch: the rest of its body must follow.
                 if self.scanner.is_between() && head::asks_to_switch(&self.inbox[..count]) {
                     self.asked = Some(self.passed);
                 }
             }
             ScanResult::More => return Ok(false),
             ScanResult::Reject(refusal) => {
-                // Set before hyper sees the stand-in, so before the service asks.
+                // Set before hyper gets the stand-in, so before the service reads it.
                 let _ = self.heads.rejected.set((self.passed, refusal));
                 self.rejected = true;
                 self.inbox = BytesMut::from(STAND_IN);
@@ -187,18 +188,19 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
                 break;
             }
             if this.rejected {
-                // hyper closes after it has answered the stand-in, and waits for nothing here.
+                // hyper closes after it has answered the stand-in, and reads no more.
                 return Poll::Pending;
             }
             this.inbox.reserve(READ);
-            // Dropped while pending, a read has taken nothing.
+            // Cancel-safe: a read that is dropped while pending has taken nothing.
             let read = pin!(this.io.read_buf(&mut this.inbox)).poll(cx);
             if read.is_pending() && this.inbox.is_empty() {
-                // Who waits for a client needs no buffer, and there are many.
+                // A connection that waits for its client needs no buffer, and there are many of
+                // them.
                 this.inbox = BytesMut::new();
             }
             if ready!(read)? == 0 {
-                // Half a head is no request; for half a body hyper knows what to do.
+                // Half a head is no request; hyper handles half a body.
                 return Poll::Ready(Ok(()));
             }
         }

@@ -1,4 +1,5 @@
-//! The service in front of the layer: what concerns the connection, before anything is claimed.
+//! Service in front of the layer: checks of a connection and its requests before anything is
+//! claimed.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,40 +32,40 @@ use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{self, ConfigSnapshot, CurrentConfig, Route};
 use crate::upstream::UploadError;
 
-/// Of this attempt alone: an earlier one with the same key may have been executed.
+/// Advice about this attempt alone: an earlier one with the same key may have executed.
 const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
 
-/// One for all connections.
+/// Handler of requests, shared by all connections.
 #[derive(Debug)]
 pub(crate) struct RequestHandler {
     pub(crate) current: Arc<CurrentConfig>,
     pub(crate) shutdown: Shutdown,
     pub(crate) stall: Duration,
-    /// Where each request has a line.
+    /// Access log, with a line for each request.
     pub(crate) access: Option<Arc<AccessLog>>,
 }
 
-/// What holds for a request, from its beginning to its end.
+/// Configuration and connection of a request, from its beginning to its end.
 struct RequestContext {
     snapshot: Arc<ConfigSnapshot>,
     route: Arc<Route>,
     connection: Arc<ClientConnection>,
-    /// How it is refused.
+    /// Format of its rejections.
     error_format: ErrorFormat,
 }
 
-/// The connection that a request came by.
+/// Connection of a request.
 #[derive(Debug)]
 pub(crate) struct ClientConnection {
-    /// What its guard says of HTTP/1 requests.
+    /// State of the guard of an HTTP/1 connection.
     pub(crate) heads: Option<Arc<GuardState>>,
     pub(crate) peer: Peer,
-    /// Where it can leave HTTP.
+    /// The switch to another protocol, if the connection allows it.
     pub(crate) switch: Option<Switch>,
 }
 
 impl RequestHandler {
-    /// Answers a request that came by `link`.
+    /// Answers a request of `connection`.
     pub(crate) async fn answer(
         self: Arc<Self>,
         connection: Arc<ClientConnection>,
@@ -73,7 +74,7 @@ impl RequestHandler {
         let active_requests = self.shutdown.begin_request();
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let (mut parts, body) = request.into_parts();
-        // First of all and for every request: the guard counts them.
+        // First, and for every request: the guard counts the calls.
         let away = self.rejection(&connection, &mut parts);
         let request = Request::from_parts(parts, body);
         let snapshot = self.current.now();
@@ -82,7 +83,7 @@ impl RequestHandler {
         name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
         let mut response = match found {
             Ok(route) => {
-                // A preflight that is turned away is not answered as one.
+                // A preflight that is rejected gets no CORS response.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
                 let context = RequestContext {
@@ -91,7 +92,7 @@ impl RequestHandler {
                     connection: Arc::clone(&connection),
                     error_format,
                 };
-                // Boxed: it is large, and each caller of it would be.
+                // Boxed: the future is large, and would make each caller's large.
                 let answer = |request| Box::pin(self.serve(away, context, request));
                 match cors {
                     Some(cors) => cors::answer(&cors, request, answer).await,
@@ -113,7 +114,7 @@ impl RequestHandler {
         response.map(|body| active_requests.guard_body(body))
     }
 
-    /// Answers a request for which there was no place.
+    /// Rejects a request for which there was no permit.
     pub(crate) async fn overloaded(
         &self,
         connection: &ClientConnection,
@@ -173,7 +174,7 @@ impl RequestHandler {
                     Err(AuthRejection::Malformed(detail)) => {
                         return Err(Problem::new(Code::MalformedRequest, detail));
                     }
-                    // The question may have been cut off.
+                    // The shutdown may have cut off the auth request.
                     Err(AuthRejection::Unavailable) if self.is_ending() => return Err(draining()),
                     Err(AuthRejection::Unavailable) => return Err(auth_unavailable()),
                 }
@@ -183,7 +184,7 @@ impl RequestHandler {
         if let Some(switch) = &connection.switch {
             parts.extensions.insert(switch.clone());
         }
-        // Clones are ready: neither the layer nor the proxy has anything to wait for.
+        // Clones are ready: neither the layer nor the proxy waits in `poll_ready`.
         let answered = match &route.service {
             snapshot::RouteService::Protected { layered, policy, .. } => {
                 parts.extensions.insert(policy.clone());
@@ -206,8 +207,8 @@ impl RequestHandler {
         self.shutdown.phase() >= ShutdownPhase::Draining
     }
 
-    /// Why no request is taken from this connection, or none at all. What passes has the form that
-    /// HTTP/1.1 gives it.
+    /// Returns the reason to reject a request: an ambiguous head, or the drain. An accepted HTTP/2
+    /// request is converted to the form of HTTP/1.1.
     fn rejection(&self, connection: &ClientConnection, parts: &mut Parts) -> Option<Problem> {
         let refusal = match &connection.heads {
             Some(heads) => heads.refusal(),
@@ -219,7 +220,7 @@ impl RequestHandler {
         self.is_ending().then(draining)
     }
 
-    /// What is left of a request that may go on: what the layer and the upstream see alike.
+    /// Removes from a request the parts that the layer and the upstream could read differently.
     fn admit(
         &self,
         context: &RequestContext,
@@ -232,7 +233,7 @@ impl RequestHandler {
             let detail = "A header names another method, which would be protected.";
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
-        // Dropped, such a field would leave a request without a key, or of another caller.
+        // If such a field were dropped, the request would have no key, or another caller.
         let by_auth = |name: &&HeaderName| snapshot.auth().is_some_and(|auth| auth.gives(name));
         let scope = route.scope.iter().filter(|name| !by_auth(name));
         let identity = std::iter::once(&route.key_header).chain(scope);
@@ -246,7 +247,7 @@ impl RequestHandler {
             return Err(Problem::new(Code::MalformedRequest, detail));
         }
         route.names.drop_spoofed(&mut parts.headers, connection.peer);
-        // What the layer keeps whole in memory must come at a pace; everything else streams.
+        // Bodies that the layer buffers must arrive at a minimum rate; all others stream.
         let kept = may_be_protected(route, &parts);
         let http2 = parts.version == Version::HTTP_2;
         let body = PacedBody::new(incoming, self.stall, kept);
@@ -262,7 +263,7 @@ fn name_route(entry: &mut Option<AccessEntry>, route: &Route) {
     }
 }
 
-/// Whether the layer could claim or replay for this request: it does so for no other.
+/// Returns whether the layer could claim or replay for this request; it does so for no other.
 fn may_be_protected(route: &Route, parts: &Parts) -> bool {
     parts.headers.contains_key(&route.key_header) && protects(route, &parts.method)
 }
@@ -271,7 +272,7 @@ fn protects(route: &Route, method: &Method) -> bool {
     matches!(&route.service, snapshot::RouteService::Protected { methods, .. } if methods.contains(method))
 }
 
-/// Whether a request that is not protected asks its service, by a header, to take it for one that is.
+/// Returns whether a header of an unprotected request replaces its method with a protected one.
 fn disguises(snapshot: &ConfigSnapshot, route: &Route, parts: &Parts) -> bool {
     let would_be = |method: Method| {
         let there = snapshot.route(parts.uri.path(), &method);
@@ -296,7 +297,7 @@ fn reject(
     response
 }
 
-/// A refusal as pages may read it; preflights are not answered by one.
+/// Adds the CORS headers to a rejection; a preflight is not answered by one.
 async fn with_cors(
     route: &Route,
     request: Request<Incoming>,
@@ -318,8 +319,8 @@ fn auth_unavailable() -> Problem {
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }
 
-/// Says that it is the connection's last answer. HTTP/2 says so by a frame, and a connection that
-/// leaves HTTP has no next one.
+/// Marks the last response of a connection. HTTP/2 uses a frame for this, and a connection that
+/// leaves HTTP has no further responses.
 fn close(response: &mut Response<Body>, connection: &ClientConnection) {
     if connection.peer.http2 || response.status() == StatusCode::SWITCHING_PROTOCOLS {
         return;
@@ -327,10 +328,10 @@ fn close(response: &mut Response<Body>, connection: &ClientConnection) {
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// A client's body that fails when its client is silent for too long, or, where it takes up memory,
-/// slower than [`PACE`] on the whole, and where it ends before its end: to the library, `RST_STREAM` with
-/// `NO_ERROR` ends a body well. Of its trailers it hands on none that are named like ours, or like what
-/// only a head or an auth answer may say.
+/// A client's body that fails if the client sends nothing for too long, or, if it is buffered, is
+/// slower than [`PACE`] overall, or if it ends early: h2 takes `RST_STREAM` with `NO_ERROR` for a
+/// regular end. It drops trailers whose names are reserved for the gateway, for heads or for auth
+/// responses.
 pub(crate) struct PacedBody {
     body: Incoming,
     idle_timeout: Duration,
@@ -339,26 +340,27 @@ pub(crate) struct PacedBody {
     auth: Option<Arc<Auth>>,
     route: Option<Arc<Route>>,
     received: usize,
-    /// How long it waited for the client, in all.
+    /// Total time for which it waited for the client.
     waited: Duration,
-    /// Since when, and until when, it waits for the client now. Whether the client could have sent
-    /// more while nobody read is not for it to answer for.
+    /// Start and timeout of the current wait for the client. Time in which the body is not read
+    /// does not count.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
-/// Bytes a second. While a body is read, its whole share of memory is taken; a client that sends
-/// a byte now and then would hold it for ever.
+/// Minimum rate of a buffered body, in bytes a second. The body's memory is reserved while it is
+/// read, and a client that sends a byte now and then would hold it for ever.
 const PACE: usize = 8 * 1024;
 
 impl PacedBody {
-    /// Fails after a silence of `patience`; `paced`: or where it is too slow.
+    /// Creates a body that fails after `idle_timeout` without a byte, and with `paced` also below
+    /// the minimum rate.
     pub(crate) const fn new(body: Incoming, idle_timeout: Duration, paced: bool) -> Self {
         let waited = Duration::ZERO;
         let (http2, auth, route) = (false, None, None);
         Self { body, idle_timeout, paced, http2, auth, route, received: 0, waited, waiting: None }
     }
 
-    /// How long it may be silent now.
+    /// Returns the time that the client may send nothing now.
     fn idle(&self) -> Duration {
         if !self.paced {
             return self.idle_timeout;

@@ -1,4 +1,4 @@
-//! What is done now and then.
+//! Periodic tasks of a gateway.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use crate::metrics::Metrics;
 use crate::tls::AllCertificates;
 use crate::upstream::Upstreams;
 
-/// How often expired records are looked for.
+/// Interval of the removal of expired records.
 const REAP_EVERY: Duration = Duration::from_secs(10);
 
-/// How many are removed at once, and the pause before the next round while there are more: other
-/// callers of the store go first. At most 12,800 records a second.
+/// Records that one round removes, and the pause before the next round while there are more. Other
+/// callers of the store take precedence: at most 12,800 records are removed a second.
 const REAP_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 const REAP_PAUSE: Duration = Duration::from_millis(20);
 
-/// How often idle upstream connections are looked through.
+/// Interval of the removal of idle upstream connections.
 const PRUNE_EVERY: Duration = Duration::from_millis(500);
 
-/// How often the files of certificates are looked at. They are small.
+/// Interval of the checks for changed certificate files. The files are small.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Goes on until it is dropped.
+/// Runs all periodic tasks until the future is dropped.
 pub(crate) async fn housekeeping(
     store: Arc<dyn Store>,
     observed: Arc<dyn Store>,
@@ -49,11 +49,11 @@ async fn look(certificates: &AllCertificates) {
         sleep(LOOK_EVERY).await;
         match certificates.reload().await {
             Ok(()) => said.clear(),
-            // Files that stay as they are, are not complained of each time.
+            // A repeated error of unchanged files is logged once.
             Err(error) if error.to_string() == said => {}
             Err(error) => {
                 said = error.to_string();
-                tracing::warn!(%error, "certificates cannot be used: the ones before still hold");
+                tracing::warn!(%error, "certificates are unusable: the previous ones stay in force");
             }
         }
     }
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Says in turn what a round of reaping did; when it was asked.
+    /// A store whose rounds of reaping return these results in turn, with the time of each call.
     #[derive(Debug)]
     struct Rounds {
         next: Mutex<Vec<Result<Reaped, StoreError>>>,

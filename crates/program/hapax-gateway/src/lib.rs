@@ -1,24 +1,24 @@
 //! Idempotency in front of any HTTP service, in any language.
 //!
-//! A reverse proxy around the layer of [`hapax_http`]: what the layer promises holds for the service
-//! behind it, which need not know. What it adds:
+//! A reverse proxy around the layer of [`hapax_http`]. The guarantees of the layer hold for the
+//! service behind it, which needs no change. The gateway adds:
 //!
-//! 1. Requests that could be read in two ways are refused before anything is claimed.
-//! 2. Of a request without an answer it knows whether anything of it was sent. If nothing was, the
-//!    key is free again; if anything was, the outcome is unknown.
-//! 3. Operators see and resolve keys on a listener of their own.
-//! 4. It may ask before it answers: without forward authorisation ([`ForwardAuth`]) a replay checks
-//!    no credentials.
-//! 5. Its store is a file of its own, or a server that any number of gateways share, with a cache in
-//!    front if need be ([`StoreUrl`], [`CacheUrl`]). [`StoreOpener::diagnose`] says what would silently
-//!    break a store's promise.
-//! 6. It speaks HTTP/1.1 and HTTP/2 on both sides, with TLS or without ([`Transport`]); in which manner,
-//!    [`manual::proxy`] says.
-//! 7. At the end it drains: what is in hand is recorded, what does not end in time is recorded as
-//!    unknown.
+//! 1. It rejects requests that can be read in two ways, before anything is claimed.
+//! 2. For a request without a response it determines whether any byte of it was sent. If none was,
+//!    the key is released; otherwise the outcome is unknown.
+//! 3. Operators inspect and resolve keys on a separate listener.
+//! 4. It can authorise a request before it answers. Without forward authorisation
+//!    ([`ForwardAuth`]), a replay checks no credentials.
+//! 5. Its store is a file, or a server that any number of gateways share, optionally with a cache
+//!    in front ([`StoreUrl`], [`CacheUrl`]). [`StoreOpener::diagnose`] reports settings that would
+//!    silently break a guarantee of the store.
+//! 6. It speaks HTTP/1.1 and HTTP/2 on both sides, with or without TLS ([`Transport`]).
+//!    [`manual::proxy`] describes the details.
+//! 7. At shutdown it drains: it records the outcomes of requests under way, and records as unknown
+//!    those that do not end in time.
 //!
-//! It is not a load balancer (one upstream), it does not cache (only requests with keys are
-//! remembered), and it never changes a body.
+//! It is not a load balancer (it has one upstream) and not an HTTP cache (it stores only responses
+//! to requests with keys), and it never changes a body.
 //!
 //! ```
 //! use hapax_gateway::{Config, Gateway, StoreUrl};

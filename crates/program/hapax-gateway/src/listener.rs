@@ -1,4 +1,4 @@
-//! Connections of clients.
+//! Listener for clients' connections.
 
 mod http1;
 mod http2;
@@ -27,11 +27,11 @@ use crate::shutdown::ShutdownPhase;
 use crate::tls::ServerTls;
 use io::{DetectedConnection, Io};
 
-/// How long a connection must have sent nothing to be closed for another one. A client's first bytes come
-/// right behind its connection, or after a first loss.
+/// Time without a byte after which a connection may be closed in favour of another one. The first
+/// bytes of a client directly follow its connection, or one lost packet.
 pub(crate) const SILENT: Duration = Duration::from_secs(1);
 
-/// What holds for all connections.
+/// Settings and state that all connections share.
 #[derive(Debug)]
 pub(crate) struct ListenerContext {
     pub(crate) handler: Arc<RequestHandler>,
@@ -40,10 +40,10 @@ pub(crate) struct ListenerContext {
     /// Requests that an HTTP/2 connection may have open.
     pub(crate) streams: u32,
     pub(crate) trusted: Vec<IpNetwork>,
-    /// One for each connection, and for each request of HTTP/2 beyond a connection's first.
+    /// One permit for each connection, and one for each HTTP/2 request beyond a connection's first.
     pub(crate) permits: ConnectionLimit,
     pub(crate) clients: ClientLimits,
-    /// Log lines about clients that take back their requests.
+    /// Log lines about clients that reset most of their requests.
     pub(crate) abuse: LogThrottle,
 }
 
@@ -51,36 +51,36 @@ pub(crate) struct ListenerContext {
 struct AcceptedConnection {
     stream: TcpStream,
     peer: SocketAddr,
-    /// Until its first byte is there.
+    /// The entry as sheddable, until the first byte arrives.
     silent: SheddableEntry,
     shed: Arc<Notify>,
     counted: ClientPermit,
 }
 
 impl ListenerContext {
-    /// Counts a connection for its peer; `None` where it has too many.
+    /// Counts a connection for its peer; returns `None` if the peer has too many.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<AcceptedConnection> {
         let sheddable = self.permits.sheddable();
         let counted = self.clients.admit(peer.ip(), &self.permits)?;
         let shed = Arc::default();
-        // From here on, so that it can be shed before its task runs.
+        // From here on, so that the connection can be shed before its task runs.
         let silent = sheddable.enter(ClientNetwork::of(peer.ip()), Arc::clone(&shed));
         Some(AcceptedConnection { stream, peer, silent, shed, counted })
     }
 }
 
-/// Serves connections until the drain begins, then those that are there until they end. Dropping
-/// the future ends them all.
+/// Accepts and serves connections until the drain begins, then serves the open ones until they end.
+/// Dropping the future ends them all.
 pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) {
     let shutdown = context.handler.shutdown.clone();
     let mut connections = JoinSet::new();
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
-    // The one that was accepted and waits for a place; further ones wait in the kernel's queue.
+    // The accepted connection that waits for a permit; further ones wait in the kernel's queue.
     let mut next: Option<AcceptedConnection> = None;
     let failures = LogThrottle::default();
     loop {
-        // Each branch may be dropped: an accepted connection is in `next` by then, and a place that was
-        // not handed over is free.
+        // Cancel-safe: an accepted connection is already in `next`, and a permit that was not
+        // handed over is free again.
         tokio::select! {
             biased;
             () = &mut draining => break,
@@ -96,13 +96,14 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
                     if let Some(left_out) = failures.due() {
                         tracing::warn!(%error, left_out, "a connection could not be accepted");
                     }
-                    // Out of descriptors, most likely: it does not pass by trying at once.
+                    // Most likely the process has no free descriptors: an immediate retry would
+                    // fail too.
                     sleep(Duration::from_millis(50)).await;
                 }
             },
         }
     }
-    // Who is in the kernel's queue already hears that this one is shutting down, rather than nothing.
+    // Connections in the kernel's queue get the response `draining` instead of none.
     while let Some(place) = context.permits.try_take(1) {
         if next.is_none() {
             let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await else {
@@ -118,7 +119,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
     while connections.join_next().await.is_some() {}
 }
 
-/// What there is without waiting.
+/// Returns the result of `poll` if it is ready now.
 async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option<T> {
     std::future::poll_fn(|cx| match poll(cx) {
         Poll::Ready(there) => Poll::Ready(Some(there)),
@@ -139,7 +140,7 @@ async fn connection(
     drop(counted);
 }
 
-/// Finds out what is spoken, and speaks it.
+/// Detects the protocol of a connection and serves it.
 async fn speak(
     stream: TcpStream,
     addr: SocketAddr,
@@ -167,19 +168,19 @@ async fn speak(
     served
 }
 
-/// Waits until there is something to read, or fails when the connection is shed.
+/// Waits until there is something to read, or fails if the connection is shed.
 async fn first_byte(stream: &TcpStream, shed: &Notify) -> std_io::Result<()> {
     let mut byte = [0];
     tokio::select! {
-        // What has come is served.
+        // A byte that has arrived takes precedence.
         biased;
         peeked = stream.peek(&mut byte) => peeked.map(drop),
         () = shed.notified() => Err(std_io::ErrorKind::ConnectionAborted.into()),
     }
 }
 
-/// The first bytes tell HTTP/2 from HTTP/1, or the handshake of TLS does: there, who wants HTTP/2 has
-/// to say so in it (RFC 9113 3.2).
+/// Detects HTTP/2 or HTTP/1: without TLS from the first bytes, with TLS from the handshake, in
+/// which a client must negotiate HTTP/2 (RFC 9113 3.2).
 async fn open(stream: TcpStream, context: &ListenerContext) -> std_io::Result<DetectedConnection> {
     match &context.tls {
         None => io::detect(Io::Plain(stream)).await,
@@ -191,7 +192,7 @@ async fn open(stream: TcpStream, context: &ListenerContext) -> std_io::Result<De
     }
 }
 
-/// Waits until `idle` says so, looking every 20 ms; whether it did before `limit`.
+/// Polls `idle` every 20 ms until it returns true or `limit` has passed; returns whether it did.
 pub(crate) async fn settled(limit: Duration, idle: impl Fn() -> bool) -> bool {
     let wait = async {
         while !idle() {

@@ -1,4 +1,4 @@
-//! The gateway's manual: how it behaves between clients and a service.
+//! Manual of the gateway: its behaviour between clients and a service.
 
 #[doc = include_str!("manual/proxy.md")]
 pub mod proxy {}

@@ -1,6 +1,6 @@
-//! What is counted, in the text format that Prometheus reads.
+//! Metrics, in the text format of Prometheus.
 //!
-//! Every label's values are of a fixed set, so the number of series is bounded; keys, scopes and
+//! Every label's values come from a fixed set, so the number of series is bounded. Keys, scopes and
 //! paths are never labels.
 
 mod counts;
@@ -18,14 +18,14 @@ use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
 pub(crate) use counts::{ObservedResult, ReconcileAnswer, RouteCounts, RouteObserver};
 
-/// Upper bounds of the time an execution takes, in milliseconds.
+/// Upper bounds of the duration of an execution, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
 
-/// Upper bounds of the time an auth answer takes, in milliseconds.
+/// Upper bounds of the duration of an auth request, in milliseconds.
 const AUTH_MS: [u64; 9] = [1, 5, 10, 25, 50, 100, 500, 1_000, 5_000];
 
-/// Upper bounds of the part of its retention that had passed when an outcome was replayed, in
-/// per cent. Replays near the end say that clients retry for longer than the window.
+/// Upper bounds of the part of its retention that had passed when an outcome was replayed, in per
+/// cent. Replays near the end show that clients retry for longer than the retention.
 const AGE_PERCENT: [u64; 6] = [1, 10, 25, 50, 75, 90];
 
 const AUTHORISED: [(AuthResult, &str); 3] = [
@@ -34,18 +34,18 @@ const AUTHORISED: [(AuthResult, &str); 3] = [
     (AuthResult::Unavailable, "unavailable"),
 ];
 
-/// What came of asking whether a request is allowed.
+/// Results of auth requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AuthResult {
-    /// It is.
+    /// The request is allowed.
     Allowed,
-    /// The client was given the answer.
+    /// The client got the auth server's response.
     Denied,
-    /// Nobody said.
+    /// There was no usable response.
     Unavailable,
 }
 
-/// Counts of one gateway since it was started.
+/// Counters of one gateway since its start.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     started: Timestamp,
@@ -55,11 +55,11 @@ pub(crate) struct Metrics {
     auth_took: Histogram<{ AUTH_MS.len() }>,
     age: Histogram<{ AGE_PERCENT.len() }>,
     pub(crate) reaped: AtomicU64,
-    /// What the store was asked.
+    /// Calls of the store.
     pub(crate) calls: Arc<StoreCalls>,
 }
 
-/// What is true at the moment, beside what was counted.
+/// Gauges, which are read when metrics are rendered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gauges {
     pub(crate) engine: hapax_core::EngineStats,
@@ -69,7 +69,7 @@ pub(crate) struct Gauges {
 }
 
 impl Metrics {
-    /// Nothing counted.
+    /// Creates counters at zero.
     pub(crate) fn new() -> Self {
         let metrics = Self {
             started: SystemClock.now(),
@@ -81,17 +81,18 @@ impl Metrics {
             reaped: AtomicU64::default(),
             calls: Arc::default(),
         };
-        // So that what happens under no route is shown from the beginning.
+        // The series without a route exist from the beginning.
         metrics.route("");
         metrics
     }
 
-    /// The counts of the route of this name; the empty one for no route.
+    /// Returns the counters of the route of this name; the empty name is for requests without a
+    /// route.
     pub(crate) fn route(&self, name: &str) -> Arc<RouteCounts> {
         self.by_route.of(name)
     }
 
-    /// It was asked whether a request is allowed, and this came of it.
+    /// Counts an auth request with its result and duration.
     pub(crate) fn authorised(&self, outcome: AuthResult, took: Duration) {
         if let Some(index) = AUTHORISED.iter().position(|(it, _)| *it == outcome) {
             add(&self.authorised[index]);
@@ -100,12 +101,12 @@ impl Metrics {
         self.auth_took.observe(&AUTH_MS, millis(took));
     }
 
-    /// Whether the auth URL answered when it was last asked, or never was.
+    /// Returns whether the last auth request got a usable response, or there was none yet.
     pub(crate) fn auth_is_up(&self) -> bool {
         !self.auth_silent.load(Relaxed)
     }
 
-    /// Over all routes, for the API.
+    /// Returns the totals of all routes, for the API.
     pub(crate) fn totals(&self) -> serde_json::Value {
         let authorised: serde_json::Map<_, _> = AUTHORISED
             .iter()
@@ -118,7 +119,7 @@ impl Metrics {
         totals.into()
     }
 
-    /// All of it as text, with what is counted of the store.
+    /// Renders all metrics as text, with those of the store.
     pub(crate) fn render(&self, gauges: Gauges, store: &OpenStore) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -140,7 +141,7 @@ impl Metrics {
     fn write(&self, out: &mut String, gauges: Gauges) -> fmt::Result {
         self.by_route.write(out)?;
         let name = "hapax_auth_questions_total";
-        head(out, name, "counter", "Whether requests are allowed, by what the auth URL said.")?;
+        head(out, name, "counter", "Auth requests by result.")?;
         for ((_, outcome), count) in AUTHORISED.iter().zip(&self.authorised) {
             writeln!(out, "{name}{{outcome=\"{outcome}\"}} {}", count.load(Relaxed))?;
         }
@@ -149,13 +150,13 @@ impl Metrics {
         writeln!(out, "{name} {}", self.reaped.load(Relaxed))?;
         for (name, help, value) in [
             ("hapax_in_flight", "Executions under way.", gauges.engine.in_flight),
-            ("hapax_waiting", "Copies that wait for an execution.", gauges.engine.waiting),
+            ("hapax_waiting", "Duplicates that wait for an execution.", gauges.engine.waiting),
             (
                 "hapax_held_back",
-                "Outcomes held back until the store returns.",
+                "Deferred writes: outcomes that the store has not accepted yet.",
                 gauges.engine.deferred,
             ),
-            ("hapax_held_back_bytes", "Bytes of them.", gauges.engine.deferred_bytes),
+            ("hapax_held_back_bytes", "Bytes of deferred writes.", gauges.engine.deferred_bytes),
             ("hapax_requests", "Requests that are being answered.", gauges.requests),
             ("hapax_store_up", "Whether the store answers.", usize::from(gauges.store_up)),
             (
@@ -183,10 +184,10 @@ impl Metrics {
     }
 }
 
-/// The states of records that wait for a decision, in the order of [`Undecided::by_route`].
+/// States of records that wait for a decision, in the order of [`Undecided::by_route`].
 const UNDECIDED: [&str; 2] = ["unknown", "lapsed"];
 
-/// Records that wait for a decision. Those of no named route have no label for it.
+/// Writes the records that wait for a decision. Those without a named route have no route label.
 fn undecided(out: &mut String, found: &Undecided) -> fmt::Result {
     let name = "hapax_undecided";
     head(out, name, "gauge", "Records that wait for a decision, as of the last census and since.")?;
@@ -227,7 +228,7 @@ pub(crate) fn head(out: &mut String, name: &str, kind: &str, help: &str) -> fmt:
     writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}")
 }
 
-/// Counts by upper bound, in whole units.
+/// Counters by upper bound, in whole units.
 #[derive(Debug)]
 pub(crate) struct Histogram<const N: usize> {
     within: [AtomicU64; N],
@@ -259,7 +260,7 @@ impl<const N: usize> Histogram<N> {
         self.count.load(Relaxed) == 0
     }
 
-    /// Writes it with these labels, in units of a `per`-th.
+    /// Writes the histogram with these labels, in units of a `per`-th.
     pub(crate) fn write(
         &self,
         out: &mut String,
@@ -276,7 +277,7 @@ impl<const N: usize> Histogram<N> {
             let bound = *bound as f64 / per as f64;
             writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}")?;
         }
-        // Read once, and never below a bucket: others count on meanwhile.
+        // Read once, and never below a bucket: other threads count meanwhile.
         let count = self.count.load(Relaxed).max(below);
         writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {count}")?;
         writeln!(out, "{name}_sum{braced} {}", self.sum.load(Relaxed) as f64 / per as f64)?;

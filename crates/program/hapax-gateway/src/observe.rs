@@ -1,25 +1,26 @@
-//! Observing: what protection would make of requests, while they pass through untouched.
+//! Observation: requests pass through unchanged, and the results that protection would have had are
+//! counted.
 //!
-//! A request is forwarded as on a route that is not protected. Beside it a *shadow* of it, head and a
-//! copy of the body, goes through the same layer as a protected request would, over an engine of its
-//! own; where the layer would execute it, the shadow waits for the answer that the real request gets,
-//! and records what would have been recorded. So the same code decides. All that remains of it is
-//! counts.
+//! A request is forwarded as on an unprotected route. In addition a *shadow* of it, with its head
+//! and a copy of its body, passes through the same layer as a protected request, over a separate
+//! engine. Where the layer would execute it, the shadow waits for the response to the real request,
+//! and records it. So the same code decides. Its only results are counts.
 //!
-//! 1. *Nothing of it is in the store.* Under observation a copy is executed, whatever was decided
-//!    about it. A record that said otherwise ("this key is done, and this is its one outcome") would be
-//!    untrue, and would be replayed once the route is protected; a claim would hold off requests that
-//!    other gateways protect; and a store that is away must not matter here. So observation has a
-//!    store in memory, that nothing but observation reads.
-//! 2. *Protection begins with nothing.* When a route is protected from now on, its keys are new. The
-//!    retry of a request that was observed executes, as it did before. No promise was made about it,
-//!    and none is broken; from the first request on that comes after, everything is promised.
-//! 3. *Its memory is bounded*, records and copies alike; what finds no room is counted as not
-//!    measured. It is forgotten with the process and known to no other, so that it may count too few
-//!    replays, never too many.
-//! 4. *A client that hangs up* ends its request, as without a gateway. Protected, it would have gone
-//!    on, most likely to its end; so it counts as ended well.
-//! 5. *Nobody is asked*: neither the auth URL, whose answer could not be heeded, nor the reconcile URL.
+//! 1. *The store is not used.* Under observation, duplicates are executed. A record of an observed
+//!    request ("this key is done, and this is its one outcome") would be wrong, and would be
+//!    replayed once the route is protected; its claim would block requests that other gateways
+//!    protect; and an unavailable store must not matter here. So observation uses a separate store
+//!    in memory.
+//! 2. *Protection begins without records.* When a route becomes protected, its keys are new. The
+//!    retry of a request that was observed executes, as it did before. All guarantees hold from the
+//!    first protected request on.
+//! 3. *Its memory is bounded*, for records and for copies of bodies; requests without memory are
+//!    counted as not measured. The records are lost with the process and are not shared, so it may
+//!    count too few replays, never too many.
+//! 4. *A client that disconnects* ends its request, as without a gateway. A protected request would
+//!    have continued, most likely to a regular end, and is counted as such.
+//! 5. *No other server is called*: neither the auth URL, whose response could not be used, nor the
+//!    reconcile URL.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -52,7 +53,7 @@ use crate::snapshot::PolicyExtension;
 /// Bytes of a permit for copies of bodies.
 pub(crate) const UNIT: usize = 1024;
 
-/// A copy is there twice while it is read.
+/// While a copy is read, it exists twice.
 const TIMES: usize = 2;
 
 /// A route that is observed.
@@ -65,7 +66,8 @@ pub(crate) struct ObservedRoute {
     counts: Arc<RouteCounts>,
 }
 
-/// What would change for clients under `options`, but for what others would have to be asked.
+/// Returns `options` with rejection instead of waiting, and `block` instead of reconciling:
+/// observation delays no request and calls no other server.
 pub(crate) fn options(mut options: RouteOptions) -> RouteOptions {
     options.policy.in_flight = InFlight::Reject;
     options.policy.hook = None;
@@ -77,8 +79,9 @@ pub(crate) fn options(mut options: RouteOptions) -> RouteOptions {
 }
 
 impl ObservedRoute {
-    /// `layer`: over the engine for what is observed; `policy`: with [`options`] of those that would
-    /// hold, of which `waits` and `asks` tell what is not in them any more.
+    /// Creates an observed route. `layer` runs over the engine for observation; `policy` has the
+    /// result of [`options`]; `waits` and `asks` are true if the configured policy waits or
+    /// reconciles, which `policy` no longer contains.
     pub(crate) fn new(
         layer: &IdempotencyLayer,
         policy: Arc<RoutePolicy>,
@@ -92,9 +95,9 @@ impl ObservedRoute {
         Self { shadow, policy, proxy, budget, counts }
     }
 
-    /// Forwards a request, and finds out about it.
+    /// Forwards a request, and observes it.
     ///
-    /// Dropped, it ends the request, and the shadow records that it ended well.
+    /// Dropping the future ends the request, and the shadow records a regular end.
     pub(crate) async fn call(&self, mut parts: Parts, body: Body) -> Response<Body> {
         let options = self.policy.options();
         let has_key = parts.headers.contains_key(&options.key_header);
@@ -129,7 +132,7 @@ impl ObservedRoute {
             class: head.extensions.get::<ClassifiedResponse>().cloned(),
             ended,
         };
-        // The shadow may be gone, having been refused.
+        // The shadow may have ended already, if it was rejected.
         drop(answer.send(told));
         drop_own(&mut head.headers, false);
         Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
@@ -153,7 +156,8 @@ struct BodyCopy {
 }
 
 impl BodyCopy {
-    /// Whether there was room. Of what is over the limit only so much is copied as shows it.
+    /// Adds `data` and returns true, or returns false if there is no memory. Beyond the limit only
+    /// one byte is copied, which shows that the body is too large.
     fn add(&mut self, data: &[u8]) -> bool {
         let take = data.len().min((self.limit + 1).saturating_sub(self.bytes.len()));
         let have = self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -172,14 +176,14 @@ impl BodyCopy {
         true
     }
 
-    /// Sends the shadow on its way.
+    /// Starts the shadow.
     fn finish(self, trailers: Option<HeaderMap>) {
         let Self { observed, head, bytes, share, .. } = self;
         let body = BudgetedBody { body: Body::whole(bytes.freeze(), trailers), _share: share };
         let mut service = observed.shadow;
         let request = Request::from_parts(head, body);
         tokio::spawn(async move {
-            // It is always ready, and so is the stand-in.
+            // The layer is always ready, and so is the shadow upstream.
             if poll_fn(|cx| Service::<Request<BudgetedBody>>::poll_ready(&mut service, cx))
                 .await
                 .is_ok()
@@ -197,13 +201,14 @@ struct CopiedBody {
 }
 
 impl CopiedBody {
-    /// An empty body is not read by anybody.
+    /// Finishes the copy of an empty body, which is never read.
     fn looked_at(mut self) -> Self {
         self.look(None);
         self
     }
 
-    /// Whoever knows the length of a body does not ask for its end.
+    /// Finishes the copy at the end of the body: a reader that has the length does not poll the
+    /// end.
     fn look(&mut self, trailers: Option<HeaderMap>) {
         if (trailers.is_some() || http_body::Body::is_end_stream(&self.body))
             && let Some(copy) = self.copy.take()
@@ -254,14 +259,14 @@ impl http_body::Body for CopiedBody {
 
 impl Drop for CopiedBody {
     fn drop(&mut self) {
-        // It was not read to its end: the client broke off, or the upstream did not want it.
+        // It was not read to its end: the client broke off, or the upstream rejected the rest.
         if let Some(copy) = &self.copy {
             copy.observed.counts.would(ObservedResult::Unmeasured);
         }
     }
 }
 
-/// A body with its share of the memory.
+/// A body with its reserved memory.
 struct BudgetedBody {
     body: Body,
     _share: Option<OwnedSemaphorePermit>,
@@ -287,7 +292,7 @@ impl http_body::Body for BudgetedBody {
     }
 }
 
-/// What the real request is answered with.
+/// The response to the real request, without its content.
 struct RealResponse {
     status: StatusCode,
     headers: HeaderMap,
@@ -295,18 +300,18 @@ struct RealResponse {
     ended: oneshot::Receiver<ResponseEnd>,
 }
 
-/// How an answer ended. Where nobody says so, the client hung up.
+/// Ends of a response. If none is sent, the client disconnected.
 enum ResponseEnd {
     Whole(Option<HeaderMap>),
     Broken,
 }
 
-/// A request extension of a shadow: where the real request's answer comes from.
+/// A request extension of a shadow: the receiver of the real request's response.
 #[derive(Clone)]
 struct RealResponseSlot(Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>);
 
-/// Stands in for the upstream: it answers a shadow with what the real request was answered with, but
-/// for the content.
+/// Replaces the upstream: it answers a shadow with the response to the real request, without the
+/// content.
 #[derive(Clone, Copy, Debug)]
 struct ShadowUpstream;
 
@@ -321,7 +326,7 @@ impl Service<Request<Body>> for ShadowUpstream {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let real = request.extensions_mut().remove::<RealResponseSlot>();
-        // The copy of the body has done its duty.
+        // The copy of the body is no longer needed.
         drop(request);
         let answered = real.and_then(|RealResponseSlot(told)| {
             told.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -332,7 +337,7 @@ impl Service<Request<Body>> for ShadowUpstream {
             let mut response = Response::new(Body::new(ShadowBody(Some(told.ended))));
             *response.status_mut() = told.status;
             *response.headers_mut() = told.headers;
-            // It is of the content.
+            // It describes the content, which is omitted.
             response.headers_mut().remove(CONTENT_LENGTH);
             if let Some(class) = told.class {
                 response.extensions_mut().insert(class);
@@ -364,7 +369,7 @@ impl http_body::Body for ShadowBody {
     }
 }
 
-/// A response's body, of which it is told how it ended.
+/// A response's body that reports how it ended.
 struct WatchedBody {
     body: Body,
     end: Option<oneshot::Sender<ResponseEnd>>,
@@ -373,7 +378,7 @@ struct WatchedBody {
 impl WatchedBody {
     fn ended(&mut self, end: ResponseEnd) {
         if let Some(sender) = self.end.take() {
-            // The shadow may be gone, having been refused.
+            // The shadow may have ended already, if it was rejected.
             drop(sender.send(end));
         }
     }
@@ -410,7 +415,7 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-/// Counts what would have been.
+/// Counts the results that protection would have had.
 #[derive(Debug)]
 struct ShadowObserver {
     counts: Arc<RouteCounts>,
@@ -425,9 +430,9 @@ impl Observer for ShadowObserver {
             RequestEvent::Replayed { .. } => ObservedResult::Replay,
             RequestEvent::Rejected(Code::InFlight) if self.waits => ObservedResult::Wait,
             RequestEvent::Rejected(Code::OutcomeUnknown) if self.asks => ObservedResult::Reconcile,
-            // Of the engine for what is observed, which is full.
+            // The store of the observation is full.
             RequestEvent::Rejected(Code::StoreUnavailable) => ObservedResult::Unmeasured,
-            // Of an execution that was counted.
+            // Its execution was already counted.
             RequestEvent::Rejected(Code::Superseded | Code::UpstreamBroken) => return,
             RequestEvent::Rejected(code) => return self.counts.would_reject(code),
             _ => return,

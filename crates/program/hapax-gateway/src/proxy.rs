@@ -1,4 +1,4 @@
-//! The service behind the layer: one upstream.
+//! Forwarding to the upstream, the service behind the layer.
 
 pub(crate) mod headers;
 pub(crate) mod spoofing;
@@ -30,24 +30,25 @@ use tower_service::Service;
 use crate::metrics::RouteCounts;
 use crate::upstream::{UploadError, Upstream, UpstreamError};
 
-/// A request extension: who sent it, and over what.
+/// A request extension: the peer that sent the request, and its connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) addr: SocketAddr,
-    /// Over TLS.
+    /// True if the connection uses TLS.
     pub(crate) secure: bool,
-    /// What it says of who is behind it is true.
+    /// True if the peer is a trusted proxy: its `Forwarded` and `X-Forwarded-*` headers are used.
     pub(crate) trusted: bool,
-    /// In HTTP/2.
+    /// True if the connection uses HTTP/2.
     pub(crate) http2: bool,
 }
 
-/// A request extension: somebody reads what the upstream says by `Idempotency-*`, and removes it.
+/// A request extension: a layer reads the `Idempotency-*` headers of the response, and removes
+/// them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeepOutcomeHeaders;
 
-/// Forwards requests to an upstream. It never fails: what has no answer gets a problem, marked with
-/// what it means for the key.
+/// Forwards requests to an upstream. It never fails: a request without a response gets a problem
+/// that is marked with its outcome class.
 #[derive(Clone, Debug)]
 pub(crate) struct Proxy {
     pub(crate) upstream: Upstream,
@@ -98,10 +99,10 @@ impl Proxy {
                     tunnel::ask(response.headers_mut(), &protocol);
                 }
                 if !protected && !is_heard {
-                    // Where it protects or observes, they are read before they are removed.
+                    // A layer that protects or observes reads these headers, then removes them.
                     headers::drop_own(response.headers_mut(), false);
                 }
-                // Whatever the upstream speaks, the client is answered in what it speaks.
+                // The client gets its own version of HTTP, regardless of the upstream's.
                 *response.version_mut() = Version::HTTP_11;
                 response
             }
@@ -111,7 +112,8 @@ impl Proxy {
             }
             Err(failure) => {
                 let source = std::error::Error::source(&failure).map(tracing::field::display);
-                // Without the query, and by the record's id: what they hold may be secret.
+                // Without the query, and with the operation id instead of the key: both may contain
+                // secrets.
                 tracing::warn!(
                     %method,
                     path = uri.path(),
@@ -144,7 +146,7 @@ impl Proxy {
             problem = problem.retry_after(Duration::from_secs(1));
         }
         let mut response = error_format.render(&problem, self.docs.as_ref()).map(Body::from);
-        // The problem's code alone may mean another class.
+        // The problem's code alone may imply another class.
         if let Some(told) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
             *told = HeaderValue::from_static(class.as_str());
         }
@@ -168,12 +170,12 @@ impl Service<Request<Body>> for Proxy {
     }
 }
 
-/// The target without scheme and authority, byte for byte (RFC 9112 3.2.1).
+/// Returns the target without scheme and authority, byte for byte (RFC 9112 3.2.1).
 fn origin_form(uri: Uri) -> Uri {
     uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/")).into()
 }
 
-/// A request that did not come through the listener.
+/// Returns the peer of a request that did not come through the listener.
 fn unknown_peer() -> Peer {
     let addr = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
     Peer { addr, secure: false, trusted: false, http2: false }

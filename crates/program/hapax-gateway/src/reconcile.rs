@@ -1,4 +1,4 @@
-//! Asking a service what became of an operation.
+//! Reconciliation: requests to a service about the outcome of an operation.
 
 mod probe;
 
@@ -28,34 +28,34 @@ use crate::proxy::headers::X_FORWARDED_HOST;
 use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
 pub(crate) use probe::{finding, warn_of};
 
-/// Value of `Idempotency-Outcome` by which a 404 says that the operation did not happen. A 404
-/// without it says nothing: routers and proxies answer it for paths that they do not know.
+/// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
+/// without it confirms nothing: routers and proxies answer it for unknown paths.
 const DID_NOT_HAPPEN: &str = "did-not-happen";
 
-/// How often a reconcile URL that cannot say is worth a warning.
+/// Minimum interval of warnings about a reconcile URL without a usable response.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// Response of the service that is asked: the status that the operation was answered with.
+/// Response header of the service: the status of the operation's own response.
 const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
 
-/// How many questions may be under way at once.
+/// Largest number of reconcile requests under way.
 const CONCURRENT: usize = 256;
 
-/// How many answers are read at once; further ones wait in order, unread, for as long as whoever asked
-/// does. Each may have as many bytes as a response that is kept.
+/// Responses that are read at once; others wait in order, unread, within the timeout of their
+/// requests. Each may be as large as a stored response.
 const READ_AT_ONCE: usize = 4;
 
-/// What a reconcile URL answered.
+/// Results of a reconcile request.
 #[derive(Debug)]
 enum ReconcileReply {
     Happened(Response<Bytes>, Option<HeaderMap>),
-    /// 404 with the marker: it did not, and never will under the fence that was asked about.
+    /// 404 with the marker: it did not happen, and never will under the requested fence.
     DidNotHappen,
-    /// 404 without it.
+    /// 404 without the marker.
     NotFound,
     /// Another status.
     Other(StatusCode),
-    /// A response that cannot be kept.
+    /// A response that cannot be stored.
     Unusable(&'static str),
     Failed(UpstreamError),
     TimedOut,
@@ -73,7 +73,7 @@ impl ReconcileReply {
         }
     }
 
-    /// Describes the answer, for logs and findings.
+    /// Describes the result, for logs and findings.
     fn describe(&self) -> String {
         match self {
             Self::Happened(response, _) => format!("answered {}", response.status().as_u16()),
@@ -89,15 +89,15 @@ impl ReconcileReply {
                 format!("could not be reached: {error}")
             }
             Self::Failed(UpstreamError::Broken(error)) => format!("broke off: {error}"),
-            Self::Failed(UpstreamError::Busy) => "has too many questions under way".to_owned(),
+            Self::Failed(UpstreamError::Busy) => "has too many requests under way".to_owned(),
             Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::TimedOut => {
-                format!("gave no answer within {ANSWER:?}")
+                format!("gave no response within {ANSWER:?}")
             }
         }
     }
 }
 
-/// Asks by `GET` what became of an operation, for any route.
+/// Client of a reconcile URL, which sends `GET` requests for operations of any route.
 #[derive(Clone, Debug)]
 pub(crate) struct ReconcileClient {
     upstream: Upstream,
@@ -106,13 +106,13 @@ pub(crate) struct ReconcileClient {
     shown: Vec<HeaderName>,
     max_body: usize,
     readers: Arc<Semaphore>,
-    /// When it last warned that the URL cannot say.
+    /// Time of the last warning about an unusable response.
     warned: Arc<Mutex<Option<Instant>>>,
 }
 
 impl ReconcileClient {
-    /// Asks at `path` of `origin` in HTTP/1.1, with the retry's headers `shown`. An answer has at most
-    /// `max_body` bytes and no silence longer than `timeout`.
+    /// Creates a client of `path` at `origin` over HTTP/1.1, which sends the headers `shown` of the
+    /// retry. A response has at most `max_body` bytes and no pause longer than `timeout`.
     pub(crate) fn new(
         (origin, path): (Origin, PathAndQuery),
         shown: Vec<HeaderName>,
@@ -125,7 +125,7 @@ impl ReconcileClient {
         Self { upstream, path, shown, max_body, readers, warned: Arc::default() }
     }
 
-    /// The URL without its query, which may be secret.
+    /// Returns the URL without its query, which may be secret.
     fn url(&self) -> String {
         let scheme = if self.upstream.origin().secure { "https" } else { "http" };
         format!("{scheme}://{}{}", self.upstream.authority(), self.path.path())
@@ -141,12 +141,12 @@ impl ReconcileClient {
         due
     }
 
-    /// Where it asks.
+    /// Returns the server of the URL.
     pub(crate) const fn upstream(&self) -> &Upstream {
         &self.upstream
     }
 
-    /// A request without anything of the operation.
+    /// Creates a request without fields of an operation.
     fn request(&self) -> Request<Body> {
         let mut request = Request::new(Body::empty());
         *request.uri_mut() = Uri::from(self.path.clone());
@@ -160,7 +160,7 @@ impl ReconcileClient {
         let mut request = self.request();
         let headers = request.headers_mut();
         for name in &self.shown {
-            // Its own host is whom it is asked at.
+            // The request's `Host` is that of the reconcile URL.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
             for value in doubt.request.headers.get_all(name) {
                 headers.append(shown, value.clone());
@@ -172,7 +172,7 @@ impl ReconcileClient {
         self.send(request).await
     }
 
-    /// Sends a request, and reads the answer within [`ANSWER`].
+    /// Sends a request, and reads the response within [`ANSWER`].
     async fn send(&self, request: Request<Body>) -> ReconcileReply {
         let answer = async {
             match self.upstream.send(request).await {
@@ -197,11 +197,11 @@ impl ReconcileClient {
         };
         let Some((body, trailers)) = read(body, self.max_body, &self.readers).await else {
             return ReconcileReply::Unusable(
-                "broke off its answer, or its body is too large to keep",
+                "broke off its response, or its body is too large to store",
             );
         };
         parts.status = status;
-        // The named status may be one that has no body. Any other length is checked by the layer.
+        // The status may not allow a body. The layer checks any other length.
         let body = if bodiless(status) { Bytes::new() } else { body };
         if bodiless(status) {
             parts.headers.remove(CONTENT_LENGTH);
@@ -210,7 +210,7 @@ impl ReconcileClient {
     }
 }
 
-/// An [`ReconcileClient`] on one route, which counts what it answers.
+/// A [`ReconcileClient`] of one route, which counts the results.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteReconciler {
     pub(crate) reconciler: ReconcileClient,
@@ -252,23 +252,23 @@ impl Reconcile for RouteReconciler {
     }
 }
 
-/// Whether a 404 says that the operation did not happen.
+/// Returns whether a 404 confirms that the operation did not happen.
 fn is_marked(headers: &HeaderMap) -> bool {
     let mut values = headers.get_all(IDEMPOTENCY_OUTCOME).iter();
     let marked = values.next().is_some_and(|value| value == DID_NOT_HAPPEN);
     marked && values.next().is_none()
 }
 
-/// A body of at most `max` bytes and its trailers, read when it is its turn; `None` if there is no such
-/// body.
+/// Reads a body of at most `max` bytes and its trailers once a permit is free; returns `None` if it
+/// fails or is larger.
 ///
-/// Dropped, it gives up its turn.
+/// Dropping the future releases the permit.
 async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Option<HeaderMap>)> {
     // The semaphore is never closed.
     let _turn = readers.acquire().await.ok()?;
     let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());
     let mut body = Limited::new(body, max);
-    // Piece by piece into one buffer: what is read is there once.
+    // Piece by piece into one buffer, so that the bytes exist once.
     let mut bytes = Vec::with_capacity(length.unwrap_or_default().min(max));
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
@@ -280,8 +280,9 @@ async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Opt
     Some((bytes.into_boxed_slice().into(), trailers))
 }
 
-/// The status of the operation: the answer's own, unless it names another. `None`: it names none
-/// that a response can have, and guessing would make up an outcome.
+/// Returns the status of the operation: the response's own, unless a header names another one.
+/// Returns `None` if that is not the status of a final response; guessing it would invent an
+/// outcome.
 fn status(own: StatusCode, headers: &HeaderMap) -> Option<StatusCode> {
     let mut named = headers.get_all(IDEMPOTENCY_STATUS).iter();
     let Some(first) = named.next() else { return Some(own) };
@@ -300,7 +301,7 @@ mod tests {
 
     use super::*;
 
-    /// What is sent to it, until nobody sends any more.
+    /// A body of the pieces that are sent, until the sender is dropped.
     struct Sent(mpsc::UnboundedReceiver<Bytes>);
 
     impl http_body::Body for Sent {
@@ -327,12 +328,12 @@ mod tests {
         for (_, reading) in &mut open {
             assert!(reading.as_mut().poll(&mut cx).is_pending());
         }
-        // Whole, but not read.
+        // Complete, but not read.
         let (send, mut waiting) = begin();
         send.send(Bytes::from_static(b"whole")).unwrap();
         drop(send);
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
-        // One that is given up, like one that ends, lets the next one read.
+        // A read that is dropped or ends releases its permit for the next one.
         drop(open.pop());
         let Poll::Ready(Some((body, _))) = waiting.as_mut().poll(&mut cx) else { panic!() };
         assert_eq!(body, "whole");

@@ -1,17 +1,19 @@
-//! Which route a request falls under.
+//! Lookup of the route of a request.
 //!
-//! 1. A route's pattern is matched against the path's [readings](path), without regard to ASCII case:
-//!    some servers have none. The request is forwarded with the path as it came.
-//! 2. Where the readings fall under several routes, or some under none, the request is held to the
-//!    [strictest](ProtectionLevel::holds): first the plain reading's, if no other is stricter. Which handler the
-//!    upstream runs cannot be told; that it runs under no laxer policy than its own can be.
-//! 3. Where none is the strictest (one needs a key, the other never executes twice; or they disagree on
-//!    who the caller is), it is refused: any choice would be the wrong one for somebody. Nobody sends
-//!    such paths by mistake.
-//! 4. A path without readings could be any path. It is held to the strictest of all, or refused.
+//! 1. A route's pattern is matched against the path's [readings](path), ignoring ASCII case, since
+//!    some servers do. The request is forwarded with its original path.
+//! 2. If the readings match several routes, or only some match a route, the
+//!    [strictest](ProtectionLevel::holds) policy applies; that of the plain reading if no other is
+//!    stricter. It is unknown which handler the upstream runs, but it runs under no laxer policy
+//!    than its own.
+//! 3. If none is the strictest (one needs a key, the other never executes twice; or they have
+//!    different scopes), the request is rejected: any choice would be wrong for one of them.
+//!    Clients do not send such paths by mistake.
+//! 4. A path without readings could be any path. The strictest policy of all applies, or the
+//!    request is rejected.
 //!
-//! What a route does with methods that it does not protect is no policy to evade. Without routes
-//! every path falls under the one policy.
+//! Unprotected methods do not count in this comparison. Without routes, the default policy applies
+//! to every path.
 
 mod path;
 mod tree;
@@ -27,25 +29,25 @@ use http::{HeaderName, Method, Uri};
 use crate::config::{ConfigError, PolicyConfig, RouteConfig, RouteMode, ScopeConfig};
 use tree::{PatternError, Tree};
 
-/// The routes of a configuration, by their paths.
+/// Routes of a configuration, by path.
 #[derive(Clone, Debug)]
 pub(crate) struct RouteTable {
     tree: Tree<usize>,
     routes: Vec<ProtectionLevel>,
     rest: ProtectionLevel,
-    /// One for each policy that differs from the others, as far as a path without readings is
-    /// concerned: thousands of routes have few.
+    /// One route for each distinct protection level, for paths without readings: thousands of
+    /// routes have few levels.
     kinds: Vec<Option<usize>>,
-    /// Of each route, whether it names its last segment with a dot in it: `/calls.json`.
+    /// Whether the last segment of each route's pattern contains a dot: `/calls.json`.
     dotted: Vec<bool>,
 }
 
-/// It is not certain which policy the upstream's handler is under.
+/// Error of a path for which no policy is the strictest one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AmbiguousRoute;
 
 impl RouteTable {
-    /// `policy`: for what falls under no route.
+    /// Builds the table; `policy` is for requests without a matching route.
     pub(crate) fn new(policy: &PolicyConfig, routes: &[RouteConfig]) -> Result<Self, ConfigError> {
         let mut tree = Tree::default();
         for (index, route) in routes.iter().enumerate() {
@@ -76,9 +78,9 @@ impl RouteTable {
         Ok(table)
     }
 
-    /// Whether a method is one that is protected somewhere, but for the case of its letters. Methods
-    /// are case-sensitive (RFC 9110 9.1), yet many frameworks write them in capitals before they look:
-    /// there it would be executed as what it is not protected as.
+    /// Returns whether a method equals a protected one except for the case of its letters. Methods
+    /// are case-sensitive (RFC 9110 9.1), but many frameworks convert them to upper case first:
+    /// there an unprotected request would be executed with a protected method.
     fn resembles_protected(&self, method: &Method) -> bool {
         let plain = |other: &Method| {
             other != method && other.as_str().eq_ignore_ascii_case(method.as_str())
@@ -86,14 +88,14 @@ impl RouteTable {
         self.kinds.iter().any(|kind| self.grip(*kind).methods.iter().any(plain))
     }
 
-    /// The index of the route that paths of this pattern fall under, as far as it is one: that of the
-    /// pattern itself, taken for a path.
+    /// Returns the index of the route for paths of this pattern, by taking the pattern itself for a
+    /// path.
     pub(crate) fn find_pattern(&self, pattern: &str) -> Option<usize> {
         self.tree.find(&pattern.to_ascii_lowercase())
     }
 
-    /// Returns the index of the route that a request falls under, `None` for none; or why it is
-    /// rejected, as a sentence.
+    /// Returns the index of the route of a request, `None` for none; the error is the reason of the
+    /// rejection, as a sentence.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<Option<usize>, &'static str> {
         if self.resembles_protected(method) {
             return Err("Expected the method in upper case.");
@@ -103,7 +105,7 @@ impl RouteTable {
         })
     }
 
-    /// The index of the route that a request falls under; `None` for none.
+    /// Returns the index of the route of a request; `None` for none.
     pub(crate) fn find(
         &self,
         path: &str,
@@ -140,7 +142,7 @@ impl RouteTable {
     }
 }
 
-/// As far as policies can be stricter than others.
+/// Parts of a policy by which it can be stricter than another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct ProtectionLevel {
     /// Protected methods.
@@ -153,8 +155,9 @@ struct ProtectionLevel {
     of_record: RecordIdentity,
 }
 
-/// What none is stricter in: whose record a request has, and what counts as the same request and as
-/// its outcome. Under another caller's scope it would get that caller's answer.
+/// Parts of a policy without an order of strictness: they decide which record a request has, which
+/// requests are equal, and how outcomes are classified. Under another caller's scope a request
+/// would get that caller's response.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct RecordIdentity {
     scope: Option<ScopeConfig>,
@@ -190,7 +193,7 @@ impl ProtectionLevel {
         }
     }
 
-    /// Whether it is in nothing laxer than `other` with requests of this method.
+    /// Returns whether this level is in no respect laxer than `other` for requests of this method.
     fn holds(&self, other: &Self, method: &Method) -> bool {
         let strict = |on_unknown| match on_unknown {
             OnUnknown::Reexecute => 0,
@@ -208,7 +211,7 @@ impl ProtectionLevel {
     }
 }
 
-/// A pattern as readings are matched against it.
+/// Returns the form of a pattern that readings are matched against.
 fn pattern(path: &str) -> Result<String, String> {
     if !path.starts_with('/') {
         return Err("must begin with a slash".into());
@@ -229,8 +232,8 @@ fn pattern(path: &str) -> Result<String, String> {
     Ok(path.to_ascii_lowercase())
 }
 
-/// Rejects a segment in the notation of another router, which would match only its own text and leave
-/// the paths that it means unprotected.
+/// Rejects a segment in the notation of another router. It would match only its literal text, and
+/// leave the intended paths unprotected.
 fn foreign(segment: &str) -> Result<(), String> {
     if let Some(name) = segment.strip_prefix(':') {
         let name = if name.is_empty() { "id" } else { name };
@@ -348,13 +351,13 @@ mod tests {
     #[test]
     fn a_stricter_policy_cannot_be_evaded_by_spelling() {
         let routes = [("/payments", needs_key()), ("/open/{*rest}", lax()), ("/{*rest}", lax())];
-        // With something below it for what is read otherwise, and with nothing.
+        // With routes that other readings match, and without.
         for routes in [&routes[..], &routes[..2], &routes[..1]] {
             let table = table(&lax(), routes);
             for path in SPELLINGS {
                 assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
             }
-            // Could be any path.
+            // It could be any path.
             for path in ["/%", "/payments%00", "/payments%ff", "/payments%zz"] {
                 assert_eq!(table.find(path, &Method::POST), Ok(Some(0)), "{path}");
             }
@@ -375,7 +378,7 @@ mod tests {
             }
             for path in [format!("/charge/../{name}"), format!("/{name};x"), "/%zz".into()] {
                 assert_eq!(table.find(&path, &Method::POST), Ok(None), "{path}");
-                // Neither would do anything about it: the plain reading's.
+                // Both policies leave GET unprotected, so that of the plain reading applies.
                 let plain = table.find(&path, &Method::GET).unwrap();
                 assert!(plain.is_none() || plain == Some(index), "{path}");
             }
@@ -425,7 +428,7 @@ mod tests {
             ("/hooks/bank.json", Ok(Some(0))),
             ("/Accounts/x/Calls.json", Ok(Some(1))),
             ("/hooks/bank.xml", Ok(None)),
-            // Whatever else is odd counts as ever.
+            // All other readings still apply.
             ("/hooks/bank.json;v=1", Ok(None)),
             ("/x%2f../accounts/x/calls.json", Err(AmbiguousRoute)),
         ] {
@@ -514,8 +517,8 @@ mod tests {
     }
 
     proptest! {
-        /// However a server reads a path, the policy of what it reads is in nothing stricter than the
-        /// one that was found, unless the request was refused.
+        /// For every reading of a path, the policy that was found is at least as strict as the
+        /// reading's own, unless the request was rejected.
         #[test]
         fn every_reading_is_held(
             path in "/[ab]{0,2}[ab./%;\\\\25ef]{0,16}",

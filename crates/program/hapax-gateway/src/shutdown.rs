@@ -1,4 +1,4 @@
-//! What is in hand, and whether it is time to end.
+//! Phases of the shutdown, and the requests under way.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use hapax_http::Body;
 use http_body::{Frame, SizeHint};
 use tokio::sync::watch;
 
-/// How far a gateway's life has come.
+/// Phases of a gateway, in order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum ShutdownPhase {
-    /// It takes requests.
+    /// Requests are accepted.
     Serving,
-    /// It takes requests and says that it is not ready, so that balancers send them elsewhere.
+    /// Requests are accepted, and readiness probes fail, so that load balancers choose other
+    /// servers.
     Leaving,
-    /// It finishes what it has.
+    /// Requests under way finish; new ones are rejected.
     Draining,
-    /// Connections are closed once what they are writing is written.
+    /// Connections are closed once their pending bytes are written.
     Closing,
 }
 
-/// Shared by everything that works. Clones share it.
+/// The phase and the number of requests under way. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Shutdown {
     phase: watch::Sender<ShutdownPhase>,
@@ -45,28 +46,28 @@ impl Shutdown {
 
     /// Resolves once `phase`, or a later one, is reached.
     pub(crate) async fn reached(&self, phase: ShutdownPhase) {
-        // Cannot fail: this very value holds the sender.
+        // This cannot fail: `self` holds the sender.
         let _ = self.phase.subscribe().wait_for(|now| *now >= phase).await;
     }
 
-    /// Requests whose answers are not yet handed over whole.
+    /// Returns the number of requests whose responses are not completely handed over.
     pub(crate) fn active_requests(&self) -> usize {
         self.active_requests.load(Ordering::Acquire)
     }
 
-    /// One more, until the guard is dropped.
+    /// Counts a request until the guard is dropped.
     pub(crate) fn begin_request(&self) -> ActiveRequest {
         self.active_requests.fetch_add(1, Ordering::AcqRel);
         ActiveRequest(Arc::clone(&self.active_requests))
     }
 }
 
-/// A request in hand.
+/// A request under way; dropping it ends the count.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<AtomicUsize>);
 
 impl ActiveRequest {
-    /// Until this body is handed over, or dropped.
+    /// Keeps the count until `body` is handed over or dropped.
     pub(crate) fn guard_body(self, body: Body) -> Body {
         Body::new(GuardedBody::new(body, self))
     }
@@ -78,7 +79,7 @@ impl Drop for ActiveRequest {
     }
 }
 
-/// A body that keeps a guard until it is handed over, or dropped.
+/// A body that keeps a guard until the body is handed over or dropped.
 #[derive(Debug)]
 pub(crate) struct GuardedBody<B, G> {
     body: B,

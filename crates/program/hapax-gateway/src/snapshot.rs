@@ -1,9 +1,9 @@
-//! What holds for requests: one configuration at a time.
+//! Configuration snapshots: the configuration in force for a request.
 //!
-//! A request takes the [`ConfigSnapshot`] of the moment it arrives and is served by that alone, to its end; a
-//! reload replaces it for requests to come. So no request sees a mixture, and none is held up. What
-//! is not of a configuration (the engine and its store, memory, connections, counts) outlives it and
-//! is [`SharedResources`].
+//! A request takes the [`ConfigSnapshot`] in force when it arrives and uses only this one to its
+//! end; a reload replaces it for later requests. So no request sees a mixture, and none waits for a
+//! reload. Resources that do not depend on the configuration (the engine and its store, memory,
+//! connections, counters) are in [`SharedResources`] and outlive it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -34,7 +34,7 @@ use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::RouteTable;
 use crate::upstream::{ConnectOptions, Origin, Upstream, Upstreams};
 
-/// The configuration that holds for new requests.
+/// The configuration in force for new requests.
 #[derive(Debug)]
 pub(crate) struct CurrentConfig(RwLock<Arc<ConfigSnapshot>>);
 
@@ -52,58 +52,58 @@ impl CurrentConfig {
     }
 }
 
-/// One configuration, at work.
+/// One configuration, with its routes and clients.
 #[derive(Debug)]
 pub(crate) struct ConfigSnapshot {
     table: RouteTable,
     routes: Vec<Arc<Route>>,
-    /// For what falls under no route.
+    /// Route of requests that match no other one.
     rest: Arc<Route>,
-    /// Whom it asks whether a request is allowed, and as it was told.
+    /// Client of the auth URL, and its configuration.
     auth: Option<(ForwardAuth, Arc<Auth>)>,
     upstream: Upstream,
     reconcile_clients: Vec<(ReconcileTarget, ReconcileClient)>,
-    /// The headers that name callers, of all policies.
+    /// Headers that name callers, of all policies.
     callers: Vec<Vec<HeaderName>>,
 }
 
-/// What holds on a route.
+/// Settings and service of a route.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// Its name in metrics and logs; that of the rest is empty.
+    /// Name in metrics and logs; empty for requests without a route.
     pub(crate) name: Arc<str>,
     pub(crate) service: RouteService,
     pub(crate) docs: Option<DocsUrl>,
     pub(crate) cors: Option<CorsLayer>,
     pub(crate) counts: Arc<RouteCounts>,
-    /// Fields that count on it.
+    /// Header fields that the layer reads.
     pub(crate) names: ProtectedHeaders,
-    /// The header that has the key.
+    /// Header that contains the key.
     pub(crate) key_header: HeaderName,
-    /// The headers that name the caller.
+    /// Headers that name the caller.
     pub(crate) scope: Vec<HeaderName>,
 }
 
-/// Who answers on a route.
+/// Services of routes.
 #[derive(Debug)]
 pub(crate) enum RouteService {
-    /// The layer, under this policy, which protects these methods.
+    /// The layer with this policy, which protects these methods.
     Protected { layered: IdempotencyService<Proxy>, policy: PolicyExtension, methods: Vec<Method> },
-    /// The upstream.
+    /// The upstream, unprotected.
     Passed(Proxy),
-    /// The upstream, and it is found out what the layer would have done.
+    /// The upstream, unprotected; the results that the layer would have had are counted.
     Observed(ObservedRoute),
 }
 
-/// A request extension: the policy that the layer holds it to.
+/// A request extension: the policy that the layer applies.
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyExtension(pub(crate) Arc<RoutePolicy>);
 
-/// Whom to ask what became of an operation, with which headers, for how much, and for how long.
+/// Settings of a reconcile client: URL, request headers, largest body, and timeout.
 type ReconcileTarget = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
 
 impl ConfigSnapshot {
-    /// The route that a request falls under.
+    /// Returns the route of a request.
     pub(crate) fn route(&self, path: &str, method: &Method) -> Result<&Arc<Route>, Problem> {
         match self.table.route(path, method) {
             Ok(found) => Ok(found.and_then(|index| self.routes.get(index)).unwrap_or(&self.rest)),
@@ -111,46 +111,46 @@ impl ConfigSnapshot {
         }
     }
 
-    /// What holds for what falls under no route.
+    /// Returns the route of requests without a matching route.
     pub(crate) const fn rest(&self) -> &Arc<Route> {
         &self.rest
     }
 
-    /// Whom it asks whether a request is allowed.
+    /// Returns the client of the auth URL.
     pub(crate) fn auth(&self) -> Option<&Arc<Auth>> {
         self.auth.as_ref().map(|(_, auth)| auth)
     }
 
-    /// Whom it asks what became of operations.
+    /// Returns the clients of the reconcile URLs.
     pub(crate) fn reconcile_clients(&self) -> impl Iterator<Item = &ReconcileClient> {
         self.reconcile_clients.iter().map(|(_, reconciler)| reconciler)
     }
 
-    /// The headers that name callers: first those of what falls under no route.
+    /// Returns the headers that name callers; the first are those of requests without a route.
     pub(crate) fn callers(&self) -> &[Vec<HeaderName>] {
         &self.callers
     }
 }
 
-/// What outlives a configuration.
+/// Resources that outlive a configuration.
 #[derive(Debug)]
 pub(crate) struct SharedResources {
-    /// It holds requests to what they bear as [`PolicyExtension`].
+    /// The layer. It applies the [`PolicyExtension`] of each request.
     pub(crate) layer: IdempotencyLayer,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) upstreams: Arc<Upstreams>,
-    /// How many requests may be under way to the upstream.
+    /// Requests to the upstream that may be under way.
     pub(crate) concurrent: usize,
-    /// How upstreams are connected to.
+    /// Settings of connections to upstreams.
     pub(crate) connect: ConnectOptions,
     observing: IdempotencyLayer,
     pub(crate) observed: Arc<MemoryStore>,
-    /// For copies of bodies that are observed.
+    /// Memory for copies of bodies on observed routes.
     budget: Arc<Semaphore>,
 }
 
 impl SharedResources {
-    /// `observed`: bytes for what is observed.
+    /// Creates the resources. `observed` is the memory of observed routes, in bytes.
     pub(crate) fn new(
         engine: Idempotency,
         bodies: usize,
@@ -183,7 +183,8 @@ impl SharedResources {
         })
     }
 
-    /// Puts a configuration to work, with what `before` has of it.
+    /// Builds the snapshot of a configuration; it reuses the clients in `before` whose settings are
+    /// equal.
     pub(crate) fn snapshot(
         &self,
         config: &Config,
@@ -234,7 +235,7 @@ impl SharedResources {
     }
 }
 
-/// A configuration that is being put to work.
+/// Builder of a snapshot.
 struct SnapshotBuilder<'a> {
     resources: &'a SharedResources,
     before: Option<&'a ConfigSnapshot>,
@@ -303,7 +304,7 @@ impl SnapshotBuilder<'_> {
                 ))
             }
         };
-        // What is observed is the upstream's own answer.
+        // An observed route keeps the upstream's CORS headers.
         let cors = resolved.cors.clone().filter(|_| handling != RouteMode::Observe);
         let scope = resolved.callers.headers().to_vec();
         let key_header = config.key_header.clone();
@@ -322,7 +323,8 @@ impl SnapshotBuilder<'_> {
         }))
     }
 
-    /// Routes that ask the same share who asks, also with those of the configuration before.
+    /// Returns the reconcile client with these settings; routes share it, also with the snapshot
+    /// before.
     fn reconcile_client(
         &mut self,
         target: (Origin, PathAndQuery),
@@ -376,9 +378,10 @@ fn options(name: &str, config: &PolicyConfig, resolved: &ResolvedPolicy) -> Rout
         store_outage: config.store_outage,
         completion_outage: config.completion_outage,
         reconcile: None,
-        // What it protects writes elsewhere.
+        // The services that it protects write to other databases.
         transactions: None,
-        // It sees targets as clients know them, and responses say themselves what they mean.
+        // It sees targets as clients send them, and responses are classified by their status and
+        // headers.
         target: None,
         classify: None,
     }

@@ -1,4 +1,4 @@
-//! Opening a store by its URL.
+//! Opening of the store that a URL names.
 
 mod doctor;
 mod identity;
@@ -27,31 +27,32 @@ use lazy_cache::LazyCache;
 pub(crate) use measured::{MeasuredStore, StoreCalls};
 pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
 
-/// Requests that may wait for a store. Their bytes are the tighter limit where they are large.
+/// Largest number of requests that wait for a store. Their bytes are limited too, which is the
+/// tighter limit for large requests.
 const QUEUED_REQUESTS: usize = 4096;
 
-/// How a store is opened.
+/// Settings for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOpener {
-    /// Where it is.
+    /// URL of the store.
     pub store: StoreUrl,
-    /// What is kept in front of it.
+    /// Cache in front of it.
     pub cache: Option<CacheUrl>,
-    /// The file of its secrets, as [`KeyRing`] has it. A `file:` store makes its own beside it; the
-    /// others go without.
+    /// File of its secrets, in the format of [`KeyRing`]. A `file:` store creates its own next to
+    /// it; the other stores use none by default.
     pub secret_file: Option<PathBuf>,
-    /// The file of the admin token, for [`diagnose`](Self::diagnose). Default: that of
+    /// File of the admin token, for [`diagnose`](Self::diagnose). Default: that of
     /// [`StoreUrl::token_file`].
     pub token_file: Option<PathBuf>,
-    /// Where its records can be asked about: for the lock of a file.
+    /// Operators' address of the gateway, which is written to the lock of a file.
     pub admin: Option<SocketAddr>,
-    /// Bytes that it may take: for pages, its cache and what waits for it, or for its records if they
-    /// are nowhere else.
+    /// Bytes of memory for pages, cache and queue, or for the records if they are stored in memory
+    /// only.
     pub memory: usize,
-    /// How long a server may be silent.
+    /// Timeout of a server.
     pub timeout: Duration,
-    /// Whether what is missing on a server is made: tables, and the name of the secret. Without
-    /// that, records can be looked at and decided about, and nothing can be claimed.
+    /// Whether missing parts are created on a server: tables, and the name of the secret. Without
+    /// them, records can be read and resolved, but not claimed.
     pub make: bool,
 }
 
@@ -60,13 +61,13 @@ pub struct StoreOpener {
 pub struct OpenStore {
     /// The store.
     pub store: Arc<dyn Inspect>,
-    /// The secret that names its records: the engine needs the same.
+    /// The secret that names its records; the engine needs the same one.
     pub secret: Option<Secret>,
     kind: Kind,
     cache: Option<CacheStats>,
-    /// Bytes for outcomes that claims are told; `None` where that is bounded elsewhere.
+    /// Bytes for outcomes that claims read; `None` if the store bounds them itself.
     replies: Option<usize>,
-    /// The line with the identity of the store, if there is one.
+    /// The stored identity of the store, if there is one.
     remembered: Option<IdentityFile>,
 }
 
@@ -78,7 +79,7 @@ enum Kind {
     Postgres(Arc<PostgresStore>),
 }
 
-/// What a cache did.
+/// Counters of a cache.
 #[derive(Clone)]
 struct CacheStats(Arc<dyn Fn() -> TieredStats + Send + Sync>);
 
@@ -88,48 +89,48 @@ impl fmt::Debug for CacheStats {
     }
 }
 
-/// Why a store did not open.
+/// Errors of opening a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreOpenError {
-    /// The secret: it is missing, unreadable, or another store's.
+    /// The secret is missing, unreadable, or that of another store.
     #[error("--secret-file: {}: {reason}", path.display())]
     Secret {
-        /// Which file: the secret's, or the store's that has another one.
+        /// The file of the secret, or the store that has another secret.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
-    /// The file of the store.
+    /// The file of the store is unusable.
     #[error("{}", of_file(path, source))]
     File {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         source: OpenError,
     },
-    /// The URL of a server says something that cannot be.
+    /// The URL of a server has an invalid setting.
     #[error("{url}: {}", chain(&**source))]
     Url {
-        /// Which, without what is secret in it.
+        /// The URL, without its secrets.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server of the store.
+    /// The server of the store returned an error or is unreachable.
     #[error("{url}: {}", chain(&**source))]
     Server {
-        /// Which, without what is secret in it.
+        /// The URL, without its secrets.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server of the store was away for as long as it was waited for.
+    /// The server of the store was unreachable for the complete waiting time.
     #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
     TimedOut {
-        /// For how long it was waited for.
+        /// The waiting time.
         waited: Duration,
-        /// The last attempt's error.
+        /// Error of the last attempt.
         source: Box<StoreOpenError>,
     },
     /// The runtime is shutting down.
@@ -138,8 +139,9 @@ pub enum StoreOpenError {
 }
 
 impl StoreOpenError {
-    /// Returns whether the store's server was not reached or is starting up, so that a later attempt may
-    /// succeed. Wrong credentials, another secret and an unfit server are refusals: no wait mends them.
+    /// Returns whether the store's server was unreachable or is starting up, so that a later
+    /// attempt may succeed. Waiting does not fix wrong credentials, another secret or an unfit
+    /// server.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         let Self::Server { source, .. } = self else { return false };
@@ -151,7 +153,7 @@ impl StoreOpenError {
 }
 
 impl StoreOpener {
-    /// The store at `store`, with 64 MiB, and servers that may be silent for 2 s.
+    /// Creates the settings of `store`, with 64 MiB and a timeout of 2 s.
     #[must_use]
     pub const fn new(store: StoreUrl) -> Self {
         Self {
@@ -166,15 +168,15 @@ impl StoreOpener {
         }
     }
 
-    /// Opens it.
+    /// Opens the store.
     ///
     /// # Errors
     /// [`StoreOpenError`].
     pub async fn open(&self) -> Result<OpenStore, StoreOpenError> {
         let opened = self.open_store().await?;
         let opened = OpenStore { remembered: self.remembered(opened.secret.as_ref()), ..opened };
-        // Before the first claim: a store that is emptied after it is known to be another one. What only
-        // looks at a store does not decide which one a gateway used.
+        // Stored before the first claim, so that a store that is emptied afterwards is recognised.
+        // A process that only inspects the store does not change the stored identity.
         if self.make && !opened.is_replaced() {
             opened.remember();
         }
@@ -185,7 +187,7 @@ impl StoreOpener {
         IdentityFile::of(&self.store, self.secret_file.as_deref(), secret)
     }
 
-    /// The identity that the store is remembered to have.
+    /// Returns the stored identity of the store.
     fn known(&self, ring: Option<&KeyRing>) -> Option<String> {
         self.remembered(ring.map(KeyRing::naming))?.read()
     }
@@ -233,8 +235,7 @@ impl StoreOpener {
         }
     }
 
-    /// Reads the secrets and what the URLs say, and opens nothing. Blocks for as long as a file takes
-    /// to be read.
+    /// Checks the secrets and the URLs without opening anything. It blocks while a file is read.
     ///
     /// # Errors
     /// [`StoreOpenError::Secret`] and [`StoreOpenError::Url`].
@@ -259,7 +260,7 @@ impl StoreOpener {
         StoreMemoryPlan::split(self.memory, on_server, self.cache.is_some())
     }
 
-    /// How a Redis is opened; `memory` is for what waits for it.
+    /// Returns the options of a Redis store; `memory` is for its queue.
     pub(crate) fn redis(
         &self,
         url: &ServerUrl,
@@ -276,7 +277,7 @@ impl StoreOpener {
         }
     }
 
-    /// How a Postgres is opened; `memory` is for what waits for it.
+    /// Returns the options of a Postgres store; `memory` is for its queue.
     pub(crate) fn postgres(
         &self,
         url: &ServerUrl,
@@ -305,8 +306,8 @@ impl StoreOpener {
             .queue(QUEUED_REQUESTS, third)
             .reading_bytes(third);
         if let Some(secret_file) = &self.secret_file {
-            // One is made at the store's own place only. A file that somebody names is there, or
-            // its name is a mistake.
+            // A secret is created only at the store's default path. A file that is configured must
+            // exist; otherwise its name is a mistake.
             options = options.secret(SecretSource::File(secret_file.clone()));
         }
         if let Some(admin) = self.admin {
@@ -320,7 +321,7 @@ impl StoreOpener {
         Ok(Arc::new(store))
     }
 
-    /// The store with its cache in front, if it is to have one.
+    /// Returns the store with its cache in front, if one is configured.
     fn tiered<S: Inspect>(
         &self,
         store: Arc<S>,
@@ -337,14 +338,15 @@ impl StoreOpener {
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
                 let options = self.redis(url, shares.cache, None);
-                // One that cannot be read will not be reached later either.
+                // Invalid options will not become valid later.
                 options.check().map_err(|error| server(url, error))?;
                 Arc::new(LazyCache::new(url, options))
             }
         };
-        // Others may have their cache on the same server, and a store at the same URL, or nearly:
-        // as seen from another machine, by another user, in another schema. They must not find what
-        // is in ours, so all of the URL counts, and when the store was made.
+        // Other gateways may have their cache on the same server, and a store at the same URL or a
+        // similar one: as seen from another machine, by another user, in another schema. They must
+        // not find the entries of this one, so the complete URL and the store's identity are part
+        // of the name.
         let made = match &kind {
             Kind::File(store) => store.identity(),
             Kind::Postgres(store) => store.identity(),
@@ -352,7 +354,7 @@ impl StoreOpener {
         };
         let name = format!("{made} {}", self.store.whole());
         let mut options = hapax_tiered::TieredOptions::default().authority(&name);
-        // A file that made its own secret seals its cache by it.
+        // A file that created its own secret seals its cache with it.
         if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
             options = options.key_ring(&ring);
         }
@@ -364,14 +366,14 @@ impl StoreOpener {
 }
 
 impl OpenStore {
-    /// Any store, such as one that a test made.
+    /// Creates an open store from any store, such as one of a test.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
         Self { store, secret, kind: Kind::Other, cache: None, replies: None, remembered: None }
     }
 
     /// Returns whether the store was emptied or replaced since it was last used, and no operator
-    /// confirmed it: new keys are rejected then under `block` and `reconcile`.
+    /// has confirmed it. Then new keys are rejected under `block` and `reconcile`.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         match &self.kind {
@@ -382,11 +384,11 @@ impl OpenStore {
         }
     }
 
-    /// Accepts the store as it is: what was in the one before may execute again. On a server every
-    /// gateway then accepts it.
+    /// Accepts the store as it is: operations of the previous store may execute again. On a server,
+    /// all gateways accept it.
     ///
     /// # Errors
-    /// The store's; it may be confirmed all the same.
+    /// The store's error; the confirmation may have succeeded nevertheless.
     pub async fn confirm(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
         match &self.kind {
             Kind::Redis(store) => store.confirm().await?,
@@ -395,13 +397,13 @@ impl OpenStore {
             Kind::Other => {}
         }
         tracing::warn!(
-            "an operator confirmed the store: what the one before held may execute again"
+            "an operator confirmed the store: operations of the previous one may execute again"
         );
         self.remember();
         Ok(())
     }
 
-    /// Remembers the identity that the store has now.
+    /// Stores the current identity of the store.
     fn remember(&self) {
         let identity = match &self.kind {
             Kind::File(store) => Some(store.identity()),
@@ -414,7 +416,7 @@ impl OpenStore {
         }
     }
 
-    /// Bytes for outcomes that claims are told at one time; `None` where the store bounds them.
+    /// Returns the bytes for outcomes that claims read at once; `None` if the store bounds them.
     pub(crate) const fn replies(&self) -> Option<usize> {
         self.replies
     }
@@ -427,8 +429,8 @@ impl OpenStore {
         }
     }
 
-    /// What the store counts, by the names of its metrics and what they mean. Those that end in
-    /// `_total` only grow.
+    /// Returns the store's counters: name of the metric, help and value. Those whose names end in
+    /// `_total` never decrease.
     pub(crate) fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
         let mut counts = match &self.kind {
             Kind::Other => Vec::new(),
@@ -442,9 +444,11 @@ impl OpenStore {
                     ("queued", "Requests that wait for the disk.", stats.queued as u64),
                     ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
                 ];
-                // Where they cannot be told, nobody need be woken for it.
+                // The metric is omitted if the free space is unknown, so that no alert fires.
                 counts.extend(
-                    stats.free_bytes.map(|free| ("disk_free_bytes", "What is free.", free)),
+                    stats
+                        .free_bytes
+                        .map(|free| ("disk_free_bytes", "Free bytes of the disk.", free)),
                 );
                 counts
             }
@@ -453,7 +457,11 @@ impl OpenStore {
                 vec![
                     ("connections_total", "Connections made.", stats.connections),
                     ("queued", "Requests that wait for an answer.", stats.waiting as u64),
-                    ("awaited", "Keys that copies wait for at this gateway.", stats.awaited as u64),
+                    (
+                        "awaited",
+                        "Keys that duplicates wait for at this gateway.",
+                        stats.awaited as u64,
+                    ),
                 ]
             }
             Kind::Postgres(store) => {
@@ -467,7 +475,7 @@ impl OpenStore {
                     ("queued", "Swaps that wait.", stats.queued as u64),
                     (
                         "awaited_elsewhere",
-                        "Keys that copies wait for at others, as they say.",
+                        "Keys that duplicates wait for at other gateways.",
                         stats.awaited as u64,
                     ),
                 ]
@@ -477,14 +485,14 @@ impl OpenStore {
             let stats = stats();
             counts.extend([
                 ("cache_hits_total", "Replays answered by the cache.", stats.hits),
-                ("cache_misses_total", "Looks into the cache in vain.", stats.misses),
+                ("cache_misses_total", "Lookups in the cache without a result.", stats.misses),
                 ("cache_failures_total", "Times that the cache did not answer.", stats.failures),
             ]);
         }
         counts
     }
 
-    /// Closes it, so that another process can open it at once, and what is queued is written.
+    /// Closes the store, so that another process can open it at once, and writes its queue.
     pub async fn close(&self) {
         match &self.kind {
             Kind::File(file) => file.close().await,
@@ -510,7 +518,7 @@ fn seconds(time: Duration) -> String {
     format!("{:.0} s", time.as_secs_f64())
 }
 
-/// What went wrong, and why: libraries leave the reason to the source.
+/// Returns the error and its causes: libraries leave the reason to the source.
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();
@@ -524,7 +532,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     said
 }
 
-/// Names the file once.
+/// Describes the error, with the file named once.
 fn of_file(file: &Path, source: &OpenError) -> String {
     match source {
         OpenError::Io { path, .. } if path == file => source.to_string(),
@@ -532,7 +540,8 @@ fn of_file(file: &Path, source: &OpenError) -> String {
     }
 }
 
-/// What is wrong with the secret is for whoever configures it to mend.
+/// Classifies errors of the secret as [`StoreOpenError::Secret`], since its configuration must be
+/// fixed.
 fn secret_or_file(file: &Path, source: OpenError) -> StoreOpenError {
     let path = match &source {
         OpenError::SecretMissing { path } | OpenError::SecretUnreadable { path, .. } => {

@@ -1,7 +1,8 @@
-//! Certificates: read from files, and read again while connections are made.
+//! Certificates, which are read from files, and reloaded without closing connections.
 //!
-//! A connection takes what holds when its handshake begins, so that a change of certificates refuses
-//! nobody. Files that cannot be used, such as a certificate whose key is not there yet, change nothing.
+//! A connection uses the certificates that are in force when its handshake begins, so a replacement
+//! rejects no connection. Unusable files, such as a certificate whose key is still missing, change
+//! nothing.
 
 use std::fmt;
 use std::io;
@@ -16,41 +17,41 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::config::{ListenTls, UpstreamTls};
 
-/// Why certificates cannot be used.
+/// Errors of certificate files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file is not what it should be, or does not go with the others.
+    /// A file has an invalid content, or does not match the others.
     #[error("{}: {reason}", path.display())]
     Useless {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The system has no root certificates, and none were given.
-    #[error("there are no root certificates on this system; --upstream-ca names a file of them")]
+    #[error("this system has no root certificates: name a file of them by --upstream-ca")]
     NoRoots,
 }
 
-/// All that a gateway has.
+/// Certificates of a gateway.
 #[derive(Clone, Debug)]
 pub(crate) struct AllCertificates {
     pub(crate) listener: Option<Arc<ServerTls>>,
-    /// There where any server is behind TLS.
+    /// Set if any server is reached over TLS.
     pub(crate) upstream: Option<Arc<ClientTls>>,
 }
 
 impl AllCertificates {
-    /// Reads what is needed.
+    /// Reads the certificates that are needed.
     pub(crate) async fn read(
         listener: Option<ListenTls>,
         upstream: Option<UpstreamTls>,
@@ -63,7 +64,7 @@ impl AllCertificates {
         .await
     }
 
-    /// Reads all again and checks it; nothing changes before [`ReadCertificates::replace`].
+    /// Reads and checks all files again; nothing changes before [`ReadCertificates::replace`].
     pub(crate) async fn read_again(&self) -> Result<ReadCertificates, TlsError> {
         let all = self.clone();
         blocking(move || {
@@ -74,7 +75,8 @@ impl AllCertificates {
         .await
     }
 
-    /// Reads all again, and says what holds now. The first error; the others are read all the same.
+    /// Reads all files again and applies those that are usable. Returns the first error; the other
+    /// files are read nevertheless.
     pub(crate) async fn reload(&self) -> Result<(), TlsError> {
         let all = self.clone();
         blocking(move || {
@@ -90,22 +92,23 @@ impl AllCertificates {
     }
 }
 
-/// Certificates that were read again and can be used. Dropped, what held before holds on.
+/// Certificates that were read again and are usable. Dropping them leaves the previous ones in
+/// force.
 #[must_use = "nothing is replaced yet"]
 pub struct ReadCertificates {
-    /// Where there are any: whose, and what differs.
+    /// The certificates in force, and the change if there is one.
     listener: Option<Looked<ListenTls, ServerConfig>>,
     upstream: Option<Looked<UpstreamTls, ClientConfig>>,
 }
 
 impl ReadCertificates {
-    /// Whether there are none, so that there was nothing to read.
+    /// Returns whether the gateway uses no certificates, so that nothing was read.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.listener.is_none() && self.upstream.is_none()
     }
 
-    /// Has them hold for connections that begin from now on.
+    /// Puts the certificates in force for connections that begin from now on.
     pub fn replace(self) {
         if self.listener.is_some_and(|(tls, look)| tls.replace(look)) {
             tracing::info!("the listener's certificate was replaced");
@@ -118,14 +121,14 @@ impl ReadCertificates {
 
 impl fmt::Debug for ReadCertificates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A key is among what was read.
+        // The content of the files includes a key.
         f.write_str("ReadCertificates(..)")
     }
 }
 
-/// What files hold that differ from what holds.
+/// Files whose content differs from the certificates in force.
 struct TlsChange<C> {
-    /// What held.
+    /// The previous content.
     before: Arc<Vec<Vec<u8>>>,
     read: Arc<Vec<Vec<u8>>>,
     made: Arc<C>,
@@ -140,7 +143,8 @@ fn look<S: TlsSource>(
     Ok((tls, look))
 }
 
-/// Files are read where reading may block. Dropped, it ends by itself.
+/// Reads files on a thread that may block. If the future is dropped, the thread finishes on its
+/// own.
 async fn blocking<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, TlsError> + Send + 'static,
 ) -> Result<T, TlsError> {
@@ -151,47 +155,48 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// What files say now, and what was made of them.
+/// Certificates in force, and the files that they are read from.
 pub(crate) struct ReloadableTls<S, C> {
     said: S,
     now: RwLock<Arc<C>>,
-    /// What it was made of: a change is told by it.
+    /// Content of the files, for the detection of changes.
     read: Mutex<Arc<Vec<Vec<u8>>>>,
 }
 
-/// For the listener.
+/// Certificates for the listener.
 pub(crate) type ServerTls = ReloadableTls<ListenTls, ServerConfig>;
-/// For servers.
+/// Certificates for connections to servers.
 pub(crate) type ClientTls = ReloadableTls<UpstreamTls, ClientConfig>;
 
-/// What is made of files.
+/// Files that a TLS configuration is built from.
 pub(crate) trait TlsSource: Send + Sync + 'static {
-    /// What is made.
+    /// The TLS configuration.
     type Config: Send + Sync + 'static;
 
-    /// The files.
+    /// Returns the files.
     fn files(&self) -> Vec<&Path>;
 
-    /// Makes it of what they hold, in the same order.
+    /// Builds the configuration from the content of the files, in the same order.
     fn make(&self, read: &[Vec<u8>]) -> Result<Self::Config, TlsError>;
 }
 
 impl<S: TlsSource> ReloadableTls<S, S::Config> {
-    /// Reads for the first time. Blocks for as long as files take to be read.
+    /// Reads the files for the first time. It blocks while the files are read.
     pub(crate) fn new(said: S) -> Result<Self, TlsError> {
         let read = read_all(&said)?;
         let now = RwLock::new(Arc::new(said.make(&read)?));
         Ok(Self { said, now, read: Mutex::new(Arc::new(read)) })
     }
 
-    /// What holds now.
+    /// Returns the configuration in force.
     pub(crate) fn now(&self) -> Arc<S::Config> {
         Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads again; `None` where nothing differs. Blocks for as long as files take to be read.
+    /// Reads the files again; returns `None` if nothing differs. It blocks while the files are
+    /// read.
     fn look(&self) -> Result<Option<TlsChange<S::Config>>, TlsError> {
-        // One at a time: of two looks, the one that began later read later.
+        // Locked while reading: a look that began later has also read later.
         let before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let read = read_all(&self.said)?;
         if **before == read {
@@ -201,12 +206,12 @@ impl<S: TlsSource> ReloadableTls<S, S::Config> {
         Ok(Some(TlsChange { before: Arc::clone(&before), read: Arc::new(read), made }))
     }
 
-    /// Whether anything else holds now.
+    /// Replaces the configuration in force; returns whether it changed.
     fn replace(&self, look: Option<TlsChange<S::Config>>) -> bool {
         let Some(TlsChange { before, read, made }) = look else { return false };
         let mut now = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&now, &before) {
-            // What replaced it in between was read later.
+            // Another reload replaced it meanwhile, with content that was read later.
             return false;
         }
         *now = read;
@@ -217,7 +222,7 @@ impl<S: TlsSource> ReloadableTls<S, S::Config> {
 
 impl<S: fmt::Debug, C> fmt::Debug for ReloadableTls<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A key is among what was read.
+        // The content of the files includes a key.
         f.debug_tuple("Reloading").field(&self.said).finish()
     }
 }
@@ -276,7 +281,7 @@ impl TlsSource for UpstreamTls {
             Some((path, pem)) => roots_of(path, pem)?,
             None => {
                 let mut roots = RootCertStore::empty();
-                // One that nobody can read is no reason to do without the others.
+                // Unreadable certificates do not prevent the use of the others.
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
                 if roots.is_empty() {
                     return Err(TlsError::NoRoots);
@@ -297,7 +302,7 @@ impl TlsSource for UpstreamTls {
     }
 }
 
-/// The process may have chosen another one; this one is always there.
+/// Returns the built-in provider; the process's default may be another one.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
@@ -354,7 +359,7 @@ mod tests {
         drop(all.read_again().await.unwrap());
         let second = all.read_again().await.unwrap();
         assert!(Arc::ptr_eq(&listener.now(), &first));
-        // Somebody reads later and is the first to have it hold.
+        // A later reload applies its files first.
         write(&said);
         all.reload().await.unwrap();
         let third = listener.now();

@@ -1,14 +1,14 @@
-//! Durations and sizes as people write them: `30s`, `5m`, `24h`; `1MiB`.
+//! Text forms of durations (`30s`, `5m`, `24h`) and sizes (`1MiB`).
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reads a whole number and its unit: `250ms`, `30s`, `5m`, `24h`, `7d`.
+/// Parses a whole number and its unit: `250ms`, `30s`, `5m`, `24h`, `7d`.
 ///
 /// # Errors
-/// [`UnitError`] for anything else, a bare number included: it would be read as seconds by one and
-/// as milliseconds by the next.
+/// [`UnitError`] for anything else, including a number without a unit: some readers would take it
+/// for seconds, others for milliseconds.
 pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     let (number, unit) = split(text);
     let scale = match unit {
@@ -30,7 +30,7 @@ pub struct ByteSize(pub usize);
 impl FromStr for ByteSize {
     type Err = UnitError;
 
-    /// Reads a whole number and its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
+    /// Parses a whole number and its unit: `512B`, `64KiB`, `1MiB`, `2GiB`.
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let (number, unit) = split(text);
         let shift = match unit {
@@ -60,7 +60,7 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
 }
 
-/// Not a duration, or not a size.
+/// Errors of parsing a duration or a size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {

@@ -1,23 +1,24 @@
-//! One upstream server: connections, time-outs, and what became of a request that got no answer.
+//! Upstream server: connections, timeouts, and the outcome of requests without a response.
 //!
-//! A request without an answer is one of two things. *Nothing was sent*: then it did not happen, its
-//! key is released and it may be sent again. Or *something was sent*: then nobody knows. The
-//! difference is decided by a count of the bytes that were handed on below hyper and its buffers, to
-//! the kernel or to TLS. It is read after the task that drives the connection has stopped, so no byte can follow; and it
-//! is compared with the count before the request was handed over, when the connection was idle and
-//! hyper's buffers were empty (an HTTP/1.1 connection is ready for a request only after the one
-//! before it is written and answered whole, and in HTTP/2 it is given none before, and counted is only
-//! what requests consist of). An unchanged count is therefore proof that not one byte
-//! of the request left this process. Everything else counts as unknown, even a single byte: a proxy
-//! or a server may act on what it guesses.
+//! For a request without a response there are two cases. *Nothing was sent*: it did not happen, its
+//! key is released, and it may be sent again. *Something was sent*: its outcome is unknown. The
+//! cases are distinguished by a count of the bytes that were handed to the kernel or to TLS, below
+//! hyper and its buffers. The count is read after the task that drives the connection has stopped,
+//! so no byte can follow. It is compared with the count before the request was handed over, when
+//! the connection was idle and hyper's buffers were empty: an HTTP/1.1 connection is ready for a
+//! request only after the previous one is completely written and answered; an HTTP/2 connection
+//! carries one request at a time too, and only the frames of requests are counted. An unchanged
+//! count is therefore proof that not one byte of the request left this process. Any other count
+//! makes the outcome unknown, even after a single byte: a proxy or a server may act on a partial
+//! request.
 //!
-//! With one exception, since here it is the server that knows: a request that it refuses by
-//! `REFUSED_STREAM`, or by a `GOAWAY` that names an earlier one as the last that it looked at, was not
-//! acted upon (RFC 9113 8.7). It counts as not sent, though it is not tried again from here.
+//! There is one exception, in which the server decides: a request that it rejects by
+//! `REFUSED_STREAM`, or by a `GOAWAY` that names an earlier request as the last one it processed,
+//! was not executed (RFC 9113 8.7). It counts as not sent, but the gateway does not retry it.
 //!
-//! A request of which nothing was sent is tried once more, on a new connection, if it had been given
-//! to one that was kept from before (the server had closed it meanwhile), and if hyper hands the
-//! request back, which it does when it had not begun to encode it.
+//! A request of which nothing was sent is tried once more, on a new connection, under two
+//! conditions: it was given to a reused connection (which the server may have closed meanwhile),
+//! and hyper returns the request, which it does if it had not begun to encode it.
 
 mod connect;
 mod connection;
@@ -54,16 +55,16 @@ pub(crate) use registry::Upstreams;
 use upload::Upload;
 pub(crate) use upload::UploadError;
 
-/// The most bytes of a response head, and that hyper buffers of a body.
+/// Largest response head, and largest part of a body that hyper buffers, in bytes.
 const MAX_BUFFER: usize = 128 * 1024;
 
-/// The most header fields of an answer, in each version of HTTP.
+/// Largest number of header fields of a response, in each version of HTTP.
 const MAX_FIELDS: usize = crate::guard::MAX_FIELDS;
 
-/// Why requests under way are cut off.
+/// Reason for which requests under way are cut off.
 const ENDING: &str = "the gateway is ending";
 
-/// A server that requests are forwarded to. Cheap to clone; clones share connections.
+/// A server that requests are forwarded to. Clones are cheap and share connections.
 #[derive(Clone, Debug)]
 pub(crate) struct Upstream {
     inner: Arc<Inner>,
@@ -77,11 +78,11 @@ struct Inner {
     pool: Pool,
     permits: Arc<Semaphore>,
     cut: watch::Sender<bool>,
-    /// Whether it was said that its answers end with their connections.
+    /// True once the log has warned that responses end with their connections.
     warned: AtomicBool,
 }
 
-/// Why there is no response.
+/// Reasons for which there is no response.
 #[derive(Debug)]
 pub(crate) enum UpstreamError {
     /// Too many requests are under way already. Nothing was sent.
@@ -90,9 +91,9 @@ pub(crate) enum UpstreamError {
     Unreachable(BoxError),
     /// Something was sent, and the connection failed.
     Broken(BoxError),
-    /// Something was sent, and no answer came in time.
+    /// Something was sent, and no response arrived in time.
     Timeout,
-    /// Not all of it was sent, because of whoever the request is from.
+    /// The client did not send the complete request.
     Upload(UploadError),
 }
 
@@ -123,8 +124,7 @@ impl Error for UpstreamError {
 }
 
 impl Upstream {
-    /// The server at `origin`, which may be silent for `timeout` and serve `concurrent` requests at
-    /// once.
+    /// Creates an upstream at `origin`, with a timeout and at most `concurrent` requests at once.
     pub(crate) fn new(
         origin: Origin,
         timeout: Duration,
@@ -142,22 +142,22 @@ impl Upstream {
         Self { inner: Arc::new(inner), timeout }
     }
 
-    /// The same server and its connections, which may be silent for `timeout`.
+    /// Returns the same server with its connections, and another timeout.
     pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
         Self { inner: Arc::clone(&self.inner), timeout }
     }
 
-    /// Whether anybody but this holds it or has a request under way there.
+    /// Returns whether another clone exists or has a request under way.
     pub(crate) fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
-    /// Where it is.
+    /// Returns the address of the server.
     pub(crate) fn origin(&self) -> &Origin {
         &self.inner.origin
     }
 
-    /// Its host, and port unless that goes without saying: what it expects as `Host`.
+    /// Returns its host, and its port unless it is the default one: its value of `Host`.
     pub(crate) fn authority(&self) -> &Authority {
         &self.inner.origin.authority
     }
@@ -167,20 +167,21 @@ impl Upstream {
         self.inner.pool.prune();
     }
 
-    /// Ends every request under way, now and from now on: what was sent counts as broken.
+    /// Ends every request under way, now and from now on. The outcome of those that were sent is
+    /// unknown.
     pub(crate) fn cut(&self) {
         self.inner.cut.send_replace(true);
     }
 
-    /// Sends a request in origin form, and waits for the head of a response from which something
-    /// follows: it is kept, or decides about others.
+    /// Sends a request in origin form, and waits for the head of a response that is stored or
+    /// decides about other requests.
     ///
-    /// It is sent on no connection on which `HEAD` was answered: some servers send a body all the same,
-    /// later, and it would be taken for this request's answer.
+    /// It uses no connection on which `HEAD` was answered: some servers send a body later
+    /// nevertheless, which would be taken for this request's response.
     ///
-    /// Where the request asks to switch protocols and the response does, it has
-    /// [`Switched`] among its extensions. Dropping the future ends the connection; what was sent stays
-    /// sent.
+    /// If the request wants to switch protocols and the response does, the response has
+    /// [`Switched`] among its extensions. Dropping the future ends the connection; bytes that were
+    /// sent cannot be revoked.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,
@@ -188,7 +189,8 @@ impl Upstream {
         self.send_for(request, true).await
     }
 
-    /// Like [`send`](Self::send), for a response that is only passed on, on any connection.
+    /// Sends a request like [`send`](Self::send), on any connection, if its response is only passed
+    /// on.
     pub(crate) async fn pass(
         &self,
         request: Request<Body>,
@@ -252,7 +254,7 @@ impl Upstream {
             let mut sending = pin!(connection.try_send(request));
             let mut cut = self.inner.cut.subscribe();
             loop {
-                // An upload that goes on is no silence.
+                // The timeout begins anew while the upload makes progress.
                 let deadline = begun.max(meter.last()) + self.timeout;
                 tokio::select! {
                     sent = &mut sending => break SendResult::Answered(sent),
@@ -308,8 +310,8 @@ struct SendError {
     again: Option<Box<Request<Body>>>,
 }
 
-/// Whether the server said that it did not act upon the request. h2 gives a `GOAWAY` of the other side
-/// to those streams only that are above the last one it names.
+/// Returns whether the server declared that it did not execute the request. h2 applies a `GOAWAY`
+/// of the other side only to streams above the last one that it names.
 fn is_refused(error: &hyper::Error) -> bool {
     let mut source = error.source();
     while let Some(error) = source {
@@ -323,7 +325,7 @@ fn is_refused(error: &hyper::Error) -> bool {
 }
 
 async fn cut(mut cut: watch::Receiver<bool>) {
-    // The sender lives as long as the upstream; without it nobody can cut any more.
+    // The sender lives as long as the upstream; after that, requests can no longer be cut off.
     if cut.wait_for(|cut| *cut).await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -18,11 +18,11 @@ use tokio::sync::Semaphore;
 
 use crate::store::OpenStore;
 
-/// The line of the index: method, path, purpose.
+/// Line of the index: method, path, purpose.
 pub(super) const INDEX: (&str, &str, &str) =
     ("POST", "/api/backup", r#"{"path": "/…"}: writes a copy of a file: store to a new file"#);
 
-/// Returns the route. Its caller guards it with the token.
+/// Returns the route. The caller protects it with the token.
 pub(super) fn routes(opened: &OpenStore) -> Router {
     let backups = Backups { store: opened.file(), permits: Arc::new(Semaphore::new(1)) };
     Router::new().route("/api/backup", post(backup)).with_state(backups)
@@ -31,9 +31,9 @@ pub(super) fn routes(opened: &OpenStore) -> Router {
 /// State of the route.
 #[derive(Clone, Debug)]
 struct Backups {
-    /// The store; `None` if it is no file.
+    /// The store; `None` if it is not a file.
     store: Option<Arc<FileStore>>,
-    /// A place for one backup at a time: two of them could have the same name.
+    /// The permit for one backup at a time, because two could have the same path.
     permits: Arc<Semaphore>,
 }
 
@@ -60,8 +60,8 @@ async fn backup(State(backups): State<Backups>, body: Result<Json<To>, JsonRejec
         let reason = "another backup is being written: wait until it is finished";
         return error(StatusCode::CONFLICT, "backup-under-way", reason);
     };
-    // A task of its own keeps the place until the file is finished, also where the client is gone
-    // by then and this future was dropped.
+    // A separate task keeps the permit until the file is finished, even if the client disconnects
+    // and this future is dropped.
     let written = tokio::spawn(async move {
         let written = store.backup(&path).await;
         drop(place);
@@ -84,7 +84,7 @@ fn failure(reason: &str) -> Response {
     error(StatusCode::INTERNAL_SERVER_ERROR, "backup-failed", reason)
 }
 
-/// Returns whether no file can be made under the name that the request has.
+/// Returns whether the path of the request is unusable for a new file.
 fn is_misnamed(error: &OpenError) -> bool {
     use ErrorKind::{AlreadyExists, IsADirectory, NotFound, PermissionDenied};
     let OpenError::Io { source, .. } = error else { return false };

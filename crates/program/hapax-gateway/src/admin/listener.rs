@@ -1,8 +1,9 @@
-//! Connections of operators: few, and none that can be held for nothing.
+//! Listener for operators: few connections, none of which can be occupied indefinitely.
 //!
-//! 1. Where all places are taken, the oldest connection without a request under way is closed: one that
-//!    has sent nothing, half a head, or a request before.
-//! 2. Requests other than probes have fewer places than there are. So a probe always finds one.
+//! 1. If all permits are taken, the oldest connection without a request under way is closed: one
+//!    that has sent nothing, half a head, or an earlier request.
+//! 2. Requests other than probes have fewer permits than there are connections, so a probe always
+//!    finds one.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -33,39 +34,39 @@ use crate::guard::{GuardState, Guarded, MAX_HEAD};
 use crate::handler::PacedBody;
 use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
 
-/// Connections at once; further ones wait in the kernel's queue.
+/// Largest number of connections; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
 
-/// Requests at once that are no probes.
+/// Largest number of concurrent requests that are not probes.
 const REQUESTS: usize = 48;
 
-/// What asks whether this process is well, and has places kept for it.
+/// Paths of health probes, for which permits are reserved.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
-/// How long a connection must have had no request under way to be closed for another one.
+/// Time without a request under way after which a connection may be closed for another one.
 const IDLE: Duration = Duration::from_millis(200);
 
-/// How long a connection that is shed may take to end.
+/// Time that a shed connection may take to end.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// How long a head may take, and a connection be idle.
+/// Timeout of a request's head and of an idle connection.
 const HEAD: Duration = Duration::from_secs(10);
 
-/// How long a peer may be silent in the middle of a body, or take nothing of an answer.
+/// Timeout of a peer that sends nothing in the middle of a body, or receives nothing of a response.
 const STALL: Duration = Duration::from_secs(10);
 
-/// Serves each request by what `app` is when it arrives, until the gateway closes; then what is under
-/// way. Dropping the future ends all.
+/// Serves each request with the `app` of its arrival until the gateway closes, then finishes the
+/// requests under way. Dropping the future ends all of them.
 pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, shutdown: Shutdown) {
     let permits = ConnectionLimit::new(CONNECTIONS, "operators", IDLE);
     let requests = Arc::new(Semaphore::new(REQUESTS));
     let mut connections = JoinSet::new();
     let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
-    // The one that was accepted and waits for a place.
+    // The accepted connection that waits for a permit.
     let mut next = None;
     let failures = LogThrottle::default();
     loop {
-        // Each branch may be dropped: an accepted connection is in `next` by then.
+        // Cancel-safe: an accepted connection is already in `next`.
         tokio::select! {
             biased;
             () = &mut closing => break,
@@ -86,7 +87,8 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
                     if let Some(left_out) = failures.due() {
                         tracing::warn!(%error, left_out, "an operator's connection could not be accepted");
                     }
-                    // Out of descriptors, most likely: it does not pass by trying at once.
+                    // Most likely the process has no free descriptors: an immediate retry would
+                    // fail too.
                     sleep(Duration::from_millis(50)).await;
                 }
             },
@@ -116,14 +118,14 @@ impl Idle {
         Self(Arc::new(IdleState { sheddable: Arc::clone(sheddable), source, shed, entry }))
     }
 
-    /// A request is under way until the result is dropped.
+    /// Counts a request as under way until the result is dropped.
     fn begin(&self) -> ActiveProbe {
         self.set(None);
         ActiveProbe(self.clone())
     }
 
     fn set(&self, entry: Option<SheddableEntry>) {
-        // Nothing here panics half way through a change.
+        // No change can panic half way.
         let before = {
             let mut held = self.0.entry.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *held, entry)
@@ -143,7 +145,8 @@ impl Drop for ActiveProbe {
     }
 }
 
-/// What all connections share: what is served, places for requests that are no probes, and the phase.
+/// State that all connections share: the routes, the permits for requests other than probes, and
+/// the phase.
 type Shared = (watch::Receiver<Router>, Arc<Semaphore>, Shutdown);
 
 async fn connection(
@@ -155,7 +158,7 @@ async fn connection(
     let guarded = Guarded::new(stream, &[], STALL);
     let heads = guarded.heads();
     let service = service_fn(|request| {
-        // A statement of its own: the lock is not held while the request is answered.
+        // A separate statement, so that the lock is not held while the request is answered.
         let app = app.borrow().clone();
         let (busy, heads, requests) = (idle.begin(), Arc::clone(&heads), Arc::clone(&requests));
         async move {
@@ -177,7 +180,7 @@ async fn connection(
             connection.await
         }
         () = idle.0.shed.notified() => {
-            // A request that came at this moment is answered.
+            // A request that arrived at this moment is answered.
             connection.as_mut().graceful_shutdown();
             timeout(LEAVE, connection).await.unwrap_or(Ok(()))
         }
@@ -214,7 +217,7 @@ async fn answer(
         }
     };
     request.extensions_mut().insert(ConnectInfo(peer));
-    // A router has nothing to wait for before it is called.
+    // A router is always ready.
     let response =
         app.call(request.map(|body| Body::new(PacedBody::new(body, STALL, true)))).await?;
     Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))

@@ -1,4 +1,4 @@
-//! Forward authorisation, as it is configured.
+//! Configuration of forward authorisation.
 
 use std::time::Duration;
 
@@ -9,30 +9,31 @@ use http::{HeaderName, Uri};
 use super::{Config, ConfigError, is_self, origin};
 use crate::upstream::Origin;
 
-/// Who is asked whether a request with a key may have an answer, and what of the answer counts.
+/// Server that authorises requests with a key, and headers of its response that are used.
 /// [`ForwardAuth::new`] has the defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ForwardAuth {
-    /// Where: `http://HOST[:PORT]/PATH`, or `https`.
+    /// URL of the server: `http://HOST[:PORT]/PATH`, or `https`.
     pub url: Uri,
-    /// Within which time there must be a whole answer. Default 2 s.
+    /// Time within which the complete response must arrive. Default 2 s.
     pub timeout: Duration,
-    /// Headers of the answer whose values together say who the caller is, in place of
-    /// [`PolicyConfig::scope`](super::PolicyConfig::scope). They are copied as well. Default: none.
+    /// Headers of the response whose values together name the caller, in place of
+    /// [`PolicyConfig::scope`](super::PolicyConfig::scope). They are copied to the request as well.
+    /// Default: none.
     pub scope: Vec<HeaderName>,
-    /// Headers of the answer that the upstream gets. Clients' own of these names are dropped from
-    /// every request. Default: none.
+    /// Headers of the response that are copied to the request for the upstream. Headers of these
+    /// names that clients send are dropped from every request. Default: none.
     pub copy: Vec<HeaderName>,
 }
 
 impl ForwardAuth {
-    /// Asks at `url`, and takes from the answer only its status.
+    /// Configures a request to `url`, of whose response only the status is used.
     #[must_use]
     pub const fn new(url: Uri) -> Self {
         Self { url, timeout: Duration::from_secs(2), scope: Vec::new(), copy: Vec::new() }
     }
 
-    /// The headers that only the answer can set, each once.
+    /// Returns the headers that only the auth response can set, each once.
     pub(crate) fn given(&self) -> Vec<HeaderName> {
         let mut given = self.scope.clone();
         for name in &self.copy {
@@ -69,9 +70,10 @@ impl ForwardAuth {
     }
 }
 
-/// What an answer cannot say about a caller: what concerns its own sending and content, what the
-/// proxy sets itself, and the credentials that clients send, without which requests that are not
-/// asked about would reach the upstream.
+/// Returns whether a header of the auth response must not be copied: fields about its own
+/// connection and content, fields that the proxy sets itself, and clients' credentials. Requests
+/// without an auth request would reach the upstream without those credentials, since clients'
+/// headers of a copied name are dropped.
 fn is_not_the_answers(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
     hop_by_hop(name)

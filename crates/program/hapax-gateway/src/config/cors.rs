@@ -1,4 +1,4 @@
-//! Which web pages may use an API, as it is configured.
+//! Configuration of CORS: web pages that may use an API.
 
 use std::time::Duration;
 
@@ -11,48 +11,48 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
 
 use super::ConfigError;
 
-/// Which web pages may use an API. [`Cors::new`] has the defaults.
+/// Web pages that may use an API. [`Cors::new`] has the defaults.
 ///
-/// Where it is given, the gateway answers preflights itself, and what the upstream says of CORS is
-/// replaced: a kept answer says it for the page that asked first.
+/// With this configuration, the gateway answers preflights itself and replaces the CORS headers of
+/// the upstream, since a stored response has those of the page that sent the first request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cors {
-    /// Pages of which origins.
+    /// Origins of the pages.
     pub origins: Origins,
-    /// What they may send. Default GET, HEAD, POST, PUT, PATCH and DELETE.
+    /// Methods that pages may send. Default GET, HEAD, POST, PUT, PATCH and DELETE.
     pub methods: Vec<Method>,
-    /// With which headers, besides the route's key header and scope headers. Default `authorization`
-    /// and `content-type`.
+    /// Headers that pages may send, besides the route's key header and scope headers. Default
+    /// `authorization` and `content-type`.
     pub headers: CorsHeaders,
-    /// Which headers of answers they may read, besides `Idempotency-*`, `Retry-After` and `Link`.
+    /// Headers of responses that pages may read, besides `Idempotency-*`, `Retry-After` and `Link`.
     /// Default: none.
     pub expose: Vec<HeaderName>,
-    /// Whether cookies and the like may be sent. Default: they may not.
+    /// Whether pages may send cookies and other credentials. Default `false`.
     pub credentials: bool,
-    /// For how long a preflight's answer is good. Default: as long as the browser likes.
+    /// Time for which browsers may cache a preflight's response. Default: the browser's own.
     pub max_age: Option<Duration>,
 }
 
-/// Pages of which origins.
+/// Origins whose pages may use an API.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origins {
-    /// Of any.
+    /// Any origin.
     Any,
-    /// Of these: `https://shop.example`, byte for byte as browsers send them.
+    /// These origins: `https://shop.example`, byte for byte as browsers send them.
     List(Vec<String>),
 }
 
-/// Which headers pages may send.
+/// Headers that pages may send.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CorsHeaders {
-    /// Any. Browsers still want `Authorization` to be named, so it is.
+    /// Any header. Browsers require `Authorization` by name, so it is named as well.
     Any,
-    /// These.
+    /// These headers.
     List(Vec<HeaderName>),
 }
 
 impl Cors {
-    /// Pages of these origins, with the defaults.
+    /// Creates the default configuration for pages of these origins.
     #[must_use]
     pub fn new(origins: Origins) -> Self {
         let methods =
@@ -68,11 +68,11 @@ impl Cors {
         }
     }
 
-    /// As tower-http has it, for a policy that protects these methods. Pages may send the headers of
-    /// `sent`, whether they are named or not.
+    /// Builds the layer of tower-http for a policy that protects these methods. Pages may send the
+    /// headers in `sent`, whether they are configured or not.
     ///
-    /// tower-http panics, at each request, where credentials meet a wildcard: only what was found not
-    /// to is made.
+    /// tower-http panics, at each request, if credentials are combined with a wildcard, so the
+    /// configuration is checked first.
     pub(super) fn resolve(
         &self,
         protected: &[Method],
@@ -132,7 +132,7 @@ impl Cors {
             ),
         };
         let named = match &self.headers {
-            // As a list, since tower-http's wildcard stands alone.
+            // A list, since tower-http cannot combine its wildcard with names.
             CorsHeaders::Any => &[http::header::AUTHORIZATION, ANY][..],
             CorsHeaders::List(names) => names,
         };
@@ -161,14 +161,15 @@ impl Cors {
     }
 }
 
-/// `*` is a token, so that a header could have it as its name.
+/// `*` is a token, so a header can have it as its name.
 const ANY: HeaderName = HeaderName::from_static("*");
 
-/// Whether a browser could send this as `Origin`: what never matches is a slip of the pen.
+/// Returns whether a browser could send this as `Origin`; a value that can never match is a typing
+/// error.
 fn is_origin(text: &str) -> bool {
     let Ok(uri) = text.parse::<Uri>() else { return false };
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else { return false };
-    // The path that the parser adds where there is none is not in the text.
+    // The text lacks the path that the parser adds.
     text == format!("{scheme}://{authority}")
         && !authority.as_str().contains('@')
         && text.bytes().all(|byte| !byte.is_ascii_uppercase())

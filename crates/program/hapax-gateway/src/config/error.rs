@@ -1,4 +1,4 @@
-//! Why a configuration is refused.
+//! Errors of a configuration.
 
 use std::cell::RefCell;
 use std::error::Error;

@@ -1,24 +1,24 @@
-//! The route of one request, for whoever checks a configuration.
+//! Lookup of the route of one request, to check a configuration.
 
 use http::Method;
 
 use super::{Config, ConfigError, RouteConfig};
 use crate::routes::RouteTable;
 
-/// What holds for a request.
+/// The route or policy that applies to a request.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RouteMatch<'a> {
-    /// The request falls under this route.
+    /// The request matches this route.
     Route(&'a RouteConfig),
-    /// The request falls under no route: [`Config::policy`] holds.
+    /// The request matches no route: [`Config::policy`] applies.
     NoRoute,
     /// The request is rejected with 400 `malformed-request`, for this reason.
     Rejected(&'static str),
 }
 
 impl Config {
-    /// Returns what holds for a request of `method` to `path`, which is as a client writes it, without
-    /// a query.
+    /// Returns the route or policy for a request of `method` to `path`, written as a client sends
+    /// it, without a query.
     ///
     /// ```
     /// use hapax_gateway::{Config, RouteMatch, RouteConfig};
@@ -32,7 +32,7 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// [`ConfigError`] if the routes cannot be.
+    /// [`ConfigError`] if the routes are invalid.
     pub fn route_of(&self, method: &Method, path: &str) -> Result<RouteMatch<'_>, ConfigError> {
         let table = RouteTable::new(&self.policy, &self.routes)?;
         Ok(match table.route(path, method) {

@@ -1,4 +1,4 @@
-//! What holds for requests, everywhere or on a route.
+//! Policies of requests, of the whole gateway or of a route.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -20,65 +20,68 @@ use super::cors::Cors;
 use super::{Config, ConfigError, origin};
 use crate::upstream::Origin;
 
-/// What holds for requests. `PolicyConfig::default()` has the defaults.
+/// Policy of requests. `PolicyConfig::default()` has the defaults.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PolicyConfig {
     /// Whether protected methods need a key. Default: optional.
     pub key: KeyRule,
-    /// Which header has the key, alone; it is forwarded as it came. Default `Idempotency-Key`.
+    /// Header that contains the key and nothing else; it is forwarded unchanged. Default
+    /// `Idempotency-Key`.
     pub key_header: HeaderName,
-    /// Which values are keys. Default [`Grammar::Lenient`].
+    /// Grammar of keys. Default [`Grammar::Lenient`].
     pub grammar: Grammar,
-    /// Which methods are protected. Default POST and PATCH.
+    /// Protected methods. Default POST and PATCH.
     pub methods: Vec<Method>,
-    /// The headers that name the caller. Default: `authorization`, or those of
+    /// Headers that name the caller. Default: `authorization`, or those of
     /// [`ForwardAuth::scope`](super::ForwardAuth::scope).
     pub scope: Option<ScopeConfig>,
     /// Handling of a request in which a scope header is missing or empty. Default:
     /// [`MissingScope::Reject`].
     pub scope_missing: Option<MissingScope>,
-    /// What of a request counts when it is compared with a retry. Default: all but its headers, JSON
-    /// and form data by what they say.
+    /// Parts of a request that are compared with a retry. Default: all but its headers; JSON and
+    /// form data are compared by their content.
     pub fingerprint: HttpFingerprintScheme,
-    /// How long a dead process blocks its key. Default 30 s.
+    /// Time for which a crashed process blocks its keys. Default 30 s.
     pub lease: Duration,
-    /// How long an outcome is replayed. Default 24 h.
+    /// Time for which an outcome is replayed. Default 24 h.
     pub retention: Duration,
-    /// What a copy of a request in flight gets. Default: it is rejected.
+    /// Handling of a duplicate of a request in flight. Default: it is rejected.
     pub in_flight: InFlight,
-    /// What a retry of an unknown outcome gets. Default: it is never executed again by itself.
+    /// Handling of a retry of an unknown outcome. Default: it is never executed again
+    /// automatically.
     pub on_unknown: OnUnknown,
-    /// Where to ask what became of an operation, `http://HOST[:PORT]/PATH`; for
+    /// URL that answers whether an operation happened, `http://HOST[:PORT]/PATH`; for
     /// [`OnUnknown::Reconcile`].
     pub reconcile_url: Option<Uri>,
-    /// What statuses mean. Default [`Profile::Standard`].
+    /// Classification of statuses. Default [`Profile::Standard`].
     pub profile: Profile,
-    /// Statuses that the profile does not decide. Default: none.
+    /// Statuses that are classified differently from the profile. Default: none.
     pub statuses: StatusLists,
-    /// Whether requests are executed unprotected while the store is away. Default: they are not.
+    /// Whether requests are executed unprotected while the store is unavailable. Default: they are
+    /// not.
     pub store_outage: StoreOutage,
-    /// What the client gets where the store goes away before an outcome is recorded. Default: the
-    /// answer.
+    /// Response to the client if the store becomes unavailable before an outcome is recorded.
+    /// Default: the upstream's response.
     pub completion_outage: CompletionOutage,
     /// Whether responses are streamed, and their keys final at the headers. Default: only
     /// `text/event-stream`.
     pub stream: bool,
-    /// Whether answers say in `Idempotency-Expires` when a key may be used anew. Default `false`.
+    /// Whether `Idempotency-Expires` in responses states when a key expires. Default `false`.
     pub expires: bool,
-    /// The largest request body with a key, in bytes. Default 1 MiB.
+    /// Largest request body with a key, in bytes. Default 1 MiB.
     pub max_request_body: usize,
-    /// The largest response body that is kept, in bytes. Default 1 MiB.
+    /// Largest response body that is stored, in bytes. Default 1 MiB.
     pub max_response_body: usize,
-    /// After which silence of the upstream an outcome is unknown. Default 60 s.
+    /// Time without progress of the upstream after which an outcome is unknown. Default 60 s.
     pub upstream_timeout: Duration,
-    /// How many keys of one caller may be in flight at once, in this process; a further one gets 429
-    /// `too-many-in-flight`. Default: any number.
+    /// Number of keys of one caller that may be in flight at once, in this process; a further one
+    /// gets 429 `too-many-in-flight`. Default: any number.
     pub max_in_flight_per_scope: Option<NonZeroU32>,
-    /// Where the API documents its refusals.
+    /// URL of the API's documentation of its problems.
     pub docs_url: Option<DocsUrl>,
     /// Whether `Set-Cookie` is replayed. Default `false`.
     pub replay_set_cookie: bool,
-    /// Which web pages may use this. Default: what the upstream says, and nothing more.
+    /// Web pages that may use this API. Default: the upstream's own CORS headers.
     pub cors: Option<Cors>,
 }
 
@@ -115,7 +118,7 @@ impl Default for PolicyConfig {
     }
 }
 
-/// What follows from a [`PolicyConfig`].
+/// Values computed from a [`PolicyConfig`].
 #[derive(Clone, Debug)]
 pub(crate) struct ResolvedPolicy {
     pub(crate) callers: ScopeConfig,
@@ -125,18 +128,17 @@ pub(crate) struct ResolvedPolicy {
     pub(crate) cors: Option<CorsLayer>,
 }
 
-/// The longest retention: beyond it a duration is a slip of the pen, and times would overflow.
+/// Longest retention: a longer one is a typing error, and times would overflow.
 const MAX_RETENTION: Duration = Duration::from_secs(3653 * 86_400);
 
-/// How long the upstream may take to say what became of an operation.
+/// Time within which a reconcile URL must answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(4_500);
 
-/// By how much the layer is more patient than that: what gave no answer is counted before the layer
-/// gives up.
+/// Extra time of the layer, so that a missing answer is counted before the layer gives up.
 const MARGIN: Duration = Duration::from_millis(500);
 
 impl PolicyConfig {
-    /// `config`: the one that it is part of.
+    /// Computes the values of this policy, which is part of `config`.
     pub(super) fn resolve(&self, config: &Config) -> Result<ResolvedPolicy, ConfigError> {
         let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
         if reconcile.is_some() && !self.is_asked(config) {
@@ -186,7 +188,7 @@ impl PolicyConfig {
             }
         }
         self.statuses.check()?;
-        // Headers of an auth answer are none that pages send.
+        // Pages do not send the headers of an auth response.
         let by_auth = config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         let named = callers.headers().iter().filter(|_| !by_auth);
         let sent: Vec<_> = std::iter::once(key).chain(named).collect();
@@ -195,7 +197,7 @@ impl PolicyConfig {
         Ok(ResolvedPolicy { callers, missing, policy, reconcile, cors })
     }
 
-    /// Whether anybody would ask at its reconcile URL: itself, or a route that has it from here.
+    /// Returns whether the reconcile URL is used: by this policy, or by a route that inherits it.
     fn is_asked(&self, config: &Config) -> bool {
         let asks = |policy: &Self| {
             policy.on_unknown == OnUnknown::Reconcile && policy.reconcile_url == self.reconcile_url
@@ -206,7 +208,8 @@ impl PolicyConfig {
 
     fn engine(&self, hook: bool) -> Result<Policy, ConfigError> {
         let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
-        // What the dead owner sent may run for as long as an upstream may be silent.
+        // A request of a crashed owner may still be under way for as long as the upstream's
+        // timeout.
         let hook = hook.then_some(HookTiming { after: upstream_timeout, timeout: ANSWER + MARGIN });
         let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
         match policy.check() {
@@ -216,13 +219,13 @@ impl PolicyConfig {
         }
     }
 
-    /// Who the caller is, and what a request without those headers gets.
+    /// Returns the scope headers, and the handling of requests without them.
     pub(crate) fn callers(
         &self,
         config: &Config,
     ) -> Result<(ScopeConfig, MissingScope), ConfigError> {
         if let Some(auth) = config.auth.as_ref().filter(|auth| !auth.scope.is_empty()) {
-            // They are in the request by then, from the answer.
+            // The request contains them by then, copied from the auth response.
             return Ok((ScopeConfig::Headers(auth.scope.clone()), MissingScope::Reject));
         }
         let missing = self.scope_missing.unwrap_or(MissingScope::Reject);
@@ -241,9 +244,9 @@ impl PolicyConfig {
     }
 }
 
-/// What the proxy strips, sets itself or does not believe says nothing of the caller; what a
-/// message is sent with, such as its length or date, neither. `Host` may: of several hosts behind one
-/// gateway, each has its own callers.
+/// Returns whether a header cannot name the caller: fields that the proxy strips, sets itself or
+/// does not trust, and fields about the sending of a message, such as its length or date. `Host`
+/// can: of several hosts behind one gateway, each has its own callers.
 fn names_nobody(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
     hop_by_hop(name)
@@ -269,17 +272,17 @@ fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
     Ok((origin, path))
 }
 
-/// Who the caller is.
+/// Source of the caller's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ScopeConfig {
     /// The values of these headers, together.
     Headers(Vec<HeaderName>),
-    /// Everyone is the same caller.
+    /// One scope for all requests.
     Everyone,
 }
 
 impl ScopeConfig {
-    /// The headers that name the caller.
+    /// Returns the headers that name the caller.
     #[must_use]
     pub fn headers(&self) -> &[HeaderName] {
         match self {

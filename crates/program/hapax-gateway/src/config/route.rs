@@ -1,45 +1,46 @@
-//! Paths for which something else holds.
+//! Routes: paths with their own policies.
 
 use super::{Config, ConfigError, PolicyConfig, ResolvedPolicy};
 
 /// Paths for which something else holds.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RouteConfig {
-    /// Which: `/payments`, `/orders/{id}`, `/v2/{*rest}`; the last of these with `/v2` itself. The
-    /// most specific of those that match counts.
+    /// Pattern of the paths: `/payments`, `/orders/{id}`, `/v2/{*rest}`, which also matches `/v2`.
+    /// Of several patterns that match a path, the most specific one applies.
     pub path: String,
-    /// What metrics call it. Default: its path.
+    /// Name of the route in metrics. Default: its path.
     pub name: Option<String>,
-    /// What is done with its requests. Default: they are protected.
+    /// Handling of its requests. Default: they are protected.
     pub handling: RouteMode,
-    /// What holds there; all of it, not only what differs.
+    /// Complete policy of the route, not only the differences from the default policy.
     pub policy: PolicyConfig,
 }
 
-/// What is done with the requests of a route.
+/// Handling of the requests of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RouteMode {
-    /// They are protected.
+    /// Requests are protected.
     #[default]
     Protect,
-    /// They pass through, whatever keys they have.
+    /// Requests pass through, with any key.
     Pass,
-    /// They pass through, and it is counted what would have become of them: nothing is refused,
-    /// replayed, asked or recorded in the store. See [the manual](hapax_core::manual::gateway#observing-first).
+    /// Requests pass through, and the results that protection would have had are counted. Nothing
+    /// is rejected, replayed, reconciled, authorised or recorded in the store. See [the
+    /// manual](hapax_core::manual::gateway#observing-first).
     Observe,
 }
 
 impl RouteConfig {
-    /// How many routes there may be.
+    /// Largest number of routes.
     pub const MOST: usize = 10_000;
 
-    /// A protected route on which `policy` holds.
+    /// Creates a protected route with `policy`.
     #[must_use]
     pub fn new(path: impl Into<String>, policy: PolicyConfig) -> Self {
         Self { path: path.into(), name: None, handling: RouteMode::default(), policy }
     }
 
-    /// What metrics call it.
+    /// Returns the name of the route in metrics.
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.path)
@@ -56,13 +57,13 @@ impl RouteConfig {
         self.policy.resolve(config)
     }
 
-    /// Says that it is about this route, the `index`-th.
+    /// Adds this route, the `index`-th, to an error.
     pub(crate) fn error(&self, index: usize, error: ConfigError) -> ConfigError {
         ConfigError::Route { index, path: self.path.clone(), error: Box::new(error) }
     }
 }
 
-/// It is a label's value, in quotes.
+/// Returns whether `name` can be a label's value in quotes.
 fn is_name(name: &str) -> bool {
     (1..=64).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\'))

@@ -1,4 +1,4 @@
-//! How a gateway speaks with clients and with the upstream, as it is configured.
+//! Configuration of the connections with clients and with the upstream.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,35 +13,37 @@ use super::ConfigError;
 /// TLS, versions of HTTP, and who is believed. [`Transport::default`] has the defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transport {
-    /// The listener's certificate; `None` (the default) for a listener without TLS.
+    /// Certificate of the listener; `None` (the default) for a listener without TLS.
     pub tls: Option<ListenTls>,
     /// Requests that one HTTP/2 connection of a client may have open, at least 1. Default 100.
     ///
-    /// A connection gets as many while at least half of [`ServerLimits::connections`](crate::ServerLimits) are
-    /// free; beyond that it gets four, which is what one connection's memory is enough for.
+    /// A connection gets this number while at least half of
+    /// [`ServerLimits::connections`](crate::ServerLimits) are free; otherwise it gets four, for
+    /// which one connection's memory is enough.
     pub streams: u32,
-    /// Whose `Forwarded` and `X-Forwarded-*` headers are believed. Default: loopback.
+    /// Peers whose `Forwarded` and `X-Forwarded-*` headers are trusted. Default: loopback.
     pub trusted: Vec<IpNetwork>,
-    /// What the upstream is spoken to in. Default: [`UpstreamProtocol::Auto`].
+    /// Protocol towards the upstream. Default: [`UpstreamProtocol::Auto`].
     pub upstream_protocol: UpstreamProtocol,
-    /// What is believed of servers behind `https` URLs, and shown to them.
+    /// Trusted roots and the client certificate for servers behind `https` URLs.
     pub upstream_tls: UpstreamTls,
-    /// How long a connection to the upstream, with its handshakes, may take to be made. Nothing is
+    /// Time that a connection to the upstream, with its handshakes, may take to open. No request is
     /// sent before. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long a connection to the upstream may have been idle to be used again. Default 1 s.
+    /// Time that a connection to the upstream may have been idle and still be reused. Default 1 s.
     ///
-    /// Servers drop idle connections after a time that they seldom announce: 2 s (gunicorn), 5 s
-    /// (Node, uvicorn, Apache), 75 s (nginx). A request that crosses such a drop on its way may or may
-    /// not have been read, and its outcome is unknown for nothing. So it must be less than the
-    /// upstream's; under load connections are idle for milliseconds, and a short time costs nothing.
+    /// Servers close idle connections after a time that they seldom announce: 2 s (gunicorn), 5 s
+    /// (Node, uvicorn, Apache), 75 s (nginx). If a request is sent while the server closes the
+    /// connection, it is ambiguous whether the server read it, and its outcome becomes unknown. So
+    /// this time must be shorter than the upstream's. Under load, connections are idle for
+    /// milliseconds, and a short time costs nothing.
     pub upstream_idle: Duration,
-    /// Whether each request with a key, and each question about one, has a connection to its server
-    /// of its own. Default `false`: connections are used again.
+    /// Whether each request with a key, and each auth or reconcile request, uses a new connection
+    /// to its server. Default `false`: connections are reused.
     ///
-    /// A server that answers a request twice sends the second response when nothing waits for it. On a
-    /// connection that is used again it can meet the next request, and is taken and kept for its
-    /// response.
+    /// A server that answers one request twice sends the second response when no request waits for
+    /// it. On a reused connection that response can coincide with the next request, and is then
+    /// stored as that request's response.
     pub fresh_connections: bool,
 }
 
@@ -83,33 +85,33 @@ impl Transport {
 /// Files of the listener's certificate, in PEM.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListenTls {
-    /// The certificate, and what it takes to get from it to its root.
+    /// The certificate, followed by the intermediate certificates up to its root.
     pub certificate: PathBuf,
-    /// Its private key: PKCS#8, PKCS#1 or SEC1.
+    /// Private key of the certificate: PKCS#8, PKCS#1 or SEC1.
     pub key: PathBuf,
-    /// Who signs clients' certificates: then a client without one is not served. `None`: clients are
-    /// not asked for one.
+    /// Issuers of clients' certificates: with these, clients without a certificate are not served.
+    /// `None`: clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Files for speaking TLS to servers, in PEM.
+/// Files for TLS connections to servers, in PEM.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct UpstreamTls {
-    /// The roots that are believed; `None` for the system's.
+    /// Trusted roots; `None` for the system's.
     pub ca: Option<PathBuf>,
-    /// The gateway's own certificate and its key, for servers that ask for one.
+    /// Certificate of the gateway and its key, for servers that require one.
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// What an upstream is spoken to in.
+/// Protocol towards an upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum UpstreamProtocol {
-    /// Behind `https` whichever of HTTP/2 and HTTP/1.1 it chooses (ALPN); else HTTP/1.1.
+    /// HTTP/2 or HTTP/1.1 with `https`, as the server chooses (ALPN); otherwise HTTP/1.1.
     #[default]
     Auto,
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2, without asking; behind `https` it must choose it.
+    /// HTTP/2 without negotiation; with `https` the server must choose it.
     Http2,
 }
 
@@ -118,7 +120,7 @@ pub enum UpstreamProtocol {
 pub struct IpNetwork(IpNet);
 
 impl IpNetwork {
-    /// The addresses of the machine itself.
+    /// Returns the loopback networks.
     #[must_use]
     pub fn loopback() -> Vec<Self> {
         let of = |ip: IpAddr, bits| IpNet::new(ip, bits).ok().map(Self);
@@ -126,7 +128,8 @@ impl IpNetwork {
         all.into_iter().flatten().collect()
     }
 
-    /// Whether `ip` is one of them. An IPv4 address that is mapped into IPv6 counts as itself.
+    /// Returns whether the network contains `ip`. An IPv4 address that is mapped into IPv6 counts
+    /// as IPv4.
     #[must_use]
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.0.contains(&ip.to_canonical())
@@ -149,7 +152,7 @@ impl FromStr for IpNetwork {
     }
 }
 
-/// No address, and no network either.
+/// Error of parsing an address or a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected an IP address or a network like 10.0.0.0/8")]
 pub struct NetworkError;

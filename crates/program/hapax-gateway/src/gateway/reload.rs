@@ -1,14 +1,15 @@
-//! Another configuration for new requests.
+//! Replacement of the configuration at run time.
 //!
-//! All of it or nothing. A configuration is checked as a whole, for example whether bodies fit into
-//! the memory. With some of it from before that
-//! would be untrue, and what runs would be written down nowhere. So what cannot change at run time
-//! has the rest refused.
+//! A configuration is applied completely or not at all. It is checked as a whole, for example
+//! whether bodies fit into the memory. A mixture of two configurations would not satisfy these
+//! checks, and no file would describe it. So one field that cannot change at run time makes the
+//! whole reload fail.
 //!
-//! What changes is safe for records that are there: their terms (lease, retention, what is unknown)
-//! and the scheme of their fingerprint are written in each of them, and of two policies the stricter
-//! counts. A change of scope is not: under another scope a key is another key, and the retry of what
-//! was executed executes. It is allowed, because there is no other way to change it, and warned of.
+//! A reload is safe for existing records: each contains its terms (lease, retention, handling of
+//! unknown outcomes) and its fingerprint scheme, and of two policies the stricter one counts. A
+//! change of scope is not safe: under another scope a key names another operation, so the retry of
+//! an executed request executes again. It is allowed, because there is no other way to change the
+//! scope, and logged as a warning.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -84,24 +85,24 @@ impl From<ConfigError> for ReloadError {
     }
 }
 
-/// What a reload is compared with.
+/// State that a reload compares a configuration with.
 #[derive(Debug)]
 pub(super) struct ReloadState {
     in_force: Mutex<Config>,
-    /// What the memory was divided for.
+    /// Sizes that the memory was divided for.
     largest: MaxBodies,
-    /// Where reconcile URLs are probed: a reload may come from outside of the runtime.
+    /// Runtime for probes of reconcile URLs: a reload may be called outside of it.
     runtime: Handle,
 }
 
 impl ReloadState {
-    /// It must be called on a tokio runtime.
+    /// Creates the state. It must be called on a tokio runtime.
     pub(super) fn new(config: Config, largest: MaxBodies) -> Self {
         Self { in_force: Mutex::new(config), largest, runtime: Handle::current() }
     }
 
-    /// Probes each reconcile URL, and warns of those that do not answer as they must. Each takes a
-    /// few seconds at most, and holds up nothing.
+    /// Probes each reconcile URL in the background, and warns of those whose responses are not as
+    /// required. Each probe takes a few seconds at most.
     pub(super) fn probe(&self, current: &CurrentConfig) {
         for reconciler in current.now().reconcile_clients() {
             self.runtime.spawn(reconcile::warn_of(reconciler.clone()));
@@ -123,7 +124,7 @@ impl ReloadState {
         current: &CurrentConfig,
     ) -> Result<(), ReloadError> {
         let resolved = config.resolve()?;
-        // Held to the end: of two reloads one is the later.
+        // Locked until the end, so that reloads are applied one after the other.
         let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
         let mut fixed = changed(&in_force, &config);
         let MaxBodies { request, response } = resolved.largest;
@@ -162,20 +163,20 @@ fn compare(before: &Config, after: &Config) {
     }
 }
 
-/// Paths for which something else holds than before.
+/// Paths whose protection or scope changes.
 #[derive(PartialEq, Eq, Default, Debug)]
 struct ChangedRoutes<'a> {
-    /// Where some method was protected, and is not any more.
+    /// Paths on which a method is no longer protected.
     open: BTreeSet<&'a str>,
-    /// Where callers were told apart by something else.
+    /// Paths on which the scope is computed from other headers.
     anew: BTreeSet<&'a str>,
 }
 
 impl<'a> ChangedRoutes<'a> {
-    /// Of each path that either configuration names, and of all others.
+    /// Compares each path that either configuration has a route for, and all other paths.
     fn of(before: &'a Config, after: &'a Config) -> Self {
         let table = |config: &Config| RouteTable::new(&config.policy, &config.routes);
-        // Both hold, or held: their routes are in order.
+        // Both configurations are or were in force, so their routes are valid.
         let (Ok(was), Ok(is)) = (table(before), table(after)) else { return Self::default() };
         let named =
             before.routes.iter().chain(&after.routes).map(|route| Some(route.path.as_str()));
@@ -196,7 +197,7 @@ impl<'a> ChangedRoutes<'a> {
     }
 }
 
-/// What holds for paths like this; `None` for those without a route.
+/// Returns the handling and the policy of the path; `None` is a path without a route.
 fn held<'a>(
     config: &'a Config,
     table: &RouteTable,
@@ -206,12 +207,12 @@ fn held<'a>(
     route.map_or((RouteMode::Protect, &config.policy), |route| (route.handling, &route.policy))
 }
 
-/// Who counts as the caller, whether that was said or is the default.
+/// Returns the scope headers, configured or default.
 fn callers(config: &Config, policy: &PolicyConfig) -> Option<ScopeConfig> {
     policy.callers(config).ok().map(|(callers, _)| callers)
 }
 
-/// Logs the policy of every protected route, and warns of what holds and may surprise.
+/// Logs the policy of every protected route, and warns of settings with risks.
 pub(super) fn warn(config: &Config) {
     let routes = config.routes.iter().filter(|route| route.handling == RouteMode::Protect);
     let routes = routes.map(|route| (route.path.as_str(), &route.policy));
@@ -231,7 +232,7 @@ pub(super) fn warn(config: &Config) {
     }
     let open = |policy: &PolicyConfig| policy.store_outage == StoreOutage::Open;
     if config.policies().any(open) {
-        tracing::warn!("while the store is away, requests are executed unprotected");
+        tracing::warn!("while the store is unavailable, requests are executed unprotected");
     }
     for route in &config.routes {
         let path = &route.path;
@@ -277,7 +278,7 @@ mod tests {
             (&wide, &widest, &["/p"]),
             (&own, &widest, &["/{*rest}"]),
             (&plain, &config(user, &[]), &["(any other)"]),
-            // What is said now and was the default.
+            // The default, now configured explicitly.
             (&config(PolicyConfig::default(), &[]), &plain, &[]),
             (&own, &own, &[]),
         ] {

@@ -1,19 +1,19 @@
-//! What one request head says about where its body ends, and whether it says it twice.
+//! Framing of a request by its head, and rejection of ambiguous heads.
 
 use std::net::Ipv6Addr;
 
-/// Where the body of a request ends.
+/// Framing of a request's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Framing {
-    /// There is none.
+    /// There is no body.
     Empty,
-    /// After so many bytes, at least one.
+    /// The body ends after so many bytes, at least one.
     Length(u64),
-    /// At its last chunk.
+    /// The body ends with its last chunk.
     Chunked,
 }
 
-/// Why a request head is not let through.
+/// Reasons to reject a request head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum HeadError {
     #[error("a line of the request head ends without a carriage return")]
@@ -54,11 +54,11 @@ pub(crate) enum HeadError {
     TooLarge,
 }
 
-/// Reads a head that ends with its empty line, each line ended by CR LF.
+/// Parses a head that ends with its empty line, each line ended by CR LF.
 ///
-/// The grammar is a subset of what hyper's parser takes, so that for every head that passes, both
-/// agree on where the body ends; what hyper resolves by itself (equal lengths, a length beside a
-/// coding, several codings of which the last is chunked) is refused.
+/// The grammar is a subset of hyper's, so that for every head that passes, both agree on where the
+/// body ends. Ambiguities that hyper resolves silently (equal lengths, a length beside a coding,
+/// several codings of which the last is chunked) are rejected.
 pub(crate) fn framing(head: &[u8]) -> Result<Framing, HeadError> {
     let mut lines = head.split(|byte| *byte == b'\n').map(|line| match line {
         [line @ .., b'\r'] => line,
@@ -103,7 +103,7 @@ pub(crate) fn framing(head: &[u8]) -> Result<Framing, HeadError> {
     }
 }
 
-/// Whether a head that passed asks for another protocol: what comes behind it may be that.
+/// Returns whether an accepted head requests another protocol, which may begin directly after it.
 pub(super) fn asks_to_switch(head: &[u8]) -> bool {
     head.split(|byte| *byte == b'\n').any(|line| {
         let name = line.iter().position(|byte| *byte == b':').map(|colon| &line[..colon]);
@@ -111,7 +111,7 @@ pub(super) fn asks_to_switch(head: &[u8]) -> bool {
     })
 }
 
-/// The minor version.
+/// Parses a request line; returns the minor version.
 fn request_line(line: &[u8]) -> Result<u8, HeadError> {
     let mut parts = line.split(|byte| *byte == b' ');
     let (Some(method), Some(target), Some(version), None) =
@@ -119,7 +119,7 @@ fn request_line(line: &[u8]) -> Result<u8, HeadError> {
     else {
         return Err(HeadError::RequestLine);
     };
-    // hyper would drop a fragment, which no target has (RFC 9112 3.2), without a word.
+    // hyper would silently drop a fragment, which no target has (RFC 9112 3.2).
     let foreign = |byte: &u8| byte.is_ascii_control() || *byte == b'#';
     if !is_token(method) || target.is_empty() || target.iter().any(foreign) {
         return Err(HeadError::RequestLine);
@@ -132,7 +132,7 @@ fn request_line(line: &[u8]) -> Result<u8, HeadError> {
         b"HTTP/1.0" => 0,
         _ => return Err(HeadError::RequestLine),
     };
-    // RFC 9112 3.2, without the authority form, which is CONNECT's.
+    // The forms of RFC 9112 3.2, without the authority form, which is for CONNECT.
     let known = match target {
         b"*" => method == b"OPTIONS",
         [b'/', ..] => true,
@@ -145,8 +145,8 @@ fn begins_with(target: &[u8], scheme: &[u8]) -> bool {
     target.len() > scheme.len() && target[..scheme.len()].eq_ignore_ascii_case(scheme)
 }
 
-/// RFC 3986 3.2.2, with or without a port; or nothing, as RFC 9112 3.2 allows. What else a server
-/// behind might make of it, into URLs and routes, is not ours to find out.
+/// Returns whether a value is a host (RFC 3986 3.2.2), with or without a port, or empty, which RFC
+/// 9112 3.2 allows. How a server behind maps it to URLs and routes is not checked.
 pub(super) fn is_host(value: &[u8]) -> bool {
     let (host, port) = match value {
         [b'[', rest @ ..] => {
@@ -199,7 +199,7 @@ fn field(line: &[u8]) -> Result<(&[u8], &[u8]), HeadError> {
     Ok((name, trim(value)))
 }
 
-/// RFC 9110 5.6.2.
+/// Returns whether these bytes are a token (RFC 9110 5.6.2).
 fn is_token(bytes: &[u8]) -> bool {
     !bytes.is_empty()
         && bytes
@@ -207,10 +207,10 @@ fn is_token(bytes: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte))
 }
 
-/// The largest length of a body: others take it for a signed number of 64 bits.
+/// Largest length of a body: other implementations use a signed number of 64 bits.
 const MAX_LENGTH: u64 = i64::MAX as u64;
 
-/// A length, of digits only: no sign, no list, no white space within.
+/// Parses a length of digits only: no sign, no list, no white space within.
 pub(super) fn number(value: &[u8]) -> Option<u64> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;

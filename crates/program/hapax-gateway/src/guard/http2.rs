@@ -1,9 +1,10 @@
-//! Requests of HTTP/2, which h2 has read: what it lets pass and another version would not.
+//! Checks of HTTP/2 requests that h2 accepts and HTTP/1.1 would not.
 //!
-//! Framing cannot be ambiguous in HTTP/2, but a request becomes so when it is written anew in HTTP/1.1,
-//! or when two of its fields name two hosts. h2 refuses connection-specific fields, bad pseudo-fields
-//! and a body that is not as long as said; `http` has no names or values that break lines. The rest is
-//! here, and what passes has the form that an HTTP/1.1 request has.
+//! Framing is unambiguous in HTTP/2, but a request becomes ambiguous when it is rewritten as
+//! HTTP/1.1, or when two of its fields name two hosts. h2 rejects connection-specific fields, bad
+//! pseudo-fields and a body whose length differs from the declared one; `http` allows no names or
+//! values that break lines. This module checks the rest. Accepted requests have the form of
+//! HTTP/1.1 requests.
 
 use std::borrow::Cow;
 
@@ -16,10 +17,10 @@ use http::uri::{PathAndQuery, Scheme, Uri};
 use super::MAX_FIELDS;
 use super::head::{HeadError, is_host, number};
 
-/// The largest list of a request's fields, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
+/// Largest field list of a request, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
 pub(crate) const MAX_LIST: u32 = 16 * 1024;
 
-/// Makes what h2 handed over what HTTP/1.1 would have, or says why not.
+/// Converts a request from h2 to the form of HTTP/1.1, or returns the reason to reject it.
 pub(crate) fn settle(parts: &mut Parts) -> Result<(), HeadError> {
     if parts.method == Method::CONNECT {
         return Err(HeadError::Connect);
@@ -28,7 +29,7 @@ pub(crate) fn settle(parts: &mut Parts) -> Result<(), HeadError> {
     no_space_around(&mut parts.headers)?;
     let target = std::mem::take(&mut parts.uri).into_parts();
     let http = |scheme: &Scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS;
-    // Without an authority h2 lets go of the scheme, and the host is in a field.
+    // Without an authority, h2 drops the scheme, and the host is in a field.
     if !target.scheme.as_ref().map_or(target.authority.is_none(), http) {
         return Err(HeadError::Target);
     }
@@ -56,8 +57,9 @@ fn one_length(headers: &HeaderMap) -> Result<(), HeadError> {
     }
 }
 
-/// HTTP/1 trims values, and HTTP/2 forbids what there is to trim (RFC 9113 8.2.1): a caller that is read
-/// from one here would be another one than the upstream reads. A key is the same with and without.
+/// HTTP/1 trims values, and HTTP/2 forbids the white space (RFC 9113 8.2.1). With it, the scope
+/// computed here could differ from the caller that the upstream reads. A key is trimmed: it is the
+/// same with and without.
 fn no_space_around(headers: &mut HeaderMap) -> Result<(), HeadError> {
     for (name, value) in headers.iter_mut() {
         let trimmed = value.as_bytes().trim_ascii();
@@ -72,7 +74,7 @@ fn no_space_around(headers: &mut HeaderMap) -> Result<(), HeadError> {
     Ok(())
 }
 
-/// One host, by whichever field names it (RFC 9113 8.3.1); where both do, they agree.
+/// Reads the host from whichever field names it (RFC 9113 8.3.1); if both do, they must agree.
 fn settle_host(headers: &mut HeaderMap, authority: Option<&[u8]>) -> Result<(), HeadError> {
     let mut named = headers.get_all(HOST).iter();
     let host = match (authority, named.next(), named.next()) {
@@ -91,7 +93,8 @@ fn settle_host(headers: &mut HeaderMap, authority: Option<&[u8]>) -> Result<(), 
     Ok(())
 }
 
-/// Cookies may come in pieces (RFC 9113 8.2.3), which nobody else would put together.
+/// Joins cookies that are split over several fields (RFC 9113 8.2.3), which HTTP/1.1 servers would
+/// not.
 fn join_cookies(headers: &mut HeaderMap) -> Result<(), HeadError> {
     let crumbs: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if crumbs.len() > 1 {

@@ -1,18 +1,18 @@
-//! Where one request ends and the next begins, in the bytes of a connection.
+//! Boundaries of requests in the bytes of a connection.
 
 use super::MAX_HEAD;
 use super::head::{Framing, HeadError, framing};
 
-/// What is to be done with the bytes at hand.
+/// Decisions about the bytes at hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ScanResult {
     /// The first so many may pass; at least one.
     Pass(usize),
-    /// The first so many are a whole request head, and may pass.
+    /// The first so many are a complete request head, and may pass.
     Head(usize),
     /// A head is not yet complete.
     More,
-    /// They begin a request that must not be served.
+    /// The bytes begin a request that must not be served.
     Reject(HeadError),
     /// The body breaks the chunked coding.
     BrokenChunk,
@@ -20,9 +20,9 @@ pub(crate) enum ScanResult {
 
 /// Follows requests through a connection.
 ///
-/// In step with hyper by induction: a head that passes says in exactly one way where its body
-/// ends; and of chunks only what hyper accepts as well is followed, so either both find the same
-/// end or the connection fails.
+/// It finds the same boundaries as hyper, by induction: a head that passes defines in exactly one
+/// way where its body ends; and only chunks that hyper accepts too are followed, so either both
+/// find the same end or the connection fails.
 #[derive(Debug)]
 pub(crate) struct Scanner {
     place: ScanState,
@@ -30,11 +30,11 @@ pub(crate) struct Scanner {
 
 #[derive(Clone, Copy, Debug)]
 enum ScanState {
-    /// In a head, so much of which is known to be no end.
+    /// In a head; its first `seen` bytes contain no end.
     Head {
         seen: usize,
     },
-    /// In a body, so much of which is left.
+    /// In a body of which so many bytes are left.
     Length(u64),
     Chunk(Chunk),
 }
@@ -63,12 +63,12 @@ impl Scanner {
         Self { place: ScanState::Head { seen: 0 } }
     }
 
-    /// Whether the next byte begins a request.
+    /// Returns whether the next byte begins a request.
     pub(crate) const fn is_between(&self) -> bool {
         matches!(self.place, ScanState::Head { seen: 0 })
     }
 
-    /// Judges `bytes`, which begin where the last verdict's bytes ended and are not empty.
+    /// Checks `bytes`, which begin where the bytes of the last decision ended and are not empty.
     pub(crate) fn judge(&mut self, bytes: &[u8]) -> ScanResult {
         match self.place {
             ScanState::Head { seen } => self.head(bytes, seen),
@@ -82,7 +82,7 @@ impl Scanner {
     }
 
     fn head(&mut self, bytes: &[u8], seen: usize) -> ScanResult {
-        // Empty lines before a request line are skipped by every server (RFC 9112 2.2).
+        // Every server skips empty lines before a request line (RFC 9112 2.2).
         if bytes.starts_with(b"\r\n") {
             self.place = ScanState::Head { seen: 0 };
             return ScanResult::Pass(2);
@@ -145,7 +145,7 @@ const fn after(left: u64) -> ScanState {
     if left == 0 { ScanState::Head { seen: 0 } } else { ScanState::Length(left) }
 }
 
-/// RFC 9112 7.1, a byte at a time; `None` where it is broken.
+/// Parses the chunked coding (RFC 9112 7.1), a byte at a time; returns `None` if it is broken.
 fn next(chunk: Chunk, byte: u8) -> Option<Chunk> {
     let digit = || (byte as char).to_digit(16).map(u64::from);
     match (chunk, byte) {
@@ -190,7 +190,8 @@ mod tests {
 
     const HEAD: &[u8] = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
 
-    /// Judges `stream` as it arrives in pieces that end at `cuts`; where heads began, and how it ended.
+    /// Checks `stream` in pieces that end at `cuts`; returns where heads began, and the decision
+    /// that ended it.
     fn follow(stream: &[u8], cuts: &[usize]) -> (Vec<usize>, Option<ScanResult>) {
         let mut scanner = Scanner::new();
         let mut heads = Vec::new();

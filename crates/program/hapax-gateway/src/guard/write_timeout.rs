@@ -1,4 +1,4 @@
-//! Peers that take nothing.
+//! Timeout of writes to peers that receive nothing.
 
 use std::future::Future;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// For how long writes have got nowhere.
+/// Timer of writes without progress.
 #[derive(Debug)]
 pub(crate) struct WriteTimeout {
     most: Duration,
@@ -21,7 +21,7 @@ impl WriteTimeout {
         Self { most, stalled: None }
     }
 
-    /// A write's outcome, or an error once there was none for too long.
+    /// Returns the result of a write, or an error once writes had no progress for too long.
     pub(crate) fn check(
         &mut self,
         cx: &mut Context<'_>,
@@ -39,8 +39,8 @@ impl WriteTimeout {
     }
 }
 
-/// A connection that fails when its peer takes nothing for too long while there is something to write,
-/// and of which something was read already.
+/// A connection whose writes fail if its peer receives nothing for too long, and from which some
+/// bytes were already read.
 #[derive(Debug)]
 pub(crate) struct WriteTimeoutIo<S> {
     io: S,

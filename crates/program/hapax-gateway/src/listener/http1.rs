@@ -1,4 +1,4 @@
-//! A connection of HTTP/1.
+//! Connections of HTTP/1.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,15 +24,16 @@ use crate::proxy::Peer;
 use crate::proxy::tunnel::{self, Switch};
 use crate::shutdown::ShutdownPhase;
 
-/// What hyper buffers of a connection; a head must fit.
+/// Bytes of a connection that hyper buffers; a head must fit.
 const MAX_BUFFER: usize = MAX_HEAD + 16 * 1024;
 
-/// How long a client may go on sending after its last answer, and how much.
+/// Time for which a client may continue to send after its last response, and the bytes that it may
+/// send.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 64 << 20;
 
-/// Serves requests until the connection ends or leaves HTTP, and then what it left for. `read` came
-/// already.
+/// Serves requests until the connection ends or switches to another protocol, and then forwards
+/// that protocol. `read` contains bytes that were already read.
 pub(super) async fn serve(
     io: Io,
     read: &[u8],
@@ -85,7 +86,7 @@ pub(super) async fn serve(
     let parts = connection.into_parts();
     let (io, withheld, sending) = parts.io.into_inner().into_parts();
     if let Some(tunnel) = switch.take() {
-        // What was withheld came after the request that left HTTP, and is not for us to judge.
+        // The withheld bytes follow the request that switched the protocol, and are not checked.
         let (Ok(()), Some(withheld)) = (ended, withheld) else { return Ok(()) };
         let read = [&parts.read_buf[..], &withheld[..]].concat();
         return tokio::select! {
@@ -94,16 +95,16 @@ pub(super) async fn serve(
         };
     }
     if is_old.into_inner() && ended.is_err_and(|error| error.is_user()) {
-        // An answer broke off, which for HTTP/1.0 ends where the connection does: unless that fails, it
-        // would look whole.
+        // For HTTP/1.0 a response ends with its connection: without a reset, a truncated response
+        // would look complete.
         return io.reset();
     }
-    // Where nothing more comes, closing is closing.
+    // No more bytes can arrive, so the connection can simply be closed.
     if sending { linger(io).await } else { Ok(()) }
 }
 
-/// Closes in stages (RFC 9112 9.6): to close while the client still sends would reset the
-/// connection, and the client might never read its answer.
+/// Closes in stages (RFC 9112 9.6): closing while the client still sends would reset the
+/// connection, and the client might never read its response.
 async fn linger(mut io: Io) -> io::Result<()> {
     io.shutdown().await?;
     let rest = async {
@@ -117,6 +118,6 @@ async fn linger(mut io: Io) -> io::Result<()> {
             }
         }
     };
-    // Too long: it is reset after all.
+    // After the timeout the connection is reset.
     timeout(LINGER, rest).await.unwrap_or(Ok(()))
 }

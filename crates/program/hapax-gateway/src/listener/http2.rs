@@ -1,15 +1,15 @@
-//! A connection of HTTP/2.
+//! Connections of HTTP/2.
 //!
-//! 1. It takes no more memory than its places are worth. With its first place it may have four requests
-//!    open and one of them under way. For as many as are allowed, it gets further places at its beginning
-//!    if at least half of all are free; and each request under way beyond the first takes one. These
-//!    are of its peer's share, like the first.
-//! 2. A client that takes nothing of an answer for `stall` loses the connection: there is no way to
-//!    end an answer that only waits for its client.
-//! 3. A client that takes back most of what it asks for loses it too. What was claimed for it goes on
-//!    by itself, as it does when a client hangs up.
-//! 4. Without a request for `head_timeout` it is told to go (GOAWAY), and so it is when a drain begins;
-//!    what is under way ends in peace.
+//! 1. The memory of a connection is limited by its permits. With its first permit it may have four
+//!    requests open and one of them under way. It takes more permits at its beginning, for the
+//!    configured number of open requests, if at least half of all permits are free. Each request
+//!    under way beyond the first takes one more. All of them count for the limit of its peer.
+//! 2. A client that receives nothing of a response for `stall` loses the connection: a response
+//!    that only waits for its client cannot be ended alone.
+//! 3. A client that resets most of its requests loses the connection as well. Executions that were
+//!    claimed for it continue, as they do when a client disconnects.
+//! 4. A connection without a request for `head_timeout` gets a GOAWAY, as every connection does
+//!    when a drain begins; requests under way finish.
 
 mod activity;
 
@@ -42,31 +42,31 @@ use crate::proxy::Peer;
 use crate::shutdown::ShutdownPhase;
 use activity::{Activity, ConnectionState, StreamActivity};
 
-/// Requests that a connection may have open with its own place only.
+/// Requests that a connection may have open with its first permit only.
 const LEAN: u32 = 4;
 
-/// What a client may send of one body before it is read, and of all with one place, in bytes; and how
-/// much more of all it may with further places.
+/// Bytes of one body that a client may send before they are read, the same for all bodies with one
+/// permit, and the additional bytes for all bodies with further permits.
 const WINDOW: u32 = 65_535;
 const MORE_WINDOW: u32 = 2 * ServerLimits::PER_CONNECTION as u32;
 
-/// The pieces that answers are given to h2 in, and how much of one may wait there, in bytes.
+/// Size of the pieces that h2 gets of a response, and of its buffer for each response, in bytes.
 const PIECE: usize = 16 * 1024;
 const SEND_BUFFER: usize = 8 * 1024;
 
-/// What an open request may take: its head until it is under way, the end of its answer afterwards.
+/// Memory of an open request: its head until it is under way, the end of its response afterwards.
 const STREAM: usize = PIECE + SEND_BUFFER;
 const _: () = assert!(STREAM >= MAX_LIST as usize);
 
-/// Requests that a client may take back before they are looked at (CVE-2023-44487), and resets
-/// that it may provoke, before the connection is ended.
+/// Requests that a client may reset before they are handled (CVE-2023-44487), and resets that it
+/// may provoke, before the connection is closed.
 const RESETS: usize = 20;
 const PROVOKED: usize = 100;
 
-/// How long a client that was told to go may take, with nothing under way.
+/// Time that a client may take to close after a GOAWAY, with no request under way.
 const LEAVE: Duration = Duration::from_secs(1);
 
-/// The pause before a request looks again for a place of its peer's share.
+/// Pause before a request tries again to get a permit within its peer's limit.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves requests until the connection ends.
@@ -127,7 +127,7 @@ pub(super) async fn serve(
             () = activity.abused() => {
                 if let Some(left_out) = context.abuse.due() {
                     let peer = peer.addr;
-                    tracing::info!(%peer, left_out, "a client takes back most of what it asks for");
+                    tracing::info!(%peer, left_out, "a client resets most of its requests");
                 }
                 break;
             }
@@ -140,7 +140,7 @@ pub(super) async fn serve(
                 }
                 ConnectionState::Idle => break,
                 ConnectionState::Stalled => {
-                    tracing::debug!(peer = %peer.addr, "a client takes nothing of its answer");
+                    tracing::debug!(peer = %peer.addr, "a client receives nothing of its response");
                     break;
                 }
             },
@@ -148,7 +148,7 @@ pub(super) async fn serve(
     }
 }
 
-/// What a connection has, until it ends.
+/// Permits and limits of a connection, until it ends.
 struct ConnectionBudget {
     streams: u32,
     window: u32,
@@ -174,18 +174,19 @@ impl ConnectionBudget {
     }
 }
 
-/// What requests of one connection share.
+/// State that the requests of one connection share.
 #[derive(Clone)]
 struct ConnectionContext {
     context: Arc<ListenerContext>,
     connection: Arc<ClientConnection>,
     activity: Arc<Activity>,
-    /// The place of the request that may be under way without taking one.
+    /// The permit for the request that needs no further one.
     own: Arc<Semaphore>,
 }
 
 impl ConnectionContext {
-    /// Dropped before it resolves, the client took its request back.
+    /// Answers a request. If the future is dropped before it resolves, the client has reset the
+    /// request.
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
         let busy = self.activity.begin();
         let response = match self.place().await {
@@ -209,7 +210,7 @@ impl ConnectionContext {
         busy.answered(response)
     }
 
-    /// Waits for the connection's own place or for any; `None` if neither is there in time.
+    /// Waits for the connection's own permit or for another one; returns `None` after the timeout.
     async fn place(&self) -> Option<StreamPermit> {
         let own = Arc::clone(&self.own);
         // The semaphore is never closed.
@@ -221,7 +222,7 @@ impl ConnectionContext {
         }
     }
 
-    /// Waits for a place of the peer's share. Dropped, it has taken none.
+    /// Waits for a permit within the peer's limit. If the future is dropped, no permit was taken.
     async fn another(&self) -> Option<StreamPermit> {
         let ip = self.connection.peer.addr.ip();
         let counted = loop {
@@ -234,14 +235,14 @@ impl ConnectionContext {
     }
 }
 
-/// The place of a request, until its answer was sent.
+/// The permit of a request, until its response was sent.
 struct StreamPermit {
     _place: OwnedSemaphorePermit,
     _counted: Option<ClientPermit>,
 }
 
-/// An answer in pieces, so that h2 asks for the next one only when it has sent the one before: then
-/// it shows whether the client takes it.
+/// A response in pieces: h2 requests the next piece only when it has sent the one before, which
+/// shows whether the client receives it.
 struct PacedResponse {
     body: Body,
     rest: Bytes,
@@ -287,7 +288,7 @@ impl http_body::Body for PacedResponse {
     fn size_hint(&self) -> SizeHint {
         let (rest, here) = (self.body.size_hint(), self.rest.len() as u64);
         let mut hint = SizeHint::new();
-        // Upper first: a hint's lower bound must never pass its upper one.
+        // Upper first: the lower bound must never exceed the upper one.
         if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(here)) {
             hint.set_upper(upper);
         }

@@ -1,4 +1,4 @@
-//! A client's connection, with TLS or without.
+//! Connections of clients, with or without TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -11,10 +11,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How an HTTP/2 connection begins (RFC 9113 3.4). No HTTP/1 request does: its version is none.
+/// First bytes of an HTTP/2 connection (RFC 9113 3.4). No HTTP/1 request begins with them, since
+/// their version is invalid there.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What TLS may hold back to be written.
+/// Bytes that TLS may buffer to be written.
 const TLS_BUFFER: usize = 16 * 1024;
 
 /// A client's connection.
@@ -24,16 +25,16 @@ pub(super) enum Io {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// A connection of which is known what is spoken.
+/// A connection whose protocol was detected.
 #[derive(Debug)]
 pub(super) struct DetectedConnection {
     pub(super) io: Io,
-    /// What was read to find out.
+    /// Bytes that were read for the detection.
     pub(super) read: Vec<u8>,
     pub(super) http2: bool,
 }
 
-/// Reads until the connection is one of HTTP/2, or cannot be any more.
+/// Reads until the bytes are the HTTP/2 preface, or cannot be it.
 pub(super) async fn detect(mut io: Io) -> io::Result<DetectedConnection> {
     let mut first = [0; PREFACE.len()];
     let mut have = 0;
@@ -47,7 +48,7 @@ pub(super) async fn detect(mut io: Io) -> io::Result<DetectedConnection> {
     Ok(DetectedConnection { io, read: first.to_vec(), http2: true })
 }
 
-/// Makes the handshake as `config` says.
+/// Performs the TLS handshake with `config`.
 pub(super) async fn secure(stream: TcpStream, config: Arc<ServerConfig>) -> io::Result<Io> {
     let limit = |tls: &mut rustls::ServerConnection| tls.set_buffer_limit(Some(TLS_BUFFER));
     let stream = TlsAcceptor::from(config).accept_with(stream, limit).await?;
@@ -55,7 +56,7 @@ pub(super) async fn secure(stream: TcpStream, config: Arc<ServerConfig>) -> io::
 }
 
 impl Io {
-    /// Whether HTTP/2 was agreed on in the handshake.
+    /// Returns whether HTTP/2 was negotiated in the handshake.
     pub(super) fn chose_http2(&self) -> bool {
         match self {
             Self::Plain(_) => false,
@@ -63,7 +64,7 @@ impl Io {
         }
     }
 
-    /// Ends the connection so that its client sees that it failed.
+    /// Resets the connection, so that its client sees a failure.
     pub(super) fn reset(self) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.set_zero_linger(),

@@ -1,8 +1,8 @@
-//! What is counted of each route.
+//! Counters of each route.
 //!
-//! Names of routes are of the configuration, so that they are few; but configurations are loaded
-//! again and again, and what was counted once is shown for ever. Beyond [`MOST_ROUTES`] names,
-//! further routes are counted with what has none.
+//! Names of routes come from the configuration, so they are few. But each reload can add names, and
+//! a series once shown stays. Beyond [`MOST_ROUTES`] names, further routes are counted with the
+//! requests that have no route.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -16,7 +16,7 @@ use hapax_http::server::{Observer, RecordStatus, RequestEvent};
 
 use super::{Histogram, Metrics, TOOK_MS, add, head, millis};
 
-/// The most names that are told apart.
+/// Largest number of names with their own counters.
 const MOST_ROUTES: usize = 1_000;
 
 const CLASSES: [OutcomeClass; 3] =
@@ -27,7 +27,7 @@ const RECORDED: [(RecordStatus, &str); 3] = [
     (RecordStatus::Lost, "lost"),
 ];
 
-/// Counts of one route.
+/// Counters of one route.
 #[derive(Debug, Default)]
 pub(crate) struct RouteCounts {
     executed: [[AtomicU64; 3]; 3],
@@ -44,15 +44,15 @@ pub(crate) struct RouteCounts {
     would_reject: [AtomicU64; Code::ALL.len()],
 }
 
-/// What would have become of a request on a route that is only observed, if it had been protected;
-/// refusals are counted by their codes.
+/// Results that protection would have had for a request on an observed route. Rejections are
+/// counted by their codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ObservedResult {
     Execute,
     Replay,
     Wait,
     Reconcile,
-    /// There was no room to find out.
+    /// There was no memory to find out.
     Unmeasured,
 }
 
@@ -66,7 +66,7 @@ impl ObservedResult {
     ];
 }
 
-/// What a reconcile URL answered.
+/// Results of requests to a reconcile URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReconcileAnswer {
     Happened,
@@ -75,7 +75,7 @@ pub(crate) enum ReconcileAnswer {
     NotFound,
     /// Another status.
     Other,
-    /// A response that cannot be kept.
+    /// A response that cannot be stored.
     Unusable,
     NoAnswer,
 }
@@ -92,14 +92,14 @@ impl ReconcileAnswer {
 }
 
 impl RouteCounts {
-    /// A reconcile URL answered.
+    /// Counts a response of a reconcile URL.
     pub(crate) fn reconciled(&self, verdict: ReconcileAnswer) {
         let index =
             ReconcileAnswer::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
         add(&self.reconciled[index]);
     }
 
-    /// A request was answered by a problem.
+    /// Counts a request that was answered by a problem.
     pub(crate) fn rejected(&self, code: Code) {
         add(&self.rejected[index(code)]);
     }
@@ -118,7 +118,7 @@ fn index(code: Code) -> usize {
     Code::ALL.iter().position(|it| *it == code).unwrap_or_default()
 }
 
-/// Counts by route; those of no route under no name.
+/// Counters by route; the empty name is for requests without a route.
 #[derive(Debug, Default)]
 pub(super) struct ByRoute {
     all: RwLock<BTreeMap<Arc<str>, Arc<RouteCounts>>>,
@@ -186,7 +186,7 @@ impl ByRoute {
             Ok(())
         };
         let name = "hapax_executions_total";
-        family(name, "Requests that ran, by what came of them.", &|it| {
+        family(name, "Executed requests by outcome class and record status.", &|it| {
             let cell = |(row, column): (usize, usize)| {
                 let (class, recorded) = (CLASSES[row].as_str(), RECORDED[column].1);
                 let labels = format!("class=\"{class}\",recorded=\"{recorded}\"");
@@ -207,14 +207,14 @@ impl ByRoute {
             ReconcileAnswer::ALL.iter().zip(&it.reconciled).map(count).collect()
         })?;
         let name = "hapax_would_total";
-        let help = "Requests on observed routes, by what protection would have made of them.";
+        let help = "Requests on observed routes, by the result that protection would have had.";
         family(name, help, &|it| {
             let count = |((_, word), count): (&(ObservedResult, &str), &AtomicU64)| {
                 (format!("outcome=\"{word}\""), count.load(Relaxed))
             };
             ObservedResult::ALL.iter().zip(&it.would).map(count).collect()
         })?;
-        let help = "Requests on observed routes that protection would have refused.";
+        let help = "Requests on observed routes that protection would have rejected.";
         family("hapax_would_refuse_total", help, &|it| by_code(&it.would_reject))?;
         let name = "hapax_execution_seconds";
         head(out, name, "histogram", "How long executions take.")?;
@@ -229,17 +229,17 @@ impl ByRoute {
     }
 }
 
-/// Labels, and the count.
+/// Labels and value of each series.
 type Series = Vec<(String, u64)>;
 
 type Of = fn(&RouteCounts) -> &AtomicU64;
 
 const ONE_EACH: [(&str, &str, Of); 6] = [
-    ("hapax_reexecutions_total", "Executions after the first of a record.", |it| &it.retried),
-    ("hapax_replays_total", "Outcomes that were given again.", |it| &it.replayed),
+    ("hapax_reexecutions_total", "Executions after the first one of a record.", |it| &it.retried),
+    ("hapax_replays_total", "Outcomes that were replayed.", |it| &it.replayed),
     (
         "hapax_unprotected_total",
-        "Requests that ran without a record while the store was away.",
+        "Requests that were executed without a record while the store was unavailable.",
         |it| &it.unprotected,
     ),
     ("hapax_not_retained_total", "Responses too large to keep, or streamed.", |it| {
@@ -250,7 +250,7 @@ const ONE_EACH: [(&str, &str, Of); 6] = [
         "Idempotency-Outcome or -Retention of the upstream that were ignored.",
         |it| &it.invalid_override,
     ),
-    ("hapax_reconcile_questions_total", "Questions about unknown outcomes.", |it| &it.asked),
+    ("hapax_reconcile_questions_total", "Requests to reconcile URLs.", |it| &it.asked),
 ];
 
 fn by_code(counts: &[AtomicU64]) -> Series {
@@ -260,7 +260,7 @@ fn by_code(counts: &[AtomicU64]) -> Series {
     Code::ALL.iter().zip(counts).map(count).collect()
 }
 
-/// Of a route with a name, what never happened is left out: there may be many.
+/// Writes one series. For a named route zeros are omitted: there may be many routes.
 fn write_one(out: &mut String, name: &str, route: &str, labels: &str, count: u64) -> fmt::Result {
     match (route, labels) {
         ("", "") => writeln!(out, "{name} {count}"),
@@ -279,12 +279,12 @@ pub(super) fn label(route: &str) -> String {
     format!("route=\"{route}\"")
 }
 
-/// Counts what happens on a route.
+/// Counts the events of a route.
 #[derive(Debug)]
 pub(crate) struct RouteObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) counts: Arc<RouteCounts>,
-    /// How long its outcomes are kept, unless the upstream says otherwise.
+    /// Retention of its outcomes, unless the upstream sets another one.
     pub(crate) retention: Duration,
 }
 
@@ -312,7 +312,7 @@ impl Observer for RouteObserver {
             RequestEvent::NotRetained => add(&counts.not_retained),
             RequestEvent::InvalidOverride => add(&counts.invalid_override),
             RequestEvent::ReconcileStarted => add(&counts.asked),
-            // A later layer may tell of more.
+            // Later versions of the layer may emit more events.
             _ => {}
         }
     }

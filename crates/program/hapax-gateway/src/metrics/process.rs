@@ -1,4 +1,4 @@
-//! Figures of the process itself.
+//! Metrics of the process.
 
 use std::fmt::{self, Write};
 
@@ -6,8 +6,7 @@ use hapax_core::Timestamp;
 
 use super::head;
 
-/// Writes the build, the start of the gateway, and what Linux says of the process; elsewhere the
-/// first two alone.
+/// Writes the build, the start of the gateway and, on Linux, the figures of the process.
 pub(super) fn write(out: &mut String, started: Timestamp) -> fmt::Result {
     let name = "hapax_build_info";
     head(out, name, "gauge", "The version of the program; always 1.")?;
@@ -52,7 +51,7 @@ fn most_files() -> Option<u64> {
 fn cpu_seconds() -> Option<f64> {
     const TICKS: f64 = 100.0;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name, in parentheses, may hold spaces.
+    // The name, in parentheses, may contain spaces.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11).map(str::parse::<u64>);
     let (user, system) = (fields.next()?.ok()?, fields.next()?.ok()?);

@@ -1,4 +1,4 @@
-//! Header fields on their way through the proxy.
+//! Header fields that the proxy adds, removes and changes.
 
 use std::net::IpAddr;
 
@@ -19,23 +19,24 @@ const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-meth
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
-/// Makes a client's fields what the upstream is to get. `authority` stands in for a `Host` that an
-/// HTTP/1.0 client did not send.
+/// Changes a client's fields to those that the upstream gets. `authority` replaces the `Host` that
+/// an HTTP/1.0 client did not send.
 ///
-/// `Host` is the client's own: the upstream is to make the URLs that its clients know. What a
-/// peer that is believed says about who is behind it is kept, and `X-Forwarded-For` added to; from
-/// anyone else it could be a lie and is replaced. `Forwarded` (RFC 7239) is passed on or dropped by the
-/// same rule, and never made: services would have to choose between two accounts.
+/// `Host` stays the client's, because the upstream must create URLs that its clients know. The
+/// forwarding fields of a trusted peer are kept, and its address is appended to `X-Forwarded-For`;
+/// those of any other peer could be forged and are replaced. `Forwarded` (RFC 7239) is passed on or
+/// dropped by the same rule, and never added, because services would have to choose between two
+/// sources.
 pub(super) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Authority) {
     let trailers = has_token(headers, &TE, "trailers");
     drop_hop_by_hop(headers);
     if trailers {
-        // Trailers pass through this proxy, so what the client can take the upstream may send.
+        // This proxy passes trailers, so the upstream may send those that the client accepts.
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    // The client was told to go on when its body was first read.
+    // The client got `100 Continue` when its body was first read.
     headers.remove(EXPECT);
-    // Written anew by hyper from the body that is sent, unless it is empty.
+    // hyper sets it from the body that is sent, unless the body is empty.
     headers.remove(CONTENT_LENGTH);
     if let Entry::Vacant(entry) = headers.entry(HOST)
         && let Ok(host) = HeaderValue::from_str(authority.as_str())
@@ -46,16 +47,17 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Autho
     headers.append(VIA, via(peer));
 }
 
-/// RFC 9110 7.6.3: which protocol the request came in. Responses bear none, as is a gateway's choice.
+/// Returns `Via` with the protocol of the request (RFC 9110 7.6.3). Responses have none, which a
+/// gateway may choose.
 const fn via(peer: Peer) -> HeaderValue {
     HeaderValue::from_static(if peer.http2 { "2 hapax" } else { "1.1 hapax" })
 }
 
-/// The fields of a question about a request: its own, and what the request is.
+/// Returns the fields of an auth request: those of the request, and a description of it.
 ///
-/// Left out is what describes its body, which is not sent; what would make another question of it
-/// (conditions, ranges); and whatever a client may say about what its request is. `authority` is that
-/// of whoever is asked.
+/// It omits fields about the body, which is not sent; fields that would change the auth request
+/// (conditions, ranges); and any description of the request by the client. `authority` is that of
+/// the auth server.
 pub(crate) fn question(
     request: &Parts,
     peer: Peer,
@@ -81,7 +83,7 @@ pub(crate) fn question(
     Ok(headers)
 }
 
-/// Whether a field speaks of the body, or of which answer is wanted.
+/// Returns whether a field is about the body, or about the wanted part or version of the response.
 fn is_of_the_message(plain: &str) -> bool {
     plain.starts_with("if-")
         || matches!(
@@ -90,27 +92,27 @@ fn is_of_the_message(plain: &str) -> bool {
         )
 }
 
-/// Makes an answer of somebody else, read whole, what the client is to get.
+/// Changes a complete response of an auth server to one for the client.
 pub(crate) fn from_another<B>(response: &mut Response<B>) {
     let headers = response.headers_mut();
     drop_hop_by_hop(headers);
     drop_own(headers, false);
-    // Written anew from the body.
+    // hyper sets it from the body.
     headers.remove(CONTENT_LENGTH);
     headers.remove(TRAILER);
     *response.version_mut() = http::Version::HTTP_11;
 }
 
-/// Says of an empty body that it is empty, where that goes without saying no more: servers answer a
-/// POST without a length with 411 (RFC 9110 8.6). `said`: the client did.
+/// Declares the length of an empty body where it is not implied: servers answer a POST without a
+/// length with 411 (RFC 9110 8.6). `said` is true if the client declared it.
 pub(super) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
     if said || [Method::POST, Method::PUT, Method::PATCH].contains(method) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
 }
 
-/// Has `Host` name the host, in lower case, as it does for everybody from here on: of a target in
-/// absolute form it is the target's, whatever the field says (RFC 9112 3.2.2).
+/// Sets `Host` to the host in lower case. For a target in absolute form it is the target's,
+/// regardless of the field (RFC 9112 3.2.2).
 pub(crate) fn name_host(headers: &mut HeaderMap, target: &Uri) {
     let host = match (target.authority(), headers.get(HOST)) {
         (Some(authority), _) => match authority.port() {
@@ -125,26 +127,26 @@ pub(crate) fn name_host(headers: &mut HeaderMap, target: &Uri) {
     }
 }
 
-/// Makes an upstream's fields what the client is to get.
+/// Changes an upstream's fields to those that the client gets.
 pub(super) fn to_client(headers: &mut HeaderMap) {
     if headers.contains_key(TRANSFER_ENCODING) {
-        // The coding said where the body ends; the length may be a lie (RFC 9112 6.3).
+        // The coding decided where the body ends; the length may be wrong (RFC 9112 6.3).
         headers.remove(CONTENT_LENGTH);
     }
     drop_hop_by_hop(headers);
 }
 
-/// Removes every field of Hapax's own: names that begin with `idempotency-`. From a client's request
-/// all but the key, which is the upstream's to see.
+/// Removes every field whose name begins with `idempotency-`. With `keep_key`, a client's key
+/// stays, which the upstream may read.
 ///
-/// An underscore counts as a hyphen: CGI and its heirs cannot tell them apart.
+/// An underscore counts as a hyphen: CGI and similar interfaces cannot distinguish them.
 pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
     drop_where(headers, |name| {
         plain(name).starts_with("idempotency-") && !(keep_key && *name == IDEMPOTENCY_KEY)
     });
 }
 
-/// Removes every field whose name is meant.
+/// Removes every field whose name `is_meant` returns true for.
 pub(crate) fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName) -> bool) {
     let meant: Vec<HeaderName> = headers.keys().filter(|name| is_meant(name)).cloned().collect();
     for name in meant {
@@ -152,13 +154,13 @@ pub(crate) fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName)
     }
 }
 
-/// A name as CGI and its heirs tell it from others.
+/// Returns a name as CGI and similar interfaces see it.
 pub(crate) fn plain(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
-/// RFC 9110 7.6.1: fields that concern one connection only, and those that `Connection` names, but
-/// for those without which the message would be another one.
+/// Removes the fields that concern one connection only, and those that `Connection` names (RFC 9110
+/// 7.6.1), except those without which the message would change.
 fn drop_hop_by_hop(headers: &mut HeaderMap) {
     let mut gone = named_by_connection(headers);
     gone.retain(|name| ![HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(name));
@@ -177,7 +179,7 @@ pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) ->
 }
 
 fn forwarded(headers: &mut HeaderMap, peer: Peer) {
-    // Spelled with underscores they are nobody's but of one who wants to be believed.
+    // Such a spelling is only used to forge the field.
     drop_where(headers, |name| {
         name.as_str().contains('_') && plain(name).starts_with("x-forwarded-")
     });
@@ -194,7 +196,7 @@ fn forwarded(headers: &mut HeaderMap, peer: Peer) {
     }
 }
 
-/// One line, in the order of the hops.
+/// Appends an address to `X-Forwarded-For`, as one line in the order of the hops.
 fn append_for(headers: &mut HeaderMap, ip: IpAddr) {
     let mut line = Vec::new();
     for value in headers.get_all(X_FORWARDED_FOR) {
@@ -342,7 +344,7 @@ mod tests {
         ];
         let anyone = [&common[..], &[("x-forwarded-for", "198.51.100.9")]].concat();
         assert_eq!(asked("198.51.100.9:1"), (map(&anyone), None));
-        // A proxy on the same machine is believed what it says of its client, not of the request.
+        // A proxy on the same machine is trusted for its client, not for the request.
         let proxy = [&common[..], &[("x-forwarded-for", "10.0.0.1, 127.0.0.1")]].concat();
         assert_eq!(asked("127.0.0.1:1"), (map(&proxy), Some(HeaderValue::from_static("root"))));
     }

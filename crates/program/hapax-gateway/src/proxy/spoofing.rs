@@ -1,4 +1,4 @@
-//! Names of header fields that a client must not bear, or bear in another spelling.
+//! Header fields that a client must not send, or must not send in another spelling.
 
 use hapax_http::fingerprint::METHOD_OVERRIDES;
 use http::Method;
@@ -7,7 +7,7 @@ use http::header::{HeaderMap, HeaderName};
 use super::Peer;
 use super::headers::{drop_own, drop_where, plain};
 
-/// Fields that are told from others by their names: those that count for the layer on a route.
+/// Header fields that the layer reads on a route, and their names with hyphens for underscores.
 #[derive(Debug)]
 pub(crate) struct ProtectedHeaders(Vec<(HeaderName, String)>);
 
@@ -16,9 +16,10 @@ impl ProtectedHeaders {
         Self(names.into_iter().map(|name| (name.clone(), plain(name))).collect())
     }
 
-    /// Removes from a request what its service could take for something else than is known of it here.
+    /// Removes the fields of a request from which its service could conclude something else than
+    /// the gateway did.
     ///
-    /// To be done before anything is added, such as what an auth answer gives.
+    /// It must be called before fields are added, such as those of an auth response.
     pub(crate) fn drop_spoofed(&self, headers: &mut HeaderMap, peer: Peer) {
         drop_where(headers, |name| {
             let plain = plain(name);
@@ -28,7 +29,7 @@ impl ProtectedHeaders {
         });
     }
 
-    /// Removes from trailers what belongs into a head: some services put them together.
+    /// Removes from trailers the fields that belong into a head: some services merge the two.
     pub(crate) fn drop_from_trailers(&self, trailers: &mut HeaderMap) {
         drop_own(trailers, false);
         drop_where(trailers, |name| {
@@ -41,8 +42,9 @@ impl ProtectedHeaders {
         });
     }
 
-    /// An underscore counts as a hyphen for CGI and its heirs: of two fields that the layer tells apart
-    /// they see one, and not the one that counted.
+    /// Returns whether a field is another spelling of a protected one. CGI and similar interfaces
+    /// take an underscore for a hyphen: of two fields that differ for the layer they would see one,
+    /// and not the one that counted.
     fn is_other_spelling(&self, name: &HeaderName, plain: &str) -> bool {
         let mut same = self.0.iter().filter(|(_, it)| it == plain).peekable();
         match same.peek() {
@@ -52,7 +54,7 @@ impl ProtectedHeaders {
     }
 }
 
-/// The methods that a request's fields would have it be.
+/// Returns the methods that fields of a request would replace its method with.
 pub(crate) fn overriding(headers: &HeaderMap) -> impl Iterator<Item = Method> {
     let named = headers.iter().filter(|(name, _)| is_override(&plain(name)));
     named
@@ -60,22 +62,22 @@ pub(crate) fn overriding(headers: &HeaderMap) -> impl Iterator<Item = Method> {
         .filter_map(|method| Method::from_bytes(&method.trim_ascii().to_ascii_uppercase()).ok())
 }
 
-/// Whether some services let a field say which method a request has.
+/// Returns whether some services take the method of a request from this field.
 fn is_override(plain: &str) -> bool {
     METHOD_OVERRIDES.iter().any(|name| name == plain)
 }
 
-/// Whether a field says what was asked for before a proxy wrote the target anew.
+/// Returns whether a field contains the target from before a proxy rewrote it.
 fn is_target(plain: &str) -> bool {
     matches!(plain, "x-original-url" | "x-rewrite-url")
 }
 
-/// Whether a field says who is behind whoever sends it.
+/// Returns whether a field names the client behind a proxy.
 fn is_forwarded(plain: &str) -> bool {
     plain.starts_with("x-forwarded-") || matches!(plain, "forwarded" | "x-real-ip")
 }
 
-/// Whether a field says what a message is, or who sent it, to everybody who speaks HTTP.
+/// Returns whether a field describes a message or its sender in HTTP generally.
 fn is_of_the_message(plain: &str) -> bool {
     plain.starts_with("proxy-")
         || is_override(plain)
@@ -122,7 +124,7 @@ mod tests {
     fn what_counts_has_one_spelling() {
         let fields = ["x-user", "x_user", "x_tenant", "x-tenant", "x_other", "content_length"];
         assert_eq!(left(&["x-user", "x_tenant"], &fields, true), ["x-user", "x_other", "x_tenant"]);
-        // Where both count, none is another one.
+        // If both names count, neither is a spelling of the other.
         assert_eq!(left(&["x-user", "x_user"], &fields[..2], true), ["x-user", "x_user"]);
     }
 

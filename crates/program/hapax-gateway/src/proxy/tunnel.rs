@@ -1,5 +1,5 @@
-//! Connections that leave HTTP (RFC 9110 7.8), such as those of WebSockets: passed on where nothing is
-//! protected, and from then on bytes in both directions.
+//! Connections that switch to another protocol (RFC 9110 7.8), such as WebSocket. They are allowed
+//! on unprotected routes; from then on, bytes are forwarded in both directions.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,29 +15,30 @@ use tokio::time::{Instant, sleep_until};
 use super::headers::has_token;
 use crate::upstream::{Metered, Switched, Tunnel};
 
-/// A request extension: what becomes of the client's connection, if it can leave HTTP. Of all clones
-/// there is one tunnel.
+/// A request extension: the upstream's connection after a switch, if the client's connection can
+/// switch protocols. Clones share one tunnel.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Switch(Arc<Mutex<Option<Tunnel>>>);
 
 impl Switch {
-    /// Where the connection goes, once it has left HTTP.
+    /// Returns the upstream's connection once both have switched protocols.
     pub(crate) fn take(&self) -> Option<Tunnel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Goes where the upstream went; into which protocol.
+    /// Takes the upstream's connection from its response; returns the new protocol.
     pub(super) fn follow<B>(&self, response: &mut Response<B>) -> Option<HeaderValue> {
         let tunnel = response.extensions_mut().remove::<Switched>()?.take()?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
-        // It has to say which (RFC 9110 15.2.2); who does not is followed all the same.
+        // The response must name it (RFC 9110 15.2.2); one that does not is followed nevertheless.
         let said = response.headers().get(UPGRADE).cloned();
         Some(said.unwrap_or_else(|| HeaderValue::from_static("unknown")))
     }
 }
 
-/// Whether a request asks for another protocol, and may have it: nothing is protected and nothing
-/// of it is left to be sent. Other versions of HTTP, and TLS, are for the next hop to ask for.
+/// Returns the switch and the protocol if a request wants another protocol and may have it: it is
+/// not protected and has no body. Other versions of HTTP, and TLS, concern each hop separately and
+/// are ignored.
 pub(super) fn wanted(parts: &Parts, is_empty: bool) -> Option<(Switch, HeaderValue)> {
     let mut named = parts.headers.get_all(UPGRADE).iter();
     let (Some(protocol), None) = (named.next(), named.next()) else { return None };
@@ -50,14 +51,14 @@ pub(super) fn wanted(parts: &Parts, is_empty: bool) -> Option<(Switch, HeaderVal
     (foreign && asked && free).then(|| (switch.clone(), protocol.clone()))
 }
 
-/// Says of a message that it is about another protocol.
+/// Adds the fields that request or announce another protocol.
 pub(super) fn ask(headers: &mut HeaderMap, protocol: &HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol.clone());
 }
 
-/// Passes bytes on in both directions until both sides have ended, one fails, or neither says anything
-/// for as long as it may be silent. `read`: what the client said already.
+/// Forwards bytes in both directions until both sides have ended, one fails, or neither sends
+/// anything for the idle timeout. `read` has bytes that the client sent already.
 pub(crate) async fn run<S>(client: S, read: &[u8], tunnel: Tunnel) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin,

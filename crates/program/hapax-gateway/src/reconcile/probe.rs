@@ -1,8 +1,9 @@
 //! StoreFinding out at start whether a reconcile URL answers as it must.
 //!
-//! The question is about an operation that never existed: a random key and operation id, and fence 0,
-//! which no execution has. The one right answer is 404 with the marker. A mistyped URL, a router that
-//! does not know the path, or a service that needs credentials shows itself here, not after a crash.
+//! The probe requests an operation that never existed: a random key and operation id, and fence 0,
+//! which no execution has. The only correct response is 404 with the marker. So a mistyped URL, a
+//! router without the path, or a service that requires credentials is found at start, not after a
+//! crash.
 
 use hapax_core::{Entropy, EntropyError, SystemEntropy};
 use hapax_http::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OPERATION_ID};
@@ -13,8 +14,8 @@ use crate::store::StoreFinding;
 use hapax_core::diagnose::Severity;
 
 impl ReconcileClient {
-    /// Asks about an operation that never existed. Returns `None` where the answer is right, else
-    /// what is wrong with it.
+    /// Requests an operation that never existed. Returns `None` if the response is correct, else a
+    /// description of the failure.
     async fn probe(&self) -> Option<String> {
         let said = match self.ask_of_nothing().await {
             Ok(ReconcileReply::DidNotHappen) => return None,
@@ -27,16 +28,13 @@ impl ReconcileClient {
             }
             _ => "retries of unknown outcomes would get 409 outcome-unknown",
         };
-        Some(format!(
-            "{} when asked about an operation that never existed: {effect}",
-            said.describe()
-        ))
+        Some(format!("{} for an operation that never existed: {effect}", said.describe()))
     }
 
     async fn ask_of_nothing(&self) -> Result<ReconcileReply, EntropyError> {
         let mut request = self.request();
         let headers = request.headers_mut();
-        // The route's key header is the last of those that are shown.
+        // The route's key header is the last one of `shown`.
         let key = self.shown.last().cloned().unwrap_or(IDEMPOTENCY_KEY);
         for name in [key, IDEMPOTENCY_OPERATION_ID] {
             let mut random = [0; 32];
@@ -52,7 +50,7 @@ impl ReconcileClient {
     }
 }
 
-/// Probes a reconcile URL, and warns where its answer is not the right one.
+/// Probes a reconcile URL, and warns if the response is not correct.
 pub(crate) async fn warn_of(reconciler: ReconcileClient) {
     match reconciler.probe().await {
         Some(found) => tracing::warn!(

@@ -1,43 +1,42 @@
-//! A request's path, as whoever serves it may read it.
+//! Readings of a request's path.
 //!
-//! Which route a request falls under is decided here, what it does is decided by the upstream, and
-//! the two may read one path differently. If they do, a client can have a request executed under
-//! another policy than the one that was written for it. So a path has *readings*:
+//! The gateway chooses the route of a request, the upstream chooses what it executes, and the two
+//! may read one path differently. Then a client could have a request executed under another policy
+//! than the one for its path. So a path has *readings*:
 //!
 //! 1. The *plain* one: percent-decoded once (RFC 3986 2.1), without dot segments (5.2.4), empty
 //!    segments and a slash at its end. An encoded slash is part of its segment.
-//! 2. Others, of servers that read something more into it: that decode twice, take `%2F` or a
-//!    backslash for a slash, cut off `;parameters`, take an encoded `?` or `#` for the end of the
-//!    path, merge slashes before they resolve dot segments and not after, leave dot segments as they
-//!    are, drop dots and spaces at a segment's end, or take what follows the last dot for the wanted
-//!    format of an answer (`/payments.json`). In any combination, as far as the path gives occasion to.
+//! 2. The others, of servers that decode twice, take `%2F` or a backslash for a slash, cut off
+//!    `;parameters`, take an encoded `?` or `#` for the end of the path, merge slashes before they
+//!    resolve dot segments and not after, keep dot segments, drop dots and spaces at a segment's
+//!    end, or take the part after the last dot for the wanted format of a response
+//!    (`/payments.json`). All combinations count for which the path has the characters.
 //!
-//! A path without occasion, as nearly all are, has one reading. What decodes to control characters
-//! or to no UTF-8, is no percent-encoding (`%zz`), is encoded more than [`DEPTH`] times over, or is
-//! longer than [`MAX_ODD`] and has several readings, has *none* that could be relied upon. A percent
-//! sign that encodes nothing once the path was decoded (`100%25`) stays as it is, and everything else
-//! is decoded further: so do servers that decode twice.
+//! Nearly all paths have only the plain reading. A path has *no* reliable reading if it decodes to
+//! control characters or to invalid UTF-8, is not a percent-encoding (`%zz`), is encoded more than
+//! [`DEPTH`] times, or is longer than [`MAX_ODD`] and has several readings. A percent sign that
+//! encodes nothing once the path was decoded (`100%25`) stays unchanged, and the rest is decoded
+//! further, as by servers that decode twice.
 
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode_str;
 
-/// How often a path may be encoded over and over.
+/// Largest number of times that a path may be encoded.
 const DEPTH: usize = 3;
 
-/// The longest path, in bytes, that is read in several ways: each takes time.
+/// Longest path, in bytes, that is read in several ways, because each reading takes time.
 const MAX_ODD: usize = 2048;
 
-/// Stands for a slash that does not separate. Paths with such a character have no readings, and
-/// patterns cannot contain it.
+/// Represents a slash that does not separate segments. Paths with this character have no readings,
+/// and patterns cannot contain it.
 const SLASH: char = '\u{1}';
 
-/// All readings of `path`, the plain one first; `None` where there are none to rely upon.
+/// Returns all readings of `path`, the plain one first; `None` if there are no reliable ones.
 ///
-/// Each begins with a slash, is in lower case as far as it is ASCII, and has neither empty segments
-/// nor a slash at its end, unless it is `/`.
-/// `named`: of a reading, whether a route says that its last segment is called so, dot and all; then what
-/// follows the dot is no format.
+/// Each begins with a slash, is in lower case where it is ASCII, and has no empty segments and no
+/// slash at its end, unless it is `/`. `named` returns whether a route names the last segment of a
+/// reading including its dot; then the part after the dot is not a format.
 pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     let once = decode(path)?;
     let levels = levels(once)?;
@@ -69,7 +68,7 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
     Some(found)
 }
 
-/// What a server may do beyond the plain.
+/// Set of the deviations from the plain reading.
 #[derive(Clone, Copy)]
 struct Odd(u16);
 
@@ -78,17 +77,17 @@ impl Odd {
     const SLASH: Self = Self(2);
     /// A backslash separates.
     const BACKSLASH: Self = Self(4);
-    /// From a semicolon on, a segment is parameters.
+    /// Parameters of a segment begin at a semicolon.
     const PARAMETERS: Self = Self(8);
     /// `%3F` and `%23` end the path.
     const END: Self = Self(16);
     /// Slashes are merged before dot segments are resolved.
     const MERGE: Self = Self(32);
-    /// Dot segments are segments like others.
+    /// Dot segments are ordinary segments.
     const DOTS: Self = Self(64);
-    /// Dots and spaces at the end of a segment are not there.
+    /// Dots and spaces at the end of a segment are dropped.
     const TAIL: Self = Self(128);
-    /// What follows the last dot of the last segment is no part of its name.
+    /// The part after the last dot of the last segment is not part of its name.
     const FORMAT: Self = Self(256);
     const ALL: [Self; 8] = [
         Self::SLASH,
@@ -105,8 +104,8 @@ impl Odd {
         self.0 & other.0 != 0
     }
 
-    /// What a path, decoded once and more, gives occasion to. Too much is harmless: its readings are
-    /// the same then.
+    /// Returns the deviations that can apply to a path, decoded once and more. Too many are
+    /// harmless: their readings are equal.
     fn of(levels: &[String]) -> Self {
         let mut odd = 0;
         let mut add = |occasion: Self, there: bool| odd |= if there { occasion.0 } else { 0 };
@@ -115,7 +114,7 @@ impl Odd {
         add(Self::BACKSLASH, any(&['\\']));
         add(Self::PARAMETERS, any(&[';']));
         add(Self::END, any(&['?', '#']));
-        // Other occasions may be what makes a segment of one.
+        // Other deviations may cut a segment so that it becomes a dot segment.
         let segments = levels.iter().flat_map(|text| text.split(['/', SLASH, '\\']));
         let cuts: [&[char]; 3] = [&[';'], &['?', '#'], &[';', '?', '#']];
         let segments = segments.flat_map(|segment| {
@@ -126,7 +125,7 @@ impl Odd {
         add(Self::DOTS, dots);
         add(Self::MERGE, dots);
         add(Self::TAIL, segments.iter().any(|segment| segment.ends_with(['.', ' '])));
-        // Which segment is the last may be another question.
+        // Deviations may change which segment is the last one.
         let last = |text: &str| text.trim_end_matches('/').rsplit('/').next().map(str::to_owned);
         let last = levels.iter().filter_map(|text| last(text)).any(|it| it.contains('.'));
         let is_odd = odd != 0;
@@ -137,7 +136,7 @@ impl Odd {
     }
 }
 
-/// Decodes once. A slash that was encoded is a [`SLASH`] from then on.
+/// Decodes once. An encoded slash becomes a [`SLASH`].
 fn decode(path: &str) -> Option<String> {
     let mut rest = path.as_bytes();
     while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
@@ -161,8 +160,8 @@ fn decode(path: &str) -> Option<String> {
     Some(decoded)
 }
 
-/// The path decoded once, twice and so on, until nothing is encoded; `None` if that is deeper than
-/// [`DEPTH`], or leads to what [`decode`] has no text for.
+/// Returns the path decoded once, twice and so on, until nothing is encoded; `None` if it is
+/// encoded more than [`DEPTH`] times, or if [`decode`] fails.
 fn levels(once: String) -> Option<Vec<String>> {
     let mut levels = vec![once];
     loop {
@@ -178,7 +177,7 @@ fn levels(once: String) -> Option<Vec<String>> {
     }
 }
 
-/// Encodes the percent signs that encode nothing: decoding leaves them as they are.
+/// Encodes the percent signs that encode nothing, so that decoding leaves them unchanged.
 fn escape_lone_percents(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for (index, char) in text.char_indices() {
@@ -228,7 +227,7 @@ fn read(text: &str, odd: Odd) -> String {
     reading
 }
 
-/// Of a segment of nothing else, the dots stay.
+/// Removes dots and spaces at the end; the dots of a segment of only these stay.
 fn without_tail(segment: &str) -> &str {
     match segment.trim_end_matches(['.', ' ']) {
         "" => segment.trim_end_matches(' '),
@@ -319,7 +318,7 @@ mod tests {
             ("/%25/../%2570ayments", "/payments"),
             ("/x%25zz/%252e%252e/%2570ayments", "/payments"),
             ("/100%25/..%252f%2570ayments", "/payments"),
-            // Decoded twice it is this, decoded three times it is not.
+            // It is this path when decoded twice, and another one when decoded three times.
             ("/%2570ayments/%25252e/..", "/payments"),
             ("/%252e%252e/%25252e/payments", "/payments"),
             ("/a//../payments", "/payments"),
@@ -357,7 +356,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever it is, it is read without a panic, in few ways, and normal ones.
+        /// Any text is read without a panic, in few ways, and into normalised readings.
         #[test]
         fn readings_are_normal(path in "/[a-zA-Z0-9./%;\\\\?#éÿ25ef_-]{0,40}") {
             for reading in readings(&path).into_iter().flatten() {
@@ -368,7 +367,7 @@ mod tests {
             prop_assert!(readings(&path).is_none_or(|found| found.len() <= 768));
         }
 
-        /// What a path gives no occasion to changes nothing.
+        /// Deviations that cannot apply to a path change nothing.
         #[test]
         fn no_occasion_is_missed(path in "/[a.%;?#\\\\/025cef]{0,24}", bits in 0_u16..512) {
             if let (Some(found), Some(once)) = (readings(&path), decode(&path)) {
@@ -379,8 +378,8 @@ mod tests {
             }
         }
 
-        /// Any character may be encoded, once or twice, and any dot segment or slash added: what was
-        /// meant is among the readings, and is the plain one where nothing was encoded twice.
+        /// If any characters are encoded, once or twice, and dot segments or slashes are added, the
+        /// original path is among the readings, and is the plain one if nothing was encoded twice.
         #[test]
         fn what_was_meant_is_found(
             segments in proptest::collection::vec("[a-z]{1,6}", 1..4),

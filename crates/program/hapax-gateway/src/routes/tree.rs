@@ -1,17 +1,18 @@
-//! Patterns, segment by segment.
+//! Tree of path patterns, by segment.
 //!
-//! At each segment its own text counts before `{any}`, and that before the rest, `{*rest}`. So of the
-//! patterns that match the most specific counts, from the left, and `/payments/{id}/receipt` may be an
-//! exception to `/payments/{*rest}`; matchit, which axum has, refuses to have both.
+//! At each segment a literal text takes precedence over `{any}`, and that over the rest, `{*rest}`.
+//! So the most specific of the matching patterns applies, compared from the left, and
+//! `/payments/{id}/receipt` may be an exception to `/payments/{*rest}`; matchit, which axum uses,
+//! rejects this combination.
 
 use std::collections::BTreeMap;
 
-/// Patterns, and what each stands for.
+/// Patterns and their values.
 #[derive(Clone, Debug)]
 pub(super) struct Tree<T> {
-    /// Of a pattern that ends here.
+    /// Value of a pattern that ends here.
     here: Option<T>,
-    /// Of a pattern for whatever follows, nothing included.
+    /// Value of a pattern for any remaining segments, including none.
     rest: Option<T>,
     named: BTreeMap<String, Tree<T>>,
     any: Option<Box<Tree<T>>>,
@@ -23,17 +24,17 @@ impl<T> Default for Tree<T> {
     }
 }
 
-/// Why a pattern cannot be added.
+/// Reasons for which a pattern cannot be added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PatternError<T> {
-    /// It is no pattern.
+    /// The pattern is invalid.
     Unreadable(&'static str),
-    /// This one is for the same paths.
+    /// This value's pattern matches the same paths.
     Taken(T),
 }
 
 impl<T: Copy> Tree<T> {
-    /// Adds a pattern: in lower case, like the paths that are looked for.
+    /// Adds a pattern, in lower case like the paths that are looked up.
     pub(super) fn insert(&mut self, pattern: &str, value: T) -> Result<(), PatternError<T>> {
         let mut node = self;
         let mut segments = segments(pattern).peekable();
@@ -56,12 +57,13 @@ impl<T: Copy> Tree<T> {
         take(&mut node.here, value)
     }
 
-    /// What the most specific pattern stands for.
+    /// Returns the value of the most specific pattern.
     pub(super) fn find(&self, path: &str) -> Option<T> {
         self.look(&segments(path).collect::<Vec<_>>())
     }
 
-    /// A node is as deep as the path is long, so that each is looked at once, whatever the path.
+    /// Visits each node at most once for any path, since a node's depth is the number of segments
+    /// before it.
     fn look(&self, path: &[&str]) -> Option<T> {
         let Some((first, left)) = path.split_first() else { return self.here.or(self.rest) };
         let named = self.named.get(*first).and_then(|node| node.look(left));
@@ -79,12 +81,12 @@ fn take<T: Copy>(place: &mut Option<T>, value: T) -> Result<(), PatternError<T>>
     }
 }
 
-/// Of `/`, none.
+/// Returns the segments of a path; `/` has none.
 fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|segment| !segment.is_empty())
 }
 
-/// The name, with `*` for the rest; `None` for a segment that is text.
+/// Returns a parameter's name, with `*` for the rest; `None` for a literal segment.
 fn parameter(segment: &str) -> Result<Option<&str>, &'static str> {
     if !segment.contains(['{', '}']) {
         return Ok(None);
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn looking_takes_no_longer_than_there_are_patterns() {
-        // With a search that looked at nodes again, this would not end.
+        // A search that visits nodes repeatedly would not end.
         let depth = 40;
         let patterns: Vec<String> = (0..depth)
             .map(|at| {

@@ -1,4 +1,4 @@
-//! What would silently break a store's promise.
+//! Diagnosis of a store: settings that would silently break a guarantee.
 
 use std::error::Error;
 use std::fmt;
@@ -20,13 +20,13 @@ use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 pub struct StoreFinding {
     /// How bad it is.
     pub severity: Severity,
-    /// What was looked at, in a word.
+    /// Subject, in a word.
     pub subject: String,
-    /// What was found.
+    /// State that was found.
     pub found: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// Fix; empty if nothing must be done.
     pub fix: String,
-    /// The operators' address of the gateway that has the store open, and so can say more.
+    /// Operators' address of the gateway that has the store open, and can report more.
     #[serde(skip)]
     pub gateway: Option<SocketAddr>,
 }
@@ -56,7 +56,7 @@ impl StoreFinding {
         Self { severity, subject, found, fix, gateway: None }
     }
 
-    /// The finding of a store that is another one than the gateway used before.
+    /// Returns the finding of a store that is not the one that the gateway used before.
     #[must_use]
     pub fn unconfirmed() -> Self {
         Self::new(
@@ -68,14 +68,15 @@ impl StoreFinding {
         )
     }
 
-    /// The finding of a gateway that has the store open and does not say whether it is confirmed.
+    /// Returns the finding of a gateway that has the store open and did not report whether it is
+    /// confirmed.
     pub fn not_asked(error: impl fmt::Display) -> Self {
-        let found = format!("the process that has it open does not say: {error}");
+        let found = format!("the process that has it open did not report it: {error}");
         Self::new(Severity::Unknown, "unconfirmed store", found, "")
     }
 }
 
-/// Free bytes below which a `file:` store refuses new keys soon, or already.
+/// Free bytes below which a `file:` store rejects new keys soon, or already.
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
 
@@ -83,7 +84,7 @@ const SALVAGE: &str = "stop the gateway, write what is whole to a new file with 
                        --salvage OLD NEW`, and keep the old one";
 
 impl StoreOpener {
-    /// Looks at the store without changing what is in it; at a server also where it would not be
+    /// Diagnoses the store without changing its records, on a server even if the store could not be
     /// opened.
     ///
     /// # Errors
@@ -95,8 +96,8 @@ impl StoreOpener {
             StoreUrl::Memory => findings.push(StoreFinding::new(
                 Severity::Risk,
                 "memory",
-                "records are forgotten when the process ends",
-                "keep what matters in a file or in Postgres",
+                "records are lost when the process ends",
+                "use a file or Postgres for records that matter",
             )),
             StoreUrl::File(path) => findings.extend(self.file_findings(path).await?),
             StoreUrl::Redis(url) => findings.extend(self.redis_findings(url).await?),
@@ -110,14 +111,14 @@ impl StoreOpener {
         if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
             let opens = self.opens().await;
             if self.secret_file.is_none() && opens.iter().any(|it| it.subject == "secret") {
-                // There is one: to make another would be the wrong advice.
+                // There is a secret: advice to create another one would be wrong.
                 findings.retain(|finding| finding.subject != "secret");
             }
             if url.is_in_the_clear() {
                 findings.push(StoreFinding::new(
                     Severity::Risk,
                     "transport",
-                    "passwords and what is not sealed can be read on the way",
+                    "passwords and unsealed data can be read on the network",
                     "use rediss://, or sslmode=require, unless the network is trusted",
                 ));
             }
@@ -130,7 +131,7 @@ impl StoreOpener {
                     StoreFinding::new(
                         Severity::Broken,
                         "cache",
-                        "there is no secret: whoever writes to the cache could make up answers",
+                        "there is no secret: other writers to the cache could forge responses",
                         "name one by --secret-file; without it no gateway starts with a cache",
                     )
                 }
@@ -161,9 +162,9 @@ impl StoreOpener {
                 return vec![StoreFinding::new(
                     Severity::Risk,
                     "secret",
-                    "there is none: whoever reads the store reads responses and can guess keys",
+                    "there is none: a reader of the store can read responses and guess keys",
                     "before the store is first used make one (umask 077; openssl rand -hex 32) and \
-                     name it by --secret-file everywhere; later it is refused",
+                     name it by --secret-file everywhere; one that is added later is rejected",
                 )];
             }
         };
@@ -183,7 +184,7 @@ impl StoreOpener {
         findings
     }
 
-    /// Whether a gateway used the store before, with whichever secret.
+    /// Returns whether a gateway used the store before, with any secret.
     fn is_remembered(&self) -> bool {
         self.known(None).is_some()
     }
@@ -243,7 +244,7 @@ impl StoreOpener {
                 .into(),
                 "name the file that the others use by --secret-file, or none, where they have none",
             ),
-            // Found already: what the server is, and that its tables are to be made.
+            // Other findings cover the server's fitness and missing tables.
             (Some(hapax_redis::RedisConnectError::Unfit(_)), _)
             | (
                 _,
@@ -254,7 +255,7 @@ impl StoreOpener {
                     | hapax_postgres::PostgresConnectError::Forgetful(_),
                 ),
             ) => Vec::new(),
-            _ => broken("start", error.to_string(), "no gateway starts until that is mended"),
+            _ => broken("start", error.to_string(), "fix this before a gateway starts"),
         }
     }
 
@@ -296,7 +297,8 @@ impl StoreOpener {
             findings.push(writable(folder.unwrap_or(Path::new("."))));
             return Ok(findings);
         }
-        // Before it is opened, which after a crash reads all of it and says less of what it finds.
+        // Before it is opened: after a crash, opening reads the complete file and reports fewer
+        // details.
         let examined = path.to_owned();
         let examined = tokio::task::spawn_blocking(move || hapax_file::examine(&examined));
         match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
@@ -322,12 +324,12 @@ impl StoreOpener {
                 Severity::Broken,
                 "records",
                 error.to_string(),
-                "put back a backup, or begin anew: what the file held is forgotten then",
+                "restore a backup, or start anew: the records of this file are lost then",
             )),
-            // Opening says it as well.
+            // Opening returns the same error.
             Err(_) => {}
         }
-        // A cache that is away is another matter.
+        // The cache is diagnosed separately.
         match (Self { cache: None, make: false, ..self.clone() }).open().await {
             Ok(opened) => {
                 findings.push(StoreFinding::new(Severity::Fine, "file", "it opens", ""));
@@ -335,7 +337,7 @@ impl StoreOpener {
                 findings.extend(opened.is_replaced().then(StoreFinding::unconfirmed));
                 opened.close().await;
             }
-            // Whoever has it open could.
+            // The process that has it open could report more.
             Err(StoreOpenError::File { source: OpenError::InUse { pid, admin, .. }, .. }) => {
                 let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
                 let found = format!("it is open in {who}");
@@ -358,7 +360,7 @@ impl StoreOpener {
     }
 }
 
-/// Records that are looked at. Ids are hashes, so that the first ones are as good as any.
+/// Number of sampled records. Ids are hashes, so the first ones are a fair sample.
 const SAMPLE: u32 = 10_000;
 
 /// Returns whether the secrets open what is in the store: an operator may have replaced one in the

@@ -1,11 +1,12 @@
-//! The identity of the store that a gateway remembers, so that an emptied or replaced one is noticed.
+//! Stored identity of the store, by which an emptied or replaced one is detected.
 //!
-//! Stores on servers compare the identity in each claim. A file cannot be emptied while it is open, so
-//! that it is compared when it is opened. The identities are in a small file beside the secret: a line
-//! for each store, with its URL, a name of the secret from which the secret does not follow, and the
-//! identity. Records of another secret are other records, with another line. Where that folder cannot be
-//! written, as with credentials that are mounted, the file is in the working directory. Without a secret
-//! there is no file, and a server is compared with what it was when the gateway connected.
+//! Stores on servers compare the identity in each claim. A file cannot be emptied while it is open,
+//! so its identity is compared when it is opened. The identities are in a small file next to the
+//! secret, with a line for each store: its URL, a name that is derived from the secret and does not
+//! reveal it, and the identity. Another secret names other records, so it has another line. If that
+//! folder is not writable, as with mounted credentials, the file is in the working directory.
+//! Without a secret there is no file, and the identity of a server is compared with that at the
+//! gateway's connection.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,21 +16,21 @@ use hapax_core::{Key, OperationId, Scope, Secret};
 
 use super::StoreUrl;
 
-/// In place of the identity of a store that was used with another secret.
+/// Returned in place of the identity of a store that was used with another secret.
 const OTHER_SECRET: &str = "another secret";
 
 /// The line of one store.
 #[derive(Clone, Debug)]
 pub(super) struct IdentityFile {
-    /// Where it is, or else is.
+    /// The preferred path of the file, and the fallback.
     paths: [PathBuf; 2],
     store: String,
     secret: String,
 }
 
 impl IdentityFile {
-    /// The line of `store`; `None` for a store in memory, which forgets by itself, and for a server
-    /// without a secret.
+    /// Returns the line of `store`; `None` for a store in memory, whose records do not outlive the
+    /// process, and for a server without a secret.
     pub(super) fn of(
         store: &StoreUrl,
         secret_file: Option<&Path>,
@@ -52,8 +53,9 @@ impl IdentityFile {
         Some(Self { paths, store: named.replace(['\t', '\n'], " "), secret: name(secret) })
     }
 
-    /// Returns the identity; `None` where none is remembered. A store that was used with another secret
-    /// has one that no store has: it is another store, if it can be opened with this secret.
+    /// Returns the identity; `None` if none is stored. For a store that was used with another
+    /// secret it returns an identity that no store has: if the store opens with this secret, it is
+    /// another store.
     pub(super) fn read(&self) -> Option<String> {
         let read = self.paths.iter().find_map(|path| self.read_in(path));
         read.or_else(|| self.paths.iter().find_map(|path| self.other_secret_in(path)))
@@ -79,7 +81,7 @@ impl IdentityFile {
         format!("{}\t{}\t", self.store, self.secret)
     }
 
-    /// Remembers `identity`, in place of the one before.
+    /// Stores `identity` in place of the previous one.
     pub(super) fn write(&self, identity: &str) {
         if self.read().as_deref() == Some(identity) {
             return;
@@ -105,14 +107,14 @@ impl IdentityFile {
         let others = before.lines().filter(|line| self.identity(line).is_none());
         let mut text = others.fold(String::new(), |text, line| text + line + "\n");
         text.push_str(&format!("{}{identity}\n", self.prefix()));
-        // A crash leaves the file as it was or as it is to be. Gateways that share a secret may write at
-        // once: each has a name of its own, and the last one counts.
+        // A crash leaves either the old or the new file. Gateways that share a secret may write at
+        // once: each uses a separate temporary name, and the last one counts.
         let new = with_suffix(path, &format!(".{}", std::process::id()));
         let mut file = File::create(&new)?;
         file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
         std::fs::rename(&new, path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Not on systems where folders cannot be opened.
+        // Some systems cannot open folders.
         File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).or(Ok(()))
     }
 }
@@ -123,7 +125,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns a name of the secret, from which the secret does not follow.
+/// Returns a name that is derived from the secret and does not reveal it.
 fn name(secret: Option<&Secret>) -> String {
     let scope = Scope::of([("hapax-gateway", "identity of stores")]);
     let named =

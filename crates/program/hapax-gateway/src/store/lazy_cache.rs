@@ -1,4 +1,4 @@
-//! A cache on a server that may be away when the gateway starts.
+//! Cache on a server that may be unreachable when the gateway starts.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -18,7 +18,8 @@ use super::url::ServerUrl;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 
-/// It connects in the background. Until then it fails, which costs speed and nothing else.
+/// A cache that connects in the background. Until then its calls fail, which only makes replays
+/// slower.
 pub(super) struct LazyCache {
     cache: Arc<OnceLock<RedisCache>>,
     connecting: JoinHandle<()>,

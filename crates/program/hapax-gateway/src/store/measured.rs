@@ -1,4 +1,4 @@
-//! What the store is asked, counted and timed.
+//! Counts and times of a store's calls.
 
 use std::fmt;
 use std::future::Future;
@@ -15,28 +15,28 @@ use tokio::time::Instant;
 
 use crate::metrics::{Histogram, head, micros};
 
-/// Upper bounds of the time that an answer takes, in microseconds.
+/// Upper bounds of the duration of a call, in microseconds.
 const TOOK_US: [u64; 12] =
     [250, 500, 1_000, 2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 500_000, 1_000_000, 2_000_000];
 
-/// How a question to the store ended.
+/// Results of a call.
 const ENDINGS: [&str; 6] = ["stored", "conflict", "unavailable", "ambiguous", "corrupt", "silent"];
 const SILENT: usize = 5;
 
-/// What a store was asked.
+/// Counters of a store's calls.
 #[derive(Debug, Default)]
 pub(crate) struct StoreCalls {
     swaps: [AtomicU64; ENDINGS.len()],
     loads: [AtomicU64; ENDINGS.len()],
     swap_took: Histogram<{ TOOK_US.len() }>,
     load_took: Histogram<{ TOOK_US.len() }>,
-    /// The last swap was not taken.
+    /// Whether the last swap got no definite result.
     rejected: AtomicBool,
 }
 
 impl StoreCalls {
-    /// Whether the last swap had a definite answer, or there was none. A store may answer what it is
-    /// asked and take nothing more: a server without memory or disk.
+    /// Returns whether the last swap had a definite result, or there was none. A store without free
+    /// memory or disk may answer loads and accept no swaps.
     pub(crate) fn are_written(&self) -> bool {
         !self.rejected.load(Relaxed)
     }
@@ -45,10 +45,10 @@ impl StoreCalls {
         for (name, help, counts) in [
             (
                 "hapax_store_swaps_total",
-                "Swaps by what came of them; one without a definite answer is sent again.",
+                "Swaps by result; one without a definite result is sent again.",
                 &self.swaps,
             ),
-            ("hapax_store_loads_total", "Loads by what came of them.", &self.loads),
+            ("hapax_store_loads_total", "Loads by result.", &self.loads),
         ] {
             head(out, name, "counter", help)?;
             for (ending, count) in ENDINGS.iter().zip(counts) {
@@ -70,7 +70,7 @@ impl StoreCalls {
     }
 }
 
-/// A store that is counted.
+/// A store whose calls are counted.
 #[derive(Debug)]
 pub(crate) struct MeasuredStore {
     store: Arc<dyn Inspect>,
@@ -79,8 +79,7 @@ pub(crate) struct MeasuredStore {
 }
 
 impl MeasuredStore {
-    /// Counts in `calls` what is asked of `store`, of which an answer is expected within
-    /// `patience`.
+    /// Counts calls of `store` in `calls`; a result is expected within `timeout`.
     pub(crate) const fn new(
         store: Arc<dyn Inspect>,
         calls: Arc<StoreCalls>,
@@ -90,8 +89,8 @@ impl MeasuredStore {
     }
 }
 
-/// Counts an answer; dropped late and without one, its absence. Early it is nobody's fault: whoever
-/// asked has heard elsewhere, or is gone.
+/// Counter of one call: it counts the result, or its absence if it is dropped late. A call that is
+/// dropped early is not counted: its caller got the result elsewhere, or has ended.
 struct Timed<'a> {
     counts: &'a [AtomicU64; ENDINGS.len()],
     took: &'a Histogram<{ TOOK_US.len() }>,
@@ -150,7 +149,7 @@ impl MeasuredStore {
     }
 }
 
-// Dropping any of these futures drops the store's own: what that means is for the store to say.
+// Dropping any of these futures drops the inner store's future, which defines the effect.
 impl Store for MeasuredStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         let StoreCalls { swaps, swap_took, rejected, .. } = &*self.calls;
@@ -203,7 +202,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(2);
 
-    /// Never answers.
+    /// A store that never answers.
     #[derive(Debug)]
     struct Silent;
 
@@ -243,7 +242,7 @@ mod tests {
             MeasuredStore::new(Arc::new(MemoryStore::default()), Arc::clone(&calls), TIMEOUT);
         well.load(&key).await.unwrap();
         let silent = MeasuredStore::new(Arc::new(Silent), Arc::clone(&calls), TIMEOUT);
-        // Whoever asked has heard elsewhere; and nobody has heard.
+        // Dropped early, and dropped after the timeout.
         for waited in [TIMEOUT / 10, TIMEOUT] {
             assert!(timeout(waited, silent.load(&key)).await.is_err());
         }

@@ -1,4 +1,4 @@
-//! Where records are kept, as people write it.
+//! URLs of stores and caches.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use hapax_operators::{AdminToken, Audit};
 
-/// Where records are kept. As text, what is secret in it is left out.
+/// URL of a store. Its text form leaves out secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreUrl {
-    /// `memory:`: forgotten when the process ends.
+    /// `memory:`: records are lost when the process ends.
     Memory,
     /// `file:PATH`: a durable file of one process.
     File(PathBuf),
@@ -21,8 +21,8 @@ pub enum StoreUrl {
 }
 
 impl StoreUrl {
-    /// Returns the file of the admin token where none is named: beside a `file:` store, else in the
-    /// working directory.
+    /// Returns the default file of the admin token: next to a `file:` store, else in the working
+    /// directory.
     #[must_use]
     pub fn token_file(&self) -> PathBuf {
         match self {
@@ -31,8 +31,8 @@ impl StoreUrl {
         }
     }
 
-    /// Returns the file of operators' decisions where none is named: beside a `file:` store, else in
-    /// the working directory.
+    /// Returns the default file of operators' decisions: next to a `file:` store, else in the
+    /// working directory.
     #[must_use]
     pub fn audit_file(&self) -> PathBuf {
         match self {
@@ -41,7 +41,7 @@ impl StoreUrl {
         }
     }
 
-    /// Returns the file of the secrets that a `file:` store makes beside it.
+    /// Returns the file of the secrets that a `file:` store creates next to it.
     #[must_use]
     pub fn secret_file(&self) -> Option<PathBuf> {
         let Self::File(path) = self else { return None };
@@ -51,7 +51,8 @@ impl StoreUrl {
     }
 }
 
-/// What is kept in front of a store: finished records, so that replays need not ask it.
+/// URL of a cache: it stores finished records in front of a store, from which outcomes are
+/// replayed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CacheUrl {
     /// `memory:`: in this process.
@@ -60,12 +61,12 @@ pub enum CacheUrl {
     Redis(ServerUrl),
 }
 
-/// A server's URL. Neither `Debug` nor `Display` show a password, nor parameters.
+/// URL of a server. Neither `Debug` nor `Display` show a password or parameters.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl(String);
 
 impl ServerUrl {
-    /// All of it.
+    /// Returns the complete URL.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -73,7 +74,7 @@ impl ServerUrl {
 }
 
 impl ServerUrl {
-    /// Whether there is a password in it.
+    /// Returns whether the URL contains a password.
     #[must_use]
     pub fn has_password(&self) -> bool {
         let (_, rest) = self.0.split_once("://").unwrap_or_default();
@@ -81,7 +82,8 @@ impl ServerUrl {
         user.contains(':') || rest.contains("password=")
     }
 
-    /// Whether what is said there, passwords first, can be read on the network on the way.
+    /// Returns whether the connection is unencrypted on a network, so that passwords and data can
+    /// be read.
     #[must_use]
     pub fn is_in_the_clear(&self) -> bool {
         let encrypted = self.0.starts_with("rediss")
@@ -94,7 +96,7 @@ impl ServerUrl {
             let name = host.strip_prefix('[').and_then(|host| host.split(']').next());
             let name = name.unwrap_or_else(|| host.split(':').next().unwrap_or_default());
             let address = name.parse::<IpAddr>();
-            // Without a name it is a socket's.
+            // Without a name it is a Unix socket.
             name.is_empty()
                 || name == "localhost"
                 || address.is_ok_and(|address| address.is_loopback())
@@ -106,11 +108,12 @@ impl ServerUrl {
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (scheme, rest) = self.0.split_once("://").unwrap_or(("", &self.0));
-        // Nobody can tell what is a password: one that was not percent-encoded, or a parameter.
+        // A password that was not percent-encoded cannot be distinguished from a parameter.
         if rest.split_once('?').is_some_and(|(_, after)| after.contains('@')) {
             return write!(f, "{scheme}://...");
         }
-        // Up to the last one: a password that was not percent-encoded may hold any of these.
+        // Up to the last `@`: a password that was not percent-encoded may contain any of these
+        // characters.
         let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
         write!(f, "{scheme}://{rest}")
@@ -124,7 +127,7 @@ impl fmt::Debug for ServerUrl {
 }
 
 impl StoreUrl {
-    /// All of it, and what is secret in it.
+    /// Returns the complete URL with its secrets.
     pub(super) fn whole(&self) -> String {
         match self {
             Self::Redis(url) | Self::Postgres(url) => url.0.clone(),
@@ -186,16 +189,16 @@ impl FromStr for CacheUrl {
     }
 }
 
-/// What was written where a store or a cache is to be named. Whatever it is, it is never shown: it
-/// may hold a password, also where it cannot be read.
+/// Text in place of a URL of a store or a cache. It is never shown, because even an invalid URL may
+/// contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UrlText<T>(Result<T, StoreUrlError>);
 
 impl<T> UrlText<T> {
-    /// What it names.
+    /// Returns the URL.
     ///
     /// # Errors
-    /// [`StoreUrlError`] where it names nothing.
+    /// [`StoreUrlError`] if the text is not a valid URL.
     pub fn read(self) -> Result<T, StoreUrlError> {
         self.0
     }
@@ -216,7 +219,7 @@ impl<T> From<T> for UrlText<T> {
 }
 
 impl<T: fmt::Display> fmt::Display for UrlText<T> {
-    /// What it names, without what is secret in it.
+    /// Writes the URL without its secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Ok(named) => named.fmt(f),
@@ -231,16 +234,16 @@ impl<T> fmt::Debug for UrlText<T> {
     }
 }
 
-/// Not a place for records.
+/// Errors of parsing a URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreUrlError {
-    /// No kind of store.
+    /// The text names no store.
     #[error(
         "a store is `memory:`, `file:PATH`, `redis://HOST`, `rediss://HOST`, `redis+sentinel://HOST/MASTER` or `postgres://USER@HOST/DATABASE`"
     )]
     Store,
-    /// No kind of cache.
+    /// The text names no cache.
     #[error("a cache is `memory:`, `redis://HOST` or `rediss://HOST`")]
     Cache,
 }

@@ -1,4 +1,4 @@
-//! Opening a store whose server may be away at the start.
+//! Opening of a store whose server may be unreachable at start.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,17 +11,18 @@ use super::{OpenStore, StoreOpenError, StoreOpener, seconds};
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Time between two log lines of one wait.
+/// Interval of log lines during one wait.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
 impl StoreOpener {
-    /// Opens the store. While its server is unreachable or starting up, tries again, for `wait` at most;
-    /// a refusal is returned at once. Log lines name `listen`, where clients wait meanwhile.
+    /// Opens the store. While its server is unreachable or starting up, it tries again for at most
+    /// `wait`; other errors are returned at once. Log lines name `listen`, where clients wait
+    /// meanwhile.
     ///
-    /// Dropping the future closes the connection of the attempt under way and leaves nothing behind.
+    /// Dropping the future closes the connection of the current attempt.
     ///
     /// # Errors
-    /// [`StoreOpenError`]; [`StillAway`](StoreOpenError::TimedOut) after a wait.
+    /// [`StoreOpenError`]; [`TimedOut`](StoreOpenError::TimedOut) after a wait.
     pub(crate) async fn open_within(
         &self,
         wait: Duration,
@@ -58,7 +59,7 @@ impl StoreOpener {
                     "the store was not reached: waiting for it"
                 );
             }
-            // The last attempt is made when the time is over, not before.
+            // The last attempt is made at the end of the waiting time.
             sleep(pause.min(wait - waited)).await;
             pause = (pause * 2).min(LAST_PAUSE);
         }

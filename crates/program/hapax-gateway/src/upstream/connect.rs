@@ -1,4 +1,4 @@
-//! Making connections.
+//! Connections to servers.
 
 use std::io;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::config::UpstreamProtocol;
 use crate::tls::ClientTls;
 use hapax_http::BoxError;
 
-/// Where a server is.
+/// Address of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Origin {
-    /// Whether behind TLS.
+    /// True for `https`.
     pub(crate) secure: bool,
-    /// Its host, and its port unless that goes without saying.
+    /// Host, and port unless it is the default one.
     pub(crate) authority: Authority,
 }
 
 impl Origin {
-    /// Brackets around an IPv6 address belong to the authority, not to the address.
+    /// Returns the host without the brackets around an IPv6 address.
     pub(crate) fn host(&self) -> &str {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }
@@ -36,27 +36,28 @@ impl Origin {
     }
 }
 
-/// How connections are made, and for how long they are kept.
+/// Settings of connections.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectOptions {
     pub(crate) protocol: UpstreamProtocol,
-    /// There wherever any server is behind TLS.
+    /// Set if any server is reached over TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
-    /// How long it may take.
+    /// Timeout of connecting.
     pub(crate) timeout: Duration,
-    /// How long a connection may be idle to be used again.
+    /// Time that a connection may be idle and still be reused.
     pub(crate) idle: Duration,
-    /// Whether a request from which something follows has a connection of its own.
+    /// Whether requests whose responses are stored or decide about other requests use new
+    /// connections.
     pub(crate) fresh: bool,
 }
 
 impl ConnectOptions {
-    /// In HTTP/1.1, whatever others are spoken to in.
+    /// Returns these settings for HTTP/1.1, regardless of the configured protocol.
     pub(crate) fn http1(&self) -> Self {
         Self { protocol: UpstreamProtocol::Http1, ..self.clone() }
     }
 
-    /// A connection that is ready for a request. Nothing of one is sent.
+    /// Opens a connection that is ready for a request. No part of a request is sent.
     pub(super) async fn dial(
         &self,
         to: &Origin,
@@ -83,7 +84,7 @@ impl ConnectOptions {
     }
 
     async fn secured(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BoxError> {
-        let tls = self.tls.as_ref().ok_or("there are no certificates to believe in")?;
+        let tls = self.tls.as_ref().ok_or("no root certificates were loaded")?;
         let mut config = (*tls.now()).clone();
         let offered: &[&[u8]] = match self.protocol {
             UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],

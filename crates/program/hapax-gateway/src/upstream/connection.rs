@@ -1,8 +1,9 @@
-//! Connections to the upstream, one request at a time on each.
+//! Connections to the upstream, with one request at a time on each.
 //!
-//! HTTP/2 could carry many at once. Then a connection that is given up because of one of them would
-//! take the others along, and of none of them would be known whether it was sent; so a connection has
-//! one here too, and what a server has to be asked at once takes as many connections as in HTTP/1.
+//! HTTP/2 could carry many requests at once. But closing the connection because of one of them
+//! would end the others, and for none of them would it be known whether it was sent. So a
+//! connection carries one request here too, and concurrent requests need as many connections as in
+//! HTTP/1.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,14 +26,14 @@ use super::{MAX_BUFFER, MAX_FIELDS, Origin};
 /// Bytes of a request that wait to be written in HTTP/2.
 const SEND_BUFFER: usize = 64 * 1024;
 
-/// One connection: what sends on it, and the tasks that drive it.
+/// One connection: its sender, and the tasks that drive it.
 #[derive(Debug)]
 pub(super) struct UpstreamConnection {
     sender: Sender,
     pub(super) meter: Arc<Meter>,
     /// Whether `HEAD` was answered on it, in HTTP/1.
     pub(super) had_head: bool,
-    /// Below HTTP/1: where anything comes unasked, it would be taken for the next answer.
+    /// Socket below HTTP/1: unrequested bytes would be taken for the next response.
     probe: Option<SocketProbe>,
     driver: JoinHandle<()>,
     tasks: Tasks,
@@ -44,13 +45,13 @@ enum Sender {
     Http2 {
         sender: http2::SendRequest<Body>,
         origin: Origin,
-        /// Resolves when the request's body is read whole or let go of.
+        /// Resolves when the request's body is completely read or dropped.
         sent: Option<oneshot::Receiver<()>>,
     },
 }
 
 impl UpstreamConnection {
-    /// Speaks HTTP/1.1 on `io`, at the bottom of which is the socket of `ear`. Nothing is written yet.
+    /// Opens HTTP/1.1 on `io`, whose socket is the one of `probe`. Nothing is written yet.
     pub(super) async fn http1<S>(io: S, probe: Option<SocketProbe>) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -67,15 +68,15 @@ impl UpstreamConnection {
         Ok(Self { sender, meter, had_head: false, probe, driver, tasks })
     }
 
-    /// Speaks HTTP/2 with `origin` on `io`. No request is written before the
-    /// server has shown, by its settings, that it speaks HTTP/2 too.
+    /// Opens HTTP/2 with `origin` on `io`. No request is written before the server has sent its
+    /// settings, which show that it speaks HTTP/2.
     pub(super) async fn http2<S>(io: S, origin: &Origin) -> hyper::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let io = Metered::new(io, true);
         let (meter, tasks) = (io.meter(), Tasks::default());
-        // One response at a time: the connection's window is the stream's.
+        // One response at a time: the connection's window is that of the stream.
         let window = MAX_BUFFER as u32;
         let (sender, connection) = http2::Builder::new(tasks.clone())
             .initial_max_send_streams(0)
@@ -91,9 +92,9 @@ impl UpstreamConnection {
         Ok(Self { sender, meter, had_head: false, probe: None, driver, tasks })
     }
 
-    /// Whether it takes a request now: it is idle, and nothing came that nobody asked for.
+    /// Returns whether it takes a request now: it is idle, and no unrequested bytes have arrived.
     ///
-    /// The library looks too, but sees only what the runtime has told it of.
+    /// hyper checks this too, but only for bytes of which the runtime was notified.
     pub(super) fn is_ready(&self) -> bool {
         match &self.sender {
             Sender::Http1(sender) => {
@@ -103,8 +104,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Sends a request, in the form that the protocol has for it. One of which nothing was encoded
-    /// may come back with the error.
+    /// Sends a request in the form of the protocol. A request of which nothing was encoded may be
+    /// returned with the error.
     pub(super) async fn try_send(
         &mut self,
         mut request: Request<Body>,
@@ -123,11 +124,11 @@ impl UpstreamConnection {
         }
     }
 
-    /// Waits until the request is written whole and its response, which is over when `over` resolves,
-    /// read; whether another request can follow.
+    /// Waits until the request is completely written, and its response, which ends when `over`
+    /// resolves, completely read. Returns whether another request can follow.
     pub(super) async fn reusable(&mut self, over: impl Future<Output = ()>) -> bool {
         match &mut self.sender {
-            // It is ready only then.
+            // hyper is ready only then.
             Sender::Http1(sender) => sender.ready().await.is_ok(),
             Sender::Http2 { sender, sent, .. } => {
                 over.await;
@@ -140,10 +141,11 @@ impl UpstreamConnection {
         }
     }
 
-    /// Ends the connection and waits until its tasks have stopped. From then on the meter stands.
+    /// Ends the connection and waits until its tasks have stopped. The meter does not change
+    /// afterwards.
     pub(super) async fn end(&mut self) {
         self.driver.abort();
-        // Aborted, panicked or finished: in each case it runs no more.
+        // Aborted, panicked or finished: in each case it no longer runs.
         let _ = (&mut self.driver).await;
         self.tasks.end().await;
     }
@@ -162,18 +164,17 @@ impl Drop for UpstreamConnection {
     }
 }
 
-/// The tasks of an HTTP/2 connection: the one that reads and writes, and those that bodies are sent
-/// by.
+/// Tasks of an HTTP/2 connection: the one that reads and writes, and those that send bodies.
 #[derive(Clone, Debug, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
 impl Tasks {
     fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
-        // Nothing here panics half way through a change.
+        // No change can panic half way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends them all, and those that they begin meanwhile.
+    /// Ends all tasks, and those that they spawn meanwhile.
     async fn end(&self) {
         loop {
             let mut tasks = std::mem::take(&mut *self.lock());

@@ -1,4 +1,4 @@
-//! Proof of what was written to a connection.
+//! Proof of the bytes that were written to a connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-/// How much of requests was handed on, and when anything of them was last.
+/// Counter of the bytes of requests that were handed on, with the time of the last one.
 #[derive(Debug)]
 pub(crate) struct Meter {
     written: AtomicU64,
@@ -23,14 +23,15 @@ impl Meter {
         Self { written: AtomicU64::new(0), last_ms: AtomicU64::new(0), since: Instant::now() }
     }
 
-    /// Bytes of requests that were taken so far. Exact once the connection has
-    /// [`ended`](super::connection::UpstreamConnection::end): then nobody can write any more.
+    /// Returns the bytes of requests that were written so far. The count is exact once the
+    /// connection has [`ended`](super::connection::UpstreamConnection::end), because nothing can
+    /// write afterwards.
     pub(crate) fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// When it last took anything of a request. What a connection says by itself, such as the
-    /// acknowledgement of a PING, is no sign that the other side gets anywhere.
+    /// Returns the time of the last written byte of a request. Other frames of a connection, such
+    /// as the acknowledgement of a PING, do not show that the other side makes progress.
     pub(crate) fn last(&self) -> Instant {
         self.since + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
@@ -45,11 +46,11 @@ impl Meter {
     }
 }
 
-/// Counts what is taken. A failed write takes nothing.
+/// A connection that counts written bytes. A failed write has written nothing.
 pub(crate) struct Metered<S> {
     io: S,
     meter: Arc<Meter>,
-    /// For HTTP/2, what of it belongs to requests; all of it in HTTP/1.
+    /// Filter of the frames of requests, for HTTP/2; in HTTP/1 all bytes count.
     frames: Option<Frames>,
 }
 
@@ -80,16 +81,16 @@ impl<S> Metered<S> {
     }
 }
 
-/// Tells the frames that make up requests, HEADERS, CONTINUATION and DATA (RFC 9113 6), from those
-/// that a connection sends by itself, such as acknowledgements.
+/// Parser that distinguishes the frames of requests (HEADERS, CONTINUATION and DATA, RFC 9113 6)
+/// from other frames, such as acknowledgements.
 #[derive(Debug)]
 struct Frames {
-    /// What is left of the preface.
+    /// Remaining bytes of the preface.
     preface: usize,
     head: [u8; 9],
-    /// How much of the head is there.
+    /// Bytes of the frame's head that were read.
     have: usize,
-    /// What is left of the payload.
+    /// Remaining bytes of the payload.
     left: usize,
 }
 
@@ -100,9 +101,10 @@ impl Default for Frames {
 }
 
 impl Frames {
-    /// How many of these bytes belong to requests. Of a frame's head none do: its first bytes are a
-    /// length, on which nobody can act, and with its last one comes the payload, or a request that is
-    /// none yet; so that a head that is complete counts as one.
+    /// Returns how many of these bytes count for requests. The bytes of an incomplete frame head
+    /// count as none: they begin with a length, on which a server cannot act. The last byte of the
+    /// head is followed by the payload, or completes an empty frame, so a complete head counts as
+    /// one.
     fn take(&mut self, mut bytes: &[u8]) -> u64 {
         let skipped = self.preface.min(bytes.len());
         self.preface -= skipped;

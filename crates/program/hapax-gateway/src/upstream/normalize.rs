@@ -1,4 +1,4 @@
-//! The form that a protocol has for requests.
+//! Conversion of requests to the form of a protocol.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use super::Origin;
 
-/// In origin form, the host in a field of its own (RFC 9112 3.2.1).
+/// Converts a request to origin form, with the host in its field (RFC 9112 3.2.1).
 pub(super) fn for_http1(request: &mut Request<Body>) {
     *request.version_mut() = Version::HTTP_11;
     let target = std::mem::take(request.uri_mut()).into_parts();
@@ -24,19 +24,20 @@ pub(super) fn for_http1(request: &mut Request<Body>) {
     }
     *request.uri_mut() = target.path_and_query.map_or_else(Uri::default, Uri::from);
     if request.headers().contains_key(TE) {
-        // It is of this connection only (RFC 9110 10.1.4).
+        // The field concerns this connection only (RFC 9110 10.1.4).
         request.headers_mut().append(CONNECTION, HeaderValue::from_static("te"));
     }
     let body = http_body::Body::size_hint(request.body());
     if body.exact().is_none() && !http_body::Body::is_end_stream(request.body()) {
-        // Unless it is said, the library leaves such a body of GET or HEAD out.
+        // Without this field, hyper omits such a body of GET or HEAD.
         let chunked = HeaderValue::from_static("chunked");
         request.headers_mut().insert(TRANSFER_ENCODING, chunked);
     }
 }
 
-/// The host as `:authority` (RFC 9113 8.3.1), and no field that is of a connection. Without a host it
-/// is that of `origin`; and beside one that is none, so that the server has reason to refuse it.
+/// Converts a request to HTTP/2: the host becomes `:authority` (RFC 9113 8.3.1), and
+/// connection-specific fields are removed. Without a host, the authority is that of `origin`; with
+/// an invalid one, the field stays next to it, so that the server rejects the request.
 pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
     *request.version_mut() = Version::HTTP_2;
     let mut target = std::mem::take(request.uri_mut()).into_parts();
@@ -51,11 +52,11 @@ pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
     target.authority = Some(named.unwrap_or_else(|_| origin.authority.clone()));
     target.scheme = Some(if origin.secure { Scheme::HTTPS } else { Scheme::HTTP });
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
-    // All three are there, which is what makes it a URI.
+    // All three parts are set, so the URI is valid.
     *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
 }
 
-/// A request's body, which tells when it is let go of.
+/// A request's body that signals when it is dropped.
 pub(super) struct SentBody {
     body: Body,
     _done: oneshot::Sender<()>,

@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use super::connection::UpstreamConnection;
 
-/// How many are kept.
+/// Largest number of idle connections.
 const MAX_KEPT: usize = 512;
 
-/// Idle connections, the latest used last.
+/// Idle connections, the most recently used one last.
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// How long a connection may have been idle to be used again.
+    /// Time that a connection may have been idle and still be reused.
     most: Duration,
     idle: Mutex<Vec<(Instant, UpstreamConnection)>>,
 }
@@ -23,15 +23,15 @@ impl Pool {
         Self { most, idle: Mutex::default() }
     }
 
-    /// The connection that was used last, unless all have been idle for too long. `careful`: of those
-    /// on which no `HEAD` was answered.
+    /// Takes the connection that was used last, unless all have been idle for too long. With
+    /// `careful`, connections on which `HEAD` was answered are skipped.
     pub(super) fn take(&self, careful: bool) -> Option<UpstreamConnection> {
         let mut idle = self.lock();
         let mut index = idle.len();
         while let Some((since, connection)) = index.checked_sub(1).and_then(|last| idle.get(last)) {
             index -= 1;
             if since.elapsed() > self.most {
-                // All below it are older.
+                // All connections below it are older.
                 idle.drain(..=index);
                 return None;
             }
@@ -46,7 +46,7 @@ impl Pool {
         None
     }
 
-    /// Keeps a connection that is ready for another request.
+    /// Adds a connection that is ready for another request.
     pub(super) fn put(&self, connection: UpstreamConnection) {
         let mut idle = self.lock();
         if idle.len() < MAX_KEPT {
@@ -54,14 +54,14 @@ impl Pool {
         }
     }
 
-    /// Drops what has been idle for too long.
+    /// Drops connections that are closed or have been idle for too long.
     pub(super) fn prune(&self) {
         self.lock()
             .retain(|(since, connection)| since.elapsed() <= self.most && connection.is_ready());
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<(Instant, UpstreamConnection)>> {
-        // Nothing here panics half way through a change.
+        // No change can panic half way.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

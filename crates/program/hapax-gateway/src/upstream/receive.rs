@@ -1,4 +1,4 @@
-//! Responses, and what becomes of their connections.
+//! Responses, and the reuse of their connections.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,22 +20,22 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use super::connection::UpstreamConnection;
 use super::{ENDING, Inner, MAX_FIELDS, Upstream, UpstreamError, cut};
 
-/// How long a connection may go nowhere once its response is over or given up: a server that
-/// answered early, and neither reads the rest of the request nor closes.
+/// Time that a connection may make no progress after its response is complete or dropped, as with a
+/// server that answered early and neither reads the rest of the request nor closes.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What of a request its answer depends on.
+/// Properties of a request that decide how its response is read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestTraits {
-    /// To switch protocols.
+    /// Whether the request wants to switch protocols.
     pub(super) switch: bool,
-    /// By `HEAD`.
+    /// Whether its method is `HEAD`.
     pub(super) head: bool,
-    /// Something follows from the answer beyond this one request.
+    /// Whether its response is stored or decides about other requests.
     pub(super) counts: bool,
 }
 
-/// Hands the response on, and keeps the connection once it is read whole.
+/// Returns the response, and reuses the connection after the response is completely read.
 pub(super) async fn receive(
     Upstream { inner, timeout }: &Upstream,
     mut connection: UpstreamConnection,
@@ -47,7 +47,7 @@ pub(super) async fn receive(
         if !request.switch {
             return Err(UpstreamError::Broken("the upstream switched protocols unasked".into()));
         }
-        // The wire stays until its driver has given the connection up.
+        // The connection is open until its driver has released it.
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
         let tunnel = Tunnel { io, idle_timeout: *timeout, _place: place };
@@ -59,7 +59,7 @@ pub(super) async fn receive(
     let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
     let is_bare = request.head || bodiless;
     if let Some(why) = unreadable(&parts.headers, is_bare) {
-        // The place is free when the connection takes up nothing any more.
+        // The permit is released when the connection holds no resources any more.
         connection.end().await;
         return Err(UpstreamError::Broken(why.into()));
     }
@@ -70,7 +70,7 @@ pub(super) async fn receive(
     if by_closing && request.counts && !inner.warned.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             upstream = %inner.origin.authority,
-            "an answer ends where its connection does: one that is cut off looks whole"
+            "responses end with their connections: a truncated one looks complete"
         );
     }
     connection.had_head |= request.head && !http2;
@@ -89,37 +89,37 @@ pub(super) async fn receive(
     Ok(Response::from_parts(parts, Body::new(body)))
 }
 
-/// Why an answer cannot be passed on as it is.
+/// Returns the reason for which a response cannot be forwarded unchanged.
 ///
-/// Of several transfer codings the library takes off `chunked` alone, and what is left would be
-/// delivered, and kept, without a name (RFC 9112 6.1).
+/// Of several transfer codings hyper removes only `chunked`; the rest would be delivered and stored
+/// encoded, without its name (RFC 9112 6.1).
 fn unreadable(headers: &HeaderMap, is_bare: bool) -> Option<&'static str> {
     if headers.len() > MAX_FIELDS {
-        return Some("the answer has too many header fields");
+        return Some("the response has too many header fields");
     }
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
     let is_clear = match (codings.next(), codings.next()) {
         (None, _) => true,
-        // Of old, `identity` says that there is none (RFC 2616 3.6).
+        // Older servers send `identity` for no coding (RFC 2616 3.6).
         (Some(coding), None) => {
             let is = |name: &[u8]| coding.trim_ascii().eq_ignore_ascii_case(name);
             is(b"chunked") || is(b"identity")
         }
         _ => false,
     };
-    (!is_bare && !is_clear).then_some("the answer's transfer coding is not chunked alone")
+    (!is_bare && !is_clear).then_some("the response's transfer coding is not chunked alone")
 }
 
-/// A connection that has left HTTP. Its place is taken until it is dropped.
+/// A connection that has left HTTP. Dropping it releases its permit.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) io: Upgraded,
-    /// The longest, of both sides at once.
+    /// Timeout without a byte in either direction.
     pub(crate) idle_timeout: Duration,
     pub(crate) _place: OwnedSemaphorePermit,
 }
 
-/// A response extension: the connection on which protocols were switched, for whoever takes it first.
+/// A response extension: the connection after a switch of protocols; it can be taken once.
 #[derive(Clone, Debug)]
 pub(crate) struct Switched(Arc<Mutex<Option<Tunnel>>>);
 
@@ -129,9 +129,9 @@ impl Switched {
     }
 }
 
-/// With `keep`, keeps the connection for another request once the response is read whole and the request
-/// written whole; ends it where that takes too long. The place is free again when neither the
-/// connection nor what is left of the request takes up anything any more.
+/// Puts the connection into the pool, with `keep`, once the response is completely read and the
+/// request completely written; ends it if that takes too long. The permit is released when neither
+/// the connection nor the rest of the request holds resources.
 async fn settle(
     inner: Arc<Inner>,
     mut connection: UpstreamConnection,
@@ -141,14 +141,14 @@ async fn settle(
 ) {
     let meter = Arc::clone(&connection.meter);
     let over = |mut is_over: watch::Receiver<()>| async move {
-        // Its sender is dropped when the body is read, fails or is dropped.
+        // The sender is dropped when the body is read, fails or is dropped.
         while is_over.changed().await.is_ok() {}
     };
     let stuck = async {
         over(is_over.clone()).await;
         let over = Instant::now();
         loop {
-            // What is still being read goes on.
+            // The timeout begins anew while the server still reads the request.
             let deadline = over.max(meter.last()) + SETTLE;
             if deadline <= Instant::now() {
                 break;
@@ -164,30 +164,30 @@ async fn settle(
     if ready && keep {
         inner.pool.put(connection);
     } else {
-        // The driver has let go of the rest of the request before the place is free.
+        // The driver drops the rest of the request before the permit is released.
         connection.end().await;
     }
     drop(place);
 }
 
-/// The body of a response: it fails where the upstream is silent for too long, or is cut off; and
-/// where it ends before its end, which of all that end it the library alone would not say: to it,
-/// `RST_STREAM` with `NO_ERROR` ends a body well.
+/// The body of a response. It fails if the upstream sends nothing for too long, if it is cut off,
+/// or if it ends early. The last check is for `RST_STREAM` with `NO_ERROR`, which h2 takes for a
+/// regular end.
 struct ReceivedBody {
     body: Incoming,
     http2: bool,
-    /// What is to come of the length that was declared.
+    /// Remaining bytes of the declared length.
     left: Option<u64>,
     idle_timeout: Duration,
-    /// Set while it waits for the upstream: a client that reads slowly is no silence.
+    /// Set while it waits for the upstream; the time of a slow client does not count.
     waiting: Option<Pin<Box<Sleep>>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Dropped once the body is over, or with it.
+    /// Dropped when the body ends or is dropped.
     over: Option<watch::Sender<()>>,
 }
 
 impl ReceivedBody {
-    /// Of a body that ends: whether there should be more of it.
+    /// Returns whether a body that ended should have continued.
     fn is_cut_short(&self) -> bool {
         (self.http2 && !self.body.is_end_stream()) || self.left.is_some_and(|left| left > 0)
     }
@@ -215,7 +215,7 @@ impl http_body::Body for ReceivedBody {
                 }
                 Some(Err(error)) => Some(Err(UpstreamError::Broken(error.into()).into())),
                 None if this.is_cut_short() => {
-                    let error = UpstreamError::Broken("the answer ended before its end".into());
+                    let error = UpstreamError::Broken("the response ended early".into());
                     Some(Err(error.into()))
                 }
                 None => None,

@@ -1,30 +1,30 @@
-//! Every upstream that may have requests under way.
+//! Upstreams that may have requests under way.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Upstream;
 
-/// Those of the configuration that holds, and of earlier ones whose requests are still under way.
+/// Upstreams of the configuration in force, and those of earlier ones with requests under way.
 #[derive(Debug, Default)]
 pub(crate) struct Upstreams {
     all: Mutex<Vec<Upstream>>,
 }
 
 impl Upstreams {
-    /// Adds one.
+    /// Adds an upstream.
     pub(crate) fn add(&self, upstream: Upstream) -> Upstream {
         self.all().push(upstream.clone());
         upstream
     }
 
-    /// Forgets those that nobody uses any more, and drops connections that have been idle for too long.
+    /// Removes unused upstreams, and drops connections that have been idle for too long.
     pub(crate) fn prune(&self) {
         let mut all = self.all();
         all.retain(Upstream::is_in_use);
         all.iter().for_each(Upstream::prune);
     }
 
-    /// Ends every request under way at any of them.
+    /// Ends every request under way at all upstreams.
     pub(crate) fn cut(&self) {
         self.all().iter().for_each(Upstream::cut);
     }

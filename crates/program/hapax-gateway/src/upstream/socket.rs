@@ -1,4 +1,4 @@
-//! A socket that can be asked, while others read from and write to it, whether anything has come.
+//! Socket whose receive buffer can be checked while other tasks read and write.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 #[derive(Debug)]
 pub(super) struct Socket(Arc<TcpStream>);
 
-/// What can be asked of a [`Socket`] that somebody else has. It does not keep it open.
+/// Probe of a [`Socket`] of another task. It does not keep the socket open.
 #[derive(Debug)]
 pub(super) struct SocketProbe(Weak<TcpStream>);
 
@@ -30,8 +30,8 @@ impl Socket {
 }
 
 impl SocketProbe {
-    /// Whether it is open, and nothing has come that was not read, nor the end of it all. Asked is the
-    /// kernel: what the runtime knows is as old as its last look.
+    /// Returns whether the socket is open, with no unread bytes and no end of the stream. It asks
+    /// the kernel, because the runtime's state may be outdated.
     pub(super) fn is_quiet(&self) -> bool {
         let Some(stream) = self.0.upgrade() else { return false };
         let peeked = SockRef::from(&*stream).peek(&mut [MaybeUninit::uninit()]);
@@ -49,7 +49,7 @@ impl AsyncRead for Socket {
             ready!(self.0.poll_read_ready(cx))?;
             match self.0.try_read_buf(buf) {
                 Ok(_) => return Poll::Ready(Ok(())),
-                // It is not ready any more, and says so when it is.
+                // Its readiness is cleared; `poll_read_ready` waits for the next one.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -95,7 +95,7 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The kernel has it.
+        // The bytes are in the kernel's buffer.
         Poll::Ready(Ok(()))
     }
 

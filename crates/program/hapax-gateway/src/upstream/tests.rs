@@ -1,4 +1,4 @@
-//! What became of requests that got no answer.
+//! Tests of requests without a response.
 
 use std::io;
 use std::pin::Pin;
@@ -64,7 +64,7 @@ impl AsyncWrite for Breaking {
     }
 }
 
-/// An upstream that answers, and one kept connection to it.
+/// Creates an upstream that answers, and one kept connection to it.
 async fn with_kept<S>(io: S) -> (Upstream, TcpListener)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -87,7 +87,7 @@ fn request() -> Request<Body> {
 async fn a_kept_connection_that_is_gone_is_replaced() {
     let (here, there) = duplex(1024);
     let (upstream, listener) = with_kept(here).await;
-    // Nothing runs in between: the gateway cannot know when it takes the connection.
+    // Nothing runs in between: the gateway cannot detect it when it takes the connection.
     drop(there);
     let answering = async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -127,7 +127,8 @@ async fn too_many_at_once_are_refused() {
     drop(permits);
 }
 
-/// An upstream that answers before it has read the request, and then neither reads nor closes.
+/// Creates an upstream that answers before it has read the request, and then neither reads nor
+/// closes.
 async fn early(answer: &'static [u8]) -> (Upstream, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(60), 1, UpstreamProtocol::Http1);
@@ -178,7 +179,7 @@ async fn nor_does_one_that_is_given_up_or_cut_off() {
     serving.abort();
 }
 
-/// What an HTTP/2 server does with the first request it gets.
+/// Returns the failure of the first request to an HTTP/2 server that does `act` with it.
 async fn refusing(
     act: fn(
         h2::server::SendResponse<Bytes>,
@@ -208,7 +209,7 @@ async fn what_an_http2_server_refuses_was_not_done() {
 async fn what_it_resets_otherwise_may_have_been() {
     let failure = refusing(|mut respond, _| respond.send_reset(h2::Reason::CANCEL)).await;
     assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
-    // It names the request as one that it looked at.
+    // It names the request as one that it processed.
     let abrupt = |_, connection: &mut h2::server::Connection<_, _>| {
         connection.abrupt_shutdown(h2::Reason::INTERNAL_ERROR);
     };
@@ -216,7 +217,7 @@ async fn what_it_resets_otherwise_may_have_been() {
     assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
 }
 
-/// A frame of HTTP/2 by hand.
+/// Returns a frame of HTTP/2.
 fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let head = [length[1], length[2], length[3], kind, flags, 0, 0, 0, 0];
@@ -231,11 +232,11 @@ async fn what_a_leaving_http2_server_did_not_look_at_was_not_done() {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(&frame(4, 0, &[])).await.unwrap();
         let mut read = Vec::new();
-        // Until its HEADERS are there.
+        // Until its HEADERS have arrived.
         while !contains_headers(&read) {
             assert!(stream.read_buf(&mut read).await.unwrap() > 0);
         }
-        // GOAWAY: nothing was looked at, no error.
+        // GOAWAY: no stream was processed, no error.
         stream.write_all(&frame(7, 0, &[0; 8])).await.unwrap();
         let _ = stream.read_to_end(&mut read).await;
     };
@@ -297,7 +298,7 @@ async fn an_http2_connection_is_used_again_and_again() {
         let response = upstream.send(request()).await.unwrap();
         let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
         assert_eq!(body.to_bytes(), "answer");
-        // The connection is put back before the place is free.
+        // The connection is put back before the permit is released.
         is_free(&upstream).await;
     }
     drop(upstream);
@@ -321,9 +322,9 @@ async fn what_came_before_a_request_is_not_its_answer() {
         let (response, stream) = tokio::join!(upstream.send(request()), serving);
         let body = http_body_util::BodyExt::collect(response.unwrap().into_body()).await.unwrap();
         assert_eq!(body.to_bytes(), "ok");
-        // The connection is put back before the place is free.
+        // The connection is put back before the permit is released.
         is_free(&upstream).await;
-        // Nothing is awaited from here on, so that the runtime cannot have heard of it.
+        // Nothing is awaited from here on, so the runtime cannot have been notified.
         if surplus.is_empty() {
             stream.shutdown(std::net::Shutdown::Write).unwrap();
         } else {

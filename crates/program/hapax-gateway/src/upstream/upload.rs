@@ -1,4 +1,4 @@
-//! Whose fault it is that a request was not sent whole.
+//! Failures of the upload of a request's body.
 
 use std::error::Error;
 use std::fmt;
@@ -10,12 +10,12 @@ use http::Request;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-/// Why whoever a request is from did not send the rest of its body.
+/// Reasons for which a client did not send the rest of its body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UploadError {
-    /// It sends too slowly.
+    /// The client sends too slowly.
     Slow,
-    /// It broke off, or sent what is no body.
+    /// The client broke off, or sent an invalid body.
     Broken,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for UploadError {
 impl Error for UploadError {}
 
 impl UploadError {
-    /// The error that a body fails with. One that comes too slowly has timed out, whoever reads it.
+    /// Returns the error of a body. For a slow client it is a timeout error to all readers.
     pub(crate) fn into_error(self) -> BoxError {
         match self {
             Self::Slow => io::Error::new(io::ErrorKind::TimedOut, self).into(),
@@ -46,8 +46,8 @@ impl UploadError {
     }
 }
 
-/// What became of an upload: of its errors a connection in HTTP/2 says nothing, and one in HTTP/1 no
-/// more than that there was one.
+/// Failure of an upload, if any: an HTTP/2 connection does not return such errors, and an HTTP/1
+/// connection returns only that there was one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Upload(Arc<OnceLock<UploadError>>);
 
@@ -62,7 +62,7 @@ impl Upload {
             let _ = watched.0.set(fault);
             error
         };
-        // Nothing can happen to what is not sent.
+        // An empty body cannot fail.
         let request = request.map(|body| match body.is_end_stream() {
             true => body,
             false => Body::new(body.map_err(note)),
@@ -70,7 +70,7 @@ impl Upload {
         (request, upload)
     }
 
-    /// Why it ended early, if it did.
+    /// Returns the reason for which the upload ended early, if it did.
     pub(super) fn fault(&self) -> Option<UploadError> {
         self.0.get().copied()
     }

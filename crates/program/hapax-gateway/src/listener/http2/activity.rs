@@ -1,4 +1,4 @@
-//! Whether a connection's client does its part.
+//! Activity of the requests on one HTTP/2 connection, and detection of abuse.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,15 +8,16 @@ use http::Response;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// So many requests may a client take back, and beyond that no more than it lets be answered.
+/// Requests that a client may reset; beyond this number, no more than those that were answered.
 const TAKEN_BACK: usize = 100;
 
-/// What is under way on one connection, and how it goes.
+/// Requests under way on one connection, and their progress.
 #[derive(Debug)]
 pub(super) struct Activity {
     since: Instant,
     busy: AtomicUsize,
-    /// When the last request ended, or the connection began, in milliseconds since it began.
+    /// Time at which the last request ended, or the connection began, in milliseconds after its
+    /// beginning.
     last_ms: AtomicU64,
     answered: AtomicUsize,
     taken_back: AtomicUsize,
@@ -24,13 +25,13 @@ pub(super) struct Activity {
     answers: Mutex<Vec<Weak<AtomicU64>>>,
 }
 
-/// How a connection is.
+/// States of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ConnectionState {
     Alive,
-    /// Nothing has been under way for too long.
+    /// No request has been under way for too long.
     Idle,
-    /// The client has taken nothing of an answer for too long.
+    /// The client has received nothing of a response for too long.
     Stalled,
 }
 
@@ -47,17 +48,18 @@ impl Activity {
         }
     }
 
-    /// When its state is worth a look: no change of it is earlier.
+    /// Returns the earliest time at which the state can change.
     pub(super) fn look_at(&self, idle: Duration, stall: Duration) -> Instant {
         let now = Instant::now();
-        // An answer that begins to wait from now on has all of it.
+        // A response that begins to wait from now on has the complete timeout.
         let most = now + stall;
         let due = if self.busy.load(Ordering::Acquire) == 0 {
             self.at(self.last_ms.load(Ordering::Acquire)) + idle
         } else {
             self.turns().into_iter().map(|ms| self.at(ms) + stall).min().unwrap_or(most)
         };
-        // What is due already is found so at once; but not again and again while it stays so.
+        // A state that is already due is found at once, but not polled in a busy loop while it
+        // lasts.
         due.min(most).max(now + Duration::from_millis(1))
     }
 
@@ -71,17 +73,17 @@ impl Activity {
         if quiet && last + idle <= now { ConnectionState::Idle } else { ConnectionState::Alive }
     }
 
-    /// Counts idleness anew.
+    /// Restarts the idle time.
     pub(super) fn begin_to_leave(&self) {
         self.last_ms.store(self.now_ms(), Ordering::Release);
     }
 
-    /// Resolves when the client takes back too much.
+    /// Resolves when the client has reset too many requests.
     pub(super) async fn abused(&self) {
         self.abused.notified().await;
     }
 
-    /// A request is under way until the last clone is dropped.
+    /// Counts a request as under way until the last clone is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> StreamActivity {
         self.busy.fetch_add(1, Ordering::AcqRel);
         StreamActivity(Arc::new(Request {
@@ -90,25 +92,25 @@ impl Activity {
         }))
     }
 
-    /// Watches an answer until it is dropped.
+    /// Watches a response until it is dropped.
     pub(super) fn watch(self: &Arc<Self>) -> ResponsePace {
         let turn = Arc::new(AtomicU64::new(OURS));
         let mut answers = self.answers();
-        // No longer than the answers there are, and those that just ended.
+        // Bounded by the responses under way and those that just ended.
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&turn));
         drop(answers);
         ResponsePace { activity: Arc::clone(self), turn }
     }
 
-    /// Since when it has been the client's turn, by answer.
+    /// Returns, for each response that waits for the client, the time since when it does.
     fn turns(&self) -> Vec<u64> {
         let turns = self.answers().iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
         turns.iter().map(|turn| turn.load(Ordering::Acquire)).filter(|ms| *ms != OURS).collect()
     }
 
     fn answers(&self) -> MutexGuard<'_, Vec<Weak<AtomicU64>>> {
-        // Nothing here panics half way through a change.
+        // No change can panic half way.
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,7 +134,7 @@ struct Request {
 }
 
 impl StreamActivity {
-    /// It has its answer: whatever becomes of it now, it was not taken back.
+    /// Counts the request as answered: dropping it later does not count as a reset.
     pub(super) fn answered<B>(&self, response: Response<B>) -> Response<B> {
         self.0.answered.store(1, Ordering::Release);
         self.0.activity.answered.fetch_add(1, Ordering::AcqRel);
@@ -154,10 +156,10 @@ impl Drop for Request {
     }
 }
 
-/// It is ours: there is nothing for the client to take yet.
+/// Marks a response that does not wait for the client: the gateway has no piece for it yet.
 const OURS: u64 = u64::MAX;
 
-/// Whose turn it is with an answer.
+/// Progress of a response: it waits for the gateway or for the client.
 #[derive(Debug)]
 pub(super) struct ResponsePace {
     activity: Arc<Activity>,
@@ -169,7 +171,7 @@ impl ResponsePace {
         self.turn.store(OURS, Ordering::Release);
     }
 
-    /// It was given a piece, and will be asked for the next one.
+    /// Marks that h2 has a piece, and will request the next one when the client has received it.
     pub(super) fn is_the_clients(&self) {
         self.turn.store(self.activity.now_ms(), Ordering::Release);
     }
