@@ -66,7 +66,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     if let Some(admin) = findings.iter().find_map(|finding| finding.gateway) {
         match keys::is_replaced(admin, &opening.store, opening.token_file.clone()).await {
             Ok(replaced) => findings.extend(replaced.then(StoreFinding::unconfirmed)),
-            Err(error) => findings.push(StoreFinding::not_asked(error)),
+            Err(error) => findings.push(StoreFinding::unchecked(error)),
         }
     }
     if let Some(path) = &args.config {

@@ -126,7 +126,7 @@ impl Auth {
     /// Sends the auth request; returns the headers to add to the request if it is allowed.
     ///
     /// Dropping the future cancels the auth request, which has no effect.
-    pub(crate) async fn ask(
+    pub(crate) async fn authorize(
         &self,
         request: &Parts,
         peer: Peer,

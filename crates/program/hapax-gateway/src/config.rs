@@ -312,8 +312,8 @@ impl ResolvedConfig {
     /// Returns whether any server is reached over TLS.
     pub(crate) fn is_secure(&self) -> bool {
         let policies = std::iter::once(&self.policy).chain(&self.routes);
-        let asked = policies.filter_map(|policy| policy.reconcile.as_ref()).chain(&self.auth);
-        self.upstream.secure || asked.into_iter().any(|(origin, _)| origin.secure)
+        let targets = policies.filter_map(|policy| policy.reconcile.as_ref()).chain(&self.auth);
+        self.upstream.secure || targets.into_iter().any(|(origin, _)| origin.secure)
     }
 
     /// Reads the certificates that are needed.

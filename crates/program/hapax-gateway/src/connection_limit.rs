@@ -83,8 +83,8 @@ impl ConnectionLimit {
     /// Takes a permit, and sheds connections until one is free. If the future is dropped, no permit
     /// was taken.
     pub(crate) async fn take(&self) -> Option<OwnedSemaphorePermit> {
-        if let Some(place) = self.try_take(1) {
-            return Some(place);
+        if let Some(permit) = self.try_take(1) {
+            return Some(permit);
         }
         if let Some(left_out) = self.full.due() {
             tracing::warn!(
@@ -92,15 +92,15 @@ impl ConnectionLimit {
                 permits = self.all,
                 may_be_shed = self.sheddable.count(),
                 left_out,
-                "all places for connections are taken: the oldest that has sent nothing is closed for \
+                "the limit of connections is reached: the oldest that has sent nothing is closed for \
                  each new one; raise the limit if clients are rejected"
             );
         }
         loop {
             self.sheddable.shed_oldest(self.after);
             // Repeated, because others become old enough later. The semaphore is never closed.
-            if let Ok(place) = timeout(LEAVE, Arc::clone(&self.free).acquire_owned()).await {
-                return place.ok();
+            if let Ok(permit) = timeout(LEAVE, Arc::clone(&self.free).acquire_owned()).await {
+                return permit.ok();
             }
         }
     }
@@ -300,8 +300,8 @@ mod tests {
             held[1] = None;
         };
         let begun = Instant::now();
-        let (place, ()) = tokio::join!(permits.take(), leave);
-        assert!(place.is_some() && begun.elapsed() >= OLD);
+        let (permit, ()) = tokio::join!(permits.take(), leave);
+        assert!(permit.is_some() && begun.elapsed() >= OLD);
         assert_eq!(permits.sheddable().count(), 1);
     }
 
@@ -317,8 +317,8 @@ mod tests {
             shed[1].notified().await;
             other = None;
         };
-        let (place, ()) = tokio::join!(permits.take(), leave);
-        assert!(place.is_some());
+        let (permit, ()) = tokio::join!(permits.take(), leave);
+        assert!(permit.is_some());
         drop(entries);
     }
 

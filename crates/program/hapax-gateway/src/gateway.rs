@@ -171,8 +171,8 @@ impl Gateway {
         let snapshot = SharedResources::new(engine, 0, 0, metrics, 1, connect)?
             .snapshot(config, resolved, None)?;
         let mut findings = Vec::new();
-        for asker in snapshot.reconcile_clients() {
-            findings.push(reconcile::finding(asker.clone()).await);
+        for client in snapshot.reconcile_clients() {
+            findings.push(reconcile::finding(client.clone()).await);
         }
         Ok(findings)
     }
@@ -511,8 +511,8 @@ fn engine(
         deferred_bytes: resolved.memory.deferred,
         ..hapax_core::EngineLimits::default()
     };
-    if let Some(told) = opened.replies() {
-        limits.claims = budget::claims(told, resolved.largest.response);
+    if let Some(replies) = opened.replies() {
+        limits.claims = budget::claims(replies, resolved.largest.response);
     }
     Idempotency::builder(census.watch(Arc::new(store)))
         .store_timeout(config.store_timeout)

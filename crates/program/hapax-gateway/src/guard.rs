@@ -9,7 +9,7 @@
 //! 1. A head is withheld from hyper until it is complete and found unambiguous.
 //! 2. In place of an ambiguous head, hyper gets [`STAND_IN`], and no byte after it. hyper calls the
 //!    service once for each head, in order, so the service finds by counting which request is the
-//!    stand-in ([`GuardState::refusal`]), and answers it with the reason. Responses to earlier
+//!    stand-in ([`GuardState::rejection`]), and answers it with the reason. Responses to earlier
 //!    requests are not affected.
 //! 3. Bytes after a head that requests another protocol are withheld until that request is
 //!    answered: if the connection leaves HTTP, they are not checked.
@@ -40,7 +40,7 @@ pub(crate) const MAX_HEAD: usize = 32 * 1024;
 /// The most header fields of a request, in each version of HTTP.
 pub(crate) const MAX_FIELDS: usize = 256;
 
-const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: refused\r\nconnection: close\r\n\r\n";
+const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: rejected\r\nconnection: close\r\n\r\n";
 
 /// Bytes that are read from the socket at once.
 const READ: usize = 16 * 1024;
@@ -63,9 +63,9 @@ struct AnsweredCount {
 impl GuardState {
     /// Returns the reason to reject the request that hyper hands over now. It must be called once
     /// for each request.
-    pub(crate) fn refusal(&self) -> Option<HeadError> {
+    pub(crate) fn rejection(&self) -> Option<HeadError> {
         let this = self.served.fetch_add(1, Ordering::Relaxed);
-        self.rejected.get().filter(|(index, _)| *index == this).map(|(_, refusal)| *refusal)
+        self.rejected.get().filter(|(index, _)| *index == this).map(|(_, rejection)| *rejection)
     }
 
     /// Counts a request that was answered without switching to another protocol. It must be called
@@ -103,7 +103,7 @@ pub(crate) struct Guarded<S> {
     heads: Arc<GuardState>,
     passed: u64,
     /// Number of the head that requested another protocol, until it is answered.
-    asked: Option<u64>,
+    upgrade: Option<u64>,
     /// Bytes that were read; hyper may have the first `cleared` of them.
     inbox: BytesMut,
     cleared: usize,
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             scanner: Scanner::new(),
             heads: Arc::default(),
             passed: 0,
-            asked: None,
+            upgrade: None,
             inbox: BytesMut::from(read),
             cleared: 0,
             rejected: false,
@@ -150,13 +150,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
                 self.cleared = count;
                 // A request with a body is no switch: the rest of its body must follow.
                 if self.scanner.is_between() && head::asks_to_switch(&self.inbox[..count]) {
-                    self.asked = Some(self.passed);
+                    self.upgrade = Some(self.passed);
                 }
             }
             ScanResult::More => return Ok(false),
-            ScanResult::Reject(refusal) => {
+            ScanResult::Reject(rejection) => {
                 // Set before hyper gets the stand-in, so before the service reads it.
-                let _ = self.heads.rejected.set((self.passed, refusal));
+                let _ = self.heads.rejected.set((self.passed, rejection));
                 self.rejected = true;
                 self.inbox = BytesMut::from(STAND_IN);
                 self.cleared = STAND_IN.len();
@@ -178,11 +178,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
         let this = &mut *self;
         loop {
             let withheld = this.cleared == 0 && !this.inbox.is_empty();
-            if let Some(count) = this.asked.filter(|_| withheld) {
+            if let Some(count) = this.upgrade.filter(|_| withheld) {
                 if !this.heads.are_answered(count, cx) {
                     return Poll::Pending;
                 }
-                this.asked = None;
+                this.upgrade = None;
             }
             if this.cleared > 0 || this.judge()? {
                 break;

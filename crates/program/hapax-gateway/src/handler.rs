@@ -163,7 +163,7 @@ impl RequestHandler {
         if let Some(auth) = snapshot.auth() {
             auth.drop_given(&mut parts.headers);
             if may_be_protected(route, &parts) {
-                match auth.ask(&parts, connection.peer).await {
+                match auth.authorize(&parts, connection.peer).await {
                     Ok(given) => parts.headers.extend(given),
                     Err(AuthRejection::Denied(mut answer)) => {
                         let rejected =
@@ -210,12 +210,12 @@ impl RequestHandler {
     /// Returns the reason to reject a request: an ambiguous head, or the drain. An accepted HTTP/2
     /// request is converted to the form of HTTP/1.1.
     fn rejection(&self, connection: &ClientConnection, parts: &mut Parts) -> Option<Problem> {
-        let refusal = match &connection.heads {
-            Some(heads) => heads.refusal(),
+        let rejection = match &connection.heads {
+            Some(heads) => heads.rejection(),
             None => http2::settle(parts).err(),
         };
-        if let Some(refusal) = refusal {
-            return Some(Problem::new(Code::MalformedRequest, sentence(&refusal.to_string())));
+        if let Some(rejection) = rejection {
+            return Some(Problem::new(Code::MalformedRequest, sentence(&rejection.to_string())));
         }
         self.is_ending().then(draining)
     }

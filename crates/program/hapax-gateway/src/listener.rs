@@ -85,9 +85,9 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
             biased;
             () = &mut draining => break,
             Some(_) = connections.join_next() => {}
-            Some(place) = context.permits.take(), if next.is_some() => {
+            Some(permit) = context.permits.take(), if next.is_some() => {
                 if let Some(arrival) = next.take() {
-                    connections.spawn(connection(arrival, Arc::clone(&context), place));
+                    connections.spawn(connection(arrival, Arc::clone(&context), permit));
                 }
             }
             accepted = listener.accept(), if next.is_none() => match accepted {
@@ -104,7 +104,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
         }
     }
     // Connections in the kernel's queue get the response `draining` instead of none.
-    while let Some(place) = context.permits.try_take(1) {
+    while let Some(permit) = context.permits.try_take(1) {
         if next.is_none() {
             let Some(Ok((stream, peer))) = at_once(|cx| listener.poll_accept(cx)).await else {
                 break;
@@ -112,7 +112,7 @@ pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) 
             next = context.admit(stream, peer);
         }
         if let Some(arrival) = next.take() {
-            connections.spawn(connection(arrival, Arc::clone(&context), place));
+            connections.spawn(connection(arrival, Arc::clone(&context), permit));
         }
     }
     drop(listener);
@@ -131,10 +131,10 @@ async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option
 async fn connection(
     arrival: AcceptedConnection,
     context: Arc<ListenerContext>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) {
     let AcceptedConnection { stream, peer, silent, shed, counted } = arrival;
-    if let Err(error) = speak(stream, peer, &context, place, (silent, shed)).await {
+    if let Err(error) = speak(stream, peer, &context, permit, (silent, shed)).await {
         tracing::debug!(%error, "a connection ended early");
     }
     drop(counted);
@@ -145,7 +145,7 @@ async fn speak(
     stream: TcpStream,
     addr: SocketAddr,
     context: &Arc<ListenerContext>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
     (silent, shed): (SheddableEntry, Arc<Notify>),
 ) -> std_io::Result<()> {
     stream.set_nodelay(true)?;
@@ -160,11 +160,11 @@ async fn speak(
     let trusted = context.trusted.iter().any(|network| network.contains(addr.ip()));
     let peer = Peer { addr, secure: context.tls.is_some(), trusted, http2 };
     if http2 {
-        http2::serve(io, read, peer, context, place).await;
+        http2::serve(io, read, peer, context, permit).await;
         return Ok(());
     }
     let served = http1::serve(io, &read, peer, context).await;
-    drop(place);
+    drop(permit);
     served
 }
 

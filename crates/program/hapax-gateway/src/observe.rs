@@ -126,14 +126,14 @@ impl ObservedRoute {
         let response = forward(&self.proxy, Request::from_parts(parts, body)).await;
         let (mut head, body) = response.into_parts();
         let (end, ended) = oneshot::channel();
-        let told = RealResponse {
+        let real_response = RealResponse {
             status: head.status,
             headers: head.headers.clone(),
             class: head.extensions.get::<ClassifiedResponse>().cloned(),
             ended,
         };
         // The shadow may have ended already, if it was rejected.
-        drop(answer.send(told));
+        drop(answer.send(real_response));
         drop_own(&mut head.headers, false);
         Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
     }
@@ -328,18 +328,18 @@ impl Service<Request<Body>> for ShadowUpstream {
         let real = request.extensions_mut().remove::<RealResponseSlot>();
         // The copy of the body is no longer needed.
         drop(request);
-        let answered = real.and_then(|RealResponseSlot(told)| {
-            told.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let answered = real.and_then(|RealResponseSlot(real_response)| {
+            real_response.lock().unwrap_or_else(PoisonError::into_inner).take()
         });
         Box::pin(async move {
             let Some(answered) = answered else { return Ok(Response::new(Body::empty())) };
-            let Ok(told) = answered.await else { return Ok(Response::new(Body::empty())) };
-            let mut response = Response::new(Body::new(ShadowBody(Some(told.ended))));
-            *response.status_mut() = told.status;
-            *response.headers_mut() = told.headers;
+            let Ok(real_response) = answered.await else { return Ok(Response::new(Body::empty())) };
+            let mut response = Response::new(Body::new(ShadowBody(Some(real_response.ended))));
+            *response.status_mut() = real_response.status;
+            *response.headers_mut() = real_response.headers;
             // It describes the content, which is omitted.
             response.headers_mut().remove(CONTENT_LENGTH);
-            if let Some(class) = told.class {
+            if let Some(class) = real_response.class {
                 response.extensions_mut().insert(class);
             }
             Ok(response)

@@ -69,7 +69,7 @@ impl Proxy {
             headers::say_empty(&mut parts.headers, &parts.method, length_said);
         }
         if let Some((_, protocol)) = &switching {
-            tunnel::ask(&mut parts.headers, protocol);
+            tunnel::add_upgrade(&mut parts.headers, protocol);
         }
         let execution = parts.extensions.get::<ExecutionHandle>();
         if let Some(execution) = execution {
@@ -96,7 +96,7 @@ impl Proxy {
                 let switched = switching.and_then(|(switch, _)| switch.follow(&mut response));
                 headers::to_client(response.headers_mut());
                 if let Some(protocol) = switched {
-                    tunnel::ask(response.headers_mut(), &protocol);
+                    tunnel::add_upgrade(response.headers_mut(), &protocol);
                 }
                 if !protected && !is_heard {
                     // A layer that protects or observes reads these headers, then removes them.
@@ -147,8 +147,8 @@ impl Proxy {
         }
         let mut response = error_format.render(&problem, self.docs.as_ref()).map(Body::from);
         // The problem's code alone may imply another class.
-        if let Some(told) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
-            *told = HeaderValue::from_static(class.as_str());
+        if let Some(outcome) = response.headers_mut().get_mut(IDEMPOTENCY_OUTCOME) {
+            *outcome = HeaderValue::from_static(class.as_str());
         }
         response.extensions_mut().insert(ClassifiedResponse(class));
         response

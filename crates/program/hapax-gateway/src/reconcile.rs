@@ -156,19 +156,19 @@ impl ReconcileClient {
         request
     }
 
-    async fn ask(&self, doubt: &ReconcileRequest) -> ReconcileReply {
+    async fn fetch(&self, undecided: &ReconcileRequest) -> ReconcileReply {
         let mut request = self.request();
         let headers = request.headers_mut();
         for name in &self.shown {
             // The request's `Host` is that of the reconcile URL.
             let shown = if *name == HOST { &X_FORWARDED_HOST } else { name };
-            for value in doubt.request.headers.get_all(name) {
+            for value in undecided.request.headers.get_all(name) {
                 headers.append(shown, value.clone());
             }
         }
-        headers.insert(IDEMPOTENCY_FENCE, doubt.fence.get().into());
-        headers.insert(IDEMPOTENCY_ATTEMPT, doubt.attempt.into());
-        headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(doubt.id));
+        headers.insert(IDEMPOTENCY_FENCE, undecided.fence.get().into());
+        headers.insert(IDEMPOTENCY_ATTEMPT, undecided.attempt.into());
+        headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(undecided.id));
         self.send(request).await
     }
 
@@ -222,20 +222,20 @@ pub(crate) struct RouteReconciler {
 impl Reconcile for RouteReconciler {
     fn reconcile(
         &self,
-        doubt: ReconcileRequest,
+        undecided: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
         let Self { reconciler, route, counts } = self.clone();
         Box::pin(async move {
-            let said = reconciler.ask(&doubt).await;
-            counts.reconciled(said.verdict());
-            match said {
+            let reply = reconciler.fetch(&undecided).await;
+            counts.reconciled(reply.verdict());
+            match reply {
                 ReconcileReply::Happened(response, trailers) => {
                     Verdict::Happened(ReconciledResponse { response, trailers })
                 }
                 ReconcileReply::DidNotHappen => Verdict::DidNotHappen,
-                said => {
+                reply => {
                     if reconciler.may_warn() {
-                        let (url, answer) = (reconciler.url(), said.describe());
+                        let (url, answer) = (reconciler.url(), reply.describe());
                         tracing::warn!(
                             route = &*route,
                             url,
@@ -357,8 +357,8 @@ mod tests {
         assert_eq!(read(Body::new(Sent(sent)), 3, &readers).await.unwrap().0, "abc");
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", HeaderValue::from_static("5"));
-        let said = Body::whole(Bytes::from_static(b"abc"), Some(trailers.clone()));
-        let read_of = read(said, 3, &readers).await.unwrap();
+        let reply = Body::whole(Bytes::from_static(b"abc"), Some(trailers.clone()));
+        let read_of = read(reply, 3, &readers).await.unwrap();
         assert_eq!((&*read_of.0, read_of.1), (&b"abc"[..], Some(trailers)));
         assert_eq!(read(Body::from(Bytes::from_static(b"abcd")), 3, &readers).await, None);
     }

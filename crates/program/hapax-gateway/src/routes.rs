@@ -52,7 +52,7 @@ impl RouteTable {
         let mut tree = Tree::default();
         for (index, route) in routes.iter().enumerate() {
             let added = pattern(&route.path).and_then(|pattern| {
-                tree.insert(&pattern, index).map_err(|refused| match refused {
+                tree.insert(&pattern, index).map_err(|error| match error {
                     PatternError::Unreadable(reason) => reason.to_owned(),
                     PatternError::Taken(other) => {
                         format!("is for the same as that of another route, {}", routes[other].path)
@@ -61,13 +61,13 @@ impl RouteTable {
             });
             added.map_err(|reason| route.error(index, ConfigError::RoutePath { reason }))?;
         }
-        let grips =
+        let levels =
             routes.iter().map(|route| ProtectionLevel::of(route.handling, &route.policy)).collect();
         let rest = ProtectionLevel::of(RouteMode::Protect, policy);
         let last = |route: &RouteConfig| route.path.rsplit('/').next().map(str::to_owned);
         let dotted = routes.iter().map(|route| last(route).is_some_and(|it| it.contains('.')));
         let dotted = dotted.collect();
-        let mut table = Self { tree, routes: grips, rest, kinds: vec![None], dotted };
+        let mut table = Self { tree, routes: levels, rest, kinds: vec![None], dotted };
         for index in 0..table.routes.len() {
             let is_new =
                 |grip: &ProtectionLevel| table.kinds.iter().all(|kind| table.grip(*kind) != grip);

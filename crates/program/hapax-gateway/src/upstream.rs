@@ -203,11 +203,11 @@ impl Upstream {
         request: Request<Body>,
         counts: bool,
     ) -> Result<Response<Body>, UpstreamError> {
-        let Ok(place) = Arc::clone(&self.inner.permits).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.inner.permits).try_acquire_owned() else {
             return Err(UpstreamError::Busy);
         };
         let switch = request.headers().contains_key(UPGRADE);
-        let asked = RequestTraits { switch, head: request.method() == Method::HEAD, counts };
+        let traits = RequestTraits { switch, head: request.method() == Method::HEAD, counts };
         let (request, upload) = Upload::watch(request);
         let alone = counts && self.inner.connect.fresh;
         let kept = if alone { None } else { self.inner.pool.take(counts) };
@@ -220,7 +220,7 @@ impl Upstream {
         };
         match (answered, upload.fault()) {
             (Ok((connection, response)), _) => {
-                receive(self, connection, response, place, asked).await
+                receive(self, connection, response, permit, traits).await
             }
             (Err(UpstreamError::Broken(_) | UpstreamError::Unreachable(_)), Some(fault)) => {
                 Err(UpstreamError::Upload(fault))
@@ -272,14 +272,14 @@ impl Upstream {
             SendResult::Answered(Err(mut error)) => {
                 let again = error.take_message();
                 let error = error.into_error();
-                let refused = is_refused(&error);
+                let rejected = is_rejected_stream(&error);
                 let error: BoxError = error.into();
                 connection.end().await;
                 let unsent = meter.written() == before;
                 return Err(if unsent {
                     let failure = UpstreamError::Unreachable(error);
                     SendError { failure, again: again.map(Box::new) }
-                } else if refused {
+                } else if rejected {
                     SendError { failure: UpstreamError::Unreachable(error), again: None }
                 } else {
                     SendError { failure: UpstreamError::Broken(error), again: None }
@@ -312,12 +312,12 @@ struct SendError {
 
 /// Returns whether the server declared that it did not execute the request. h2 applies a `GOAWAY`
 /// of the other side only to streams above the last one that it names.
-fn is_refused(error: &hyper::Error) -> bool {
+fn is_rejected_stream(error: &hyper::Error) -> bool {
     let mut source = error.source();
     while let Some(error) = source {
         if let Some(error) = error.downcast_ref::<h2::Error>() {
-            let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            return error.is_remote() && (refused || error.is_go_away());
+            let rejected = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (rejected || error.is_go_away());
         }
         source = error.source();
     }

@@ -197,11 +197,11 @@ async fn answer(
     mut request: Request<Incoming>,
     peer: SocketAddr,
 ) -> Result<Response, Infallible> {
-    if let Some(refusal) = heads.refusal() {
+    if let Some(rejection) = heads.rejection() {
         return Ok(hapax_operators::error(
             StatusCode::BAD_REQUEST,
             "bad-request",
-            &refusal.to_string(),
+            &rejection.to_string(),
         ));
     }
     let place = match requests.try_acquire_owned() {

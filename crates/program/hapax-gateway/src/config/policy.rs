@@ -141,7 +141,7 @@ impl PolicyConfig {
     /// Computes the values of this policy, which is part of `config`.
     pub(super) fn resolve(&self, config: &Config) -> Result<ResolvedPolicy, ConfigError> {
         let reconcile = self.reconcile_url.as_ref().map(reconcile_target).transpose()?;
-        if reconcile.is_some() && !self.is_asked(config) {
+        if reconcile.is_some() && !self.reconciles(config) {
             return Err(ConfigError::ReconcileUrlUnused);
         }
         if self.methods.is_empty() {
@@ -167,8 +167,8 @@ impl PolicyConfig {
         if self.upstream_timeout.is_zero() {
             return Err(ConfigError::Zero { field: "upstream_timeout" });
         }
-        if let InFlight::Wait(patience) = self.in_flight {
-            if patience.is_zero() {
+        if let InFlight::Wait(limit) = self.in_flight {
+            if limit.is_zero() {
                 return Err(ConfigError::Zero { field: "wait_for" });
             }
             if config.max_waiters == 0 {
@@ -198,7 +198,7 @@ impl PolicyConfig {
     }
 
     /// Returns whether the reconcile URL is used: by this policy, or by a route that inherits it.
-    fn is_asked(&self, config: &Config) -> bool {
+    fn reconciles(&self, config: &Config) -> bool {
         let asks = |policy: &Self| {
             policy.on_unknown == OnUnknown::Reconcile && policy.reconcile_url == self.reconcile_url
         };

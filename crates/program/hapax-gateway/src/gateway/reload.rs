@@ -219,7 +219,7 @@ pub(super) fn warn(config: &Config) {
     for (route, policy) in routes.chain([("(any other)", &config.policy)]) {
         let in_flight = match policy.in_flight {
             InFlight::Reject => "reject".to_owned(),
-            InFlight::Wait(patience) => format!("wait for {patience:?}"),
+            InFlight::Wait(limit) => format!("wait for {limit:?}"),
         };
         let on_unknown = policy.on_unknown.as_str();
         tracing::info!(route, on_unknown, in_flight, lease = ?policy.lease, "policy");

@@ -25,7 +25,7 @@ pub(crate) enum ScanResult {
 /// find the same end or the connection fails.
 #[derive(Debug)]
 pub(crate) struct Scanner {
-    place: ScanState,
+    state: ScanState,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,21 +60,21 @@ enum Chunk {
 
 impl Scanner {
     pub(crate) const fn new() -> Self {
-        Self { place: ScanState::Head { seen: 0 } }
+        Self { state: ScanState::Head { seen: 0 } }
     }
 
     /// Returns whether the next byte begins a request.
     pub(crate) const fn is_between(&self) -> bool {
-        matches!(self.place, ScanState::Head { seen: 0 })
+        matches!(self.state, ScanState::Head { seen: 0 })
     }
 
     /// Checks `bytes`, which begin where the bytes of the last decision ended and are not empty.
     pub(crate) fn judge(&mut self, bytes: &[u8]) -> ScanResult {
-        match self.place {
+        match self.state {
             ScanState::Head { seen } => self.head(bytes, seen),
             ScanState::Length(left) => {
                 let here = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
-                self.place = after(left - here as u64);
+                self.state = after(left - here as u64);
                 ScanResult::Pass(here)
             }
             ScanState::Chunk(chunk) => self.chunks(bytes, chunk),
@@ -84,7 +84,7 @@ impl Scanner {
     fn head(&mut self, bytes: &[u8], seen: usize) -> ScanResult {
         // Every server skips empty lines before a request line (RFC 9112 2.2).
         if bytes.starts_with(b"\r\n") {
-            self.place = ScanState::Head { seen: 0 };
+            self.state = ScanState::Head { seen: 0 };
             return ScanResult::Pass(2);
         }
         let mut from = seen;
@@ -99,14 +99,14 @@ impl Scanner {
             if bytes[..end].ends_with(b"\r\n\r\n") {
                 return match framing(&bytes[..end]) {
                     Ok(framing) => {
-                        self.place = match framing {
+                        self.state = match framing {
                             Framing::Empty => ScanState::Head { seen: 0 },
                             Framing::Length(length) => ScanState::Length(length),
                             Framing::Chunked => ScanState::Chunk(Chunk::Start),
                         };
                         ScanResult::Head(end)
                     }
-                    Err(refusal) => ScanResult::Reject(refusal),
+                    Err(rejection) => ScanResult::Reject(rejection),
                 };
             }
             from = end;
@@ -114,7 +114,7 @@ impl Scanner {
         if bytes.len() > MAX_HEAD {
             return ScanResult::Reject(HeadError::TooLarge);
         }
-        self.place = ScanState::Head { seen: bytes.len() };
+        self.state = ScanState::Head { seen: bytes.len() };
         ScanResult::More
     }
 
@@ -131,12 +131,12 @@ impl Scanner {
             let Some(next) = next(chunk, bytes[at]) else { return ScanResult::BrokenChunk };
             at += 1;
             if matches!(next, Chunk::End) {
-                self.place = ScanState::Head { seen: 0 };
+                self.state = ScanState::Head { seen: 0 };
                 return ScanResult::Pass(at);
             }
             chunk = next;
         }
-        self.place = ScanState::Chunk(chunk);
+        self.state = ScanState::Chunk(chunk);
         ScanResult::Pass(at)
     }
 }

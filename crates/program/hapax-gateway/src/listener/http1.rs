@@ -70,10 +70,10 @@ pub(super) async fn serve(
         .serve_connection(TokioIo::new(guarded), service);
     let ended = {
         let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
-        let mut told = false;
+        let mut is_closing = false;
         std::future::poll_fn(|cx| {
-            if !told && closing.as_mut().poll(cx).is_ready() {
-                told = true;
+            if !is_closing && closing.as_mut().poll(cx).is_ready() {
+                is_closing = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
             connection.poll_without_shutdown(cx)

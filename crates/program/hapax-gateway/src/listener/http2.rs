@@ -75,10 +75,10 @@ pub(super) async fn serve(
     read: Vec<u8>,
     peer: Peer,
     context: &Arc<ListenerContext>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
 ) {
     let connection = Arc::new(ClientConnection { heads: None, peer, switch: None });
-    let room = ConnectionBudget::new(context, peer.addr.ip(), place);
+    let room = ConnectionBudget::new(context, peer.addr.ip(), permit);
     let activity = Arc::new(Activity::new());
     let served = ConnectionContext {
         context: Arc::clone(context),
@@ -107,9 +107,9 @@ pub(super) async fn serve(
     );
     let shutdown = &context.handler.shutdown;
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
-    let mut told = false;
+    let mut has_goaway = false;
     loop {
-        let idle = if told { LEAVE } else { context.limits.head_timeout };
+        let idle = if has_goaway { LEAVE } else { context.limits.head_timeout };
         let look = activity.look_at(idle, context.limits.stall);
         tokio::select! {
             biased;
@@ -119,8 +119,8 @@ pub(super) async fn serve(
                 }
                 break;
             }
-            () = draining.as_mut(), if !told => {
-                told = true;
+            () = draining.as_mut(), if !has_goaway => {
+                has_goaway = true;
                 activity.begin_to_leave();
                 connection.as_mut().graceful_shutdown();
             }
@@ -133,8 +133,8 @@ pub(super) async fn serve(
             }
             () = sleep_until(look) => match activity.state(idle, context.limits.stall) {
                 ConnectionState::Alive => {}
-                ConnectionState::Idle if !told => {
-                    told = true;
+                ConnectionState::Idle if !has_goaway => {
+                    has_goaway = true;
                     activity.begin_to_leave();
                     connection.as_mut().graceful_shutdown();
                 }
@@ -152,12 +152,12 @@ pub(super) async fn serve(
 struct ConnectionBudget {
     streams: u32,
     window: u32,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     _more: Option<(OwnedSemaphorePermit, ClientPermit)>,
 }
 
 impl ConnectionBudget {
-    fn new(context: &ListenerContext, ip: IpAddr, place: OwnedSemaphorePermit) -> Self {
+    fn new(context: &ListenerContext, ip: IpAddr, permit: OwnedSemaphorePermit) -> Self {
         let more = context.streams.saturating_sub(LEAN) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(ServerLimits::PER_CONNECTION);
         let half_free = context.permits.free() >= context.permits.all() / 2;
@@ -170,7 +170,7 @@ impl ConnectionBudget {
             Some(_) => (context.streams, WINDOW + MORE_WINDOW),
             None => (context.streams.min(LEAN), WINDOW),
         };
-        Self { streams, window, _place: place, _more: more }
+        Self { streams, window, _permit: permit, _more: more }
     }
 }
 
@@ -189,8 +189,8 @@ impl ConnectionContext {
     /// request.
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
         let busy = self.activity.begin();
-        let response = match self.place().await {
-            Some(place) => {
+        let response = match self.permit().await {
+            Some(permit) => {
                 let response =
                     Arc::clone(&self.context.handler).answer(self.connection, request).await;
                 let pace = self.activity.watch();
@@ -201,7 +201,7 @@ impl ConnectionContext {
                         rest,
                         pace,
                         _busy: busy.clone(),
-                        _place: place,
+                        _permit: permit,
                     })
                 }));
             }
@@ -211,13 +211,13 @@ impl ConnectionContext {
     }
 
     /// Waits for the connection's own permit or for another one; returns `None` after the timeout.
-    async fn place(&self) -> Option<StreamPermit> {
+    async fn permit(&self) -> Option<StreamPermit> {
         let own = Arc::clone(&self.own);
         // The semaphore is never closed.
         tokio::select! {
             biased;
-            place = own.acquire_owned() => Some(StreamPermit { _place: place.ok()?, _counted: None }),
-            place = self.another() => place,
+            permit = own.acquire_owned() => Some(StreamPermit { _permit: permit.ok()?, _counted: None }),
+            permit = self.another() => permit,
             () = sleep(self.context.limits.head_timeout) => None,
         }
     }
@@ -231,13 +231,13 @@ impl ConnectionContext {
                 None => sleep(AGAIN).await,
             }
         };
-        Some(StreamPermit { _place: self.context.permits.take().await?, _counted: Some(counted) })
+        Some(StreamPermit { _permit: self.context.permits.take().await?, _counted: Some(counted) })
     }
 }
 
 /// The permit of a request, until its response was sent.
 struct StreamPermit {
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     _counted: Option<ClientPermit>,
 }
 
@@ -248,7 +248,7 @@ struct PacedResponse {
     rest: Bytes,
     pace: activity::ResponsePace,
     _busy: StreamActivity,
-    _place: StreamPermit,
+    _permit: StreamPermit,
 }
 
 impl http_body::Body for PacedResponse {

@@ -45,14 +45,14 @@ pub(super) fn wanted(parts: &Parts, is_empty: bool) -> Option<(Switch, HeaderVal
     let said = protocol.to_str().ok()?.to_ascii_lowercase();
     let ours = |name: &str| name == "h2c" || name.starts_with("http/") || name.starts_with("tls/");
     let foreign = !said.split(',').any(|name| ours(name.trim()));
-    let asked = has_token(&parts.headers, &CONNECTION, "upgrade");
+    let requested = has_token(&parts.headers, &CONNECTION, "upgrade");
     let free = is_empty && parts.extensions.get::<ExecutionHandle>().is_none();
     let switch = parts.extensions.get::<Switch>()?;
-    (foreign && asked && free).then(|| (switch.clone(), protocol.clone()))
+    (foreign && requested && free).then(|| (switch.clone(), protocol.clone()))
 }
 
 /// Adds the fields that request or announce another protocol.
-pub(super) fn ask(headers: &mut HeaderMap, protocol: &HeaderValue) {
+pub(super) fn add_upgrade(headers: &mut HeaderMap, protocol: &HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol.clone());
 }
@@ -63,7 +63,7 @@ pub(crate) async fn run<S>(client: S, read: &[u8], tunnel: Tunnel) -> io::Result
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let Tunnel { io, idle_timeout, _place } = tunnel;
+    let Tunnel { io, idle_timeout, _permit } = tunnel;
     let mut client = Metered::new(client, false);
     let mut upstream = Metered::new(TokioIo::new(io), false);
     let meters = [client.meter(), upstream.meter()];

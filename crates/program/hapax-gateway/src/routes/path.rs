@@ -383,21 +383,21 @@ mod tests {
         #[test]
         fn what_was_meant_is_found(
             segments in proptest::collection::vec("[a-z]{1,6}", 1..4),
-            dice in proptest::collection::vec(0_u8..8, 60),
+            bytes in proptest::collection::vec(0_u8..8, 60),
             doubly in any::<bool>(),
         ) {
-            let mut dice = dice.into_iter().cycle();
+            let mut bytes = bytes.into_iter().cycle();
             let mut path = String::new();
             for segment in &segments {
                 path.push('/');
-                match dice.next() {
+                match bytes.next() {
                     Some(0) => path.push_str("x/../"),
                     Some(1) => path.push_str("./"),
                     Some(2) => path.push_str("y/%2e%2E/"),
                     _ => {}
                 }
                 for char in segment.chars() {
-                    match dice.next() {
+                    match bytes.next() {
                         Some(0) => path.push_str(&format!("%{:02x}", u32::from(char))),
                         Some(1) if doubly => path.push_str(&format!("%25{:02X}", u32::from(char))),
                         Some(2) => path.push(char.to_ascii_uppercase()),

@@ -71,11 +71,11 @@ impl<T: Copy> Tree<T> {
     }
 }
 
-fn take<T: Copy>(place: &mut Option<T>, value: T) -> Result<(), PatternError<T>> {
-    match *place {
+fn take<T: Copy>(slot: &mut Option<T>, value: T) -> Result<(), PatternError<T>> {
+    match *slot {
         Some(other) => Err(PatternError::Taken(other)),
         None => {
-            *place = Some(value);
+            *slot = Some(value);
             Ok(())
         }
     }

@@ -70,7 +70,7 @@ impl StoreFinding {
 
     /// Returns the finding of a gateway that has the store open and did not report whether it is
     /// confirmed.
-    pub fn not_asked(error: impl fmt::Display) -> Self {
+    pub fn unchecked(error: impl fmt::Display) -> Self {
         let found = format!("the process that has it open did not report it: {error}");
         Self::new(Severity::Unknown, "unconfirmed store", found, "")
     }
@@ -344,7 +344,7 @@ impl StoreOpener {
                 let finding = StoreFinding::new(Severity::Fine, "file", found, "");
                 findings.push(StoreFinding { gateway: admin, ..finding });
                 if admin.is_none() {
-                    findings.push(StoreFinding::not_asked(
+                    findings.push(StoreFinding::unchecked(
                         "it has no operators' address; its log says it",
                     ));
                 }

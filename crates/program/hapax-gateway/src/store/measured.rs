@@ -103,10 +103,10 @@ struct Timed<'a> {
 impl Timed<'_> {
     async fn count<T>(
         mut self,
-        asked: impl Future<Output = Result<T, StoreError>>,
+        call: impl Future<Output = Result<T, StoreError>>,
         ending: impl FnOnce(&T) -> usize,
     ) -> Result<T, StoreError> {
-        let answer = asked.await;
+        let answer = call.await;
         let ending = match &answer {
             Ok(answer) => ending(answer),
             Err(StoreError::Unavailable(_)) => 2,

@@ -40,7 +40,7 @@ pub(super) async fn receive(
     Upstream { inner, timeout }: &Upstream,
     mut connection: UpstreamConnection,
     mut response: Response<Incoming>,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
     request: RequestTraits,
 ) -> Result<Response<Body>, UpstreamError> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -50,7 +50,7 @@ pub(super) async fn receive(
         // The connection is open until its driver has released it.
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
-        let tunnel = Tunnel { io, idle_timeout: *timeout, _place: place };
+        let tunnel = Tunnel { io, idle_timeout: *timeout, _permit: permit };
         let mut response = response.map(|_| Body::empty());
         response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
         return Ok(response);
@@ -76,7 +76,7 @@ pub(super) async fn receive(
     connection.had_head |= request.head && !http2;
     let (over, is_over) = watch::channel(());
     let keep = !(request.counts && inner.connect.fresh);
-    tokio::spawn(settle(Arc::clone(inner), connection, place, is_over, keep));
+    tokio::spawn(settle(Arc::clone(inner), connection, permit, is_over, keep));
     let body = ReceivedBody {
         body,
         http2,
@@ -116,7 +116,7 @@ pub(crate) struct Tunnel {
     pub(crate) io: Upgraded,
     /// Timeout without a byte in either direction.
     pub(crate) idle_timeout: Duration,
-    pub(crate) _place: OwnedSemaphorePermit,
+    pub(crate) _permit: OwnedSemaphorePermit,
 }
 
 /// A response extension: the connection after a switch of protocols; it can be taken once.
@@ -135,7 +135,7 @@ impl Switched {
 async fn settle(
     inner: Arc<Inner>,
     mut connection: UpstreamConnection,
-    place: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
     is_over: watch::Receiver<()>,
     keep: bool,
 ) {
@@ -167,7 +167,7 @@ async fn settle(
         // The driver drops the rest of the request before the permit is released.
         connection.end().await;
     }
-    drop(place);
+    drop(permit);
 }
 
 /// The body of a response. It fails if the upstream sends nothing for too long, if it is cut off,
