@@ -5,22 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::Command;
 use crate::sh::{Failure, Outcome, Run};
 use crate::sources::{self, Source};
-
-pub(crate) const COMMAND: Command = Command {
-    name: "deps",
-    summary: "check the direction of dependencies",
-    help: "Our crates may only depend on each other as the table in xtask/src/deps.rs says.
-The core's default features bring no runtime, no HTTP and no database; stores bring no
-HTTP; their default builds and that of HTTP compile no C, and the program only
-ring's, for TLS; only clock.rs and entropy.rs of the core read the time or randomness.",
-    run: |args| {
-        args.finish()?;
-        run()
-    },
-};
 
 /// Dependencies that each of our crates may have outside its tests.
 const ALLOWED: [(&str, &[&str]); 15] = [
