@@ -37,9 +37,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:?}", engine.at_most_once(&key, charge).await);
 
     let found = send("GET", "/api/keys", String::new()).await?;
-    let id = found["keys"][0]["id"].as_str().ok_or("expected a record")?.to_owned();
-    let reason = r#"{"reason": "the bank has no such charge"}"#.to_owned();
-    send("POST", &format!("/api/keys/{id}/release"), reason).await?;
+    let record = &found["keys"][0];
+    let id = record["id"].as_str().ok_or("expected a record")?;
+    // The fence shows that the operator decides about the execution that they looked at.
+    let decision =
+        serde_json::json!({"fence": record["fence"], "reason": "the bank has no charge"});
+    send("POST", &format!("/api/keys/{id}/release"), decision.to_string()).await?;
     let charge = || async { Ok::<_, std::io::Error>("paid".to_owned()) };
     println!("{:?}", engine.at_most_once(&key, charge).await);
     Ok(())
