@@ -40,8 +40,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let record = &found["keys"][0];
     let id = record["id"].as_str().ok_or("expected a record")?;
     // The fence shows that the operator decides about the execution that they looked at.
-    let decision =
-        serde_json::json!({"fence": record["fence"], "reason": "the bank has no charge"});
+    let decision = serde_json::json!({
+        "fence": record["fence"],
+        "reason": "the bank has no charge",
+        "any_kind": true, // of a function, not of an HTTP request
+    });
     send("POST", &format!("/api/keys/{id}/release"), decision.to_string()).await?;
     let charge = || async { Ok::<_, std::io::Error>("paid".to_owned()) };
     println!("{:?}", engine.at_most_once(&key, charge).await);
