@@ -43,11 +43,10 @@ enum Command {
     /// ran, how many passed, and which were left out and why.
     Test(Skip),
 
-    /// Check format, words, clippy, documentation, file lengths, dependencies
+    /// Check format, words, clippy, documentation, file lengths, default builds
     ///
     /// Warnings are errors. No Rust file may have more than 600 lines. Names and comments follow
-    /// VOCABULARY.md, as far as xtask/src/words.rs checks it. The direction of dependencies is
-    /// checked as by `deps`.
+    /// VOCABULARY.md, as far as xtask/src/words.rs checks it. Includes `deps`.
     Lint,
 
     /// Check each crate without features, and with each feature alone
@@ -56,15 +55,15 @@ enum Command {
     /// does not compile without another one.
     Features,
 
-    /// Check the direction of dependencies
+    /// Check what default builds bring, and what reads the time
     ///
-    /// Our crates may only depend on each other as the table in xtask/src/deps.rs allows. The core's
-    /// default features bring no runtime, no HTTP and no database; stores bring no HTTP; their
-    /// default builds and that of HTTP compile no C, and the program only ring's, for TLS; only
-    /// clock.rs and entropy.rs of the core read the time or randomness.
+    /// The core's default features bring no runtime, no HTTP and no database; stores bring no HTTP;
+    /// their default builds and that of HTTP compile no C, and the program only ring's, for TLS; only
+    /// clock.rs and entropy.rs of the core read the time or randomness. `deny` checks the direction
+    /// of dependencies between our crates.
     Deps,
 
-    /// Check licences, bans and sources of all dependencies
+    /// Check licences, bans and sources of all dependencies, and the direction of ours
     ///
     /// Runs cargo-deny with deny.toml. If it is not installed, it is built once, into target/tools.
     Deny,
