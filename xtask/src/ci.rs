@@ -4,20 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Command;
 use crate::setup::Skip;
 use crate::sh::{Failure, Outcome};
 use crate::{features, lint, long, test, tools};
-
-pub(crate) const COMMAND: Command = Command {
-    name: "ci",
-    summary: "lint, features, deny, test, a short simulation, a short fuzz",
-    help: "Stops at the first step that fails and names it; prints how long each took.",
-    run: |args| {
-        args.finish()?;
-        run()
-    },
-};
 
 type Step = (&'static str, fn() -> Outcome);
 
@@ -30,7 +19,7 @@ const STEPS: [Step; 6] = [
     ("fuzz", || tools::fuzz(10, None)),
 ];
 
-fn run() -> Outcome {
+pub(crate) fn run() -> Outcome {
     let mut times: Vec<(&str, Duration)> = Vec::new();
     for (name, step) in STEPS {
         eprintln!("\nxtask ci: {name}");

@@ -1,68 +1,11 @@
-//! Rules for dependencies: their direction, and packages that are not allowed.
+//! Rules for dependencies: packages that a default build must not have. deny.toml has the direction of
+//! dependencies between our crates.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use serde_json::Value;
-
-use crate::Command;
 use crate::sh::{Failure, Outcome, Run};
 use crate::sources::{self, Source};
-
-pub(crate) const COMMAND: Command = Command {
-    name: "deps",
-    summary: "check the direction of dependencies",
-    help: "Our crates may only depend on each other as the table in xtask/src/deps.rs says.
-The core's default features bring no runtime, no HTTP and no database; stores bring no
-HTTP; their default builds and that of HTTP compile no C, and the program only
-ring's, for TLS; only clock.rs and entropy.rs of the core read the time or randomness.",
-    run: |args| {
-        args.finish()?;
-        run()
-    },
-};
-
-/// Dependencies that each of our crates may have outside its tests.
-const ALLOWED: [(&str, &[&str]); 15] = [
-    (
-        "hapax",
-        &[
-            "hapax-core",
-            "hapax-file",
-            "hapax-http",
-            "hapax-operators",
-            "hapax-postgres",
-            "hapax-postgres-data",
-            "hapax-redis",
-            "hapax-tiered",
-        ],
-    ),
-    ("hapax-core", &[]),
-    ("hapax-testkit", &["hapax-core", "hapax-http"]),
-    ("hapax-file", &["hapax-core"]),
-    ("hapax-http", &["hapax-core"]),
-    ("hapax-operators", &["hapax-core", "hapax-http"]),
-    ("hapax-postgres", &["hapax-core"]),
-    ("hapax-postgres-data", &["hapax-core"]),
-    ("hapax-redis", &["hapax-core"]),
-    ("hapax-tiered", &["hapax-core", "hapax-redis"]),
-    (
-        "hapax-gateway",
-        &[
-            "hapax-core",
-            "hapax-http",
-            "hapax-file",
-            "hapax-operators",
-            "hapax-postgres",
-            "hapax-redis",
-            "hapax-tiered",
-        ],
-    ),
-    ("hapax-cli", &["hapax-core", "hapax-http", "hapax-gateway", "hapax-file", "hapax-operators"]),
-    ("hapax-bank", &["hapax-core", "hapax-http", "hapax-postgres"]),
-    ("hapax-torture", &[]),
-    ("xtask", &[]),
-];
 
 /// Runtimes, HTTP and databases.
 const HEAVY: [&str; 19] = [
@@ -120,10 +63,7 @@ const DOORS: [(&str, &str); 5] = [
 
 /// Runs all checks and lists every violation.
 pub(crate) fn run() -> Outcome {
-    let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
-    let metadata: Value = serde_json::from_str(&metadata)
-        .map_err(|error| Failure::new(format!("cargo metadata is not JSON: {error}")))?;
-    let mut found = wrong_edges(&edges(&metadata));
+    let mut found = Vec::new();
     for (krate, banned) in FREE_OF {
         found.extend(unwanted(krate, &tree(krate, "normal")?, banned));
     }
@@ -135,44 +75,7 @@ pub(crate) fn run() -> Outcome {
     if found.is_empty() {
         return Ok(());
     }
-    Err(Failure::new(format!("the direction of dependencies:\n  {}", found.join("\n  "))))
-}
-
-/// A dependency of one of our crates, outside its tests.
-struct Edge {
-    from: String,
-    to: String,
-}
-
-/// Returns the edges between the packages of `metadata`, and one to itself for each package.
-fn edges(metadata: &Value) -> Vec<Edge> {
-    let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
-    let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
-    let ours: BTreeSet<String> = packages.iter().map(name).collect();
-    let mut edges = Vec::new();
-    for package in packages {
-        let from = name(package);
-        edges.push(Edge { from: from.clone(), to: from.clone() });
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let to = name(dependency);
-            // Tests may use the testkit and the stores.
-            if dependency["kind"].as_str() != Some("dev") && ours.contains(&to) {
-                edges.push(Edge { from: from.clone(), to });
-            }
-        }
-    }
-    edges
-}
-
-fn wrong_edges(edges: &[Edge]) -> Vec<String> {
-    let wrong = edges.iter().filter_map(|Edge { from, to }| {
-        match ALLOWED.iter().find(|(name, _)| name == from) {
-            None => Some(format!("{from} is not in the table of xtask/src/deps.rs")),
-            Some((_, allowed)) if from == to || allowed.contains(&to.as_str()) => None,
-            Some(_) => Some(format!("{from} must not depend on {to}")),
-        }
-    });
-    wrong.collect::<BTreeSet<_>>().into_iter().collect()
+    Err(Failure::new(format!("dependencies:\n  {}", found.join("\n  "))))
 }
 
 /// A package in a dependency tree.
@@ -264,34 +167,6 @@ fn has_word(line: &str, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn edge(from: &str, to: &str) -> Edge {
-        Edge { from: from.into(), to: to.into() }
-    }
-
-    #[test]
-    fn an_edge_against_the_direction_is_found() {
-        assert!(wrong_edges(&[edge("hapax-gateway", "hapax-http")]).is_empty());
-        assert_eq!(wrong_edges(&[edge("hapax-core", "hapax-http")]).len(), 1);
-        assert_eq!(wrong_edges(&[edge("hapax-file", "hapax-http")]).len(), 1);
-        assert_eq!(wrong_edges(&[edge("hapax-http", "hapax-testkit")]).len(), 1);
-        assert_eq!(wrong_edges(&[edge("hapax-new", "hapax-new")]).len(), 1);
-    }
-
-    #[test]
-    fn tests_may_depend_on_the_testkit() {
-        let metadata = serde_json::json!({"packages": [
-            {"name": "hapax-testkit", "dependencies": []},
-            {"name": "hapax-http", "dependencies": [
-                {"name": "hapax-testkit", "kind": "dev"},
-                {"name": "bytes", "kind": null},
-            ]},
-        ]});
-        assert!(wrong_edges(&edges(&metadata)).is_empty());
-        let text = metadata.to_string().replace("\"dev\"", "null");
-        let metadata: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(wrong_edges(&edges(&metadata)).len(), 1);
-    }
 
     #[test]
     fn a_runtime_in_the_core_is_found() {

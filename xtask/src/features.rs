@@ -2,19 +2,7 @@
 
 use serde_json::Value;
 
-use crate::Command;
 use crate::sh::{Failure, Outcome, Run};
-
-pub(crate) const COMMAND: Command = Command {
-    name: "features",
-    summary: "check each crate without features, and with each feature alone",
-    help: "A build of the whole workspace unites the features of all crates, which hides a
-feature that does not compile without another one.",
-    run: |args| {
-        args.finish()?;
-        run()
-    },
-};
 
 /// Checks the libraries of each published crate with one feature at a time.
 pub(crate) fn run() -> Outcome {

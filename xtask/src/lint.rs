@@ -1,22 +1,9 @@
 //! Checks that do not run the product.
 
-use crate::Command;
 use crate::deps;
 use crate::sh::{Failure, Outcome, Run};
 use crate::sources;
 use crate::words;
-
-pub(crate) const COMMAND: Command = Command {
-    name: "lint",
-    summary: "check format, words, clippy, documentation, file lengths, dependencies",
-    help: "Warnings are errors. No Rust file may have more than 600 lines. Names and
-comments follow VOCABULARY.md, as far as xtask/src/words.rs checks it. The direction of
-dependencies is checked as by `deps`.",
-    run: |args| {
-        args.finish()?;
-        run()
-    },
-};
 
 /// Length limit of a file, in lines.
 const MAX_LINES: usize = 600;

@@ -1,6 +1,5 @@
 //! The project's command list: `cargo xtask COMMAND`. There is no other.
 
-mod args;
 mod ci;
 mod deps;
 mod features;
@@ -16,59 +15,151 @@ mod words;
 
 use std::process::ExitCode;
 
-use args::Args;
+use clap::Parser;
+
+use setup::Skip;
 use sh::Outcome;
 
-struct Command {
-    name: &'static str,
-    summary: &'static str,
-    /// Text that `--help` prints after the summary.
-    help: &'static str,
-    run: fn(&mut Args) -> Outcome,
+/// Builds, checks and tests Hapax
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+enum Command {
+    /// Install the packages that the tests need
+    ///
+    /// Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, nginx, curl and kill. What is
+    /// missing is installed with apt-get when this runs as root; otherwise the command to run is
+    /// printed, and this fails. Does nothing if all is installed. The servers are only installed:
+    /// tests start their own, on separate ports. Stripe's and gRPC's clients and FastAPI for Python
+    /// come from PyPI into a virtual environment in the target folder, in the versions of
+    /// crates/program/hapax-gateway/tests/pypi/requirements.txt; Stripe's client for Node and Express
+    /// come from npm into the target folder, in the versions of
+    /// crates/program/hapax-gateway/tests/npm/package-lock.json.
+    Setup(Skip),
+
+    /// Run every test: libraries, programs, documentation
+    ///
+    /// Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`. A server that
+    /// is missing fails its tests, unless it is skipped by name. The last line states which tests
+    /// ran, how many passed, and which were left out and why.
+    Test(Skip),
+
+    /// Check format, words, clippy, documentation, file lengths, default builds
+    ///
+    /// Warnings are errors. No Rust file may have more than 600 lines. Names and comments follow
+    /// VOCABULARY.md, as far as xtask/src/words.rs checks it. Includes `deps`.
+    Lint,
+
+    /// Check each crate without features, and with each feature alone
+    ///
+    /// A build of the whole workspace unites the features of all crates, which hides a feature that
+    /// does not compile without another one.
+    Features,
+
+    /// Check what default builds bring, and what reads the time
+    ///
+    /// The core's default features bring no runtime, no HTTP and no database; stores bring no HTTP;
+    /// their default builds and that of HTTP compile no C, and the program only ring's, for TLS; only
+    /// clock.rs and entropy.rs of the core read the time or randomness. `deny` checks the direction
+    /// of dependencies between our crates.
+    Deps,
+
+    /// Check licences, bans and sources of all dependencies, and the direction of ours
+    ///
+    /// Runs cargo-deny with deny.toml. If it is not installed, it is built once, into target/tools.
+    Deny,
+
+    /// Run every fuzz target
+    ///
+    /// Installs the nightly toolchain if it is missing, with rustup, and builds cargo-fuzz once, into
+    /// target/tools. Needs a C++ compiler. Each target starts from fuzz/seeds and stores what it
+    /// finds in fuzz/corpus.
+    Fuzz {
+        /// Duration of each target
+        #[arg(long, value_name = "N", default_value_t = 60)]
+        seconds: u32,
+        /// Run only this target
+        #[arg(long, value_name = "NAME")]
+        target: Option<String>,
+    },
+
+    /// Simulate installations under faults, from seeds
+    ///
+    /// Plays whole schedules of claims, crashes, lost and delayed messages, pauses and clock steps,
+    /// and checks every promise. A failure prints its seed.
+    Sim {
+        /// Number of schedules
+        #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+        seeds: u64,
+        /// Seed of the first one
+        #[arg(long, value_name = "SEED", default_value_t = 0)]
+        from: u64,
+        /// Play only this one, and print it step by step
+        #[arg(long, conflicts_with_all = ["seeds", "from"])]
+        seed: Option<u64>,
+    },
+
+    /// Kill gateways under load, and drop or tear what their file had not synced
+    ///
+    /// Two runs. Real gateways on files get SIGKILL at random instants while clients retry: every
+    /// response that a client got must be replayed, and no key may execute twice where that is
+    /// forbidden. Then images of the file as a power failure may leave it are opened: nothing that
+    /// was acknowledged may be missing.
+    Torture {
+        /// Kills of a gateway; 0 leaves the first run out
+        #[arg(long, value_name = "N", default_value_t = 500)]
+        kills: u64,
+        /// Images; 0 leaves the second run out
+        #[arg(long, value_name = "N", default_value_t = 1000)]
+        images: u64,
+        /// Seed of the instants and of the losses
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        seed: u64,
+    },
+
+    /// Run for hours the tests that find more the longer they last
+    ///
+    /// Runs each of them in a release build, one after the other, and names those that failed.
+    /// `test` runs the same tests for seconds.
+    Soak {
+        /// Run only: copies, bank, standbys, histories, flips, emptied, properties
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+        /// Seed of those that take one
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        seed: u64,
+    },
+
+    /// Run lint, features, deny, test, a short simulation, a short fuzz
+    ///
+    /// Stops at the first step that fails and names it; prints how long each took.
+    Ci,
 }
 
-const COMMANDS: [&Command; 11] = [
-    &setup::COMMAND,
-    &test::COMMAND,
-    &lint::COMMAND,
-    &features::COMMAND,
-    &deps::COMMAND,
-    &tools::DENY,
-    &tools::FUZZ,
-    &long::SIM,
-    &long::TORTURE,
-    &soak::SOAK,
-    &ci::COMMAND,
-];
-
-fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
-    let name = words.next().unwrap_or_else(|| "help".into());
-    let mut args = Args::new(words);
-    if matches!(name.as_str(), "help" | "--help" | "-h") {
-        overview();
-        return ExitCode::SUCCESS;
-    }
-    let Some(command) = COMMANDS.iter().find(|command| command.name == name) else {
-        eprintln!("xtask: there is no command `{name}`; `cargo xtask help` lists them");
-        return ExitCode::from(64);
-    };
-    if args.wants_help() {
-        println!("cargo xtask {}: {}\n\n{}", command.name, command.summary, command.help);
-        return ExitCode::SUCCESS;
-    }
-    match (command.run)(&mut args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("xtask {name}: {failure}");
-            failure.exit_code()
+impl Command {
+    fn run(self) -> Outcome {
+        match self {
+            Self::Setup(skip) => setup::run(&skip),
+            Self::Test(skip) => test::run(&skip),
+            Self::Lint => lint::run(),
+            Self::Features => features::run(),
+            Self::Deps => deps::run(),
+            Self::Deny => tools::deny(),
+            Self::Fuzz { seconds, target } => tools::fuzz(seconds, target.as_deref()),
+            Self::Sim { seed: Some(seed), .. } => long::simulate(&[("--seed", seed)]),
+            Self::Sim { seeds, from, seed: None } => long::sim(seeds, from),
+            Self::Torture { kills, images, seed } => long::torture(kills, images, seed),
+            Self::Soak { only, seed } => soak::soak(only.as_deref(), seed),
+            Self::Ci => ci::run(),
         }
     }
 }
 
-fn overview() {
-    println!("cargo xtask COMMAND [OPTIONS]; `cargo xtask COMMAND --help` prints more\n");
-    for command in COMMANDS {
-        println!("  {:<8} {}", command.name, command.summary);
+fn main() -> ExitCode {
+    match Command::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -2,72 +2,53 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Command;
-use crate::args::Args;
 use crate::sh::{Failure, Outcome, Run, root};
 use crate::test::target;
 
-pub(crate) const COMMAND: Command = Command {
-    name: "setup",
-    summary: "install the packages that the tests need",
-    help: "Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, nginx, curl and kill. What is missing is
-installed with apt-get when this runs as root; otherwise the command to run is printed, and this
-fails. Does nothing if all is installed. The servers are only installed: tests start
-their own, on separate ports. Third-party clients, Stripe's and gRPC's clients and FastAPI
-for Python, in the versions of crates/program/hapax-gateway/tests/pypi/requirements.txt, come from PyPI
-into a virtual environment in the target folder; Stripe's client for Node and Express, in the versions of
-crates/program/hapax-gateway/tests/npm/package-lock.json, come from npm into the target folder.
-
-  --skip NAME,…   leave out: redis, postgres, pypi, npm",
-    run: |args| {
-        let skip = Skip::parse(args)?;
-        args.finish()?;
-        run(&skip)
-    },
-};
+/// Servers and clients that tests can do without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum Part {
+    Redis,
+    Postgres,
+    Pypi,
+    Npm,
+}
 
 /// Servers and clients that the caller leaves out.
-#[derive(Default)]
-pub(crate) struct Skip(Vec<String>);
+#[derive(Default, Debug, clap::Args)]
+pub(crate) struct Skip {
+    /// Leave out these, and their tests
+    #[arg(long = "skip", value_name = "NAME,…", value_delimiter = ',')]
+    parts: Vec<Part>,
+}
 
 impl Skip {
-    const NAMES: [&str; 4] = ["redis", "postgres", "pypi", "npm"];
-
-    pub(crate) fn parse(args: &mut Args) -> Result<Self, Failure> {
-        let names: String = args.value("--skip")?.unwrap_or_default();
-        let names: Vec<String> =
-            names.split(',').filter(|name| !name.is_empty()).map(String::from).collect();
-        match names.iter().find(|name| !Self::NAMES.contains(&name.as_str())) {
-            Some(name) => Err(Failure::usage(format!(
-                "--skip takes no name `{name}`, only {}",
-                Self::NAMES.join(", ")
-            ))),
-            None => Ok(Self(names)),
-        }
+    fn leaves_out(&self, what: &str) -> bool {
+        self.names().any(|name| name == what)
     }
 
-    fn leaves_out(&self, what: &str) -> bool {
-        self.0.iter().any(|name| name == what)
+    fn names(&self) -> impl Iterator<Item = String> {
+        self.parts.iter().map(|part| format!("{part:?}").to_lowercase())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.parts.is_empty()
     }
 
     /// Returns the names as a list.
     pub(crate) fn joined(&self) -> String {
-        self.0.join(", ")
+        self.names().collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the options that make a test runner skip these tests: they are in modules of these
     /// names.
     pub(crate) fn filter(&self) -> impl Iterator<Item = String> {
-        self.0.iter().flat_map(|name| ["--skip".to_owned(), format!("{name}::")])
+        self.names().flat_map(|name| ["--skip".to_owned(), format!("{name}::")])
     }
 
     #[cfg(test)]
-    pub(crate) fn of(names: &[&str]) -> Self {
-        Self(names.iter().map(|name| (*name).to_owned()).collect())
+    pub(crate) fn redis() -> Self {
+        Self { parts: vec![Part::Redis] }
     }
 }
 

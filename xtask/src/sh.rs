@@ -4,35 +4,24 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 
 /// Result of a command.
 pub(crate) type Outcome = Result<(), Failure>;
 
 /// Reason for which a command failed, as text for the user.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    message: String,
-    code: u8,
-}
+pub(crate) struct Failure(String);
 
 impl Failure {
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: 1 }
-    }
-
-    pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self { message: message.into(), code: 64 }
-    }
-
-    pub(crate) fn exit_code(&self) -> ExitCode {
-        ExitCode::from(self.code)
+        Self(message.into())
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0)
     }
 }
 

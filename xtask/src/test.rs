@@ -6,24 +6,8 @@ use serde_json::Value;
 
 use std::num::NonZero;
 
-use crate::Command;
 use crate::setup::{self, Skip};
 use crate::sh::{Failure, Outcome, Run};
-
-pub(crate) const COMMAND: Command = Command {
-    name: "test",
-    summary: "run every test: libraries, programs, documentation",
-    help: "Runs `setup` first. Uses cargo-nextest where it is installed, else `cargo test`.
-A server that is missing fails its tests, unless it is skipped by name. The last line
-states which tests ran, how many passed, and which were left out and why.
-
-  --skip NAME,…   leave out: redis, postgres, pypi, npm",
-    run: |args| {
-        let skip = Skip::parse(args)?;
-        args.finish()?;
-        run(&skip)
-    },
-};
 
 const EVERYTHING: [&str; 2] = ["--workspace", "--all-features"];
 
@@ -193,7 +177,7 @@ mod tests {
             "test ok: 5 tests passed, 0 failed; 2 documentation examples; left out: nothing"
         );
         assert_eq!(
-            verdict(&Skip::of(&["redis"]), false, count(5, 1), count(2, 0)),
+            verdict(&Skip::redis(), false, count(5, 1), count(2, 0)),
             "test FAILED: 5 tests passed, 1 failed; 2 documentation examples; left out: all \
              tests of redis, because --skip said so"
         );

@@ -11,6 +11,8 @@
 //!    agree.
 //! 4. A returned future that is dropped loses the reply, and never leaves half a write.
 
+pub mod parts;
+
 use std::error::Error;
 use std::fmt;
 use std::future::Future;

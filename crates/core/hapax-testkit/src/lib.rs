@@ -5,6 +5,7 @@
 //! - [`faults`]: a network and stores that fail on purpose.
 //! - [`history`]: a checker that the replies to concurrent callers are linearizable.
 //! - [`storm`]: many such callers for a long time, while a test disturbs the store.
+//! - [`steps`]: swaps and claims of a test, each named by a number.
 //! - `http` (a feature): the HTTP contract as scenarios, for any instance at an address.
 //! - `functions` (a feature): rules of functions over a store.
 //! - `servers` (a feature): private Redis and PostgreSQL servers for tests.
@@ -20,6 +21,7 @@ pub mod http;
 #[cfg(feature = "servers")]
 pub mod servers;
 pub mod sim;
+pub mod steps;
 pub mod storm;
 pub mod suite;
 

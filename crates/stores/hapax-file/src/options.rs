@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::store::parts::QueueLimits;
 use hapax_core::{Clock, Entropy, KeyRing, Secret, SystemClock, SystemEntropy};
 
 /// Sources of a database's secret.
@@ -47,8 +48,7 @@ pub struct FileOptions {
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) admin: Option<SocketAddr>,
     pub(crate) cache_bytes: usize,
-    pub(crate) queue_items: usize,
-    pub(crate) queue_bytes: usize,
+    pub(crate) queue: QueueLimits,
     pub(crate) reading_bytes: usize,
     pub(crate) min_free_bytes: u64,
     pub(crate) quick_recovery_above: u64,
@@ -70,8 +70,7 @@ impl FileOptions {
             entropy: Arc::new(SystemEntropy),
             admin: None,
             cache_bytes: 64 << 20,
-            queue_items: 4096,
-            queue_bytes: 64 << 20,
+            queue: QueueLimits::default(),
             reading_bytes: 64 << 20,
             min_free_bytes: 64 << 20,
             quick_recovery_above: QUICK_RECOVERY_ABOVE,
@@ -125,8 +124,7 @@ impl FileOptions {
     /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 requests.
     #[must_use]
     pub fn queue(mut self, requests: usize, bytes: usize) -> Self {
-        self.queue_items = requests.max(8);
-        self.queue_bytes = bytes;
+        self.queue = QueueLimits { items: requests.max(QueueLimits::MIN_ITEMS), bytes };
         self
     }
 

@@ -4,21 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Limits of a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueLimit {
-    pub(crate) items: usize,
-    pub(crate) bytes: usize,
-}
-
-/// Part of the limit that an item may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admission {
-    /// Seven eighths, so that new keys never displace requests that complete executions under way.
-    NewWork,
-    /// The whole limit.
-    Any,
-}
+use hapax_core::store::parts::{Admission, QueueLimits};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PushError {
@@ -38,7 +24,7 @@ pub(crate) enum Woken {
 /// closed can still be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    limit: QueueLimit,
+    limit: QueueLimits,
     inner: Mutex<Inner<T>>,
     ready: Condvar,
 }
@@ -51,7 +37,7 @@ struct Inner<T> {
 }
 
 impl<T> Queue<T> {
-    pub(crate) fn new(limit: QueueLimit) -> Self {
+    pub(crate) fn new(limit: QueueLimits) -> Self {
         let inner = Inner { items: VecDeque::new(), bytes: 0, closed: false };
         Self { limit, inner: Mutex::new(inner), ready: Condvar::new() }
     }
@@ -62,18 +48,11 @@ impl<T> Queue<T> {
         bytes: usize,
         admission: Admission,
     ) -> Result<(), PushError> {
-        let of = |limit: usize| match admission {
-            Admission::NewWork => limit - limit / 8,
-            Admission::Any => limit,
-        };
         let mut inner = self.lock();
         if inner.closed {
             return Err(PushError::Closed);
         }
-        // A single item larger than the whole limit is accepted while the queue is empty.
-        let fits =
-            inner.items.is_empty() || inner.bytes.saturating_add(bytes) <= of(self.limit.bytes);
-        if inner.items.len() >= of(self.limit.items) || !fits {
+        if !self.limit.admits(inner.items.len(), inner.bytes, bytes, admission) {
             return Err(PushError::Full);
         }
         inner.items.push_back((item, bytes));

@@ -7,12 +7,13 @@ use std::sync::{
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use hapax_core::store::parts::QueueLimits;
 use hapax_core::{Clock, OperationId, StoreError};
 use redb::Database;
 
 use crate::batch::SwapJob;
 use crate::blocks::Damages;
-use crate::queue::{Queue, QueueLimit};
+use crate::queue::Queue;
 use crate::reader::ReadJob;
 use crate::record::Epoch;
 
@@ -56,12 +57,12 @@ enum Closing {
 }
 
 /// Limit of waiting reads. Each is a key or a page, so their size does not matter.
-const READS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
+const READS: QueueLimits = QueueLimits { items: 4096, bytes: usize::MAX };
 
 impl Shared {
     pub(crate) fn new(
         database: Database,
-        jobs: QueueLimit,
+        jobs: QueueLimits,
         clock: Arc<dyn Clock>,
         epoch: Epoch,
         damages: Damages,

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use futures_channel::oneshot;
+use hapax_core::store::parts::Admission;
 use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
     Entropy, Inspect, Key, KeyRing, OnUnknown, OperationId, Scope, Sealer, Secret, Store,
@@ -27,7 +28,6 @@ use crate::error::{FileStoreError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{FileOptions, SecretSource};
-use crate::queue::{Admission, QueueLimit};
 use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
 use crate::record::{Epoch, SMALL, SealedRead};
 use crate::salvage;
@@ -285,8 +285,7 @@ impl FileStore {
         }
         let reserve = reserve.is_ok();
         let epoch = Epoch { number: adopted.epoch, opened_at };
-        let jobs = QueueLimit { items: options.queue_items, bytes: options.queue_bytes };
-        let shared = Arc::new(Shared::new(database, jobs, options.clock, epoch, damages));
+        let shared = Arc::new(Shared::new(database, options.queue, options.clock, epoch, damages));
         let threads = |error| OpenError::io(&options.path, error);
         // Dropped on an early return, which ends the threads that were started.
         let store = Self {
@@ -426,7 +425,7 @@ impl Store for FileStore {
             let grace = draft.record.terms.lease;
             let (stamp, lease, keep) = (draft.stamp, draft.lease, draft.keep);
             let job = SwapJob { key, expected, write_id, stamp, lease, keep, grace, sealed, reply };
-            let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
+            let admission = Admission::of(expected.as_ref());
             self.shared
                 .jobs
                 .push(Job::Swap(job), bytes, admission)
@@ -457,7 +456,7 @@ impl Store for FileStore {
             let job = Job::Reap { limit: limit.get(), reply };
             self.shared
                 .jobs
-                .push(job, 0, Admission::NewWork)
+                .push(job, 0, Admission::NewKey)
                 .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
             answer.await.unwrap_or_else(|_| Err(StoreError::ambiguous(FileStoreError::Interrupted)))
         })

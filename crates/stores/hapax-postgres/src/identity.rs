@@ -11,50 +11,13 @@
 //! The claim's own statement compares the identity, and writes nothing if it differs. It reads the
 //! identity in the transaction that writes: TRUNCATE and DROP wait for that transaction to end.
 
-use std::sync::{PoisonError, RwLock};
-
+use hapax_core::store::parts::Recognition;
 use tokio_postgres::Client;
 
 use crate::error::PostgresConnectError;
 use crate::link::ConnectionSetup;
 use crate::secret::Purpose;
 use crate::sql::qualified;
-
-/// The identity that claims expect; `None` before one was seen.
-#[derive(Debug, Default)]
-pub(crate) struct ExpectedIdentity(RwLock<Identity>);
-
-#[derive(Clone, Debug, Default)]
-struct Identity {
-    expected: Option<String>,
-    /// Whether the tables were found with another identity, or with none.
-    replaced: bool,
-}
-
-impl ExpectedIdentity {
-    pub(crate) fn new(expected: Option<String>) -> Self {
-        Self(RwLock::new(Identity { expected, replaced: false }))
-    }
-
-    pub(crate) fn expected(&self) -> Option<String> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).expected.clone()
-    }
-
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).replaced
-    }
-
-    fn accept(&self, found: String) {
-        let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        *identity = Identity { expected: Some(found), replaced: false };
-    }
-
-    /// Notes that the tables were replaced. Returns whether that was not known before.
-    fn refuse(&self) -> bool {
-        let mut identity = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        !std::mem::replace(&mut identity.replaced, true)
-    }
-}
 
 /// Compares the identity of the tables with the expected one; if none is expected, the found one is
 /// from now on. If the tables have none and none is expected, creates one if the purpose is
@@ -65,8 +28,7 @@ pub(crate) async fn recognise(
     purpose: Purpose,
 ) -> Result<bool, PostgresConnectError> {
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
-    let expected = setup.known.expected();
-    if expected.is_none() && purpose == Purpose::Write {
+    if setup.known.expected().is_none() && purpose == Purpose::Write {
         let make = format!(
             "UPDATE {secrets} SET identity = gen_random_uuid()::text WHERE identity IS NULL"
         );
@@ -81,32 +43,24 @@ pub(crate) async fn recognise(
         )),
         None => None,
     };
-    match (expected, found) {
-        (None, None) => Ok(true),
-        (None, Some((found, _))) => {
-            setup.known.accept(found);
-            Ok(true)
-        }
-        (Some(expected), Some((found, _))) if expected == found => {
-            setup.known.accept(found);
-            Ok(true)
-        }
-        (Some(_), Some((found, true))) => {
+    let (found, is_confirmed) = found.unzip();
+    Ok(match setup.known.recognise(found.as_deref(), is_confirmed == Some(true)) {
+        Recognition::Expected => true,
+        Recognition::Confirmed => {
             tracing::warn!("an operator confirmed the store that replaced the one before");
-            setup.known.accept(found);
-            Ok(true)
+            true
         }
-        (Some(_), _) => {
-            if setup.known.refuse() {
+        Recognition::Replaced { is_new } => {
+            if is_new {
                 tracing::error!(
                     "the tables were emptied or replaced: what they held executes again under \
                      reexecute; under block and reconcile new keys are rejected until an operator \
                      runs `hapax store confirm`"
                 );
             }
-            Ok(false)
+            false
         }
-    }
+    })
 }
 
 /// Marks the present identity, or a new one, as confirmed by an operator.

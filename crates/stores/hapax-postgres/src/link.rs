@@ -40,6 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use hapax_core::store::parts::ExpectedIdentity;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::types::{ToSql, Type};
@@ -47,7 +48,7 @@ use tokio_postgres::{Client, Config, Error, Row, Statement};
 
 use crate::error::{PostgresConnectError, TransactionFailure};
 use crate::hosts::Hosts;
-use crate::identity::{ExpectedIdentity, recognise};
+use crate::identity::recognise;
 use crate::options::PostgresOptions;
 use crate::secret::{Purpose, agree};
 use crate::server_info;

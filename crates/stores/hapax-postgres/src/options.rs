@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::store::parts::QueueLimits;
 use hapax_core::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 use tokio_postgres::Config;
 
@@ -28,8 +29,7 @@ pub struct PostgresOptions {
     pub(crate) timeout: Duration,
     pub(crate) lanes: usize,
     pub(crate) batch: usize,
-    pub(crate) queue_items: usize,
-    pub(crate) queue_bytes: usize,
+    pub(crate) queue: QueueLimits,
     pub(crate) prepare: bool,
     pub(crate) migrate: bool,
     pub(crate) allow_forgetting: bool,
@@ -51,8 +51,7 @@ impl PostgresOptions {
             timeout: Duration::from_secs(2),
             lanes: 1,
             batch: 128,
-            queue_items: 4096,
-            queue_bytes: 64 << 20,
+            queue: QueueLimits::default(),
             prepare: false,
             migrate: true,
             allow_forgetting: false,
@@ -126,8 +125,7 @@ impl PostgresOptions {
     /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 swaps.
     #[must_use]
     pub fn queue(mut self, swaps: usize, bytes: usize) -> Self {
-        self.queue_items = swaps.max(8);
-        self.queue_bytes = bytes;
+        self.queue = QueueLimits { items: swaps.max(QueueLimits::MIN_ITEMS), bytes };
         self
     }
 

@@ -5,25 +5,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::OperationId;
+use hapax_core::store::parts::{Admission, QueueLimits};
 use tokio::sync::Notify;
 
 use crate::error::PostgresStoreError;
-
-/// Limits of a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueLimit {
-    pub(crate) items: usize,
-    pub(crate) bytes: usize,
-}
-
-/// Part of the limit that an item may use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admission {
-    /// Seven eighths, so that new keys never displace requests that complete executions under way.
-    NewWork,
-    /// The whole limit.
-    Any,
-}
 
 /// An item of a queue.
 pub(crate) trait Item {
@@ -68,7 +53,7 @@ impl Ticket {
 /// closed can still be taken out.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
-    limit: QueueLimit,
+    limit: QueueLimits,
     inner: Mutex<Inner<T>>,
     ready: Notify,
 }
@@ -83,29 +68,22 @@ struct Inner<T> {
 }
 
 impl<T: Item> Queue<T> {
-    pub(crate) fn new(limit: QueueLimit) -> Self {
+    pub(crate) fn new(limit: QueueLimits) -> Self {
         let items = VecDeque::new();
         let inner = Inner { items, bytes: 0, busy: HashSet::new(), closed: false };
         Self { limit, inner: Mutex::new(inner), ready: Notify::new() }
     }
 
     pub(crate) fn push(&self, item: T, admission: Admission) -> Result<(), PostgresStoreError> {
-        let of = |limit: usize| match admission {
-            Admission::NewWork => limit - limit / 8,
-            Admission::Any => limit,
-        };
         let mut inner = self.lock();
         if inner.closed {
             return Err(PostgresStoreError::Closed);
         }
-        // A single item larger than the whole limit is accepted while the queue is empty.
-        let bytes = inner.bytes.saturating_add(item.size());
-        let fits = inner.items.is_empty() || bytes <= of(self.limit.bytes);
-        if inner.items.len() >= of(self.limit.items) || !fits {
+        if !self.limit.admits(inner.items.len(), inner.bytes, item.size(), admission) {
             return Err(PostgresStoreError::QueueFull);
         }
+        inner.bytes += item.size();
         inner.items.push_back(item);
-        inner.bytes = bytes;
         drop(inner);
         self.ready.notify_one();
         Ok(())
@@ -116,9 +94,7 @@ impl<T: Item> Queue<T> {
     pub(crate) fn pass_on(&self, item: T) -> Result<(), T> {
         let mut inner = self.lock();
         let is_full = |inner: &Inner<T>| {
-            let bytes = inner.bytes.saturating_add(item.size());
-            inner.items.len() >= self.limit.items
-                || bytes > self.limit.bytes && !inner.items.is_empty()
+            !self.limit.admits(inner.items.len(), inner.bytes, item.size(), Admission::Any)
         };
         if is_full(&inner) {
             inner.items.retain(|item| !item.ticket().is_withdrawn());

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax_core::OperationId;
 use hapax_core::StoreError;
+use hapax_core::store::parts::QueueLimits;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::link::ConnectionSetup;
 use crate::listen::WakeSender;
-use crate::queue::{Item, Queue, QueueLimit, Ticket};
+use crate::queue::{Item, Queue, Ticket};
 use crate::record::{RawSwapped, SealedRecord, Write};
 
 #[derive(Debug)]
@@ -62,12 +63,11 @@ pub(crate) struct Counters {
 }
 
 /// Limit of waiting loads. Each is a key, so their size does not matter.
-const LOADS: QueueLimit = QueueLimit { items: 4096, bytes: usize::MAX };
+const LOADS: QueueLimits = QueueLimits { items: 4096, bytes: usize::MAX };
 
 impl Shared {
     pub(crate) fn new(setup: ConnectionSetup, bell: Option<WakeSender>) -> Self {
-        let limit =
-            QueueLimit { items: setup.options.queue_items, bytes: setup.options.queue_bytes };
+        let limit = setup.options.queue;
         Self {
             lanes: (0..setup.options.lanes).map(|_| Queue::new(limit)).collect(),
             alone: Queue::new(limit),

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hapax_core::store::parts::Admission;
 use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped,
     Visitor, scan_by_pages,
@@ -22,7 +23,7 @@ use crate::link::{ConnectionSetup, PgConnection};
 use crate::listen::Listener;
 use crate::maintenance::{Job, Maintenance};
 use crate::options::PostgresOptions;
-use crate::queue::{Admission, Item, Queue, Ticket};
+use crate::queue::{Item, Queue, Ticket};
 use crate::reader;
 use crate::record::{ResultRow, Write};
 use crate::secret::Purpose;
@@ -277,8 +278,7 @@ impl Store for PostgresStore {
             // Sealed here and not on the writer's task, so that many records are sealed in
             // parallel.
             let write = self.seal(&swap)?;
-            let admission =
-                if write.expected.is_none() { Admission::NewWork } else { Admission::Any };
+            let admission = Admission::of(write.expected.as_ref());
             let key = write.key;
             let lane = self.shared.lane(&key);
             let deadline = Instant::now() + self.shared.setup.answer;

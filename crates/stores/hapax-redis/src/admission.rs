@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax_core::StoreError;
+use hapax_core::store::parts::{Admission, QueueLimits};
 
 use crate::error::RedisStoreError;
 
@@ -20,20 +21,10 @@ struct Counter {
     limit: usize,
 }
 
-/// Share of the limits that a request may use. New keys are rejected first, so that executions
-/// under way can still be recorded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Admission {
-    /// Seven eighths.
-    NewWork,
-    /// The whole limit.
-    Any,
-}
-
 impl RequestLimit {
-    pub(crate) fn new(items: usize, bytes: usize) -> Self {
+    pub(crate) fn new(limits: QueueLimits) -> Self {
         let counter = |limit| Counter { inside: AtomicUsize::new(0), limit };
-        Self { items: counter(items), bytes: counter(bytes) }
+        Self { items: counter(limits.items), bytes: counter(limits.bytes) }
     }
 
     /// Returns the number of admitted requests.
@@ -59,10 +50,7 @@ impl RequestLimit {
 
 impl Counter {
     fn add(&self, more: usize, admission: Admission) -> Option<()> {
-        let limit = match admission {
-            Admission::NewWork => self.limit - self.limit / 8,
-            Admission::Any => self.limit,
-        };
+        let limit = admission.share(self.limit);
         let fit = |now: usize| now.checked_add(more).filter(|sum| *sum <= limit);
         self.inside.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fit).ok().map(drop)
     }
@@ -84,14 +72,13 @@ impl Drop for RequestPermit<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Admission, RequestLimit};
+    use super::{Admission, QueueLimits, RequestLimit};
 
     #[test]
     fn work_in_hand_is_let_in_where_new_keys_are_not() {
-        let limit = RequestLimit::new(16, 1_000);
-        let inside: Vec<_> =
-            (0..14).map(|_| limit.enter(10, Admission::NewWork).unwrap()).collect();
-        assert!(limit.enter(0, Admission::NewWork).is_err());
+        let limit = RequestLimit::new(QueueLimits { items: 16, bytes: 1_000 });
+        let inside: Vec<_> = (0..14).map(|_| limit.enter(10, Admission::NewKey).unwrap()).collect();
+        assert!(limit.enter(0, Admission::NewKey).is_err());
         assert!(limit.enter(861, Admission::Any).is_err());
         let last = limit.enter(860, Admission::Any).unwrap();
         assert!(limit.enter(1, Admission::Any).is_err());

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::OperationId;
+use hapax_core::store::parts::Admission;
 use redis::{Cmd, Value};
 
-use crate::admission::{Admission, RequestLimit};
+use crate::admission::RequestLimit;
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
@@ -39,7 +40,7 @@ impl RedisCache {
         let options = options.allow_eviction();
         let url = options.target()?;
         let names = KeyNames::new(&format!("{}cache:", options.prefix));
-        let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
+        let limit = RequestLimit::new(options.queue);
         let watchers = Arc::new(Watchers::default());
         let keeper = Reconnector::new(url, options, names.clone(), &watchers, None);
         let link = ConnectionHandle::open(keeper).await?;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::store::parts::QueueLimits;
 use hapax_core::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
 
 use crate::error::RedisConnectError;
@@ -39,8 +40,7 @@ pub struct RedisOptions {
     pub(crate) allow_eviction: bool,
     pub(crate) make: bool,
     pub(crate) identity: Option<String>,
-    pub(crate) queue_items: usize,
-    pub(crate) queue_bytes: usize,
+    pub(crate) queue: QueueLimits,
     #[cfg(feature = "tls")]
     pub(crate) tls: TlsFiles,
 }
@@ -79,8 +79,7 @@ impl RedisOptions {
             allow_eviction: false,
             make: true,
             identity: None,
-            queue_items: 4096,
-            queue_bytes: 64 << 20,
+            queue: QueueLimits::default(),
             #[cfg(feature = "tls")]
             tls: TlsFiles::default(),
         }
@@ -148,8 +147,7 @@ impl RedisOptions {
     /// 4,096 and 64 MiB; new keys are rejected at seven eighths of either. At least 8 requests.
     #[must_use]
     pub fn queue(mut self, requests: usize, bytes: usize) -> Self {
-        self.queue_items = requests.max(8);
-        self.queue_bytes = bytes;
+        self.queue = QueueLimits { items: requests.max(QueueLimits::MIN_ITEMS), bytes };
         self
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
+use hapax_core::store::parts::{Admission, ExpectedIdentity};
 use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Stamp, StoredRecord, Swap,
     Swapped, Visitor,
@@ -17,9 +18,9 @@ use hapax_core::{
 };
 use redis::Value;
 
-use crate::admission::{Admission, RequestLimit};
+use crate::admission::RequestLimit;
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
-use crate::identity::{ExpectedIdentity, identity};
+use crate::identity::{identity, is_expected};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 use crate::notify::Watchers;
@@ -114,7 +115,7 @@ impl RedisStore {
         let names = KeyNames::new(&options.prefix);
         let watchers = Arc::new(Watchers::default());
         let entropy = Arc::clone(&options.entropy);
-        let limit = RequestLimit::new(options.queue_items, options.queue_bytes);
+        let limit = RequestLimit::new(options.queue);
         let secret = options.naming_secret().cloned();
         let known = ExpectedIdentity::new(options.identity.clone());
         let (make, secret_check) = (options.make, Some(SecretCheck::new(&options, &names)));
@@ -217,7 +218,9 @@ impl RedisStore {
         let confirm: &[u8] = if confirm { b"1" } else { b"0" };
         let arguments = [leave.as_bytes(), confirm];
         match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
-            Value::BulkString(found) => Ok(self.known.recognise(&String::from_utf8_lossy(&found))),
+            Value::BulkString(found) => {
+                Ok(is_expected(&self.known, &String::from_utf8_lossy(&found)))
+            }
             _ => Err(RequestFailure::Nothing(RedisStoreError::Unreadable)),
         }
     }
@@ -277,7 +280,7 @@ impl RedisStore {
             .sealer
             .seal(&key, write_id, &draft.record, &*self.entropy)
             .map_err(StoreError::unavailable)?;
-        let admission = if expected.is_none() { Admission::NewWork } else { Admission::Any };
+        let admission = Admission::of(expected.as_ref());
         // Counted until the answer has arrived or the caller is dropped.
         let _inside = self.limit.enter(sealed.len(), admission)?;
         let flag = |set: bool| if set { b"1".as_slice() } else { b"0" };

@@ -36,7 +36,7 @@
 //! `clock_suite!` is for stores whose clock tests can set back ([`ClockFixture`]). Each rule is a
 //! separate `#[tokio::test]`, so that the crate needs tokio with `rt-multi-thread` among its
 //! dev-dependencies. If opening is expensive (a server), [`store_rules`] and its siblings run all
-//! rules within one test.
+//! rules within one test. `server_suite!` is for stores on a server (feature `servers`).
 //!
 //! The rules hold under a network that loses replies: a swap whose result is ambiguous is sent
 //! again, as the engine does.
@@ -54,6 +54,8 @@ mod clocks;
 mod emptied;
 mod pages;
 mod races;
+#[cfg(feature = "servers")]
+pub mod server;
 mod swaps;
 mod times;
 

@@ -1,4 +1,4 @@
-//! What the tests write and read, and stores and caches that fail on command.
+//! Steps of the tests, and stores and caches that fail on command.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,14 +8,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::store::{BoxFuture, Capabilities, Draft, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
-    Clock, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity, MemoryStore, OnUnknown,
-    OperationId, Outcome, Record, RecordState, Store, StoreError, Terms, Timestamp, WriteId,
+    Clock, MemoryCapacity, MemoryStore, OnUnknown, OperationId, Outcome, Record, RecordState,
+    Store, StoreError, Timestamp,
 };
+use hapax_testkit::steps;
+pub(crate) use hapax_testkit::steps::{LEASE, RETENTION, key, write_id};
 use hapax_tiered::{Cache, CacheError, MemoryCache, Tiered, TieredOptions};
 use tokio::time::Instant;
-
-pub(crate) const LEASE: Duration = Duration::from_secs(30);
-pub(crate) const RETENTION: Duration = Duration::from_secs(86_400);
 
 /// Wall-clock time that follows tokio's, which tests pause, and that can be set back.
 #[derive(Debug)]
@@ -175,40 +174,22 @@ impl World {
     }
 }
 
-pub(crate) fn key(of: u64) -> OperationId {
-    OperationId::from_bytes(wide(of))
-}
-
-pub(crate) fn write_id(of: u64) -> WriteId {
-    WriteId::from_bytes(wide(of))
-}
-
-/// A claim of key `of`, tagged `tagged`.
+/// Returns the claim of key `of` under the write id and lease id `tagged`.
 pub(crate) fn claim(of: u64, tagged: u64) -> Swap {
-    let lease_id = LeaseId::from_bytes(wide(tagged));
-    let terms = Terms { lease: LEASE, retention: RETENTION, on_unknown: OnUnknown::Block };
-    let record = Record {
-        scheme: FingerprintScheme::new("test/1").unwrap(),
-        fingerprint: Fingerprint::from_bytes([7; 32]),
-        lease_id,
-        generation: lease_id,
-        attempt: 1,
-        terms,
-        checkpoint: None,
-        notes: hapax_core::Notes::default(),
-        state: RecordState::InFlight,
-    };
-    let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: None };
-    Swap { id: key(of), expected: None, write_id: write_id(tagged), draft }
+    let mut swap = steps::claim(tagged);
+    swap.id = key(of);
+    swap.draft.keep = None;
+    swap.draft.record.terms.on_unknown = OnUnknown::Block;
+    swap
 }
 
-/// What follows `swap`: its outcome is `outcome`, its tag is `next`.
+/// Returns the swap that completes what `swap` claimed; its write id is `next`.
 pub(crate) fn complete(swap: &Swap, next: u64, outcome: &str) -> Swap {
     let state = RecordState::Done(Outcome::new("test/1", outcome.to_owned()));
     follow(swap, next, state, Some(RETENTION))
 }
 
-/// What an operator writes after `swap`.
+/// Returns the swap with which an operator releases what `swap` wrote.
 pub(crate) fn release(swap: &Swap, next: u64) -> Swap {
     follow(swap, next, RecordState::Released, Some(LEASE))
 }
@@ -231,7 +212,7 @@ pub(crate) async fn refused(store: &dyn Store, swap: &Swap) -> Snapshot {
     }
 }
 
-/// Key `of` finished by one process, as `of * 10 + 1`; the swap that did it.
+/// Claims and completes key `of`; returns the completion, whose write id is `of * 10 + 1`.
 pub(crate) async fn finished(store: &dyn Store, of: u64, outcome: &str) -> Swap {
     let claimed = claim(of, of * 10);
     expect_stored(store, &claimed).await;
@@ -243,12 +224,4 @@ pub(crate) async fn finished(store: &dyn Store, of: u64, outcome: &str) -> Swap 
 /// Lets every task run until all of them wait.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
-}
-
-fn wide<const N: usize>(of: u64) -> [u8; N] {
-    let mut bytes = [0; N];
-    let spread = of.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bytes[..8].copy_from_slice(&spread.to_be_bytes());
-    bytes[8..16].copy_from_slice(&of.to_be_bytes());
-    bytes
 }

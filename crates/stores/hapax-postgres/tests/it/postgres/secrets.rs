@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hapax_core::{Idempotency, Key, KeyRing, Outcome, Policy, Scope, Secret, Store, StoreError};
+use hapax_core::{Idempotency, Key, Outcome, Policy, Scope, Secret, Store, StoreError};
 use hapax_postgres::PostgresStore;
 use hapax_testkit::servers::PostgresServer;
 
-use super::support::{Same, at, claim, complete, expect_stored, key};
+use super::support::{SameRequest, at, claim, complete, expect_stored, key};
 
 const CANARIES: [&str; 4] =
     ["canary-key-4f1e", "Bearer canary-credential-77", "4111111111111111", "canary-checkpoint-9"];
@@ -16,7 +16,8 @@ const CANARIES: [&str; 4] =
 async fn live(process: &Idempotency) {
     let [name, credential, body, checkpoint] = CANARIES;
     let scope = Scope::of([("authorization", credential)]);
-    let claim = process.claim(&scope, &Key::new(name).unwrap(), &Same, &Policy::default()).await;
+    let claim =
+        process.claim(&scope, &Key::new(name).unwrap(), &SameRequest, &Policy::default()).await;
     let hapax_core::Claim::Execute(lease) = claim.unwrap() else { panic!("it is new") };
     lease.handle().save(checkpoint.into()).await.unwrap();
     // Large enough for a table of its own, too.
@@ -64,52 +65,6 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
             Some(_) => assert!(found.is_empty(), "{found:?}"),
         }
     }
-}
-
-#[tokio::test]
-async fn a_retry_is_replayed_after_the_secret_was_replaced() {
-    let server = PostgresServer::start().await;
-    let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
-    let rings = [
-        at(&server).secret(first.clone()),
-        at(&server).key_ring(KeyRing::new(first.clone()).sealing(second.clone())),
-        at(&server).key_ring(KeyRing::new(first).sealing(second).sealing(third)),
-    ];
-    let key = Key::new("order-1").unwrap();
-    for (round, ring) in rings.into_iter().enumerate() {
-        let store = PostgresStore::connect(ring).await.unwrap();
-        let process = Idempotency::builder(store).build().unwrap();
-        let claim = process.claim(&Scope::shared(), &key, &Same, &Policy::default()).await;
-        match (round, claim.unwrap()) {
-            (0, hapax_core::Claim::Execute(lease)) => {
-                lease.complete(Outcome::new("test/1", "paid"), None).await.unwrap();
-            }
-            (1 | 2, hapax_core::Claim::Replay(replay)) => {
-                assert_eq!(replay.outcome.bytes(), "paid")
-            }
-            (round, other) => panic!("in round {round}: {other:?}"),
-        }
-    }
-}
-
-#[tokio::test]
-async fn secrets_change_without_losing_what_is_there() {
-    let server = PostgresServer::start().await;
-    let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
-    let old = PostgresStore::connect(at(&server).secret(first.clone())).await.unwrap();
-    let claimed = claim(1);
-    expect_stored(&old, &claimed).await;
-    let options = at(&server).key_ring(KeyRing::new(first).sealing(second));
-    let new = PostgresStore::connect(options).await.unwrap();
-    assert!(new.load(&key(1)).await.unwrap().stored.is_some());
-    expect_stored(&new, &complete(&claimed, 2, b"yes")).await;
-    // Written anew, it is under the new secret; one without it does not run it again.
-    let loaded = old.load(&key(1)).await;
-    assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
-    let swapped = old.swap(claim(1)).await;
-    assert!(matches!(swapped, Err(StoreError::Corrupt(_))), "{swapped:?}");
-    // The engine names keys as before.
-    assert_eq!(new.secret(), old.secret());
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, expect_stored, key, named, own, policy};
+use super::support::{SameRequest, at, claim, expect_stored, key, named, own, policy};
 
 /// More than any server or process takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -103,7 +103,7 @@ impl Drill {
         let outcome = Outcome::new("test/1", "yes");
         let Some(lease) = lease else {
             let (key, policy) = (named(self.number), self.policy());
-            return match engine.claim(&Scope::shared(), &key, &Same, &policy).await {
+            return match engine.claim(&Scope::shared(), &key, &SameRequest, &policy).await {
                 Ok(Claim::Execute(lease)) => Told::Execute(Box::new(lease)),
                 _ => Told::Nothing,
             };
@@ -253,7 +253,7 @@ impl Process {
     async fn claim(&self, of: u64, policy: &Policy) -> Option<Claim> {
         let (engine, policy) = (self.engine(), *policy);
         let claiming =
-            async move { engine.claim(&Scope::shared(), &named(of), &Same, &policy).await };
+            async move { engine.claim(&Scope::shared(), &named(of), &SameRequest, &policy).await };
         self.runtime().spawn(claiming).await.unwrap().ok()
     }
 }

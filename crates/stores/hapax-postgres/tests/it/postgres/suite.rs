@@ -1,5 +1,6 @@
-//! The rules of every store, on a server.
+//! The rules of every store, and of stores on a server.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -7,9 +8,10 @@ use std::time::Duration;
 use hapax_core::Secret;
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
+use hapax_testkit::suite::server::{Connection, ServerFixture};
 use hapax_testkit::suite::{self, StoreFixture};
 
-use super::support::at;
+use super::support::{at, by};
 
 /// One server; each store has tables of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
@@ -71,4 +73,56 @@ async fn a_pooler_by_transaction_in_between_changes_nothing() {
     let fixture = OnOneServer::new(pooler.url("postgres").parse().unwrap());
     suite::store_rules(&fixture).await;
     suite::inspect_rules(&fixture).await;
+}
+
+pub(super) struct Postgres(pub(super) PostgresServer);
+
+impl ServerFixture for Postgres {
+    type Store = PostgresStore;
+    type Stores = OnOneServer;
+
+    /// A statement is several messages.
+    const LOSS: u32 = 10;
+
+    async fn start() -> Self {
+        Self(PostgresServer::start().await)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.address()
+    }
+
+    fn stores(&self, port: u16) -> OnOneServer {
+        OnOneServer::new(by(port))
+    }
+
+    async fn connect(&self, connection: Connection) -> Result<PostgresStore, String> {
+        let Connection { port, timeout, secrets } = connection;
+        let options = timeout.into_iter().fold(by(port), PostgresOptions::timeout);
+        let options = secrets.into_iter().fold(options, PostgresOptions::key_ring);
+        match PostgresStore::connect(options).await {
+            Err(error) if !error.is_unreachable() => panic!("{error}"),
+            connected => connected.map_err(|error| error.to_string()),
+        }
+    }
+
+    fn pause(&self) {
+        self.0.pause();
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+
+    async fn kill(&mut self) {
+        self.0.kill().await;
+    }
+
+    async fn restart(&mut self) {
+        self.0.restart().await;
+    }
+}
+
+mod server {
+    hapax_testkit::server_suite!(super::Postgres);
 }

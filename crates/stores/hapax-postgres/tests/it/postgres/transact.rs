@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Config, IsolationLevel, NoTls};
 
-use super::support::{ask, own, policy};
+use super::support::{claim_key, own, policy};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -123,7 +123,7 @@ async fn lines(server: &PostgresServer) -> String {
 }
 
 async fn replayed(engine: &Idempotency, of: u64) -> Bytes {
-    match ask(engine, of, &policy(OnUnknown::Reexecute)).await {
+    match claim_key(engine, of, &policy(OnUnknown::Reexecute)).await {
         Claim::Replay(replay) => replay.outcome.bytes().clone(),
         other => panic!("{other:?}"),
     }
@@ -157,7 +157,7 @@ async fn what_each_ending_leaves() {
         panic!()
     };
     assert!(matches!(
-        ask(&world.engine, 4, &policy(OnUnknown::Block)).await,
+        claim_key(&world.engine, 4, &policy(OnUnknown::Block)).await,
         Claim::Unknown { .. }
     ));
 
@@ -341,7 +341,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
                     return (done("late"), None);
                 }
                 loop {
-                    match ask(&engine, of, &policy(OnUnknown::Reexecute)).await {
+                    match claim_key(&engine, of, &policy(OnUnknown::Reexecute)).await {
                         Claim::Execute(lease) => return (done("late"), Some(lease)),
                         _ => sleep(Duration::from_millis(10)).await,
                     }
@@ -397,11 +397,12 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
         let engine = world.engine.clone();
         let of = copy % 2 + 1;
         if copy < 100 {
-            at_once.spawn(async move { ask(&engine, of, &policy(OnUnknown::Reexecute)).await });
+            at_once
+                .spawn(async move { claim_key(&engine, of, &policy(OnUnknown::Reexecute)).await });
         } else {
             let policy =
                 Policy { in_flight: InFlight::Wait(LIMIT), ..policy(OnUnknown::Reexecute) };
-            patient.spawn(async move { ask(&engine, of, &policy).await });
+            patient.spawn(async move { claim_key(&engine, of, &policy).await });
         }
     }
     // While both connections are taken.
@@ -440,7 +441,7 @@ async fn waiting_for_a_connection_costs_no_lease() {
         async move { lease.transact(&backend, work).await }
     });
     sleep(Duration::from_millis(900)).await;
-    assert!(matches!(ask(&world.engine, 1, &short).await, Claim::InFlight { .. }));
+    assert!(matches!(claim_key(&world.engine, 1, &short).await, Claim::InFlight { .. }));
     drop(taken);
     let ran = timeout(LIMIT, ran).await.unwrap().unwrap();
     assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");

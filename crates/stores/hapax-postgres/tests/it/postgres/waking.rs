@@ -17,7 +17,7 @@ use tokio_postgres::{AsyncMessage, NoTls};
 
 use super::faults::TERMINATE;
 use super::meddler::Meddler;
-use super::support::{ask, at, by, claim, complete, expect_stored, key, own, policy};
+use super::support::{at, by, claim, claim_key, complete, expect_stored, key, own, policy};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -131,7 +131,7 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
         let lease = own(&here, of, &patient).await;
         let [copy, other] = [&there, &polling].map(|process| {
             let process = process.clone();
-            tokio::spawn(async move { (ask(&process, of, &patient).await, Instant::now()) })
+            tokio::spawn(async move { (claim_key(&process, of, &patient).await, Instant::now()) })
         });
         // Those of the rounds before are remembered for a while.
         hears_of(&writer, of as usize + 1).await;

@@ -3,9 +3,7 @@ mod cluster;
 mod connecting;
 mod doctor;
 mod emptied;
-mod faults;
 mod functions;
-mod histories;
 mod secrets;
 #[cfg(feature = "sentinel")]
 mod sentinel;

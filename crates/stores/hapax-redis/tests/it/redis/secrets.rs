@@ -8,7 +8,7 @@ use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
 use hapax_testkit::servers::{RedisServer, RedisServerOptions};
 use tokio::time::{sleep, timeout};
 
-use super::support::{Same, at, claim, complete, connect_within, expect_stored, key};
+use super::support::{SameRequest, at, claim, connect_within, expect_stored, key};
 
 const SOON: Duration = Duration::from_secs(120);
 
@@ -19,7 +19,8 @@ const CANARIES: [&str; 4] =
 async fn live(process: &Idempotency) {
     let [name, credential, body, checkpoint] = CANARIES;
     let scope = Scope::of([("authorization", credential)]);
-    let claim = process.claim(&scope, &Key::new(name).unwrap(), &Same, &Policy::default()).await;
+    let claim =
+        process.claim(&scope, &Key::new(name).unwrap(), &SameRequest, &Policy::default()).await;
     let hapax_core::Claim::Execute(lease) = claim.unwrap() else { panic!("it is new") };
     lease.handle().save(checkpoint.into()).await.unwrap();
     lease.complete(Outcome::new("test/1", format!("{{\"card\":\"{body}\"}}")), None).await.unwrap();
@@ -68,50 +69,6 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
             Some(_) => assert!(found.is_empty(), "{found:?}"),
         }
     }
-}
-
-#[tokio::test]
-async fn a_retry_is_replayed_after_the_secret_was_replaced() {
-    let server = RedisServer::start().await;
-    let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
-    let rings = [
-        at(server.port()).secret(first.clone()),
-        at(server.port()).key_ring(KeyRing::new(first.clone()).sealing(second.clone())),
-        at(server.port()).key_ring(KeyRing::new(first).sealing(second).sealing(third)),
-    ];
-    let key = Key::new("order-1").unwrap();
-    for (round, ring) in rings.into_iter().enumerate() {
-        let store = RedisStore::connect(ring).await.unwrap();
-        let process = Idempotency::builder(store).build().unwrap();
-        let claim = process.claim(&Scope::shared(), &key, &Same, &Policy::default()).await;
-        match (round, claim.unwrap()) {
-            (0, hapax_core::Claim::Execute(lease)) => {
-                lease.complete(Outcome::new("test/1", "paid"), None).await.unwrap();
-            }
-            (1 | 2, hapax_core::Claim::Replay(replay)) => {
-                assert_eq!(replay.outcome.bytes(), "paid")
-            }
-            (round, other) => panic!("in round {round}: {other:?}"),
-        }
-    }
-}
-
-#[tokio::test]
-async fn secrets_change_without_losing_what_is_there() {
-    let server = RedisServer::start().await;
-    let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
-    let old = RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
-    let claimed = claim(1);
-    expect_stored(&old, &claimed).await;
-    let options = at(server.port()).key_ring(KeyRing::new(first).sealing(second));
-    let new = RedisStore::connect(options).await.unwrap();
-    assert!(new.load(&key(1)).await.unwrap().stored.is_some());
-    expect_stored(&new, &complete(&claimed, 2, b"yes")).await;
-    // Written anew, it is under the new secret; one without it does not run it again.
-    let loaded = old.load(&key(1)).await;
-    assert!(matches!(loaded, Err(StoreError::Corrupt(_))), "{loaded:?}");
-    // The engine names keys as before.
-    assert_eq!(new.secret(), old.secret());
 }
 
 #[tokio::test(flavor = "multi_thread")]

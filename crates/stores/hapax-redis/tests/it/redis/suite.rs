@@ -1,13 +1,17 @@
-//! The rules of every store, on a server.
+//! The rules of every store, and of stores on a server.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_core::Secret;
 use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
-use hapax_testkit::servers::RedisServer;
+use hapax_testkit::servers::{RedisServer, RedisServerOptions};
+use hapax_testkit::suite::server::{Connection, ServerFixture};
 use hapax_testkit::suite::{self, StoreFixture};
+
+use super::support::at;
 
 /// One server; each store has a prefix of its own, and so sees nothing of the others.
 pub(crate) struct OnOneServer {
@@ -57,4 +61,56 @@ async fn a_server_keeps_the_rules_with_a_secret() {
     let server = RedisServer::start().await;
     let options = RedisOptions::new(server.url()).secret(Secret::new([7; 32]));
     suite::store_rules(&OnOneServer::new(options)).await;
+}
+
+/// A server that syncs each write.
+struct Redis(RedisServer);
+
+impl ServerFixture for Redis {
+    type Store = RedisStore;
+    type Stores = OnOneServer;
+
+    const LOSS: u32 = 30;
+
+    async fn start() -> Self {
+        Self(RedisServer::start_with(RedisServerOptions::new().set("appendfsync", "always")).await)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.address()
+    }
+
+    fn stores(&self, port: u16) -> OnOneServer {
+        OnOneServer::new(at(port))
+    }
+
+    async fn connect(&self, connection: Connection) -> Result<RedisStore, String> {
+        let Connection { port, timeout, secrets } = connection;
+        let options = timeout.into_iter().fold(at(port), RedisOptions::timeout);
+        let options = secrets.into_iter().fold(options, RedisOptions::key_ring);
+        match RedisStore::connect(options).await {
+            Err(error) if !error.is_unreachable() => panic!("{error}"),
+            connected => connected.map_err(|error| error.to_string()),
+        }
+    }
+
+    fn pause(&self) {
+        self.0.pause();
+    }
+
+    fn resume(&self) {
+        self.0.resume();
+    }
+
+    async fn kill(&mut self) {
+        self.0.kill().await;
+    }
+
+    async fn restart(&mut self) {
+        self.0.restart().await;
+    }
+}
+
+mod server {
+    hapax_testkit::server_suite!(super::Redis);
 }

@@ -10,7 +10,7 @@ use hapax_testkit::servers::RedisServer;
 use tokio::time::{Instant, timeout};
 
 use super::support::{
-    ask, at, claim, complete, connect, connect_within, expect_stored, key, own, policy,
+    at, claim, claim_key, complete, connect, connect_within, expect_stored, key, own, policy,
 };
 
 const SOON: Duration = Duration::from_secs(60);
@@ -100,7 +100,7 @@ async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
         let lease = own(&here, of, &patient).await;
         let [copy, other] = [&there, &polling].map(|process| {
             let process = process.clone();
-            tokio::spawn(async move { (ask(&process, of, &patient).await, Instant::now()) })
+            tokio::spawn(async move { (claim_key(&process, of, &patient).await, Instant::now()) })
         });
         timeout(SOON, async {
             while there.stats().waiting == 0 || polling.stats().waiting == 0 {

@@ -256,7 +256,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
             matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
             "{text}: {ran:?}"
         );
-        let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
+        let again = claim_key(&world.engine, of, &policy(OnUnknown::Block)).await;
         assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
     }
     assert_eq!(lines(&world.server).await, "8");

@@ -79,14 +79,14 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
     assert!(matches!(ended, TransactionResult::Unknown), "{ended:?}");
     assert!(matches!(
-        ask(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
+        claim_key(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
         Claim::InFlight { .. }
     ));
     // Its lease lapses, and still nobody can take over: the transaction has the row.
     sleep(terms.lease).await;
     let scope = hapax_core::Scope::shared();
     let key = super::super::support::named(1);
-    let same = super::super::support::Same;
+    let same = super::super::support::SameRequest;
     let claim = world.engine.claim(&scope, &key, &same, &policy(OnUnknown::Reexecute)).await;
     assert!(matches!(claim, Err(hapax_core::ClaimError::Interrupted(_))), "{claim:?}");
     assert_eq!(lines(&server).await, "0");
@@ -120,7 +120,7 @@ async fn a_caller_that_goes_away_changes_nothing() {
         timeout(after, &mut calling).await.ok();
         drop(calling);
         let patient = Policy { in_flight: InFlight::Wait(LIMIT), ..policy(OnUnknown::Reexecute) };
-        let claim = timeout(LIMIT, ask(&world.engine, of, &patient)).await.unwrap();
+        let claim = timeout(LIMIT, claim_key(&world.engine, of, &patient)).await.unwrap();
         assert!(matches!(claim, Claim::Replay(_)), "{of}: {claim:?}");
         assert_eq!(lines(&server).await, (of + 1).to_string());
     }

@@ -83,7 +83,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
                 matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
                 "{text}: {ran:?}"
             );
-            let again = ask(&world.engine, of, &policy(OnUnknown::Block)).await;
+            let again = claim_key(&world.engine, of, &policy(OnUnknown::Block)).await;
             assert!(matches!(again, Claim::Unknown { .. }), "{text}: {again:?}");
         }
     }
@@ -150,7 +150,7 @@ async fn a_transaction_that_is_kept_is_not_committed() {
     let ended = ended.await;
     assert!(matches!(ended, TransactionResult::Kept), "{ended:?}");
     assert!(matches!(
-        ask(&world.engine, 1, &policy(OnUnknown::Block)).await,
+        claim_key(&world.engine, 1, &policy(OnUnknown::Block)).await,
         Claim::Unknown { .. }
     ));
     let tx = kept.lock().unwrap().take().unwrap();
@@ -182,7 +182,7 @@ async fn a_panic_rolls_back_and_leaves_it_unknown() {
         assert!(matches!(ran, TransactResult::Panicked), "{ran:?}");
         assert_eq!(lines(&server).await, "0");
         assert!(matches!(
-            ask(&world.engine, of, &policy(OnUnknown::Block)).await,
+            claim_key(&world.engine, of, &policy(OnUnknown::Block)).await,
             Claim::Unknown { .. }
         ));
     }
