@@ -91,6 +91,7 @@
 mod clock;
 pub mod codec;
 pub mod diagnose;
+pub mod driver;
 #[cfg(feature = "tokio")]
 mod engine;
 mod entropy;

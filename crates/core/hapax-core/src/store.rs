@@ -206,6 +206,25 @@ pub trait Inspect: Store {
     }
 }
 
+impl<S: Inspect + ?Sized> Inspect for Arc<S> {
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        (**self).page(after, limit)
+    }
+
+    fn scan<'a>(
+        &'a self,
+        from: Cursor,
+        limit: NonZeroU32,
+        visit: Visitor<'a>,
+    ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
+        (**self).scan(from, limit, visit)
+    }
+}
+
 /// Takes a step of a walk as [`Inspect::scan`] does, in order of operation id, and visits every record.
 pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
     store: &'a S,

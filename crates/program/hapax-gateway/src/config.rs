@@ -18,7 +18,7 @@ use http::uri::{PathAndQuery, Scheme};
 use rustls::pki_types::ServerName;
 
 use crate::budget::{MaxBodies, MemoryPlan};
-use crate::store::{CacheUrl, StoreUrl};
+use crate::store::{CacheUrl, StoreDrivers, StoreUrl};
 use crate::tls::{AllCertificates, TlsError};
 use crate::upstream::Origin;
 pub use auth::ForwardAuth;
@@ -56,6 +56,8 @@ pub struct Config {
     pub access_log: Option<PathBuf>,
     /// Store of the records. Default `file:./hapax.db`.
     pub store: StoreUrl,
+    /// Drivers of stores on servers. Default: Redis and PostgreSQL.
+    pub drivers: StoreDrivers,
     /// Cache in front of the store, from which outcomes are replayed. Default: none.
     pub cache: Option<CacheUrl>,
     /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
@@ -191,6 +193,7 @@ impl Config {
             audit_file: None,
             access_log: None,
             store: StoreUrl::File("./hapax.db".into()),
+            drivers: StoreDrivers::default(),
             cache: None,
             secret_file: None,
             auth: None,
@@ -235,7 +238,8 @@ impl Config {
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
-            && matches!(self.store, StoreUrl::Memory | StoreUrl::Redis(_))
+            && (matches!(&self.store, StoreUrl::Server(url) if url.is_redis())
+                || self.store == StoreUrl::Memory)
         {
             return Err(ConfigError::CacheFor);
         }

@@ -482,6 +482,7 @@ fn audit(config: &Config, listens: SocketAddr) -> Audit {
 fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>) -> StoreOpener {
     StoreOpener {
         store: config.store.clone(),
+        drivers: config.drivers.clone(),
         cache: config.cache.clone(),
         secret_file: config.secret_file.clone(),
         token_file: config.token_file(),
@@ -524,7 +525,7 @@ fn warn(config: &Config, opened: &OpenStore) {
     if opened.secret.is_none() {
         tracing::warn!("there is no secret: anyone who reads the store can guess keys and callers");
     }
-    if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &config.store
+    if let StoreUrl::Server(url) = &config.store
         && url.is_in_the_clear()
     {
         tracing::warn!("the store is not reached over TLS: use rediss://, or sslmode=require");

@@ -70,8 +70,8 @@ pub use config::{
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
 pub use store::{
-    CacheUrl, OpenStore, ServerUrl, StoreFinding, StoreOpenError, StoreOpener, StoreUrl,
-    StoreUrlError, UrlText,
+    CacheUrl, OpenStore, ServerUrl, StoreDrivers, StoreFinding, StoreOpenError, StoreOpener,
+    StoreUrl, StoreUrlError, UrlText,
 };
 pub use tls::{ReadCertificates, TlsError};
 pub use units::{ByteSize, UnitError, parse_duration};

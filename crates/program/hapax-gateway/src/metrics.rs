@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use hapax_core::driver::StoreCount;
 use hapax_core::{Clock, SystemClock, Timestamp};
 use hapax_operators::Undecided;
 
@@ -129,7 +130,7 @@ impl Metrics {
 
     fn write_store(&self, out: &mut String, store: &OpenStore) -> fmt::Result {
         self.calls.write(out)?;
-        for (name, help, value) in store.counts() {
+        for StoreCount { name, help, value } in store.counts() {
             let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
             let name = format!("hapax_store_{name}");
             head(out, &name, kind, help)?;

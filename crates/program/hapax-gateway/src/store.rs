@@ -1,6 +1,7 @@
 //! Opening of the store that a URL names.
 
 mod doctor;
+mod drivers;
 mod identity;
 mod lazy_cache;
 mod measured;
@@ -14,14 +15,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::driver::{
+    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+};
 use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
 use hapax_file::{FileOptions, FileStore, OpenError, SecretSource};
-use hapax_postgres::PostgresStore;
-use hapax_redis::RedisStore;
+use hapax_redis::RedisOptions;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
 
 use crate::budget::StoreMemoryPlan;
 pub use doctor::StoreFinding;
+pub use drivers::StoreDrivers;
 use identity::IdentityFile;
 use lazy_cache::LazyCache;
 pub(crate) use measured::{MeasuredStore, StoreCalls};
@@ -46,6 +50,8 @@ pub struct StoreOpener {
     pub token_file: Option<PathBuf>,
     /// Operators' address of the gateway, which is written to the lock of a file.
     pub admin: Option<SocketAddr>,
+    /// Drivers of stores on servers.
+    pub drivers: StoreDrivers,
     /// Bytes of memory for pages, cache and queue, or for the records if they are stored in memory
     /// only.
     pub memory: usize,
@@ -63,20 +69,14 @@ pub struct OpenStore {
     pub store: Arc<dyn Inspect>,
     /// The secret that names its records; the engine needs the same one.
     pub secret: Option<Secret>,
-    kind: Kind,
+    /// The store as its driver opened it; `None` for memory and for [`OpenStore::new`].
+    driven: Option<Arc<dyn DrivenStore>>,
+    file: Option<Arc<FileStore>>,
     cache: Option<CacheStats>,
     /// Bytes for outcomes that claims read; `None` if the store bounds them itself.
     replies: Option<usize>,
     /// The stored identity of the store, if there is one.
     remembered: Option<IdentityFile>,
-}
-
-#[derive(Clone, Debug)]
-enum Kind {
-    Other,
-    File(Arc<FileStore>),
-    Redis(Arc<RedisStore>),
-    Postgres(Arc<PostgresStore>),
 }
 
 /// Counters of a cache.
@@ -110,20 +110,20 @@ pub enum StoreOpenError {
         source: OpenError,
     },
     /// The URL of a server has an invalid setting.
-    #[error("{url}: {}", chain(&**source))]
+    #[error("{url}: {}", chain(source))]
     Url {
         /// The URL, without its secrets.
         url: String,
         /// The cause.
-        source: Box<dyn Error + Send + Sync>,
+        source: DriverError,
     },
     /// The server of the store returned an error or is unreachable.
-    #[error("{url}: {}", chain(&**source))]
+    #[error("{url}: {}", chain(source))]
     Server {
         /// The URL, without its secrets.
         url: String,
         /// The cause.
-        source: Box<dyn Error + Send + Sync>,
+        source: DriverError,
     },
     /// The server of the store was unreachable for the complete waiting time.
     #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
@@ -144,24 +144,21 @@ impl StoreOpenError {
     /// server.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        let Self::Server { source, .. } = self else { return false };
-        let redis = source.downcast_ref().map(hapax_redis::RedisConnectError::is_unreachable);
-        let postgres =
-            source.downcast_ref().map(hapax_postgres::PostgresConnectError::is_unreachable);
-        redis.or(postgres).unwrap_or(false)
+        matches!(self, Self::Server { source, .. } if source.is_unreachable())
     }
 }
 
 impl StoreOpener {
     /// Creates the settings of `store`, with 64 MiB and a timeout of 2 s.
     #[must_use]
-    pub const fn new(store: StoreUrl) -> Self {
+    pub fn new(store: StoreUrl) -> Self {
         Self {
             store,
             cache: None,
             secret_file: None,
             token_file: None,
             admin: None,
+            drivers: StoreDrivers::default(),
             memory: 64 << 20,
             timeout: Duration::from_secs(2),
             make: true,
@@ -201,36 +198,29 @@ impl StoreOpener {
                 let secret = ring.as_ref().map(|ring| ring.naming().clone());
                 let store = MemoryStore::new(Arc::new(SystemClock), capacity);
                 let store = Arc::new(secret.iter().cloned().fold(store, MemoryStore::secret));
-                self.tiered(store, secret, ring, Kind::Other)
+                self.tiered(OpenStore::new(store, secret), "", ring)
             }
             StoreUrl::File(path) => {
                 let store = self.file(path, memory).await?;
-                let (secret, kind) = (store.secret().cloned(), Kind::File(Arc::clone(&store)));
+                let secret = store.secret().cloned();
                 let known = self.remembered(secret.as_ref()).and_then(|line| line.read());
                 if let Some(known) = known {
                     store.expect(&known);
                 }
-                self.tiered(store, secret, ring, kind)
+                let name = DrivenStore::cache_name(&*store);
+                let file = Some(Arc::clone(&store));
+                let opened = OpenStore { file, ..OpenStore::driven(store, secret) };
+                self.tiered(opened, &name, ring)
             }
-            StoreUrl::Redis(url) => {
-                let mut options = self.redis(url, memory, ring.as_ref());
-                if let Some(known) = self.known(ring.as_ref()) {
-                    options = options.identity(known);
-                }
-                let store = RedisStore::connect(options).await;
-                let store = Arc::new(store.map_err(|error| server(url, error))?);
-                let (secret, kind) = (store.secret().cloned(), Kind::Redis(Arc::clone(&store)));
-                self.tiered(store, secret, ring, kind)
-            }
-            StoreUrl::Postgres(url) => {
-                let mut options = self.postgres(url, memory, ring.as_ref())?;
-                if let Some(known) = self.known(ring.as_ref()) {
-                    options = options.identity(known);
-                }
-                let store = PostgresStore::connect(options).await;
-                let store = Arc::new(store.map_err(|error| server(url, error))?);
-                let (secret, kind) = (store.secret().cloned(), Kind::Postgres(Arc::clone(&store)));
-                self.tiered(store, secret, ring, kind)
+            StoreUrl::Server(url) => {
+                let identity = self.known(ring.as_ref());
+                let options =
+                    DriverOptions { identity, ..self.options(url, memory, ring.as_ref()) };
+                let store = self.driver(url)?.open(options).await;
+                let store = store.map_err(|error| server(url, error))?;
+                let secret = store.capabilities().secret.cloned();
+                let name = store.cache_name();
+                self.tiered(OpenStore::driven(store, secret), &name, ring)
             }
         }
     }
@@ -243,60 +233,45 @@ impl StoreOpener {
         let ring = self.secret_file.as_deref().map(read_ring).transpose()?;
         match &self.store {
             StoreUrl::Memory | StoreUrl::File(_) => {}
-            StoreUrl::Redis(url) => {
-                let checked = self.redis(url, self.memory, ring.as_ref()).check();
-                checked.map_err(|error| server(url, error))?;
+            StoreUrl::Server(url) => {
+                let options = self.options(url, self.memory, ring.as_ref());
+                self.driver(url)?.check(&options).map_err(|error| server(url, error))?;
             }
-            StoreUrl::Postgres(url) => drop(self.postgres(url, self.memory, ring.as_ref())?),
         }
         if let Some(CacheUrl::Redis(url)) = &self.cache {
-            self.redis(url, self.memory, None).check().map_err(|error| server(url, error))?;
+            let options = self.redis(url, self.memory);
+            options.check().map_err(|error| server(url, error.into()))?;
         }
         Ok(())
     }
 
     fn memory_plan(&self) -> StoreMemoryPlan {
-        let on_server = matches!(self.store, StoreUrl::Redis(_) | StoreUrl::Postgres(_));
+        let on_server = matches!(self.store, StoreUrl::Server(_));
         StoreMemoryPlan::split(self.memory, on_server, self.cache.is_some())
     }
 
-    /// Returns the options of a Redis store; `memory` is for its queue.
-    pub(crate) fn redis(
-        &self,
-        url: &ServerUrl,
-        memory: usize,
-        ring: Option<&KeyRing>,
-    ) -> hapax_redis::RedisOptions {
-        let options = hapax_redis::RedisOptions::new(url.as_str())
-            .timeout(self.timeout)
-            .queue(QUEUED_REQUESTS, memory)
-            .make(self.make);
-        match ring {
-            Some(ring) => options.key_ring(ring.clone()),
-            None => options,
+    fn driver(&self, url: &ServerUrl) -> Result<&dyn StoreDriver, StoreOpenError> {
+        let driver = self.drivers.of(url.scheme()).map(|driver| &**driver);
+        driver.ok_or_else(|| {
+            server(url, DriverError::new(DriverErrorKind::Options, StoreUrlError::Store))
+        })
+    }
+
+    /// Returns the options of a store on a server; `memory` is for its queue.
+    fn options(&self, url: &ServerUrl, memory: usize, ring: Option<&KeyRing>) -> DriverOptions {
+        DriverOptions {
+            url: url.as_str().to_owned(),
+            secrets: ring.cloned(),
+            identity: None,
+            queue_bytes: memory,
+            timeout: self.timeout,
+            make: self.make,
         }
     }
 
-    /// Returns the options of a Postgres store; `memory` is for its queue.
-    pub(crate) fn postgres(
-        &self,
-        url: &ServerUrl,
-        memory: usize,
-        ring: Option<&KeyRing>,
-    ) -> Result<hapax_postgres::PostgresOptions, StoreOpenError> {
-        let options: hapax_postgres::PostgresOptions = url
-            .as_str()
-            .parse()
-            .map_err(|error: hapax_postgres::PostgresConnectError| server(url, error))?;
-        let options = options
-            .timeout(self.timeout)
-            .queue(QUEUED_REQUESTS, memory)
-            .listen(true)
-            .migrate(self.make);
-        Ok(match ring {
-            Some(ring) => options.key_ring(ring.clone()),
-            None => options,
-        })
+    /// Returns the options of a cache on Redis; `memory` is for its queue.
+    fn redis(&self, url: &ServerUrl, memory: usize) -> RedisOptions {
+        self.options(url, memory, None).into()
     }
 
     async fn file(&self, path: &Path, memory: usize) -> Result<Arc<FileStore>, StoreOpenError> {
@@ -321,25 +296,25 @@ impl StoreOpener {
         Ok(Arc::new(store))
     }
 
-    /// Returns the store with its cache in front, if one is configured.
-    fn tiered<S: Inspect>(
+    /// Returns the store with its cache in front, if one is configured. `name` distinguishes it from
+    /// others at the same URL.
+    fn tiered(
         &self,
-        store: Arc<S>,
-        secret: Option<Secret>,
+        opened: OpenStore,
+        name: &str,
         ring: Option<KeyRing>,
-        kind: Kind,
     ) -> Result<OpenStore, StoreOpenError> {
         let shares = self.memory_plan();
         let replies = (shares.replies > 0).then_some(shares.replies);
         let cache: Arc<dyn Cache> = match &self.cache {
             None => {
-                return Ok(OpenStore { kind, replies, ..OpenStore::new(store, secret) });
+                return Ok(OpenStore { replies, ..opened });
             }
             Some(CacheUrl::Memory) => Arc::new(MemoryCache::new(shares.cache)),
             Some(CacheUrl::Redis(url)) => {
-                let options = self.redis(url, shares.cache, None);
+                let options = self.redis(url, shares.cache);
                 // Invalid options will not become valid later.
-                options.check().map_err(|error| server(url, error))?;
+                options.check().map_err(|error| server(url, error.into()))?;
                 Arc::new(LazyCache::new(url, options))
             }
         };
@@ -347,21 +322,16 @@ impl StoreOpener {
         // similar one: as seen from another machine, by another user, in another schema. They must
         // not find the entries of this one, so the complete URL and the store's identity are part
         // of the name.
-        let made = match &kind {
-            Kind::File(store) => store.identity(),
-            Kind::Postgres(store) => store.identity(),
-            Kind::Redis(_) | Kind::Other => String::new(),
-        };
-        let name = format!("{made} {}", self.store.whole());
+        let name = format!("{name} {}", self.store.whole());
         let mut options = hapax_tiered::TieredOptions::default().authority(&name);
         // A file that created its own secret seals its cache with it.
-        if let Some(ring) = ring.or_else(|| secret.clone().map(KeyRing::new)) {
+        if let Some(ring) = ring.or_else(|| opened.secret.clone().map(KeyRing::new)) {
             options = options.key_ring(&ring);
         }
-        let tiered = Arc::new(Tiered::with(store, cache, options));
+        let tiered = Arc::new(Tiered::with(Arc::new(Arc::clone(&opened.store)), cache, options));
         let counts = Arc::clone(&tiered);
         let cache = Some(CacheStats(Arc::new(move || counts.stats())));
-        Ok(OpenStore { kind, cache, replies, ..OpenStore::new(tiered, secret) })
+        Ok(OpenStore { store: tiered, cache, replies, ..opened })
     }
 }
 
@@ -369,19 +339,26 @@ impl OpenStore {
     /// Creates an open store from any store, such as one of a test.
     #[must_use]
     pub fn new(store: Arc<dyn Inspect>, secret: Option<Secret>) -> Self {
-        Self { store, secret, kind: Kind::Other, cache: None, replies: None, remembered: None }
+        Self {
+            store,
+            secret,
+            driven: None,
+            file: None,
+            cache: None,
+            replies: None,
+            remembered: None,
+        }
+    }
+
+    fn driven(store: Arc<dyn DrivenStore>, secret: Option<Secret>) -> Self {
+        Self { driven: Some(Arc::clone(&store)), ..Self::new(store, secret) }
     }
 
     /// Returns whether the store was emptied or replaced since it was last used, and no operator
     /// has confirmed it. Then new keys are rejected under `block` and `reconcile`.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        match &self.kind {
-            Kind::Redis(store) => store.is_replaced(),
-            Kind::Postgres(store) => store.is_replaced(),
-            Kind::File(store) => store.is_replaced(),
-            Kind::Other => false,
-        }
+        self.driven.as_ref().is_some_and(|store| store.is_replaced())
     }
 
     /// Accepts the store as it is: operations of the previous store may execute again. On a server,
@@ -390,11 +367,8 @@ impl OpenStore {
     /// # Errors
     /// The store's error; the confirmation may have succeeded nevertheless.
     pub async fn confirm(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
-        match &self.kind {
-            Kind::Redis(store) => store.confirm().await?,
-            Kind::Postgres(store) => store.confirm().await?,
-            Kind::File(store) => store.confirm(),
-            Kind::Other => {}
+        if let Some(store) = &self.driven {
+            store.confirm().await?;
         }
         tracing::warn!(
             "an operator confirmed the store: operations of the previous one may execute again"
@@ -405,12 +379,7 @@ impl OpenStore {
 
     /// Stores the current identity of the store.
     fn remember(&self) {
-        let identity = match &self.kind {
-            Kind::File(store) => Some(store.identity()),
-            Kind::Redis(store) => store.known_identity(),
-            Kind::Postgres(store) => store.known_identity(),
-            Kind::Other => None,
-        };
+        let identity = self.driven.as_ref().and_then(|store| store.identity());
         if let (Some(remembered), Some(identity)) = (&self.remembered, identity) {
             remembered.write(&identity);
         }
@@ -423,94 +392,37 @@ impl OpenStore {
 
     /// Returns the store if it is a file.
     pub(crate) fn file(&self) -> Option<Arc<FileStore>> {
-        match &self.kind {
-            Kind::File(store) => Some(Arc::clone(store)),
-            Kind::Other | Kind::Redis(_) | Kind::Postgres(_) => None,
-        }
+        self.file.clone()
     }
 
-    /// Returns the store's counters: name of the metric, help and value. Those whose names end in
-    /// `_total` never decrease.
-    pub(crate) fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
-        let mut counts = match &self.kind {
-            Kind::Other => Vec::new(),
-            Kind::File(store) => {
-                let stats = store.stats();
-                let mut counts = vec![
-                    ("batches_total", "Transactions made durable.", stats.commits),
-                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
-                    ("reopened_total", "Times that the file was opened again.", stats.reopened),
-                    ("damaged_blocks", "Damaged blocks of the file.", stats.damaged as u64),
-                    ("queued", "Requests that wait for the disk.", stats.queued as u64),
-                    ("file_bytes", "The file's length.", stats.file_bytes.unwrap_or(0)),
-                ];
-                // The metric is omitted if the free space is unknown, so that no alert fires.
-                counts.extend(
-                    stats
-                        .free_bytes
-                        .map(|free| ("disk_free_bytes", "Free bytes of the disk.", free)),
-                );
-                counts
-            }
-            Kind::Redis(store) => {
-                let stats = store.stats();
-                vec![
-                    ("connections_total", "Connections made.", stats.connections),
-                    ("queued", "Requests that wait for an answer.", stats.waiting as u64),
-                    (
-                        "awaited",
-                        "Keys that duplicates wait for at this gateway.",
-                        stats.awaited as u64,
-                    ),
-                ]
-            }
-            Kind::Postgres(store) => {
-                let stats = store.stats();
-                vec![
-                    ("batches_total", "Transactions with swaps that were sent.", stats.batches),
-                    ("batched_swaps_total", "Swaps in those.", stats.swaps),
-                    ("again_total", "Swaps sent again because of a race.", stats.again),
-                    ("alone_total", "Swaps that went alone.", stats.alone),
-                    ("connections_total", "Connections made.", stats.connections),
-                    ("queued", "Swaps that wait.", stats.queued as u64),
-                    (
-                        "awaited_elsewhere",
-                        "Keys that duplicates wait for at other gateways.",
-                        stats.awaited as u64,
-                    ),
-                ]
-            }
-        };
+    /// Returns the counters of the store and of its cache.
+    pub(crate) fn counts(&self) -> Vec<StoreCount> {
+        let mut counts = self.driven.as_ref().map(|store| store.counts()).unwrap_or_default();
         if let Some(CacheStats(stats)) = &self.cache {
             let stats = stats();
-            counts.extend([
+            let cached = [
                 ("cache_hits_total", "Replays answered by the cache.", stats.hits),
                 ("cache_misses_total", "Lookups in the cache without a result.", stats.misses),
                 ("cache_failures_total", "Times that the cache did not answer.", stats.failures),
-            ]);
+            ];
+            counts.extend(cached.map(StoreCount::from));
         }
         counts
     }
 
     /// Closes the store, so that another process can open it at once, and writes its queue.
     pub async fn close(&self) {
-        match &self.kind {
-            Kind::File(file) => file.close().await,
-            Kind::Postgres(store) => store.close().await,
-            Kind::Redis(_) | Kind::Other => {}
+        if let Some(store) = &self.driven {
+            store.close().await;
         }
     }
 }
 
-fn server(url: &ServerUrl, source: impl Error + Send + Sync + 'static) -> StoreOpenError {
-    let (url, source): (_, Box<dyn Error + Send + Sync>) = (url.to_string(), source.into());
-    let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
-    let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
-    let unreadable = matches!(redis, Some(hapax_redis::RedisConnectError::Url(_)))
-        || matches!(postgres, Some(hapax_postgres::PostgresConnectError::Url(_)));
-    match unreadable {
-        true => StoreOpenError::Url { url, source },
-        false => StoreOpenError::Server { url, source },
+fn server(url: &ServerUrl, source: DriverError) -> StoreOpenError {
+    let url = url.to_string();
+    match source.kind {
+        DriverErrorKind::Options => StoreOpenError::Url { url, source },
+        _ => StoreOpenError::Server { url, source },
     }
 }
 

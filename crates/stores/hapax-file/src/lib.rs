@@ -64,6 +64,7 @@ mod batch;
 mod blocks;
 mod budget;
 mod database;
+mod driver;
 mod error;
 mod files;
 mod lock_file;

@@ -113,6 +113,7 @@
 
 mod connect;
 mod diagnose;
+mod driver;
 mod error;
 mod hosts;
 mod identity;
@@ -138,6 +139,7 @@ mod walk;
 mod writer;
 
 pub use diagnose::diagnose;
+pub use driver::PostgresDriver;
 pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
 pub use options::PostgresOptions;
 pub use schema::migrations;

@@ -126,6 +126,7 @@ mod cache;
 mod cluster;
 mod connection;
 mod diagnose;
+mod driver;
 mod error;
 mod identity;
 mod key_names;
@@ -143,6 +144,7 @@ mod url;
 
 pub use cache::RedisCache;
 pub use diagnose::diagnose;
+pub use driver::RedisDriver;
 pub use error::{RedisConnectError, RedisStoreError};
 pub use options::RedisOptions;
 pub use server_info::UnfitServer;

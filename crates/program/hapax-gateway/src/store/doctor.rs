@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
 
-use hapax_core::SystemClock;
 use hapax_core::diagnose::{Finding, Severity};
+use hapax_core::driver::DriverErrorKind;
 use hapax_file::{FileStore, OpenError};
 use hapax_operators::{AdminToken, is_open_to_others};
 
-use super::url::{CacheUrl, ServerUrl, StoreUrl};
+use super::url::{CacheUrl, StoreUrl};
 use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 
 /// Something that was looked at.
@@ -100,15 +100,13 @@ impl StoreOpener {
                 "use a file or Postgres for records that matter",
             )),
             StoreUrl::File(path) => findings.extend(self.file_findings(path).await?),
-            StoreUrl::Redis(url) => findings.extend(self.redis_findings(url).await?),
-            StoreUrl::Postgres(url) => {
-                let options = self.postgres(url, self.memory, None)?;
-                let found = hapax_postgres::diagnose(&options, &SystemClock).await;
+            StoreUrl::Server(url) => {
+                let found = self.driver(url)?.diagnose(self.options(url, self.memory, None)).await;
                 let found = found.map_err(|error| server(url, error))?;
                 findings.extend(found.into_iter().map(StoreFinding::from));
             }
         }
-        if let StoreUrl::Redis(url) | StoreUrl::Postgres(url) = &self.store {
+        if let StoreUrl::Server(url) = &self.store {
             let opens = self.opens().await;
             if self.secret_file.is_none() && opens.iter().any(|it| it.subject == "secret") {
                 // There is a secret: advice to create another one would be wrong.
@@ -125,7 +123,7 @@ impl StoreOpener {
             findings.extend(opens);
         }
         if let Some(CacheUrl::Redis(url)) = &self.cache {
-            let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory, None)).await;
+            let up = hapax_redis::RedisCache::connect(self.redis(url, self.memory)).await;
             findings.push(match up {
                 Ok(_) if self.secret_file.is_none() && !matches!(self.store, StoreUrl::File(_)) => {
                     StoreFinding::new(
@@ -228,11 +226,8 @@ impl StoreOpener {
         };
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
-        let redis = source.downcast_ref::<hapax_redis::RedisConnectError>();
-        let postgres = source.downcast_ref::<hapax_postgres::PostgresConnectError>();
-        match (redis, postgres) {
-            (Some(hapax_redis::RedisConnectError::OtherSecret), _)
-            | (_, Some(hapax_postgres::PostgresConnectError::OtherSecret)) => broken(
+        match source.kind {
+            DriverErrorKind::OtherSecret => broken(
                 "secret",
                 match self.secret_file {
                     Some(_) => {
@@ -244,26 +239,10 @@ impl StoreOpener {
                 .into(),
                 "name the file that the others use by --secret-file, or none, where they have none",
             ),
-            // Other findings cover the server's fitness and missing tables.
-            (Some(hapax_redis::RedisConnectError::Unfit(_)), _)
-            | (
-                _,
-                Some(
-                    hapax_postgres::PostgresConnectError::NotMigrated { .. }
-                    | hapax_postgres::PostgresConnectError::TooOld { .. }
-                    | hapax_postgres::PostgresConnectError::Standby
-                    | hapax_postgres::PostgresConnectError::Forgetful(_),
-                ),
-            ) => Vec::new(),
+            // Other findings cover it.
+            DriverErrorKind::Unfit | DriverErrorKind::Standby => Vec::new(),
             _ => broken("start", error.to_string(), "fix this before a gateway starts"),
         }
-    }
-
-    async fn redis_findings(&self, url: &ServerUrl) -> Result<Vec<StoreFinding>, StoreOpenError> {
-        let options = self.redis(url, self.memory, None);
-        let found = hapax_redis::diagnose(&options, &SystemClock).await;
-        let found = found.map_err(|error| server(url, error))?;
-        Ok(found.into_iter().map(StoreFinding::from).collect())
     }
 
     async fn file_findings(&self, path: &Path) -> Result<Vec<StoreFinding>, StoreOpenError> {

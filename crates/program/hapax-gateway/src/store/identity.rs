@@ -42,7 +42,7 @@ impl IdentityFile {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 format!("file:{}", path.display())
             }
-            StoreUrl::Redis(url) | StoreUrl::Postgres(url) => url.to_string(),
+            StoreUrl::Server(url) => url.to_string(),
         };
         let path = match (secret_file, store) {
             (Some(path), _) => with_suffix(path, ".stores"),

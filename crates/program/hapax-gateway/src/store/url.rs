@@ -5,7 +5,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use hapax_core::driver::StoreDriver;
 use hapax_operators::{AdminToken, Audit};
+use hapax_redis::RedisDriver;
+
+use super::drivers::StoreDrivers;
 
 /// URL of a store. Its text form leaves out secrets.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -14,10 +18,9 @@ pub enum StoreUrl {
     Memory,
     /// `file:PATH`: a durable file of one process.
     File(PathBuf),
-    /// `redis://…`, `rediss://…`, `redis+sentinel://…`: Redis or Valkey, shared by many processes.
-    Redis(ServerUrl),
-    /// `postgres://…`: shared by many processes.
-    Postgres(ServerUrl),
+    /// `redis://…`, `rediss://…`, `redis+sentinel://…`, `postgres://…`, or a scheme of another
+    /// driver: a server, shared by many processes.
+    Server(ServerUrl),
 }
 
 impl StoreUrl {
@@ -27,7 +30,7 @@ impl StoreUrl {
     pub fn token_file(&self) -> PathBuf {
         match self {
             Self::File(path) => AdminToken::default_path(Some(path)),
-            Self::Memory | Self::Redis(_) | Self::Postgres(_) => AdminToken::default_path(None),
+            Self::Memory | Self::Server(_) => AdminToken::default_path(None),
         }
     }
 
@@ -37,7 +40,7 @@ impl StoreUrl {
     pub fn audit_file(&self) -> PathBuf {
         match self {
             Self::File(path) => Audit::default_path(Some(path)),
-            Self::Memory | Self::Redis(_) | Self::Postgres(_) => Audit::default_path(None),
+            Self::Memory | Self::Server(_) => Audit::default_path(None),
         }
     }
 
@@ -66,14 +69,30 @@ pub enum CacheUrl {
 pub struct ServerUrl(String);
 
 impl ServerUrl {
+    /// Creates the URL of a store whose driver is among
+    /// [`StoreOpener::drivers`](super::StoreOpener::drivers).
+    pub fn new(url: impl Into<String>) -> Self {
+        Self(url.into())
+    }
+
     /// Returns the complete URL.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
-}
 
-impl ServerUrl {
+    /// Returns the scheme; empty if there is none.
+    #[must_use]
+    pub fn scheme(&self) -> &str {
+        self.0.split_once(':').map_or("", |(scheme, _)| scheme)
+    }
+
+    /// Returns whether it is the URL of a Redis.
+    #[must_use]
+    pub fn is_redis(&self) -> bool {
+        RedisDriver.schemes().contains(&self.scheme())
+    }
+
     /// Returns whether the URL contains a password.
     #[must_use]
     pub fn has_password(&self) -> bool {
@@ -130,7 +149,7 @@ impl StoreUrl {
     /// Returns the complete URL with its secrets.
     pub(super) fn whole(&self) -> String {
         match self {
-            Self::Redis(url) | Self::Postgres(url) => url.0.clone(),
+            Self::Server(url) => url.0.clone(),
             Self::Memory | Self::File(_) => self.to_string(),
         }
     }
@@ -141,7 +160,7 @@ impl fmt::Display for StoreUrl {
         match self {
             Self::Memory => f.write_str("memory:"),
             Self::File(path) => write!(f, "file:{}", path.display()),
-            Self::Redis(url) | Self::Postgres(url) => url.fmt(f),
+            Self::Server(url) => url.fmt(f),
         }
     }
 }
@@ -166,10 +185,7 @@ impl FromStr for StoreUrl {
                 Ok(Self::File(path.strip_prefix("//").unwrap_or(path).into()))
             }
             Some((scheme, rest)) if rest.len() > 2 && rest.starts_with("//") => match scheme {
-                "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
-                    Ok(Self::Redis(server()))
-                }
-                "postgres" | "postgresql" => Ok(Self::Postgres(server())),
+                _ if StoreDrivers::default().of(scheme).is_some() => Ok(Self::Server(server())),
                 _ => Err(StoreUrlError::Store),
             },
             _ => Err(StoreUrlError::Store),
@@ -183,7 +199,7 @@ impl FromStr for CacheUrl {
     fn from_str(text: &str) -> Result<Self, StoreUrlError> {
         match text.parse() {
             Ok(StoreUrl::Memory) => Ok(Self::Memory),
-            Ok(StoreUrl::Redis(url)) => Ok(Self::Redis(url)),
+            Ok(StoreUrl::Server(url)) if url.is_redis() => Ok(Self::Redis(url)),
             _ => Err(StoreUrlError::Cache),
         }
     }
@@ -282,7 +298,7 @@ mod tests {
             ("redis://host:6379/1", false),
         ] {
             let url: StoreUrl = url.parse().unwrap();
-            let (StoreUrl::Redis(server) | StoreUrl::Postgres(server)) = &url else { panic!() };
+            let StoreUrl::Server(server) = &url else { panic!() };
             assert_eq!(server.has_password(), has, "{url}");
         }
     }
@@ -303,7 +319,7 @@ mod tests {
             ("postgres://u:p@db/x?sslmode=verify-full", false),
         ] {
             let url: StoreUrl = url.parse().unwrap();
-            let (StoreUrl::Redis(server) | StoreUrl::Postgres(server)) = &url else { panic!() };
+            let StoreUrl::Server(server) = &url else { panic!() };
             assert_eq!(server.is_in_the_clear(), clear, "{url}");
         }
     }

@@ -15,6 +15,7 @@ mod crowd;
 mod cut;
 mod described;
 mod drain;
+mod drivers;
 mod emptied;
 mod failures;
 mod feigned;

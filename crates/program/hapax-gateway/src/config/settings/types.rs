@@ -233,7 +233,7 @@ setting_types! {
         |url| one(url.as_ref().map_or(NONE, DocsUrl::as_str))
     }
     Store: StoreUrl = Text "URL", secret(|word| match word.parse() {
-        Ok(StoreUrl::Redis(url) | StoreUrl::Postgres(url)) => url.has_password(),
+        Ok(StoreUrl::Server(url)) => url.has_password(),
         _ => false,
     }), unchecked () { |words| single(words, str::parse::<StoreUrl>), |url| one(url) }
     Cache: CacheUrl = Text "URL", secret(|word| match word.parse() {

@@ -1,0 +1,103 @@
+//! Redis as a store that a program opens by its URL.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use hapax_core::SystemClock;
+use hapax_core::diagnose::Finding;
+use hapax_core::driver::{
+    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+};
+use hapax_core::store::BoxFuture;
+use hapax_core::store::parts::QueueLimits;
+
+use crate::error::RedisConnectError;
+use crate::options::RedisOptions;
+use crate::store::RedisStore;
+
+/// The driver of `redis:`, `rediss:` and their sentinels.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct RedisDriver;
+
+impl From<DriverOptions> for RedisOptions {
+    fn from(options: DriverOptions) -> Self {
+        let DriverOptions { url, secrets, identity, queue_bytes, timeout, make } = options;
+        let options = Self::new(url)
+            .timeout(timeout)
+            .queue(QueueLimits::default().items, queue_bytes)
+            .make(make);
+        let options = secrets.into_iter().fold(options, Self::key_ring);
+        identity.into_iter().fold(options, Self::identity)
+    }
+}
+
+impl From<RedisConnectError> for DriverError {
+    fn from(error: RedisConnectError) -> Self {
+        let kind = match &error {
+            RedisConnectError::Url(_) => DriverErrorKind::Options,
+            RedisConnectError::OtherSecret => DriverErrorKind::OtherSecret,
+            RedisConnectError::Unfit(_) => DriverErrorKind::Unfit,
+            _ if error.is_unreachable() => DriverErrorKind::Unreachable,
+            _ => DriverErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
+impl StoreDriver for RedisDriver {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["redis", "rediss", "redis+sentinel", "rediss+sentinel"]
+    }
+
+    fn check(&self, options: &DriverOptions) -> Result<(), DriverError> {
+        Ok(RedisOptions::from(options.clone()).check()?)
+    }
+
+    fn open(
+        &self,
+        options: DriverOptions,
+    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, DriverError>> {
+        Box::pin(async {
+            let store = RedisStore::connect(options.into()).await?;
+            Ok(Arc::new(store) as Arc<dyn DrivenStore>)
+        })
+    }
+
+    fn diagnose(&self, options: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, DriverError>> {
+        Box::pin(async { Ok(crate::diagnose(&options.into(), &SystemClock).await?) })
+    }
+}
+
+impl DrivenStore for RedisStore {
+    /// Returns nothing: a cache in front of Redis would be no faster.
+    fn cache_name(&self) -> String {
+        String::new()
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.known_identity()
+    }
+
+    fn is_replaced(&self) -> bool {
+        Self::is_replaced(self)
+    }
+
+    fn confirm(&self) -> BoxFuture<'_, Result<(), Box<dyn Error + Send + Sync>>> {
+        Box::pin(async { Ok(Self::confirm(self).await?) })
+    }
+
+    fn counts(&self) -> Vec<StoreCount> {
+        let stats = self.stats();
+        [
+            ("connections_total", "Connections made.", stats.connections),
+            ("queued", "Requests that wait for an answer.", stats.waiting as u64),
+            ("awaited", "Keys that duplicates wait for at this gateway.", stats.awaited as u64),
+        ]
+        .map(StoreCount::from)
+        .into()
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
