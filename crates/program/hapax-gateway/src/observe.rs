@@ -46,7 +46,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::metrics::{ObservedResult, RouteCounts};
-use crate::proxy::headers::drop_own;
+use crate::own_headers::drop_own;
 use crate::proxy::{KeepOutcomeHeaders, Proxy};
 use crate::snapshot::PolicyExtension;
 

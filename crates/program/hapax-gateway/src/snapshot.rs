@@ -15,6 +15,7 @@ use hapax_http::server::{
     IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
 };
 use hapax_http::stored_response::Cookies;
+use hapax_proxy::{ConnectOptions, Origin, Upstream, Upstreams};
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method};
 use tokio::sync::Semaphore;
@@ -32,7 +33,6 @@ use crate::proxy::Proxy;
 use crate::proxy::spoofing::ProtectedHeaders;
 use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::RouteTable;
-use crate::upstream::{ConnectOptions, Origin, Upstream, Upstreams};
 
 /// The configuration in force for new requests.
 #[derive(Debug)]
