@@ -11,7 +11,7 @@ use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::server::{ResponseInfo, ResponseSource};
 use hapax_proxy::headers::name_host;
 use hapax_proxy::{
-    ClientRequest, PacedBody, Peer, ProxyHandler, Shutdown, ShutdownPhase, Switch, guard::HeadError,
+    ClientRequest, PacedBody, Peer, ProxyHandler, Shutdown, ShutdownPhase, guard::HeadError,
 };
 use http::header::{HeaderMap, HeaderName};
 use http::request::Parts;
@@ -21,9 +21,10 @@ use tower_service::Service;
 
 use crate::access::{AccessEntry, AccessLog};
 use crate::auth::{Auth, AuthRejection};
+use crate::context::RequestContext;
 use crate::cors;
 use crate::proxy::spoofing::overriding;
-use crate::snapshot::{self, ConfigSnapshot, CurrentConfig, Route};
+use crate::snapshot::{ConfigSnapshot, CurrentConfig, Route, RouteService};
 
 /// Advice about this attempt alone: an earlier one with the same key may have executed.
 const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
@@ -38,17 +39,6 @@ pub(crate) struct RequestHandler {
     pub(crate) access: Option<Arc<AccessLog>>,
 }
 
-/// Configuration and connection of a request, from its beginning to its end.
-struct RequestContext {
-    snapshot: Arc<ConfigSnapshot>,
-    route: Arc<Route>,
-    peer: Peer,
-    /// The switch to another protocol, if the connection allows it.
-    switch: Option<Switch>,
-    /// Format of its rejections.
-    error_format: ErrorFormat,
-}
-
 impl ProxyHandler for RequestHandler {
     type Body = Body;
 
@@ -57,7 +47,6 @@ impl ProxyHandler for RequestHandler {
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let away = self.rejection(rejection);
         let snapshot = self.current.now();
-        let error_format = ErrorFormat::of(request.headers());
         let found = snapshot.route(request.uri().path(), request.method()).cloned();
         name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
         let response = match found {
@@ -65,15 +54,16 @@ impl ProxyHandler for RequestHandler {
                 // A preflight that is rejected gets no CORS response.
                 let is_answered = away.is_none() || request.method() != Method::OPTIONS;
                 let cors = route.cors.clone().filter(|_| is_answered);
-                let context = RequestContext { snapshot, route, peer, switch, error_format };
+                let context = RequestContext { route, peer, switch, shadow: None };
                 // Boxed: the future is large, and would make each caller's large.
-                let answer = |request| Box::pin(self.serve(away, context, request));
+                let answer = |request| Box::pin(self.serve(away, snapshot, context, request));
                 match cors {
                     Some(cors) => cors::answer(&cors, request, answer).await,
                     None => answer(request).await,
                 }
             }
             Err(ambiguous) => {
+                let error_format = ErrorFormat::of(request.headers());
                 let rejected =
                     reject(snapshot.rest(), peer, error_format, &away.unwrap_or(ambiguous));
                 with_cors(snapshot.rest(), request, rejected).await
@@ -106,26 +96,29 @@ impl RequestHandler {
     async fn serve(
         &self,
         away: Option<Problem>,
+        snapshot: Arc<ConfigSnapshot>,
         context: RequestContext,
         request: Request<Incoming>,
     ) -> Response<Body> {
+        let error_format = ErrorFormat::of(request.headers());
         let answered = match away {
             Some(problem) => Err(problem),
-            None => self.forward(&context, request).await,
+            None => self.forward(&snapshot, &context, request).await,
         };
         match answered {
             Ok(response) => response,
-            Err(rejected) => reject(&context.route, context.peer, context.error_format, &rejected),
+            Err(rejected) => reject(&context.route, context.peer, error_format, &rejected),
         }
     }
 
     async fn forward(
         &self,
+        snapshot: &ConfigSnapshot,
         context: &RequestContext,
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Problem> {
-        let RequestContext { snapshot, route, peer, switch, .. } = context;
-        let (mut parts, body) = self.admit(context, request)?.into_parts();
+        let RequestContext { route, peer, .. } = context;
+        let (mut parts, body) = self.admit(snapshot, context, request)?.into_parts();
         if let Some(auth) = snapshot.auth() {
             auth.drop_given(&mut parts.headers);
             if may_be_protected(route, &parts) {
@@ -146,27 +139,17 @@ impl RequestHandler {
                 }
             }
         }
-        parts.extensions.insert(*peer);
-        if let Some(switch) = switch {
-            parts.extensions.insert(switch.clone());
-        }
-        // Clones are ready: neither the layer nor the proxy waits in `poll_ready`.
-        let answered = match &route.service {
-            snapshot::RouteService::Protected { layered, policy, .. } => {
-                parts.extensions.insert(policy.clone());
-                layered.clone().call(Request::from_parts(parts, body)).await
+        parts.extensions.insert(context.clone());
+        let request = Request::from_parts(parts, body);
+        Ok(match &route.service {
+            RouteService::Protected { layered, .. } => {
+                // A clone is ready: the layer does not wait in `poll_ready`.
+                let Ok(response) = layered.clone().call(request).await;
+                response
             }
-            snapshot::RouteService::Passed(proxy) => {
-                proxy.clone().call(Request::from_parts(parts, body)).await
-            }
-            snapshot::RouteService::Observed(observed) => {
-                return Ok(observed.call(parts, body).await);
-            }
-        };
-        match answered {
-            Ok(response) => Ok(response),
-            Err(never) => match never {},
-        }
+            RouteService::Passed(proxy) => proxy.forward(request, false).await,
+            RouteService::Observed(observed) => observed.call(request).await,
+        })
     }
 
     fn is_ending(&self) -> bool {
@@ -184,10 +167,11 @@ impl RequestHandler {
     /// Removes from a request the parts that the layer and the upstream could read differently.
     fn admit(
         &self,
+        snapshot: &ConfigSnapshot,
         context: &RequestContext,
         request: Request<Incoming>,
     ) -> Result<Request<Body>, Problem> {
-        let RequestContext { snapshot, route, peer, .. } = context;
+        let RequestContext { route, peer, .. } = context;
         let (mut parts, incoming) = request.into_parts();
         name_host(&mut parts.headers, &parts.uri);
         if disguises(snapshot, route, &parts) {
@@ -239,7 +223,7 @@ fn may_be_protected(route: &Route, parts: &Parts) -> bool {
 }
 
 fn protects(route: &Route, method: &Method) -> bool {
-    matches!(&route.service, snapshot::RouteService::Protected { methods, .. } if methods.contains(method))
+    matches!(&route.service, RouteService::Protected { methods, .. } if methods.contains(method))
 }
 
 /// Returns whether a header of an unprotected request replaces its method with a protected one.

@@ -41,6 +41,7 @@ mod admin;
 mod auth;
 mod budget;
 mod config;
+mod context;
 mod cors;
 mod gateway;
 mod handler;

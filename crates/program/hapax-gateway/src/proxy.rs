@@ -18,17 +18,13 @@ use hapax_http::header::{
 };
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::ExecutionHandle;
-use hapax_proxy::{ForwardedRequest, Peer, Switch, UploadError, Upstream, UpstreamError};
+use hapax_proxy::{ForwardedRequest, Peer, UploadError, Upstream, UpstreamError};
 use http::{HeaderValue, Request, Response};
 use tower_service::Service;
 
+use crate::context::RequestContext;
 use crate::metrics::RouteCounts;
 use crate::own_headers::drop_own;
-
-/// A request extension: a layer reads the `Idempotency-*` headers of the response, and removes
-/// them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeepOutcomeHeaders;
 
 /// Forwards requests to an upstream. It never fails: a request without a response gets a problem
 /// that is marked with its outcome class.
@@ -40,18 +36,25 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    async fn forward(self, request: Request<Body>) -> Response<Body> {
+    /// Forwards a request. If it is observed, the caller reads the `Idempotency-*` headers of the
+    /// response, and removes them.
+    pub(crate) async fn forward(
+        &self,
+        request: Request<Body>,
+        is_observed: bool,
+    ) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
         let extensions = std::mem::take(&mut parts.extensions);
         let error_format = ErrorFormat::of(&parts.headers);
-        let peer = extensions.get::<Peer>().copied().unwrap_or_else(Peer::unknown);
+        let context = extensions.get::<RequestContext>();
+        let peer = context.map_or_else(Peer::unknown, |context| context.peer);
         drop_own(&mut parts.headers, true);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
         let execution = extensions.get::<ExecutionHandle>();
         let id = execution.map(ExecutionHandle::id);
         let protected = id.is_some();
         // Protected requests stay in HTTP.
-        let switch = extensions.get::<Switch>().filter(|_| !protected);
+        let switch = context.and_then(|context| context.switch.as_ref()).filter(|_| !protected);
         let request = Request::from_parts(parts, body);
         let mut forwarded = ForwardedRequest::new(request, peer, switch, &self.upstream);
         if let Some(execution) = execution {
@@ -60,8 +63,9 @@ impl Proxy {
             headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
             headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
         }
-        let is_heard = extensions.get::<KeepOutcomeHeaders>().is_some();
-        let answered = if protected || is_heard {
+        // The layer of a protected request reads the headers too.
+        let keeps_headers = protected || is_observed;
+        let answered = if keeps_headers {
             forwarded.send(&self.upstream).await
         } else {
             forwarded.pass(&self.upstream).await
@@ -69,8 +73,7 @@ impl Proxy {
         match answered {
             Ok(response) => {
                 let mut response = response.map(Body::new);
-                if !protected && !is_heard {
-                    // A layer that protects or observes reads these headers, then removes them.
+                if !keeps_headers {
                     drop_own(response.headers_mut(), false);
                 }
                 response
@@ -134,7 +137,7 @@ impl Service<Request<Body>> for Proxy {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let forwarding = self.clone().forward(request);
-        Box::pin(async move { Ok(forwarding.await) })
+        let proxy = self.clone();
+        Box::pin(async move { Ok(proxy.forward(request, false).await) })
     }
 }
