@@ -8,6 +8,8 @@
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
+use hapax_proxy::guard::head::{Framing, framing};
+use hapax_proxy::guard::scan::{ScanResult, Scanner};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
@@ -16,19 +18,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use libfuzzer_sys::fuzz_target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-
-#[path = "../../crates/program/hapax-gateway/src/guard/head.rs"]
-#[expect(dead_code, reason = "the gateway asks more of it")]
-mod head;
-#[path = "../../crates/program/hapax-gateway/src/guard/scan.rs"]
-#[expect(dead_code, reason = "the gateway asks more of it")]
-mod scan;
-
-use scan::{ScanResult, Scanner};
-
-/// As in the gateway.
-const MAX_HEAD: usize = 32 * 1024;
-const MAX_FIELDS: usize = 256;
 
 /// A request: its method and target, and its body if that ended.
 type Seen = (String, Option<Vec<u8>>);
@@ -89,13 +78,13 @@ fn line(head: &[u8]) -> String {
 
 /// What a body says, from its bytes on the wire, if it ends in them.
 fn body(head: &[u8], wire: &[u8]) -> Option<Vec<u8>> {
-    match head::framing(head).expect("it passed") {
-        head::Framing::Empty => Some(Vec::new()),
-        head::Framing::Length(length) => {
+    match framing(head).expect("it passed") {
+        Framing::Empty => Some(Vec::new()),
+        Framing::Length(length) => {
             let length = usize::try_from(length).ok()?;
             wire.get(..length).map(<[u8]>::to_vec)
         }
-        head::Framing::Chunked => {
+        Framing::Chunked => {
             let mut said = Vec::new();
             let mut rest = wire;
             loop {

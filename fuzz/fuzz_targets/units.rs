@@ -7,12 +7,8 @@
 
 use std::time::Duration;
 
+use hapax_proxy::{ByteSize, parse_duration};
 use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/program/hapax-gateway/src/units.rs"]
-mod units;
-
-use units::{ByteSize, parse_duration};
 
 const DURATIONS: [(&str, u128); 5] =
     [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];

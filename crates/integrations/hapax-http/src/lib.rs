@@ -17,8 +17,7 @@ pub mod error_format;
 pub mod fingerprint;
 pub mod header;
 mod length;
-#[doc(hidden)]
-pub mod log_throttle;
+mod log_throttle;
 pub mod problem;
 pub mod server;
 pub mod statuses;

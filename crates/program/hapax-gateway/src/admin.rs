@@ -21,6 +21,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hapax_operators::{Decider, Operators, PeerAddr, answer, error};
+use hapax_proxy::{Shutdown, ShutdownPhase};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -28,7 +29,6 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::metrics::{Gauges, Metrics};
-use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::store::OpenStore;
 
 /// Paths besides the API: method, path, purpose.

@@ -9,12 +9,16 @@
 //! 3. Everything else is a failure: another status, a timeout, and a response that breaks off, is
 //!    larger than [`MAX_ANSWER`] or does not name the caller. Then nothing is executed or replayed.
 
+mod request;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_http::stored_response::named_by_connection;
 use hapax_http::{Body, BoxError};
+use hapax_proxy::headers::{drop_where, plain};
+use hapax_proxy::{ConnectOptions, Origin, Peer, Upstream, UpstreamError};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::PathAndQuery;
@@ -25,8 +29,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ForwardAuth;
 use crate::metrics::{AuthResult, Metrics};
-use crate::proxy::{Peer, headers};
-use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
+use request::{auth_headers, from_another};
 
 /// Largest body of an auth response, in bytes. A client that is sent one gets no response of the
 /// upstream, so it is part of the memory of a connection.
@@ -98,7 +101,7 @@ impl Auth {
             path,
             timeout: config.timeout,
             scope: config.scope.clone(),
-            given: given.map(|name| CopiedHeader { plain: headers::plain(&name), name }).collect(),
+            given: given.map(|name| CopiedHeader { plain: plain(&name), name }).collect(),
             permits: Semaphore::new(CONCURRENT),
             metrics,
         }
@@ -112,8 +115,8 @@ impl Auth {
     /// Removes the headers that only the auth response may set. It must be called for every request
     /// and for its trailers.
     pub(crate) fn drop_given(&self, headers: &mut HeaderMap) {
-        headers::drop_where(headers, |name| {
-            let plain = headers::plain(name);
+        drop_where(headers, |name| {
+            let plain = plain(name);
             self.given.iter().any(|given| given.plain == plain)
         });
     }
@@ -138,12 +141,11 @@ impl Auth {
                 given.name
             )));
         }
-        let question = headers::question(request, peer, self.upstream.authority());
-        let Ok(question) = question else {
+        let Ok(headers) = auth_headers(request, peer, self.upstream.authority()) else {
             return Err(AuthRejection::Malformed("The request's target is no text.".into()));
         };
         let began = Instant::now();
-        let answer = timeout(self.timeout, self.answer(question)).await;
+        let answer = timeout(self.timeout, self.answer(headers)).await;
         let answer =
             answer.unwrap_or(Err(AuthFailure::Late)).and_then(|answer| self.decide(answer));
         let outcome = match &answer {
@@ -163,13 +165,13 @@ impl Auth {
         }
     }
 
-    async fn answer(&self, question: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
+    async fn answer(&self, headers: HeaderMap) -> Result<Response<Bytes>, AuthFailure> {
         // The semaphore is never closed.
         let _turn = self.permits.acquire().await.map_err(|_| UpstreamError::Busy)?;
-        let answer = match self.upstream.send(self.request(question.clone())).await {
+        let answer = match self.upstream.send(self.request(headers.clone())).await {
             // A reused connection may have been closed meanwhile; repeating an auth request is
             // safe.
-            Err(UpstreamError::Broken(_)) => self.upstream.send(self.request(question)).await,
+            Err(UpstreamError::Broken(_)) => self.upstream.send(self.request(headers)).await,
             answer => answer,
         };
         let (head, body) = answer?.into_parts();
@@ -193,7 +195,7 @@ impl Auth {
         let status = answer.status();
         if status.is_redirection() || status.is_client_error() {
             let mut denied = answer.map(Body::from);
-            headers::from_another(&mut denied);
+            from_another(&mut denied);
             return Ok(Err(denied));
         }
         if !status.is_success() {

@@ -1,7 +1,9 @@
 //! Division of the process's memory by purpose.
 
+use hapax_proxy::ByteSize;
+use hapax_proxy::listener::PER_CONNECTION;
+
 use crate::config::{ConfigError, ServerLimits};
-use crate::units::ByteSize;
 
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,11 +28,8 @@ const LEAST: usize = 32 << 20;
 impl ServerLimits {
     /// Memory of the program itself: code, threads, metrics, logs, and the operators' listener.
     pub const PROGRAM: usize = 32 << 20;
-    /// Memory of one connection: heads of requests and responses, buffers (those of TLS included)
-    /// on either side, and bodies of up to 16 KiB. An HTTP/2 connection counts as more if it may
-    /// have more than four requests open, and each request under way on it beyond the first counts
-    /// as another connection.
-    pub const PER_CONNECTION: usize = 192 << 10;
+    /// Memory of one connection, as the listener counts it.
+    pub const PER_CONNECTION: usize = PER_CONNECTION;
 
     /// Returns the memory by purpose, or an error if it is too little for the largest bodies.
     pub(crate) fn memory_plan(&self, largest: MaxBodies) -> Result<MemoryPlan, ConfigError> {

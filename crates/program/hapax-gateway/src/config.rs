@@ -13,14 +13,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hapax_proxy::Origin;
+use hapax_proxy::tls::{AllCertificates, TlsError, UpstreamTls};
 use http::Uri;
-use http::uri::{PathAndQuery, Scheme};
-use rustls::pki_types::ServerName;
+use http::uri::PathAndQuery;
 
 use crate::budget::{MaxBodies, MemoryPlan};
 use crate::store::{CacheUrl, StoreDrivers, StoreUrl};
-use crate::tls::{AllCertificates, TlsError};
-use crate::upstream::Origin;
 pub use auth::ForwardAuth;
 pub use cors::{Cors, CorsHeaders, Origins};
 pub use error::{ConfigError, NamesSettings};
@@ -33,7 +32,7 @@ pub use settings::{
     GATEWAY_SETTINGS, GivenSettings, POLICY_SETTINGS, ROUTE_SETTINGS, Setting, SettingInfo,
     SettingWords, ValueKind, is_setting,
 };
-pub use transport::{IpNetwork, ListenTls, NetworkError, Transport, UpstreamProtocol, UpstreamTls};
+pub use transport::Transport;
 
 /// Configuration of a gateway. [`Config::new`] has the defaults.
 #[derive(Clone, Debug)]
@@ -225,7 +224,7 @@ impl Config {
     /// production.
     pub(crate) fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
         self.transport.check()?;
-        let upstream = origin(&self.upstream).ok_or(ConfigError::Upstream)?;
+        let upstream = Origin::of(&self.upstream).ok_or(ConfigError::Upstream)?;
         if self.upstream.path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(ConfigError::UpstreamPath);
         }
@@ -325,30 +324,6 @@ impl ResolvedConfig {
         let Transport { tls, upstream_tls, .. } = config.transport.clone();
         AllCertificates::read(tls, self.is_secure().then_some(upstream_tls)).await
     }
-}
-
-fn origin(uri: &Uri) -> Option<Origin> {
-    let secure = match uri.scheme() {
-        Some(scheme) if *scheme == Scheme::HTTP => false,
-        Some(scheme) if *scheme == Scheme::HTTPS => true,
-        _ => return None,
-    };
-    let authority = uri.authority()?;
-    // `user@host` would send credentials to a server that does not expect them.
-    let named = !authority.host().is_empty() && !authority.as_str().contains('@');
-    // An invalid port must not become the default port.
-    let port = match authority.as_str().strip_prefix(authority.host())? {
-        "" => true,
-        port => port.strip_prefix(':').is_some_and(is_port),
-    };
-    let origin = Origin { secure, authority: authority.clone() };
-    // A certificate is for a name or an address.
-    let certain = !secure || ServerName::try_from(origin.host()).is_ok();
-    (named && port && certain).then_some(origin)
-}
-
-fn is_port(text: &str) -> bool {
-    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|it| it > 0)
 }
 
 /// Returns whether two listeners would bind the same address.

@@ -10,8 +10,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use hapax_core::{EngineError, Idempotency, Store, SystemEntropy};
-use hapax_http::log_throttle::LogThrottle;
+use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
+use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
+use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -20,17 +22,12 @@ use crate::access::AccessLog;
 use crate::admin::{self, Admin};
 use crate::budget::{self, MemoryPlan};
 use crate::config::{Config, ConfigError, ResolvedConfig};
-use crate::connection_limit::{ClientLimits, ConnectionLimit};
 use crate::handler::RequestHandler;
 use crate::housekeeping::housekeeping;
-use crate::listener::{self, ListenerContext};
 use crate::metrics::Metrics;
 use crate::reconcile;
-use crate::shutdown::{Shutdown, ShutdownPhase};
 use crate::snapshot::{CurrentConfig, SharedResources};
 use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, StoreOpener, StoreUrl};
-use crate::tls::{AllCertificates, ReadCertificates, TlsError};
-use crate::upstream::ConnectOptions;
 pub use reload::ReloadError;
 use reload::ReloadState;
 
@@ -400,16 +397,16 @@ fn run(
         stall: config.limits.stall,
         access: access.clone(),
     });
-    let context = Arc::new(ListenerContext {
-        handler,
-        limits: config.limits,
-        tls: certificates.listener.clone(),
+    let clients = ListenerConfig {
+        connections: config.limits.connections,
+        connections_per_peer: config.limits.per_peer(),
+        head_timeout: config.limits.head_timeout,
+        stall: config.limits.stall,
         streams: config.transport.streams,
         trusted: config.transport.trusted.clone(),
-        permits: ConnectionLimit::new(config.limits.connections, "clients", listener::SILENT),
-        clients: ClientLimits::new(config.limits.per_peer(), config.transport.trusted.clone()),
-        abuse: LogThrottle::default(),
-    });
+        tls: certificates.listener.clone(),
+        trimmed: vec![IDEMPOTENCY_KEY],
+    };
     let local_addr = local_addr(&data)?;
     let admin = Arc::new(Admin {
         opened: opened.clone(),
@@ -429,6 +426,7 @@ fn run(
             .build(token, audit(config, local_addr));
         probed.open(admin, &operators)
     });
+    let listening = listener::serve(data, handler, clients, shutdown.clone());
     Ok(RunningGateway {
         local_addr,
         admin_addr,
@@ -448,7 +446,7 @@ fn run(
         shutdown,
         access,
         store_timeout: config.store_timeout,
-        listener: Task(tokio::spawn(listener::serve(data, context))),
+        listener: Task(tokio::spawn(listening)),
         admin: serving,
     })
 }

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_core::Store;
+use hapax_proxy::Upstreams;
+use hapax_proxy::tls::AllCertificates;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::metrics::Metrics;
-use crate::tls::AllCertificates;
-use crate::upstream::Upstreams;
 
 /// Interval of the removal of expired records.
 const REAP_EVERY: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! Idempotency in front of any HTTP service, in any language.
 //!
-//! A reverse proxy around the layer of [`hapax_http`]. The guarantees of the layer hold for the
-//! service behind it, which needs no change. The gateway adds:
+//! The proxy of [`hapax_proxy`] around the layer of [`hapax_http`]. The guarantees of the layer hold
+//! for the service behind it, which needs no change. The gateway adds:
 //!
 //! 1. It rejects requests that can be read in two ways, before anything is claimed.
 //! 2. For a request without a response it determines whether any byte of it was sent. If none was,
@@ -41,37 +41,33 @@ mod admin;
 mod auth;
 mod budget;
 mod config;
-mod connection_limit;
+mod context;
 mod cors;
 mod gateway;
-mod guard;
 mod handler;
 mod housekeeping;
-mod listener;
 pub mod manual;
 mod metrics;
 mod observe;
+mod own_headers;
 mod proxy;
 mod reconcile;
 mod routes;
-mod shutdown;
 mod snapshot;
 mod store;
-mod tls;
-mod units;
-mod upstream;
 
 pub use config::{
     Config, ConfigError, Cors, CorsHeaders, ForwardAuth, GATEWAY_SETTINGS, GivenSettings,
-    IpNetwork, ListenTls, LogConfig, LogFormat, NamesSettings, NetworkError, Origins,
-    POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS, RouteConfig, RouteMatch, RouteMode, ScopeConfig,
-    ServerLimits, Setting, SettingInfo, SettingWords, Transport, UpstreamProtocol, UpstreamTls,
-    ValueKind, is_setting,
+    LogConfig, LogFormat, NamesSettings, Origins, POLICY_SETTINGS, PolicyConfig, ROUTE_SETTINGS,
+    RouteConfig, RouteMatch, RouteMode, ScopeConfig, ServerLimits, Setting, SettingInfo,
+    SettingWords, Transport, ValueKind, is_setting,
 };
 pub use gateway::{Gateway, ReloadError, RunningGateway, ShutdownReport, StartError};
+pub use hapax_proxy::tls::{ListenTls, ReadCertificates, TlsError, UpstreamTls};
+pub use hapax_proxy::{
+    ByteSize, IpNetwork, NetworkError, UnitError, UpstreamProtocol, parse_duration,
+};
 pub use store::{
     CacheUrl, OpenStore, ServerUrl, StoreDrivers, StoreFinding, StoreOpenError, StoreOpener,
     StoreUrl, StoreUrlError, UrlText,
 };
-pub use tls::{ReadCertificates, TlsError};
-pub use units::{ByteSize, UnitError, parse_duration};

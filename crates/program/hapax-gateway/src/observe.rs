@@ -45,10 +45,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tower_layer::Layer;
 use tower_service::Service;
 
+use crate::context::RequestContext;
 use crate::metrics::{ObservedResult, RouteCounts};
-use crate::proxy::headers::drop_own;
-use crate::proxy::{KeepOutcomeHeaders, Proxy};
-use crate::snapshot::PolicyExtension;
+use crate::own_headers::drop_own;
+use crate::proxy::Proxy;
 
 /// Bytes of a permit for copies of bodies.
 pub(crate) const UNIT: usize = 1024;
@@ -95,21 +95,28 @@ impl ObservedRoute {
         Self { shadow, policy, proxy, budget, counts }
     }
 
+    /// Returns the policy that would apply.
+    pub(crate) const fn policy(&self) -> &Arc<RoutePolicy> {
+        &self.policy
+    }
+
     /// Forwards a request, and observes it.
     ///
     /// Dropping the future ends the request, and the shadow records a regular end.
-    pub(crate) async fn call(&self, mut parts: Parts, body: Body) -> Response<Body> {
+    pub(crate) async fn call(&self, request: Request<Body>) -> Response<Body> {
         let options = self.policy.options();
-        let has_key = parts.headers.contains_key(&options.key_header);
-        let concerned = options.methods.contains(&parts.method)
+        let has_key = request.headers().contains_key(&options.key_header);
+        let concerned = options.methods.contains(request.method())
             && (has_key || options.key == KeyRule::Required);
         if !concerned {
-            return forward(&self.proxy, Request::from_parts(parts, body)).await;
+            return self.proxy.forward(request, false).await;
         }
+        let (parts, body) = request.into_parts();
         let (answer, answered) = oneshot::channel();
         let mut shadow = parts.clone();
-        shadow.extensions.insert(PolicyExtension(Arc::clone(&self.policy)));
-        shadow.extensions.insert(RealResponseSlot(Arc::new(Mutex::new(Some(answered)))));
+        if let Some(context) = shadow.extensions.get_mut::<RequestContext>() {
+            context.shadow = Some(Arc::new(Mutex::new(Some(answered))));
+        }
         let limit = if has_key { options.max_request_body } else { 0 };
         let copied = CopiedBody {
             body,
@@ -121,9 +128,8 @@ impl ObservedRoute {
                 share: None,
             }),
         };
-        parts.extensions.insert(KeepOutcomeHeaders);
         let body = Body::new(copied.looked_at());
-        let response = forward(&self.proxy, Request::from_parts(parts, body)).await;
+        let response = self.proxy.forward(Request::from_parts(parts, body), true).await;
         let (mut head, body) = response.into_parts();
         let (end, ended) = oneshot::channel();
         let real_response = RealResponse {
@@ -136,13 +142,6 @@ impl ObservedRoute {
         drop(answer.send(real_response));
         drop_own(&mut head.headers, false);
         Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
-    }
-}
-
-async fn forward(proxy: &Proxy, request: Request<Body>) -> Response<Body> {
-    match proxy.clone().call(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
     }
 }
 
@@ -292,8 +291,12 @@ impl http_body::Body for BudgetedBody {
     }
 }
 
+/// The receiver of the response to the real request, for its shadow.
+pub(crate) type RealResponseSlot = Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>;
+
 /// The response to the real request, without its content.
-struct RealResponse {
+#[derive(Debug)]
+pub(crate) struct RealResponse {
     status: StatusCode,
     headers: HeaderMap,
     class: Option<ClassifiedResponse>,
@@ -301,14 +304,11 @@ struct RealResponse {
 }
 
 /// Ends of a response. If none is sent, the client disconnected.
+#[derive(Debug)]
 enum ResponseEnd {
     Whole(Option<HeaderMap>),
     Broken,
 }
-
-/// A request extension of a shadow: the receiver of the real request's response.
-#[derive(Clone)]
-struct RealResponseSlot(Arc<Mutex<Option<oneshot::Receiver<RealResponse>>>>);
 
 /// Replaces the upstream: it answers a shadow with the response to the real request, without the
 /// content.
@@ -324,13 +324,13 @@ impl Service<Request<Body>> for ShadowUpstream {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let real = request.extensions_mut().remove::<RealResponseSlot>();
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let context = request.extensions().get::<RequestContext>();
+        let slot = context.and_then(|context| context.shadow.as_ref());
+        let answered =
+            slot.and_then(|slot| slot.lock().unwrap_or_else(PoisonError::into_inner).take());
         // The copy of the body is no longer needed.
         drop(request);
-        let answered = real.and_then(|RealResponseSlot(real_response)| {
-            real_response.lock().unwrap_or_else(PoisonError::into_inner).take()
-        });
         Box::pin(async move {
             let Some(answered) = answered else { return Ok(Response::new(Body::empty())) };
             let Ok(real_response) = answered.await else { return Ok(Response::new(Body::empty())) };

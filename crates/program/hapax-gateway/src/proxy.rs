@@ -1,12 +1,9 @@
 //! Forwarding to the upstream, the service behind the layer.
 
-pub(crate) mod headers;
 pub(crate) mod spoofing;
-pub(crate) mod tunnel;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,31 +18,13 @@ use hapax_http::header::{
 };
 use hapax_http::problem::{Code, DocsUrl, Problem};
 use hapax_http::server::ExecutionHandle;
-use http::header::CONTENT_LENGTH;
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response, Uri, Version};
-use http_body::Body as _;
+use hapax_proxy::{ForwardedRequest, Peer, UploadError, Upstream, UpstreamError};
+use http::{HeaderValue, Request, Response};
 use tower_service::Service;
 
+use crate::context::RequestContext;
 use crate::metrics::RouteCounts;
-use crate::upstream::{UploadError, Upstream, UpstreamError};
-
-/// A request extension: the peer that sent the request, and its connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
-    pub(crate) addr: SocketAddr,
-    /// True if the connection uses TLS.
-    pub(crate) secure: bool,
-    /// True if the peer is a trusted proxy: its `Forwarded` and `X-Forwarded-*` headers are used.
-    pub(crate) trusted: bool,
-    /// True if the connection uses HTTP/2.
-    pub(crate) http2: bool,
-}
-
-/// A request extension: a layer reads the `Idempotency-*` headers of the response, and removes
-/// them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct KeepOutcomeHeaders;
+use crate::own_headers::drop_own;
 
 /// Forwards requests to an upstream. It never fails: a request without a response gets a problem
 /// that is marked with its outcome class.
@@ -57,53 +36,46 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    async fn forward(self, request: Request<Body>) -> Response<Body> {
+    /// Forwards a request. If it is observed, the caller reads the `Idempotency-*` headers of the
+    /// response, and removes them.
+    pub(crate) async fn forward(
+        &self,
+        request: Request<Body>,
+        is_observed: bool,
+    ) -> Response<Body> {
         let (mut parts, body) = request.into_parts();
+        let extensions = std::mem::take(&mut parts.extensions);
         let error_format = ErrorFormat::of(&parts.headers);
-        let peer = parts.extensions.get::<Peer>().copied().unwrap_or_else(unknown_peer);
-        let switching = tunnel::wanted(&parts, body.is_end_stream());
-        let length_said = parts.headers.contains_key(CONTENT_LENGTH);
-        headers::drop_own(&mut parts.headers, true);
-        headers::to_upstream(&mut parts.headers, peer, self.upstream.authority());
-        if body.is_end_stream() {
-            headers::say_empty(&mut parts.headers, &parts.method, length_said);
-        }
-        if let Some((_, protocol)) = &switching {
-            tunnel::add_upgrade(&mut parts.headers, protocol);
-        }
-        let execution = parts.extensions.get::<ExecutionHandle>();
-        if let Some(execution) = execution {
-            parts.headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
-            parts.headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
-            parts.headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
-        }
+        let context = extensions.get::<RequestContext>();
+        let peer = context.map_or_else(Peer::unknown, |context| context.peer);
+        drop_own(&mut parts.headers, true);
+        let (method, uri) = (parts.method.clone(), parts.uri.clone());
+        let execution = extensions.get::<ExecutionHandle>();
         let id = execution.map(ExecutionHandle::id);
         let protected = id.is_some();
-        let is_heard = parts.extensions.get::<KeepOutcomeHeaders>().is_some();
-        let (method, uri) = (parts.method.clone(), parts.uri.clone());
-
-        let mut forwarded = Request::new(body);
-        *forwarded.method_mut() = parts.method;
-        *forwarded.uri_mut() = origin_form(parts.uri);
-        *forwarded.headers_mut() = parts.headers;
-        let answered = if protected || is_heard {
-            self.upstream.send(forwarded).await
+        // Protected requests stay in HTTP.
+        let switch = context.and_then(|context| context.switch.as_ref()).filter(|_| !protected);
+        let request = Request::from_parts(parts, body);
+        let mut forwarded = ForwardedRequest::new(request, peer, switch, &self.upstream);
+        if let Some(execution) = execution {
+            let headers = forwarded.headers_mut();
+            headers.insert(IDEMPOTENCY_FENCE, execution.fence().get().into());
+            headers.insert(IDEMPOTENCY_ATTEMPT, execution.attempt().into());
+            headers.insert(IDEMPOTENCY_OPERATION_ID, operation_id(execution.id()));
+        }
+        // The layer of a protected request reads the headers too.
+        let keeps_headers = protected || is_observed;
+        let answered = if keeps_headers {
+            forwarded.send(&self.upstream).await
         } else {
-            self.upstream.pass(forwarded).await
+            forwarded.pass(&self.upstream).await
         };
         match answered {
-            Ok(mut response) => {
-                let switched = switching.and_then(|(switch, _)| switch.follow(&mut response));
-                headers::to_client(response.headers_mut());
-                if let Some(protocol) = switched {
-                    tunnel::add_upgrade(response.headers_mut(), &protocol);
+            Ok(response) => {
+                let mut response = response.map(Body::new);
+                if !keeps_headers {
+                    drop_own(response.headers_mut(), false);
                 }
-                if !protected && !is_heard {
-                    // A layer that protects or observes reads these headers, then removes them.
-                    headers::drop_own(response.headers_mut(), false);
-                }
-                // The client gets its own version of HTTP, regardless of the upstream's.
-                *response.version_mut() = Version::HTTP_11;
                 response
             }
             Err(failure @ UpstreamError::Upload(fault)) => {
@@ -165,18 +137,7 @@ impl Service<Request<Body>> for Proxy {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let forwarding = self.clone().forward(request);
-        Box::pin(async move { Ok(forwarding.await) })
+        let proxy = self.clone();
+        Box::pin(async move { Ok(proxy.forward(request, false).await) })
     }
-}
-
-/// Returns the target without scheme and authority, byte for byte (RFC 9112 3.2.1).
-fn origin_form(uri: Uri) -> Uri {
-    uri.into_parts().path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/")).into()
-}
-
-/// Returns the peer of a request that did not come through the listener.
-fn unknown_peer() -> Peer {
-    let addr = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
-    Peer { addr, secure: false, trusted: false, http2: false }
 }

@@ -15,6 +15,8 @@ use hapax_http::header::{
 };
 use hapax_http::server::{Reconcile, ReconcileRequest, ReconciledResponse};
 use hapax_http::stored_response::bodiless;
+use hapax_proxy::headers::X_FORWARDED_HOST;
+use hapax_proxy::{ConnectOptions, Origin, ReceivedBody, Upstream, UpstreamError};
 use http::header::{CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use http::{Request, Response, StatusCode, Uri};
@@ -24,8 +26,6 @@ use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
 use crate::metrics::{ReconcileAnswer, RouteCounts};
-use crate::proxy::headers::X_FORWARDED_HOST;
-use crate::upstream::{ConnectOptions, Origin, Upstream, UpstreamError};
 pub(crate) use probe::{finding, warn_of};
 
 /// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
@@ -190,7 +190,7 @@ impl ReconcileClient {
         timeout(ANSWER, answer).await.unwrap_or(ReconcileReply::TimedOut)
     }
 
-    async fn happened(&self, response: Response<Body>) -> ReconcileReply {
+    async fn happened(&self, response: Response<ReceivedBody>) -> ReconcileReply {
         let (mut parts, body) = response.into_parts();
         let Some(status) = status(parts.status, &parts.headers) else {
             return ReconcileReply::Unusable("answered with an invalid `Idempotency-Status`");
@@ -263,7 +263,14 @@ fn is_marked(headers: &HeaderMap) -> bool {
 /// fails or is larger.
 ///
 /// Dropping the future releases the permit.
-async fn read(body: Body, max: usize, readers: &Semaphore) -> Option<(Bytes, Option<HeaderMap>)> {
+async fn read<B: http_body::Body<Data = Bytes> + Unpin>(
+    body: B,
+    max: usize,
+    readers: &Semaphore,
+) -> Option<(Bytes, Option<HeaderMap>)>
+where
+    B::Error: Into<hapax_http::BoxError>,
+{
     // The semaphore is never closed.
     let _turn = readers.acquire().await.ok()?;
     let length = http_body::Body::size_hint(&body).exact().and_then(|it| usize::try_from(it).ok());

@@ -15,6 +15,7 @@ use hapax_http::server::{
     IdempotencyLayer, IdempotencyService, RouteOptions, RoutePolicy, ScopeSource,
 };
 use hapax_http::stored_response::Cookies;
+use hapax_proxy::{ConnectOptions, Origin, Upstream, Upstreams};
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method};
 use tokio::sync::Semaphore;
@@ -26,13 +27,13 @@ use crate::config::{
     Config, ConfigError, ForwardAuth, PolicyConfig, ResolvedConfig, ResolvedPolicy, RouteMode,
     ScopeConfig,
 };
+use crate::context::RequestContext;
 use crate::metrics::{Metrics, RouteCounts, RouteObserver};
 use crate::observe::{self, ObservedRoute};
 use crate::proxy::Proxy;
 use crate::proxy::spoofing::ProtectedHeaders;
 use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::RouteTable;
-use crate::upstream::{ConnectOptions, Origin, Upstream, Upstreams};
 
 /// The configuration in force for new requests.
 #[derive(Debug)]
@@ -88,16 +89,23 @@ pub(crate) struct Route {
 #[derive(Debug)]
 pub(crate) enum RouteService {
     /// The layer with this policy, which protects these methods.
-    Protected { layered: IdempotencyService<Proxy>, policy: PolicyExtension, methods: Vec<Method> },
+    Protected { layered: IdempotencyService<Proxy>, policy: Arc<RoutePolicy>, methods: Vec<Method> },
     /// The upstream, unprotected.
     Passed(Proxy),
     /// The upstream, unprotected; the results that the layer would have had are counted.
     Observed(ObservedRoute),
 }
 
-/// A request extension: the policy that the layer applies.
-#[derive(Clone, Debug)]
-pub(crate) struct PolicyExtension(pub(crate) Arc<RoutePolicy>);
+impl Route {
+    /// Returns the policy that the layer applies.
+    fn policy(&self) -> Option<&Arc<RoutePolicy>> {
+        match &self.service {
+            RouteService::Protected { policy, .. } => Some(policy),
+            RouteService::Passed(_) => None,
+            RouteService::Observed(observed) => Some(observed.policy()),
+        }
+    }
+}
 
 /// Settings of a reconcile client: URL, request headers, largest body, and timeout.
 type ReconcileTarget = ((Origin, PathAndQuery), Vec<HeaderName>, usize, std::time::Duration);
@@ -135,7 +143,7 @@ impl ConfigSnapshot {
 /// Resources that outlive a configuration.
 #[derive(Debug)]
 pub(crate) struct SharedResources {
-    /// The layer. It applies the [`PolicyExtension`] of each request.
+    /// The layer. It applies the policy of the route in each request's [`RequestContext`].
     pub(crate) layer: IdempotencyLayer,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) upstreams: Arc<Upstreams>,
@@ -161,10 +169,7 @@ impl SharedResources {
     ) -> Result<Self, EngineError> {
         let held = |engine| {
             IdempotencyLayer::routed(engine, |parts| {
-                parts
-                    .extensions
-                    .get::<PolicyExtension>()
-                    .map(|PolicyExtension(policy)| Arc::clone(policy))
+                parts.extensions.get::<RequestContext>()?.route.policy().cloned()
             })
         };
         let capacity = MemoryCapacity { bytes: observed / 2, ..MemoryCapacity::default() };
@@ -276,7 +281,7 @@ impl SnapshotBuilder<'_> {
                     let (route, counts) = (Arc::from(name), Arc::clone(&counts));
                     Arc::new(RouteReconciler { reconciler, route, counts }) as _
                 });
-                let policy = PolicyExtension(Arc::new(RoutePolicy::new(scope, options)?));
+                let policy = Arc::new(RoutePolicy::new(scope, options)?);
                 let seen = RouteObserver {
                     metrics: Arc::clone(&resources.metrics),
                     counts: Arc::clone(&counts),

@@ -14,9 +14,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use hapax_http::log_throttle::LogThrottle;
+use hapax_proxy::guard::{GuardState, Guarded, MAX_HEAD};
+use hapax_proxy::{
+    ClientNetwork, ConnectionLimit, GuardedBody, LogThrottle, PacedBody, SheddableConnections,
+    SheddableEntry, Shutdown, ShutdownPhase,
+};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -27,12 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use crate::connection_limit::{
-    ClientNetwork, ConnectionLimit, SheddableConnections, SheddableEntry,
-};
-use crate::guard::{GuardState, Guarded, MAX_HEAD};
-use crate::handler::PacedBody;
-use crate::shutdown::{GuardedBody, Shutdown, ShutdownPhase};
+use crate::own_headers::drop_own;
 
 /// Largest number of connections; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
@@ -218,7 +217,8 @@ async fn answer(
     };
     request.extensions_mut().insert(ConnectInfo(peer));
     // A router is always ready.
-    let response =
-        app.call(request.map(|body| Body::new(PacedBody::new(body, STALL, true)))).await?;
+    let clean = |trailers: &mut HeaderMap| drop_own(trailers, false);
+    let paced = |body| Body::new(PacedBody::new(body, STALL, true, false, clean));
+    let response = app.call(request.map(paced)).await?;
     Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use hapax_http::stored_response::hop_by_hop;
+use hapax_proxy::Origin;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Uri};
 
-use super::{Config, ConfigError, is_self, origin};
-use crate::upstream::Origin;
+use super::{Config, ConfigError, is_self};
 
 /// Server that authorises requests with a key, and headers of its response that are used.
 /// [`ForwardAuth::new`] has the defaults.
@@ -45,7 +45,7 @@ impl ForwardAuth {
     }
 
     pub(super) fn target(&self, config: &Config) -> Result<(Origin, PathAndQuery), ConfigError> {
-        let origin = origin(&self.url).ok_or(ConfigError::AuthTarget)?;
+        let origin = Origin::of(&self.url).ok_or(ConfigError::AuthTarget)?;
         if is_self(&origin, config.listen) {
             return Err(ConfigError::AuthLoop { address: config.listen });
         }

@@ -8,9 +8,8 @@ use std::net::SocketAddr;
 use hapax_core::PolicyError;
 use hapax_http::server::RouteError;
 use hapax_http::statuses::StatusOverlap;
+use hapax_proxy::ByteSize;
 use http::HeaderName;
-
-use crate::units::ByteSize;
 
 /// An error that names settings by their fields. Whoever read the settings knows other names for them,
 /// such as flags.

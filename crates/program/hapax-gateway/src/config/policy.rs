@@ -12,13 +12,13 @@ use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusLists;
 use hapax_http::stored_response::hop_by_hop;
+use hapax_proxy::Origin;
 use http::uri::PathAndQuery;
 use http::{HeaderName, Method, Uri};
 use tower_http::cors::CorsLayer;
 
 use super::cors::Cors;
-use super::{Config, ConfigError, origin};
-use crate::upstream::Origin;
+use super::{Config, ConfigError};
 
 /// Policy of requests. `PolicyConfig::default()` has the defaults.
 #[derive(Clone, PartialEq, Debug)]
@@ -267,7 +267,7 @@ fn names_nobody(name: &HeaderName) -> bool {
 }
 
 fn reconcile_target(uri: &Uri) -> Result<(Origin, PathAndQuery), ConfigError> {
-    let origin = origin(uri).ok_or(ConfigError::ReconcileTarget)?;
+    let origin = Origin::of(uri).ok_or(ConfigError::ReconcileTarget)?;
     let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     Ok((origin, path))
 }

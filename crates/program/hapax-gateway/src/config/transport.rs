@@ -1,12 +1,10 @@
 //! Configuration of the connections with clients and with the upstream.
 
-use std::fmt;
-use std::net::IpAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use hapax_proxy::tls::{ListenTls, UpstreamTls};
+use hapax_proxy::{IpNetwork, UpstreamProtocol};
 
 use super::ConfigError;
 
@@ -79,103 +77,5 @@ impl Transport {
             return Err(ConfigError::NoKey { certificate: "upstream_cert", key: "upstream_key" });
         }
         Ok(())
-    }
-}
-
-/// Files of the listener's certificate, in PEM.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ListenTls {
-    /// The certificate, followed by the intermediate certificates up to its root.
-    pub certificate: PathBuf,
-    /// Private key of the certificate: PKCS#8, PKCS#1 or SEC1.
-    pub key: PathBuf,
-    /// Issuers of clients' certificates: with these, clients without a certificate are not served.
-    /// `None`: clients need no certificate.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// Files for TLS connections to servers, in PEM.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct UpstreamTls {
-    /// Trusted roots; `None` for the system's.
-    pub ca: Option<PathBuf>,
-    /// Certificate of the gateway and its key, for servers that require one.
-    pub client: Option<(PathBuf, PathBuf)>,
-}
-
-/// Protocol towards an upstream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum UpstreamProtocol {
-    /// HTTP/2 or HTTP/1.1 with `https`, as the server chooses (ALPN); otherwise HTTP/1.1.
-    #[default]
-    Auto,
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2 without negotiation; with `https` the server must choose it.
-    Http2,
-}
-
-/// Addresses of a network: `10.0.0.0/8`, `fd00::/8`, or a single `192.0.2.1`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct IpNetwork(IpNet);
-
-impl IpNetwork {
-    /// Returns the loopback networks.
-    #[must_use]
-    pub fn loopback() -> Vec<Self> {
-        let of = |ip: IpAddr, bits| IpNet::new(ip, bits).ok().map(Self);
-        let all = [of([127, 0, 0, 0].into(), 8), of(std::net::Ipv6Addr::LOCALHOST.into(), 128)];
-        all.into_iter().flatten().collect()
-    }
-
-    /// Returns whether the network contains `ip`. An IPv4 address that is mapped into IPv6 counts
-    /// as IPv4.
-    #[must_use]
-    pub fn contains(&self, ip: IpAddr) -> bool {
-        self.0.contains(&ip.to_canonical())
-    }
-}
-
-impl fmt::Display for IpNetwork {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for IpNetwork {
-    type Err = NetworkError;
-
-    fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let single = || text.parse().map(|ip: IpAddr| IpNet::from(ip.to_canonical()));
-        let network = text.parse().or_else(|_| single()).map_err(|_| NetworkError)?;
-        Ok(Self(network))
-    }
-}
-
-/// Error of parsing an address or a network.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("expected an IP address or a network like 10.0.0.0/8")]
-pub struct NetworkError;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn networks_hold_what_they_say() {
-        let holds = |network: &str, ip: &str| {
-            network.parse::<IpNetwork>().unwrap().contains(ip.parse().unwrap())
-        };
-        assert!(holds("10.0.0.0/8", "10.255.0.1") && holds("10.0.0.0/8", "::ffff:10.1.2.3"));
-        assert!(holds("192.0.2.1", "192.0.2.1") && holds("fd00::/8", "fd12::1"));
-        assert!(!holds("10.0.0.0/8", "11.0.0.1") && !holds("192.0.2.1", "192.0.2.2"));
-        for text in ["", "10.0.0.0/33", "example.com", "10.0.0", "::/129"] {
-            assert_eq!(text.parse::<IpNetwork>(), Err(NetworkError), "{text}");
-        }
-        let loopback = IpNetwork::loopback();
-        for ip in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            assert!(loopback.iter().any(|network| network.contains(ip.parse().unwrap())), "{ip}");
-        }
-        assert!(!loopback.iter().any(|network| network.contains([10, 0, 0, 1].into())));
     }
 }

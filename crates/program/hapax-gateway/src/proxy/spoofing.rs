@@ -1,11 +1,12 @@
 //! Header fields that a client must not send, or must not send in another spelling.
 
 use hapax_http::fingerprint::METHOD_OVERRIDES;
+use hapax_proxy::Peer;
+use hapax_proxy::headers::{drop_where, plain};
 use http::Method;
 use http::header::{HeaderMap, HeaderName};
 
-use super::Peer;
-use super::headers::{drop_own, drop_where, plain};
+use crate::own_headers::drop_own;
 
 /// Header fields that the layer reads on a route, and their names with hyphens for underscores.
 #[derive(Debug)]

@@ -8,11 +8,13 @@ use hapax_core::{InFlight, OnUnknown};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use hapax_http::header::Grammar;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
+use hapax_proxy::UpstreamProtocol;
+use hapax_proxy::tls::ListenTls;
 use http::HeaderName;
 
 use super::super::{
-    Config, ConfigError, Cors, ForwardAuth, ListenTls, LogFormat, PolicyConfig, RouteConfig,
-    RouteMode, ScopeConfig, UpstreamProtocol,
+    Config, ConfigError, Cors, ForwardAuth, LogFormat, PolicyConfig, RouteConfig, RouteMode,
+    ScopeConfig,
 };
 use super::types::*;
 use super::{Mark, Setting, SettingInfo, default_of};

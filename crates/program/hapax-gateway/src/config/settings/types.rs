@@ -14,11 +14,11 @@ use hapax_http::header::Grammar;
 use hapax_http::problem::DocsUrl;
 use hapax_http::server::{CompletionOutage, KeyRule, MissingScope, StoreOutage};
 use hapax_http::statuses::StatusRange;
+use hapax_proxy::{ByteSize, IpNetwork, UpstreamProtocol, parse_duration};
 use http::{HeaderName, Method, Uri};
 
-use super::super::{CorsHeaders, IpNetwork, LogFormat, Origins, ScopeConfig, UpstreamProtocol};
+use super::super::{CorsHeaders, LogFormat, Origins, ScopeConfig};
 use crate::store::{CacheUrl, StoreUrl};
-use crate::units::{ByteSize, parse_duration};
 
 /// How a value is written.
 #[derive(Clone, Copy, Debug)]

@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http_body_util::Full;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, duplex};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 use super::*;
-use crate::config::UpstreamProtocol;
 
 fn at(
     listener: &TcpListener,
@@ -77,8 +77,8 @@ where
     (upstream, listener)
 }
 
-fn request() -> Request<Body> {
-    let mut request = Request::new(Body::from(Bytes::from_static(b"body")));
+fn request() -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::from(Bytes::from_static(b"body")));
     *request.method_mut() = http::Method::POST;
     request
 }
@@ -141,9 +141,9 @@ async fn early(answer: &'static [u8]) -> (Upstream, tokio::task::JoinHandle<()>)
     (upstream, serving)
 }
 
-fn large() -> Request<Body> {
+fn large() -> Request<Full<Bytes>> {
     let mut request = request();
-    *request.body_mut() = Body::from(Bytes::from(vec![0; 32 << 20]));
+    *request.body_mut() = Full::from(vec![0; 32 << 20]);
     request
 }
 

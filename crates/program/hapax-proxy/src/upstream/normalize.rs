@@ -4,7 +4,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_http::{Body, BoxError};
 use http::header::{CONNECTION, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Request, Version};
@@ -12,9 +11,10 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::oneshot;
 
 use super::Origin;
+use crate::{BodyError, BoxedBody};
 
 /// Converts a request to origin form, with the host in its field (RFC 9112 3.2.1).
-pub(super) fn for_http1(request: &mut Request<Body>) {
+pub(super) fn for_http1(request: &mut Request<BoxedBody>) {
     *request.version_mut() = Version::HTTP_11;
     let target = std::mem::take(request.uri_mut()).into_parts();
     if let Some(authority) = target.authority
@@ -38,7 +38,7 @@ pub(super) fn for_http1(request: &mut Request<Body>) {
 /// Converts a request to HTTP/2: the host becomes `:authority` (RFC 9113 8.3.1), and
 /// connection-specific fields are removed. Without a host, the authority is that of `origin`; with
 /// an invalid one, the field stays next to it, so that the server rejects the request.
-pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
+pub(super) fn for_http2(request: &mut Request<BoxedBody>, origin: &Origin) {
     *request.version_mut() = Version::HTTP_2;
     let mut target = std::mem::take(request.uri_mut()).into_parts();
     let headers = request.headers_mut();
@@ -58,25 +58,27 @@ pub(super) fn for_http2(request: &mut Request<Body>, origin: &Origin) {
 
 /// A request's body that signals when it is dropped.
 pub(super) struct SentBody {
-    body: Body,
+    body: BoxedBody,
     _done: oneshot::Sender<()>,
 }
 
 impl SentBody {
-    pub(super) fn watch(request: Request<Body>) -> (Request<Body>, oneshot::Receiver<()>) {
+    pub(super) fn watch(
+        request: Request<BoxedBody>,
+    ) -> (Request<BoxedBody>, oneshot::Receiver<()>) {
         let (done, is_done) = oneshot::channel();
-        (request.map(|body| Body::new(Self { body, _done: done })), is_done)
+        (request.map(|body| BoxedBody::new(Self { body, _done: done })), is_done)
     }
 }
 
 impl http_body::Body for SentBody {
     type Data = Bytes;
-    type Error = BoxError;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 
@@ -97,8 +99,8 @@ mod tests {
         Origin { secure, authority: Authority::from_static("up:1") }
     }
 
-    fn request(target: &'static str, host: &'static str) -> Request<Body> {
-        let mut request = Request::new(Body::empty());
+    fn request(target: &'static str, host: &'static str) -> Request<BoxedBody> {
+        let mut request = Request::new(BoxedBody::default());
         *request.uri_mut() = Uri::from_static(target);
         request.headers_mut().insert(HOST, HeaderValue::from_static(host));
         request

@@ -37,6 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::UPGRADE;
 use http::uri::Authority;
 use http::{Method, Request, Response};
@@ -44,16 +45,17 @@ use hyper::body::Incoming;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
-pub(crate) use connect::{ConnectOptions, Origin};
+use crate::{BodyError, BoxedBody};
+pub use connect::{ConnectOptions, Origin, UpstreamProtocol};
 use connection::UpstreamConnection;
-use hapax_http::{Body, BoxError};
 pub(crate) use meter::Metered;
 use pool::Pool;
+pub use receive::ReceivedBody;
 use receive::{RequestTraits, receive};
 pub(crate) use receive::{Switched, Tunnel};
-pub(crate) use registry::Upstreams;
+pub use registry::Upstreams;
 use upload::Upload;
-pub(crate) use upload::UploadError;
+pub use upload::UploadError;
 
 /// Largest response head, and largest part of a body that hyper buffers, in bytes.
 const MAX_BUFFER: usize = 128 * 1024;
@@ -66,7 +68,7 @@ const ENDING: &str = "the gateway is ending";
 
 /// A server that requests are forwarded to. Clones are cheap and share connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Upstream {
+pub struct Upstream {
     inner: Arc<Inner>,
     timeout: Duration,
 }
@@ -84,13 +86,13 @@ struct Inner {
 
 /// Reasons for which there is no response.
 #[derive(Debug)]
-pub(crate) enum UpstreamError {
+pub enum UpstreamError {
     /// Too many requests are under way already. Nothing was sent.
     Busy,
     /// Nothing was sent.
-    Unreachable(BoxError),
+    Unreachable(BodyError),
     /// Something was sent, and the connection failed.
-    Broken(BoxError),
+    Broken(BodyError),
     /// Something was sent, and no response arrived in time.
     Timeout,
     /// The client did not send the complete request.
@@ -125,7 +127,7 @@ impl Error for UpstreamError {
 
 impl Upstream {
     /// Creates an upstream at `origin`, with a timeout and at most `concurrent` requests at once.
-    pub(crate) fn new(
+    pub fn new(
         origin: Origin,
         timeout: Duration,
         concurrent: usize,
@@ -143,33 +145,37 @@ impl Upstream {
     }
 
     /// Returns the same server with its connections, and another timeout.
-    pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
+    #[must_use]
+    pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { inner: Arc::clone(&self.inner), timeout }
     }
 
     /// Returns whether another clone exists or has a request under way.
-    pub(crate) fn is_in_use(&self) -> bool {
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 
     /// Returns the address of the server.
-    pub(crate) fn origin(&self) -> &Origin {
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
         &self.inner.origin
     }
 
     /// Returns its host, and its port unless it is the default one: its value of `Host`.
-    pub(crate) fn authority(&self) -> &Authority {
+    #[must_use]
+    pub fn authority(&self) -> &Authority {
         &self.inner.origin.authority
     }
 
     /// Drops connections that have been idle for too long.
-    pub(crate) fn prune(&self) {
+    pub fn prune(&self) {
         self.inner.pool.prune();
     }
 
     /// Ends every request under way, now and from now on. The outcome of those that were sent is
     /// unknown.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.inner.cut.send_replace(true);
     }
 
@@ -180,35 +186,49 @@ impl Upstream {
     /// nevertheless, which would be taken for this request's response.
     ///
     /// If the request wants to switch protocols and the response does, the response has
-    /// [`Switched`] among its extensions. Dropping the future ends the connection; bytes that were
+    /// a tunnel among its extensions. Dropping the future ends the connection; bytes that were
     /// sent cannot be revoked.
-    pub(crate) async fn send(
+    ///
+    /// # Errors
+    /// [`UpstreamError`] shows whether anything of the request was sent.
+    pub async fn send<B>(
         &self,
-        request: Request<Body>,
-    ) -> Result<Response<Body>, UpstreamError> {
-        self.send_for(request, true).await
+        request: Request<B>,
+    ) -> Result<Response<ReceivedBody>, UpstreamError>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
+    {
+        let (request, upload) = Upload::watch(request);
+        self.send_for(request, upload, true).await
     }
 
     /// Sends a request like [`send`](Self::send), on any connection, if its response is only passed
     /// on.
-    pub(crate) async fn pass(
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub async fn pass<B>(
         &self,
-        request: Request<Body>,
-    ) -> Result<Response<Body>, UpstreamError> {
-        self.send_for(request, false).await
+        request: Request<B>,
+    ) -> Result<Response<ReceivedBody>, UpstreamError>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
+    {
+        let (request, upload) = Upload::watch(request);
+        self.send_for(request, upload, false).await
     }
 
     async fn send_for(
         &self,
-        request: Request<Body>,
+        request: Request<BoxedBody>,
+        upload: Upload,
         counts: bool,
-    ) -> Result<Response<Body>, UpstreamError> {
+    ) -> Result<Response<ReceivedBody>, UpstreamError> {
         let Ok(permit) = Arc::clone(&self.inner.permits).try_acquire_owned() else {
             return Err(UpstreamError::Busy);
         };
         let switch = request.headers().contains_key(UPGRADE);
         let traits = RequestTraits { switch, head: request.method() == Method::HEAD, counts };
-        let (request, upload) = Upload::watch(request);
         let alone = counts && self.inner.connect.fresh;
         let kept = if alone { None } else { self.inner.pool.take(counts) };
         let answered = match kept {
@@ -231,7 +251,7 @@ impl Upstream {
 
     async fn send_fresh(
         &self,
-        request: Request<Body>,
+        request: Request<BoxedBody>,
     ) -> Result<(UpstreamConnection, Response<Incoming>), UpstreamError> {
         let Inner { origin, connect, cut: ending, .. } = &*self.inner;
         let connection = tokio::select! {
@@ -245,7 +265,7 @@ impl Upstream {
     async fn send_on(
         &self,
         mut connection: UpstreamConnection,
-        request: Request<Body>,
+        request: Request<BoxedBody>,
     ) -> Result<(UpstreamConnection, Response<Incoming>), SendError> {
         let meter = Arc::clone(&connection.meter);
         let before = meter.written();
@@ -267,13 +287,13 @@ impl Upstream {
                 }
             }
         };
-        let (failure, reason): (fn(BoxError) -> UpstreamError, _) = match sent {
+        let (failure, reason): (fn(BodyError) -> UpstreamError, _) = match sent {
             SendResult::Answered(Ok(response)) => return Ok((connection, response)),
             SendResult::Answered(Err(mut error)) => {
                 let again = error.take_message();
                 let error = error.into_error();
                 let rejected = is_rejected_stream(&error);
-                let error: BoxError = error.into();
+                let error: BodyError = error.into();
                 connection.end().await;
                 let unsent = meter.written() == before;
                 return Err(if unsent {
@@ -307,7 +327,7 @@ enum SendResult<R> {
 struct SendError {
     failure: UpstreamError,
     /// The request, if it may be tried again.
-    again: Option<Box<Request<Body>>>,
+    again: Option<Box<Request<BoxedBody>>>,
 }
 
 /// Returns whether the server declared that it did not execute the request. h2 applies a `GOAWAY`

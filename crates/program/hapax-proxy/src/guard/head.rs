@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 /// Framing of a request's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Framing {
+pub enum Framing {
     /// There is no body.
     Empty,
     /// The body ends after so many bytes, at least one.
@@ -15,7 +15,8 @@ pub(crate) enum Framing {
 
 /// Reasons to reject a request head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum HeadError {
+#[allow(missing_docs, reason = "each variant has its text")]
+pub enum HeadError {
     #[error("a line of the request head ends without a carriage return")]
     BareLineFeed,
     #[error("a header field is folded over several lines")]
@@ -59,7 +60,10 @@ pub(crate) enum HeadError {
 /// The grammar is a subset of hyper's, so that for every head that passes, both agree on where the
 /// body ends. Ambiguities that hyper resolves silently (equal lengths, a length beside a coding,
 /// several codings of which the last is chunked) are rejected.
-pub(crate) fn framing(head: &[u8]) -> Result<Framing, HeadError> {
+///
+/// # Errors
+/// [`HeadError`] if the head can be read in two ways.
+pub fn framing(head: &[u8]) -> Result<Framing, HeadError> {
     let mut lines = head.split(|byte| *byte == b'\n').map(|line| match line {
         [line @ .., b'\r'] => line,
         line => line,

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
-use hapax_http::Body;
+use crate::BoxedBody;
 
 use super::meter::{Meter, Metered};
 use super::normalize::{self, SentBody};
@@ -41,9 +41,9 @@ pub(super) struct UpstreamConnection {
 
 #[derive(Debug)]
 enum Sender {
-    Http1(http1::SendRequest<Body>),
+    Http1(http1::SendRequest<BoxedBody>),
     Http2 {
-        sender: http2::SendRequest<Body>,
+        sender: http2::SendRequest<BoxedBody>,
         origin: Origin,
         /// Resolves when the request's body is completely read or dropped.
         sent: Option<oneshot::Receiver<()>>,
@@ -61,7 +61,7 @@ impl UpstreamConnection {
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(MAX_BUFFER)
             .max_headers(MAX_FIELDS)
-            .handshake::<_, Body>(TokioIo::new(io))
+            .handshake::<_, BoxedBody>(TokioIo::new(io))
             .await?;
         let driver = tokio::spawn(drive(connection.with_upgrades()));
         let (sender, tasks) = (Sender::Http1(sender), Tasks::default());
@@ -85,7 +85,7 @@ impl UpstreamConnection {
             .max_header_list_size(window)
             .max_send_buf_size(SEND_BUFFER)
             .max_concurrent_reset_streams(16)
-            .handshake::<_, Body>(TokioIo::new(io))
+            .handshake::<_, BoxedBody>(TokioIo::new(io))
             .await?;
         let driver = tokio::spawn(drive(connection));
         let sender = Sender::Http2 { sender, origin: origin.clone(), sent: None };
@@ -108,8 +108,8 @@ impl UpstreamConnection {
     /// returned with the error.
     pub(super) async fn try_send(
         &mut self,
-        mut request: Request<Body>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        mut request: Request<BoxedBody>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<BoxedBody>>> {
         match &mut self.sender {
             Sender::Http1(sender) => {
                 normalize::for_http1(&mut request);

@@ -5,7 +5,7 @@ use super::head::{Framing, HeadError, framing};
 
 /// Decisions about the bytes at hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ScanResult {
+pub enum ScanResult {
     /// The first so many may pass; at least one.
     Pass(usize),
     /// The first so many are a complete request head, and may pass.
@@ -24,7 +24,7 @@ pub(crate) enum ScanResult {
 /// way where its body ends; and only chunks that hyper accepts too are followed, so either both
 /// find the same end or the connection fails.
 #[derive(Debug)]
-pub(crate) struct Scanner {
+pub struct Scanner {
     state: ScanState,
 }
 
@@ -58,18 +58,27 @@ enum Chunk {
     End,
 }
 
+impl Default for Scanner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Scanner {
-    pub(crate) const fn new() -> Self {
+    /// Creates a scanner at the beginning of a connection.
+    #[must_use]
+    pub const fn new() -> Self {
         Self { state: ScanState::Head { seen: 0 } }
     }
 
     /// Returns whether the next byte begins a request.
-    pub(crate) const fn is_between(&self) -> bool {
+    #[must_use]
+    pub const fn is_between(&self) -> bool {
         matches!(self.state, ScanState::Head { seen: 0 })
     }
 
     /// Checks `bytes`, which begin where the bytes of the last decision ended and are not empty.
-    pub(crate) fn judge(&mut self, bytes: &[u8]) -> ScanResult {
+    pub fn judge(&mut self, bytes: &[u8]) -> ScanResult {
         match self.state {
             ScanState::Head { seen } => self.head(bytes, seen),
             ScanState::Length(left) => {

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::uri::Authority;
+use http::uri::{Authority, Scheme, Uri};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -12,48 +12,101 @@ use tokio_rustls::TlsConnector;
 
 use super::connection::UpstreamConnection;
 use super::socket::Socket;
-use crate::config::UpstreamProtocol;
+use crate::BodyError;
 use crate::tls::ClientTls;
-use hapax_http::BoxError;
 
 /// Address of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Origin {
+pub struct Origin {
     /// True for `https`.
-    pub(crate) secure: bool,
+    pub secure: bool,
     /// Host, and port unless it is the default one.
-    pub(crate) authority: Authority,
+    pub authority: Authority,
 }
 
 impl Origin {
+    /// Returns the server of a URL; `None` if it is no `http` or `https` URL of a server, or contains
+    /// credentials.
+    #[must_use]
+    pub fn of(uri: &Uri) -> Option<Self> {
+        let secure = match uri.scheme() {
+            Some(scheme) if *scheme == Scheme::HTTP => false,
+            Some(scheme) if *scheme == Scheme::HTTPS => true,
+            _ => return None,
+        };
+        let authority = uri.authority()?;
+        // `user@host` would send credentials to a server that does not expect them.
+        let named = !authority.host().is_empty() && !authority.as_str().contains('@');
+        // An invalid port must not become the default port.
+        let port = match authority.as_str().strip_prefix(authority.host())? {
+            "" => true,
+            port => port.strip_prefix(':').is_some_and(is_port),
+        };
+        let origin = Self { secure, authority: authority.clone() };
+        // A certificate is for a name or an address.
+        let certain = !secure || ServerName::try_from(origin.host()).is_ok();
+        (named && port && certain).then_some(origin)
+    }
+
     /// Returns the host without the brackets around an IPv6 address.
-    pub(crate) fn host(&self) -> &str {
+    pub fn host(&self) -> &str {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    /// Returns the port; without one, the default of the scheme.
+    pub fn port(&self) -> u16 {
         self.authority.port_u16().unwrap_or(if self.secure { 443 } else { 80 })
     }
 }
 
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|it| it > 0)
+}
+
+/// Protocol towards an upstream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UpstreamProtocol {
+    /// HTTP/2 or HTTP/1.1 with `https`, as the server chooses (ALPN); otherwise HTTP/1.1.
+    #[default]
+    Auto,
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 without negotiation; with `https` the server must choose it.
+    Http2,
+}
+
 /// Settings of connections.
 #[derive(Clone, Debug)]
-pub(crate) struct ConnectOptions {
-    pub(crate) protocol: UpstreamProtocol,
+pub struct ConnectOptions {
+    /// Protocol towards servers.
+    pub protocol: UpstreamProtocol,
     /// Set if any server is reached over TLS.
-    pub(crate) tls: Option<Arc<ClientTls>>,
+    pub tls: Option<Arc<ClientTls>>,
     /// Timeout of connecting.
-    pub(crate) timeout: Duration,
+    pub timeout: Duration,
     /// Time that a connection may be idle and still be reused.
-    pub(crate) idle: Duration,
+    pub idle: Duration,
     /// Whether requests whose responses are stored or decide about other requests use new
     /// connections.
-    pub(crate) fresh: bool,
+    pub fresh: bool,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            protocol: UpstreamProtocol::Auto,
+            tls: None,
+            timeout: Duration::from_secs(5),
+            idle: Duration::from_secs(1),
+            fresh: false,
+        }
+    }
 }
 
 impl ConnectOptions {
     /// Returns these settings for HTTP/1.1, regardless of the configured protocol.
-    pub(crate) fn http1(&self) -> Self {
+    #[must_use]
+    pub fn http1(&self) -> Self {
         Self { protocol: UpstreamProtocol::Http1, ..self.clone() }
     }
 
@@ -62,7 +115,7 @@ impl ConnectOptions {
         &self,
         to: &Origin,
         at_most: Duration,
-    ) -> Result<UpstreamConnection, BoxError> {
+    ) -> Result<UpstreamConnection, BodyError> {
         let dial = async {
             let stream = TcpStream::connect((to.host(), to.port())).await?;
             stream.set_nodelay(true)?;
@@ -73,7 +126,7 @@ impl ConnectOptions {
         timeout(self.timeout.min(at_most), dial).await.unwrap_or_else(late)
     }
 
-    async fn plain(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BoxError> {
+    async fn plain(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BodyError> {
         Ok(match self.protocol {
             UpstreamProtocol::Http2 => UpstreamConnection::http2(stream, to).await?,
             UpstreamProtocol::Auto | UpstreamProtocol::Http1 => {
@@ -83,7 +136,7 @@ impl ConnectOptions {
         })
     }
 
-    async fn secured(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BoxError> {
+    async fn secured(&self, to: &Origin, stream: Socket) -> Result<UpstreamConnection, BodyError> {
         let tls = self.tls.as_ref().ok_or("no root certificates were loaded")?;
         let mut config = (*tls.now()).clone();
         let offered: &[&[u8]] = match self.protocol {

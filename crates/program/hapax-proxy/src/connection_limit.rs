@@ -15,11 +15,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax_http::log_throttle::LogThrottle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use crate::config::IpNetwork;
+use crate::log_throttle::LogThrottle;
+use crate::network::IpNetwork;
 
 /// Time in which a shed connection should release its permit before the next one is shed.
 const LEAVE: Duration = Duration::from_millis(50);
@@ -27,10 +27,12 @@ const LEAVE: Duration = Duration::from_millis(50);
 /// Address that connections are counted by: an IPv4 address, or the IPv6 network of 64 bits that a
 /// subscriber usually has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct ClientNetwork(IpAddr);
+pub struct ClientNetwork(IpAddr);
 
 impl ClientNetwork {
-    pub(crate) fn of(ip: IpAddr) -> Self {
+    /// Returns the address that a connection from `ip` is counted by.
+    #[must_use]
+    pub fn of(ip: IpAddr) -> Self {
         Self(match ip.to_canonical() {
             IpAddr::V6(ip) => {
                 let [a, b, c, d, ..] = ip.segments();
@@ -43,7 +45,7 @@ impl ClientNetwork {
 
 /// Permits for connections.
 #[derive(Debug)]
-pub(crate) struct ConnectionLimit {
+pub struct ConnectionLimit {
     free: Arc<Semaphore>,
     sheddable: Arc<SheddableConnections>,
     all: usize,
@@ -57,7 +59,8 @@ pub(crate) struct ConnectionLimit {
 impl ConnectionLimit {
     /// Creates `all` permits for connections of `whose`, which are shed once they were sheddable
     /// for `after`.
-    pub(crate) fn new(all: usize, whose: &'static str, after: Duration) -> Self {
+    #[must_use]
+    pub fn new(all: usize, whose: &'static str, after: Duration) -> Self {
         let (free, sheddable) = (Arc::new(Semaphore::new(all)), Arc::default());
         Self { free, sheddable, all, after, whose, full: LogThrottle::default() }
     }
@@ -67,11 +70,13 @@ impl ConnectionLimit {
         self.all
     }
 
+    /// Returns the number of free permits.
     pub(crate) fn free(&self) -> usize {
         self.free.available_permits()
     }
 
-    pub(crate) const fn sheddable(&self) -> &Arc<SheddableConnections> {
+    /// Returns the connections that may be shed.
+    pub const fn sheddable(&self) -> &Arc<SheddableConnections> {
         &self.sheddable
     }
 
@@ -82,7 +87,7 @@ impl ConnectionLimit {
 
     /// Takes a permit, and sheds connections until one is free. If the future is dropped, no permit
     /// was taken.
-    pub(crate) async fn take(&self) -> Option<OwnedSemaphorePermit> {
+    pub async fn take(&self) -> Option<OwnedSemaphorePermit> {
         if let Some(permit) = self.try_take(1) {
             return Some(permit);
         }
@@ -108,7 +113,7 @@ impl ConnectionLimit {
 
 /// Connections that may be closed in favour of new ones.
 #[derive(Debug, Default)]
-pub(crate) struct SheddableConnections(Mutex<SheddableList>);
+pub struct SheddableConnections(Mutex<SheddableList>);
 
 #[derive(Debug, Default)]
 struct SheddableList {
@@ -127,11 +132,7 @@ struct Candidate {
 impl SheddableConnections {
     /// Adds a connection until the entry is dropped; `shed` is notified when the connection must
     /// close.
-    pub(crate) fn enter(
-        self: &Arc<Self>,
-        source: ClientNetwork,
-        shed: Arc<Notify>,
-    ) -> SheddableEntry {
+    pub fn enter(self: &Arc<Self>, source: ClientNetwork, shed: Arc<Notify>) -> SheddableEntry {
         let mut entries = self.lock();
         let id = entries.next;
         entries.next += 1;
@@ -171,7 +172,7 @@ impl SheddableConnections {
 
 /// An entry of a connection that may be shed; dropping it removes the connection.
 #[derive(Debug)]
-pub(crate) struct SheddableEntry {
+pub struct SheddableEntry {
     list: Arc<SheddableConnections>,
     id: u64,
 }

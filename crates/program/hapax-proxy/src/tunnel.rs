@@ -4,7 +4,6 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hapax_http::server::ExecutionHandle;
 use http::Response;
 use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use http::request::Parts;
@@ -12,13 +11,13 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::time::{Instant, sleep_until};
 
-use super::headers::has_token;
+use crate::headers::has_token;
 use crate::upstream::{Metered, Switched, Tunnel};
 
-/// A request extension: the upstream's connection after a switch, if the client's connection can
-/// switch protocols. Clones share one tunnel.
+/// The upstream's connection after a switch of protocols, if the client's connection can switch
+/// too. Clones share one tunnel.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Switch(Arc<Mutex<Option<Tunnel>>>);
+pub struct Switch(Arc<Mutex<Option<Tunnel>>>);
 
 impl Switch {
     /// Returns the upstream's connection once both have switched protocols.
@@ -27,7 +26,7 @@ impl Switch {
     }
 
     /// Takes the upstream's connection from its response; returns the new protocol.
-    pub(super) fn follow<B>(&self, response: &mut Response<B>) -> Option<HeaderValue> {
+    pub(crate) fn follow<B>(&self, response: &mut Response<B>) -> Option<HeaderValue> {
         let tunnel = response.extensions_mut().remove::<Switched>()?.take()?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
         // The response must name it (RFC 9110 15.2.2); one that does not is followed nevertheless.
@@ -36,23 +35,26 @@ impl Switch {
     }
 }
 
-/// Returns the switch and the protocol if a request wants another protocol and may have it: it is
-/// not protected and has no body. Other versions of HTTP, and TLS, concern each hop separately and
-/// are ignored.
-pub(super) fn wanted(parts: &Parts, is_empty: bool) -> Option<(Switch, HeaderValue)> {
+/// Returns the switch and the protocol if a request wants another protocol and may have it: its
+/// connection can switch, and it has no body. Other versions of HTTP, and TLS, concern each hop
+/// separately and are ignored.
+pub(crate) fn wanted(
+    parts: &Parts,
+    is_empty: bool,
+    switch: Option<&Switch>,
+) -> Option<(Switch, HeaderValue)> {
     let mut named = parts.headers.get_all(UPGRADE).iter();
     let (Some(protocol), None) = (named.next(), named.next()) else { return None };
     let said = protocol.to_str().ok()?.to_ascii_lowercase();
     let ours = |name: &str| name == "h2c" || name.starts_with("http/") || name.starts_with("tls/");
     let foreign = !said.split(',').any(|name| ours(name.trim()));
     let requested = has_token(&parts.headers, &CONNECTION, "upgrade");
-    let free = is_empty && parts.extensions.get::<ExecutionHandle>().is_none();
-    let switch = parts.extensions.get::<Switch>()?;
-    (foreign && requested && free).then(|| (switch.clone(), protocol.clone()))
+    let switch = switch?;
+    (foreign && requested && is_empty).then(|| (switch.clone(), protocol.clone()))
 }
 
 /// Adds the fields that request or announce another protocol.
-pub(super) fn add_upgrade(headers: &mut HeaderMap, protocol: &HeaderValue) {
+pub(crate) fn add_upgrade(headers: &mut HeaderMap, protocol: &HeaderValue) {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(UPGRADE, protocol.clone());
 }

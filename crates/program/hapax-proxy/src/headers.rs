@@ -2,22 +2,20 @@
 
 use std::net::IpAddr;
 
-use super::Peer;
-use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_http::stored_response::{hop_by_hop, named_by_connection};
+use http::Method;
 use http::header::{
-    CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap, HeaderName,
-    HeaderValue, InvalidHeaderValue, TE, TRAILER, TRANSFER_ENCODING, VIA,
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, Entry, FORWARDED, HOST, HeaderMap,
+    HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
+    UPGRADE, VIA,
 };
-use http::request::Parts;
 use http::uri::{Authority, Uri};
-use http::{Method, Response};
+
+use crate::handler::Peer;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(crate) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
+/// Header with the host that the client requested.
+pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
 /// Changes a client's fields to those that the upstream gets. `authority` replaces the `Host` that
 /// an HTTP/1.0 client did not send.
@@ -27,7 +25,7 @@ const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 /// those of any other peer could be forged and are replaced. `Forwarded` (RFC 7239) is passed on or
 /// dropped by the same rule, and never added, because services would have to choose between two
 /// sources.
-pub(super) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Authority) {
+pub(crate) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Authority) {
     let trailers = has_token(headers, &TE, "trailers");
     drop_hop_by_hop(headers);
     if trailers {
@@ -49,63 +47,14 @@ pub(super) fn to_upstream(headers: &mut HeaderMap, peer: Peer, authority: &Autho
 
 /// Returns `Via` with the protocol of the request (RFC 9110 7.6.3). Responses have none, which a
 /// gateway may choose.
-const fn via(peer: Peer) -> HeaderValue {
+#[must_use]
+pub const fn via(peer: Peer) -> HeaderValue {
     HeaderValue::from_static(if peer.http2 { "2 hapax" } else { "1.1 hapax" })
-}
-
-/// Returns the fields of an auth request: those of the request, and a description of it.
-///
-/// It omits fields about the body, which is not sent; fields that would change the auth request
-/// (conditions, ranges); and any description of the request by the client. `authority` is that of
-/// the auth server.
-pub(crate) fn question(
-    request: &Parts,
-    peer: Peer,
-    authority: &Authority,
-) -> Result<HeaderMap, InvalidHeaderValue> {
-    let mut headers = request.headers.clone();
-    drop_own(&mut headers, true);
-    drop_hop_by_hop(&mut headers);
-    drop_where(&mut headers, |name| {
-        let plain = plain(name);
-        is_of_the_message(&plain)
-            || plain.starts_with("x-original-")
-            || plain == "x-rewrite-url"
-            || matches!(plain.as_str(), "x-forwarded-method" | "x-forwarded-uri")
-            || (plain.starts_with("x-forwarded-") && !peer.trusted)
-    });
-    forwarded(&mut headers, peer);
-    let target = request.uri.path_and_query().map_or("/", |target| target.as_str());
-    headers.insert(X_FORWARDED_METHOD, HeaderValue::from_str(request.method.as_str())?);
-    headers.insert(X_FORWARDED_URI, HeaderValue::from_bytes(target.as_bytes())?);
-    headers.insert(HOST, HeaderValue::from_str(authority.as_str())?);
-    headers.append(VIA, via(peer));
-    Ok(headers)
-}
-
-/// Returns whether a field is about the body, or about the wanted part or version of the response.
-fn is_of_the_message(plain: &str) -> bool {
-    plain.starts_with("if-")
-        || matches!(
-            plain,
-            "content-length" | "content-type" | "content-encoding" | "expect" | "range" | "trailer"
-        )
-}
-
-/// Changes a complete response of an auth server to one for the client.
-pub(crate) fn from_another<B>(response: &mut Response<B>) {
-    let headers = response.headers_mut();
-    drop_hop_by_hop(headers);
-    drop_own(headers, false);
-    // hyper sets it from the body.
-    headers.remove(CONTENT_LENGTH);
-    headers.remove(TRAILER);
-    *response.version_mut() = http::Version::HTTP_11;
 }
 
 /// Declares the length of an empty body where it is not implied: servers answer a POST without a
 /// length with 411 (RFC 9110 8.6). `said` is true if the client declared it.
-pub(super) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
+pub(crate) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
     if said || [Method::POST, Method::PUT, Method::PATCH].contains(method) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
@@ -113,7 +62,7 @@ pub(super) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
 
 /// Sets `Host` to the host in lower case. For a target in absolute form it is the target's,
 /// regardless of the field (RFC 9112 3.2.2).
-pub(crate) fn name_host(headers: &mut HeaderMap, target: &Uri) {
+pub fn name_host(headers: &mut HeaderMap, target: &Uri) {
     let host = match (target.authority(), headers.get(HOST)) {
         (Some(authority), _) => match authority.port() {
             Some(port) => format!("{}:{port}", authority.host()).into_bytes(),
@@ -128,7 +77,7 @@ pub(crate) fn name_host(headers: &mut HeaderMap, target: &Uri) {
 }
 
 /// Changes an upstream's fields to those that the client gets.
-pub(super) fn to_client(headers: &mut HeaderMap) {
+pub(crate) fn to_client(headers: &mut HeaderMap) {
     if headers.contains_key(TRANSFER_ENCODING) {
         // The coding decided where the body ends; the length may be wrong (RFC 9112 6.3).
         headers.remove(CONTENT_LENGTH);
@@ -136,18 +85,8 @@ pub(super) fn to_client(headers: &mut HeaderMap) {
     drop_hop_by_hop(headers);
 }
 
-/// Removes every field whose name begins with `idempotency-`. With `keep_key`, a client's key
-/// stays, which the upstream may read.
-///
-/// An underscore counts as a hyphen: CGI and similar interfaces cannot distinguish them.
-pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
-    drop_where(headers, |name| {
-        plain(name).starts_with("idempotency-") && !(keep_key && *name == IDEMPOTENCY_KEY)
-    });
-}
-
 /// Removes every field whose name `is_meant` returns true for.
-pub(crate) fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName) -> bool) {
+pub fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName) -> bool) {
     let meant: Vec<HeaderName> = headers.keys().filter(|name| is_meant(name)).cloned().collect();
     for name in meant {
         headers.remove(name);
@@ -155,13 +94,14 @@ pub(crate) fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName)
 }
 
 /// Returns a name as CGI and similar interfaces see it.
-pub(crate) fn plain(name: &HeaderName) -> String {
+#[must_use]
+pub fn plain(name: &HeaderName) -> String {
     name.as_str().replace('_', "-")
 }
 
 /// Removes the fields that concern one connection only, and those that `Connection` names (RFC 9110
 /// 7.6.1), except those without which the message would change.
-fn drop_hop_by_hop(headers: &mut HeaderMap) {
+pub fn drop_hop_by_hop(headers: &mut HeaderMap) {
     let mut gone = named_by_connection(headers);
     gone.retain(|name| ![HOST, CONTENT_TYPE, CONTENT_LENGTH].contains(name));
     gone.extend(headers.keys().filter(|name| hop_by_hop(name)).cloned());
@@ -170,7 +110,26 @@ fn drop_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
+/// Returns whether a field concerns one connection only (RFC 9110 7.6.1).
+#[must_use]
+pub fn hop_by_hop(name: &HeaderName) -> bool {
+    [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION]
+        .contains(name)
+        || matches!(name.as_str(), "keep-alive" | "proxy-connection")
+}
+
+/// Returns the fields that `Connection` names.
+#[must_use]
+pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .collect()
+}
+
+pub(crate) fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) -> bool {
     headers
         .get_all(name)
         .iter()
@@ -178,7 +137,9 @@ pub(super) fn has_token(headers: &HeaderMap, name: &HeaderName, wanted: &str) ->
         .any(|token| token.trim_ascii().eq_ignore_ascii_case(wanted.as_bytes()))
 }
 
-fn forwarded(headers: &mut HeaderMap, peer: Peer) {
+/// Adds the peer to `X-Forwarded-For`, and sets the other `X-Forwarded-*` headers unless a trusted
+/// peer has set them.
+pub fn forwarded(headers: &mut HeaderMap, peer: Peer) {
     // Such a spelling is only used to forge the field.
     drop_where(headers, |name| {
         name.as_str().contains('_') && plain(name).starts_with("x-forwarded-")
@@ -312,44 +273,6 @@ mod tests {
     }
 
     #[test]
-    fn a_question_says_what_the_request_is_whatever_its_sender_says() {
-        let mut request = http::Request::new(()).into_parts().0;
-        request.method = Method::PATCH;
-        request.uri = "/a%20b?c".parse().unwrap();
-        request.headers = map(&[
-            ("host", "shop.example"),
-            ("connection", "x-forwarded-uri, authorization"),
-            ("authorization", "Bearer a"),
-            ("x-forwarded-uri", "/public"),
-            ("x_forwarded_method", "GET"),
-            ("x-forwarded-user", "root"),
-            ("x-forwarded-for", "10.0.0.1"),
-            ("x-original-uri", "/public"),
-            ("content-length", "3"),
-            ("if-match", "*"),
-        ]);
-        let asked = |peer: &str| {
-            let auth = Authority::from_static("auth:1");
-            let mut headers = question(&request, from(peer), &auth).unwrap();
-            let user = headers.remove("x-forwarded-user");
-            (headers, user)
-        };
-        let common = [
-            ("host", "auth:1"),
-            ("via", "1.1 hapax"),
-            ("x-forwarded-host", "shop.example"),
-            ("x-forwarded-method", "PATCH"),
-            ("x-forwarded-proto", "http"),
-            ("x-forwarded-uri", "/a%20b?c"),
-        ];
-        let anyone = [&common[..], &[("x-forwarded-for", "198.51.100.9")]].concat();
-        assert_eq!(asked("198.51.100.9:1"), (map(&anyone), None));
-        // A proxy on the same machine is trusted for its client, not for the request.
-        let proxy = [&common[..], &[("x-forwarded-for", "10.0.0.1, 127.0.0.1")]].concat();
-        assert_eq!(asked("127.0.0.1:1"), (map(&proxy), Some(HeaderValue::from_static("root"))));
-    }
-
-    #[test]
     fn a_missing_host_is_the_upstreams() {
         assert_eq!(passed("127.0.0.1:1", &[])["host"], "up:1");
     }
@@ -393,21 +316,5 @@ mod tests {
         );
         assert_eq!(headers["x-forwarded-for"], "127.0.0.1");
         assert_eq!(headers["x_y"], "1");
-    }
-
-    #[test]
-    fn own_fields_are_dropped() {
-        let fields = [
-            ("idempotency-key", "k"),
-            ("idempotency-fence", "9"),
-            ("idempotency_fence", "9"),
-            ("idempotency_key", "l"),
-            ("x", "y"),
-        ];
-        let mut headers = map(&fields);
-        drop_own(&mut headers, true);
-        assert_eq!(headers, map(&[("idempotency-key", "k"), ("x", "y")]));
-        drop_own(&mut headers, false);
-        assert_eq!(headers, map(&[("x", "y")]));
     }
 }

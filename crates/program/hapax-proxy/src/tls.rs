@@ -15,7 +15,26 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::config::{ListenTls, UpstreamTls};
+/// Files of the listener's certificate, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListenTls {
+    /// The certificate, followed by the intermediate certificates up to its root.
+    pub certificate: PathBuf,
+    /// Private key of the certificate: PKCS#8, PKCS#1 or SEC1.
+    pub key: PathBuf,
+    /// Issuers of clients' certificates: with these, clients without a certificate are not served.
+    /// `None`: clients need no certificate.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Files for TLS connections to servers, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct UpstreamTls {
+    /// Trusted roots; `None` for the system's.
+    pub ca: Option<PathBuf>,
+    /// Certificate of the proxy and its key, for servers that require one.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
 
 /// Errors of certificate files.
 #[derive(Debug, thiserror::Error)]
@@ -44,15 +63,19 @@ pub enum TlsError {
 
 /// Certificates of a gateway.
 #[derive(Clone, Debug)]
-pub(crate) struct AllCertificates {
-    pub(crate) listener: Option<Arc<ServerTls>>,
+pub struct AllCertificates {
+    /// Set if the listener uses TLS.
+    pub listener: Option<Arc<ServerTls>>,
     /// Set if any server is reached over TLS.
-    pub(crate) upstream: Option<Arc<ClientTls>>,
+    pub upstream: Option<Arc<ClientTls>>,
 }
 
 impl AllCertificates {
     /// Reads the certificates that are needed.
-    pub(crate) async fn read(
+    ///
+    /// # Errors
+    /// The first [`TlsError`].
+    pub async fn read(
         listener: Option<ListenTls>,
         upstream: Option<UpstreamTls>,
     ) -> Result<Self, TlsError> {
@@ -65,7 +88,10 @@ impl AllCertificates {
     }
 
     /// Reads and checks all files again; nothing changes before [`ReadCertificates::replace`].
-    pub(crate) async fn read_again(&self) -> Result<ReadCertificates, TlsError> {
+    ///
+    /// # Errors
+    /// The first [`TlsError`].
+    pub async fn read_again(&self) -> Result<ReadCertificates, TlsError> {
         let all = self.clone();
         blocking(move || {
             let listener = all.listener.map(look).transpose()?;
@@ -77,7 +103,10 @@ impl AllCertificates {
 
     /// Reads all files again and applies those that are usable. Returns the first error; the other
     /// files are read nevertheless.
-    pub(crate) async fn reload(&self) -> Result<(), TlsError> {
+    ///
+    /// # Errors
+    /// The first [`TlsError`].
+    pub async fn reload(&self) -> Result<(), TlsError> {
         let all = self.clone();
         blocking(move || {
             let listener = all.listener.map(look).transpose();
@@ -156,7 +185,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// Certificates in force, and the files that they are read from.
-pub(crate) struct ReloadableTls<S, C> {
+pub struct ReloadableTls<S, C> {
     said: S,
     now: RwLock<Arc<C>>,
     /// Content of the files, for the detection of changes.
@@ -164,12 +193,12 @@ pub(crate) struct ReloadableTls<S, C> {
 }
 
 /// Certificates for the listener.
-pub(crate) type ServerTls = ReloadableTls<ListenTls, ServerConfig>;
+pub type ServerTls = ReloadableTls<ListenTls, ServerConfig>;
 /// Certificates for connections to servers.
-pub(crate) type ClientTls = ReloadableTls<UpstreamTls, ClientConfig>;
+pub type ClientTls = ReloadableTls<UpstreamTls, ClientConfig>;
 
 /// Files that a TLS configuration is built from.
-pub(crate) trait TlsSource: Send + Sync + 'static {
+pub trait TlsSource: Send + Sync + 'static {
     /// The TLS configuration.
     type Config: Send + Sync + 'static;
 
@@ -177,6 +206,9 @@ pub(crate) trait TlsSource: Send + Sync + 'static {
     fn files(&self) -> Vec<&Path>;
 
     /// Builds the configuration from the content of the files, in the same order.
+    ///
+    /// # Errors
+    /// [`TlsError`] if a file has other content, or the files do not match.
     fn make(&self, read: &[Vec<u8>]) -> Result<Self::Config, TlsError>;
 }
 

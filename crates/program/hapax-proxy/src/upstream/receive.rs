@@ -1,5 +1,6 @@
 //! Responses, and the reuse of their connections.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -8,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_http::{Body, BoxError};
 use http::header::{HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::connection::UpstreamConnection;
 use super::{ENDING, Inner, MAX_FIELDS, Upstream, UpstreamError, cut};
+use crate::BodyError;
 
 /// Time that a connection may make no progress after its response is complete or dropped, as with a
 /// server that answered early and neither reads the rest of the request nor closes.
@@ -42,7 +43,7 @@ pub(super) async fn receive(
     mut response: Response<Incoming>,
     permit: OwnedSemaphorePermit,
     request: RequestTraits,
-) -> Result<Response<Body>, UpstreamError> {
+) -> Result<Response<ReceivedBody>, UpstreamError> {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         if !request.switch {
             return Err(UpstreamError::Broken("the upstream switched protocols unasked".into()));
@@ -51,7 +52,16 @@ pub(super) async fn receive(
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
         let tunnel = Tunnel { io, idle_timeout: *timeout, _permit: permit };
-        let mut response = response.map(|_| Body::empty());
+        let cut = Box::pin(std::future::pending());
+        let mut response = response.map(|body| ReceivedBody {
+            body,
+            http2: false,
+            left: None,
+            idle_timeout: *timeout,
+            waiting: None,
+            cut,
+            over: None,
+        });
         response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
         return Ok(response);
     }
@@ -69,7 +79,7 @@ pub(super) async fn receive(
         !http2 && !is_bare && length.is_none() && !parts.headers.contains_key(TRANSFER_ENCODING);
     if by_closing && request.counts && !inner.warned.swap(true, Ordering::Relaxed) {
         tracing::warn!(
-            upstream = %inner.origin.authority,
+                upstream = %inner.origin.authority,
             "responses end with their connections: a truncated one looks complete"
         );
     }
@@ -86,7 +96,7 @@ pub(super) async fn receive(
         cut: Box::pin(cut(inner.cut.subscribe())),
         over: Some(over),
     };
-    Ok(Response::from_parts(parts, Body::new(body)))
+    Ok(Response::from_parts(parts, body))
 }
 
 /// Returns the reason for which a response cannot be forwarded unchanged.
@@ -173,7 +183,7 @@ async fn settle(
 /// The body of a response. It fails if the upstream sends nothing for too long, if it is cut off,
 /// or if it ends early. The last check is for `RST_STREAM` with `NO_ERROR`, which h2 takes for a
 /// regular end.
-struct ReceivedBody {
+pub struct ReceivedBody {
     body: Incoming,
     http2: bool,
     /// Remaining bytes of the declared length.
@@ -193,14 +203,20 @@ impl ReceivedBody {
     }
 }
 
+impl fmt::Debug for ReceivedBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedBody").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
 impl http_body::Body for ReceivedBody {
     type Data = Bytes;
-    type Error = BoxError;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;

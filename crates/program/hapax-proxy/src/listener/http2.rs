@@ -21,9 +21,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_http::{Body, BoxError};
 use http::{Request, Response};
 use http_body::{Frame, SizeHint};
+use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
@@ -31,15 +31,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, sleep_until};
 
-use super::ListenerContext;
 use super::io::Io;
-use crate::config::ServerLimits;
+use super::{ListenerContext, PER_CONNECTION};
+use crate::body::GuardedBody;
 use crate::connection_limit::ClientPermit;
-use crate::guard::WriteTimeoutIo;
 use crate::guard::http2::MAX_LIST;
-use crate::handler::ClientConnection;
-use crate::proxy::Peer;
-use crate::shutdown::ShutdownPhase;
+use crate::guard::{WriteTimeoutIo, http2 as form};
+use crate::handler::{ClientRequest, Peer, ProxyHandler};
+use crate::shutdown::{ActiveRequest, ShutdownPhase};
 use activity::{Activity, ConnectionState, StreamActivity};
 
 /// Requests that a connection may have open with its first permit only.
@@ -48,7 +47,7 @@ const LEAN: u32 = 4;
 /// Bytes of one body that a client may send before they are read, the same for all bodies with one
 /// permit, and the additional bytes for all bodies with further permits.
 const WINDOW: u32 = 65_535;
-const MORE_WINDOW: u32 = 2 * ServerLimits::PER_CONNECTION as u32;
+const MORE_WINDOW: u32 = 2 * PER_CONNECTION as u32;
 
 /// Size of the pieces that h2 gets of a response, and of its buffer for each response, in bytes.
 const PIECE: usize = 16 * 1024;
@@ -70,19 +69,18 @@ const LEAVE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves requests until the connection ends.
-pub(super) async fn serve(
+pub(super) async fn serve<H: ProxyHandler>(
     io: Io,
     read: Vec<u8>,
     peer: Peer,
-    context: &Arc<ListenerContext>,
+    context: &Arc<ListenerContext<H>>,
     permit: OwnedSemaphorePermit,
 ) {
-    let connection = Arc::new(ClientConnection { heads: None, peer, switch: None });
     let room = ConnectionBudget::new(context, peer.addr.ip(), permit);
     let activity = Arc::new(Activity::new());
     let served = ConnectionContext {
         context: Arc::clone(context),
-        connection,
+        peer,
         activity: Arc::clone(&activity),
         own: Arc::new(Semaphore::new(1)),
     };
@@ -90,7 +88,7 @@ pub(super) async fn serve(
         let answer = served.clone().answer(request);
         Box::pin(async move { Ok::<_, Infallible>(answer.await) })
     });
-    let io = WriteTimeoutIo::new(io, read, context.limits.stall);
+    let io = WriteTimeoutIo::new(io, read, context.config.stall);
     let mut connection = pin!(
         http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
@@ -105,12 +103,12 @@ pub(super) async fn serve(
             .max_local_error_reset_streams(PROVOKED)
             .serve_connection(TokioIo::new(io), service)
     );
-    let shutdown = &context.handler.shutdown;
+    let shutdown = &context.shutdown;
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     let mut has_goaway = false;
     loop {
-        let idle = if has_goaway { LEAVE } else { context.limits.head_timeout };
-        let look = activity.look_at(idle, context.limits.stall);
+        let idle = if has_goaway { LEAVE } else { context.config.head_timeout };
+        let look = activity.look_at(idle, context.config.stall);
         tokio::select! {
             biased;
             ended = connection.as_mut() => {
@@ -131,7 +129,7 @@ pub(super) async fn serve(
                 }
                 break;
             }
-            () = sleep_until(look) => match activity.state(idle, context.limits.stall) {
+            () = sleep_until(look) => match activity.state(idle, context.config.stall) {
                 ConnectionState::Alive => {}
                 ConnectionState::Idle if !has_goaway => {
                     has_goaway = true;
@@ -157,9 +155,9 @@ struct ConnectionBudget {
 }
 
 impl ConnectionBudget {
-    fn new(context: &ListenerContext, ip: IpAddr, permit: OwnedSemaphorePermit) -> Self {
-        let more = context.streams.saturating_sub(LEAN) as usize;
-        let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(ServerLimits::PER_CONNECTION);
+    fn new<H>(context: &ListenerContext<H>, ip: IpAddr, permit: OwnedSemaphorePermit) -> Self {
+        let more = context.config.streams.saturating_sub(LEAN) as usize;
+        let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(PER_CONNECTION);
         let half_free = context.permits.free() >= context.permits.all() / 2;
         let permits = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
         let more = permits.and_then(|permits| {
@@ -167,36 +165,48 @@ impl ConnectionBudget {
             Some((context.permits.try_take(permits)?, counted))
         });
         let (streams, window) = match &more {
-            Some(_) => (context.streams, WINDOW + MORE_WINDOW),
-            None => (context.streams.min(LEAN), WINDOW),
+            Some(_) => (context.config.streams, WINDOW + MORE_WINDOW),
+            None => (context.config.streams.min(LEAN), WINDOW),
         };
         Self { streams, window, _permit: permit, _more: more }
     }
 }
 
 /// State that the requests of one connection share.
-#[derive(Clone)]
-struct ConnectionContext {
-    context: Arc<ListenerContext>,
-    connection: Arc<ClientConnection>,
+struct ConnectionContext<H> {
+    context: Arc<ListenerContext<H>>,
+    peer: Peer,
     activity: Arc<Activity>,
     /// The permit for the request that needs no further one.
     own: Arc<Semaphore>,
 }
 
-impl ConnectionContext {
+/// Body of a response; without a permit for the request, a short one.
+type StreamBody<B> = Either<PacedResponse<GuardedBody<B, ActiveRequest>>, B>;
+
+impl<H> Clone for ConnectionContext<H> {
+    fn clone(&self) -> Self {
+        Self {
+            context: Arc::clone(&self.context),
+            peer: self.peer,
+            activity: Arc::clone(&self.activity),
+            own: Arc::clone(&self.own),
+        }
+    }
+}
+
+impl<H: ProxyHandler> ConnectionContext<H> {
     /// Answers a request. If the future is dropped before it resolves, the client has reset the
     /// request.
-    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self, request: Request<Incoming>) -> Response<StreamBody<H::Body>> {
         let busy = self.activity.begin();
         let response = match self.permit().await {
             Some(permit) => {
-                let response =
-                    Arc::clone(&self.context.handler).answer(self.connection, request).await;
+                let response = Arc::clone(&self.context).answer(self.settle(request)).await;
                 let pace = self.activity.watch();
                 return busy.answered(response.map(|body| {
                     let rest = Bytes::new();
-                    Body::new(PacedResponse {
+                    Either::Left(PacedResponse {
                         body,
                         rest,
                         pace,
@@ -205,9 +215,20 @@ impl ConnectionContext {
                     })
                 }));
             }
-            None => Box::pin(self.context.handler.overloaded(&self.connection, request)).await,
+            None => {
+                let handler = Arc::clone(&self.context.handler);
+                Box::pin(handler.overloaded(self.peer, request)).await
+            }
         };
-        busy.answered(response)
+        busy.answered(response.map(Either::Right))
+    }
+
+    /// Converts a request to the form of HTTP/1.1, or adds the reason to reject it.
+    fn settle(&self, request: Request<Incoming>) -> ClientRequest {
+        let (mut parts, body) = request.into_parts();
+        let rejection = form::settle(&mut parts, &self.context.config.trimmed).err();
+        let request = Request::from_parts(parts, body);
+        ClientRequest { request, rejection, peer: self.peer, switch: None }
     }
 
     /// Waits for the connection's own permit or for another one; returns `None` after the timeout.
@@ -218,13 +239,13 @@ impl ConnectionContext {
             biased;
             permit = own.acquire_owned() => Some(StreamPermit { _permit: permit.ok()?, _counted: None }),
             permit = self.another() => permit,
-            () = sleep(self.context.limits.head_timeout) => None,
+            () = sleep(self.context.config.head_timeout) => None,
         }
     }
 
     /// Waits for a permit within the peer's limit. If the future is dropped, no permit was taken.
     async fn another(&self) -> Option<StreamPermit> {
-        let ip = self.connection.peer.addr.ip();
+        let ip = self.peer.addr.ip();
         let counted = loop {
             match self.context.clients.more(ip, 1) {
                 Some(counted) => break counted,
@@ -243,22 +264,22 @@ struct StreamPermit {
 
 /// A response in pieces: h2 requests the next piece only when it has sent the one before, which
 /// shows whether the client receives it.
-struct PacedResponse {
-    body: Body,
+struct PacedResponse<B> {
+    body: B,
     rest: Bytes,
     pace: activity::ResponsePace,
     _busy: StreamActivity,
     _permit: StreamPermit,
 }
 
-impl http_body::Body for PacedResponse {
+impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for PacedResponse<B> {
     type Data = Bytes;
-    type Error = BoxError;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = &mut *self;
         if this.rest.is_empty() {
             match Pin::new(&mut this.body).poll_frame(cx) {

@@ -11,40 +11,81 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hapax_http::log_throttle::LogThrottle;
+use http::{HeaderName, Response};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::config::{IpNetwork, ServerLimits};
+use crate::body::GuardedBody;
 use crate::connection_limit::{
     ClientLimits, ClientNetwork, ClientPermit, ConnectionLimit, SheddableEntry,
 };
-use crate::handler::RequestHandler;
-use crate::proxy::Peer;
-use crate::shutdown::ShutdownPhase;
+use crate::handler::{ClientRequest, Peer, ProxyHandler};
+use crate::log_throttle::LogThrottle;
+use crate::network::IpNetwork;
+use crate::shutdown::{ActiveRequest, Shutdown, ShutdownPhase};
 use crate::tls::ServerTls;
 use io::{DetectedConnection, Io};
 
 /// Time without a byte after which a connection may be closed in favour of another one. The first
 /// bytes of a client directly follow its connection, or one lost packet.
-pub(crate) const SILENT: Duration = Duration::from_secs(1);
+const SILENT: Duration = Duration::from_secs(1);
+
+/// Memory of one connection: heads of requests and responses, buffers (those of TLS included) on
+/// either side, and bodies of up to 16 KiB. An HTTP/2 connection counts as more if it may have more
+/// than four requests open, and each request under way on it beyond the first counts as another
+/// connection.
+pub const PER_CONNECTION: usize = 192 << 10;
+
+/// Settings of a listener.
+#[derive(Clone, Debug)]
+pub struct ListenerConfig {
+    /// Largest number of connections; each HTTP/2 request beyond its connection's first counts too.
+    pub connections: usize,
+    /// Largest number for one peer, except those in `trusted`.
+    pub connections_per_peer: usize,
+    /// Timeout of a request's head, of an idle connection, and of an HTTP/2 request that waits for a
+    /// permit.
+    pub head_timeout: Duration,
+    /// Time for which a client may receive nothing of a response.
+    pub stall: Duration,
+    /// Requests that an HTTP/2 connection may have open, at least 1.
+    pub streams: u32,
+    /// Trusted proxies: their `X-Forwarded-*` headers are used, and they have no limit of their own.
+    pub trusted: Vec<IpNetwork>,
+    /// Certificate of the listener; `None` without TLS.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Headers whose values are trimmed in HTTP/2; white space around another value is a reason to
+    /// reject the request.
+    pub trimmed: Vec<HeaderName>,
+}
+
+impl Default for ListenerConfig {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            connections_per_peer: 768,
+            head_timeout: Duration::from_secs(30),
+            stall: Duration::from_secs(30),
+            streams: 100,
+            trusted: IpNetwork::loopback(),
+            tls: None,
+            trimmed: Vec::new(),
+        }
+    }
+}
 
 /// Settings and state that all connections share.
-#[derive(Debug)]
-pub(crate) struct ListenerContext {
-    pub(crate) handler: Arc<RequestHandler>,
-    pub(crate) limits: ServerLimits,
-    pub(crate) tls: Option<Arc<ServerTls>>,
-    /// Requests that an HTTP/2 connection may have open.
-    pub(crate) streams: u32,
-    pub(crate) trusted: Vec<IpNetwork>,
+struct ListenerContext<H> {
+    handler: Arc<H>,
+    config: ListenerConfig,
+    shutdown: Shutdown,
     /// One permit for each connection, and one for each HTTP/2 request beyond a connection's first.
-    pub(crate) permits: ConnectionLimit,
-    pub(crate) clients: ClientLimits,
+    permits: ConnectionLimit,
+    clients: ClientLimits,
     /// Log lines about clients that reset most of their requests.
-    pub(crate) abuse: LogThrottle,
+    abuse: LogThrottle,
 }
 
 /// A connection that was accepted.
@@ -57,7 +98,28 @@ struct AcceptedConnection {
     counted: ClientPermit,
 }
 
-impl ListenerContext {
+impl<H: ProxyHandler> ListenerContext<H> {
+    fn new(handler: Arc<H>, config: ListenerConfig, shutdown: Shutdown) -> Self {
+        let permits = ConnectionLimit::new(config.connections, "clients", SILENT);
+        let clients = ClientLimits::new(config.connections_per_peer, config.trusted.clone());
+        Self { handler, config, shutdown, permits, clients, abuse: LogThrottle::default() }
+    }
+
+    /// Answers a request, which is active until its response is completely handed over. During the
+    /// drain, the response is the last of its connection.
+    async fn answer(
+        self: Arc<Self>,
+        request: ClientRequest,
+    ) -> Response<GuardedBody<H::Body, ActiveRequest>> {
+        let active = self.shutdown.begin_request();
+        let peer = request.peer;
+        let mut response = Arc::clone(&self.handler).answer(request).await;
+        if self.shutdown.phase() >= ShutdownPhase::Draining {
+            peer.close(&mut response);
+        }
+        response.map(|body| GuardedBody::new(body, active))
+    }
+
     /// Counts a connection for its peer; returns `None` if the peer has too many.
     fn admit(&self, stream: TcpStream, peer: SocketAddr) -> Option<AcceptedConnection> {
         let sheddable = self.permits.sheddable();
@@ -69,10 +131,16 @@ impl ListenerContext {
     }
 }
 
-/// Accepts and serves connections until the drain begins, then serves the open ones until they end.
+/// Accepts connections and answers their requests by `handler` until the drain begins, then serves
+/// the open ones until they end.
 /// Dropping the future ends them all.
-pub(crate) async fn serve(listener: TcpListener, context: Arc<ListenerContext>) {
-    let shutdown = context.handler.shutdown.clone();
+pub async fn serve<H: ProxyHandler>(
+    listener: TcpListener,
+    handler: Arc<H>,
+    config: ListenerConfig,
+    shutdown: Shutdown,
+) {
+    let context = Arc::new(ListenerContext::new(handler, config, shutdown.clone()));
     let mut connections = JoinSet::new();
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     // The accepted connection that waits for a permit; further ones wait in the kernel's queue.
@@ -128,9 +196,9 @@ async fn at_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Option
     .await
 }
 
-async fn connection(
+async fn connection<H: ProxyHandler>(
     arrival: AcceptedConnection,
-    context: Arc<ListenerContext>,
+    context: Arc<ListenerContext<H>>,
     permit: OwnedSemaphorePermit,
 ) {
     let AcceptedConnection { stream, peer, silent, shed, counted } = arrival;
@@ -141,10 +209,10 @@ async fn connection(
 }
 
 /// Detects the protocol of a connection and serves it.
-async fn speak(
+async fn speak<H: ProxyHandler>(
     stream: TcpStream,
     addr: SocketAddr,
-    context: &Arc<ListenerContext>,
+    context: &Arc<ListenerContext<H>>,
     permit: OwnedSemaphorePermit,
     (silent, shed): (SheddableEntry, Arc<Notify>),
 ) -> std_io::Result<()> {
@@ -152,13 +220,13 @@ async fn speak(
     let opening = async {
         first_byte(&stream, &shed).await?;
         drop(silent);
-        open(stream, context).await
+        open(stream, &context.config).await
     };
-    let opening = timeout(context.limits.head_timeout, opening).await;
+    let opening = timeout(context.config.head_timeout, opening).await;
     let DetectedConnection { io, read, http2 } =
         opening.unwrap_or(Err(std_io::ErrorKind::TimedOut.into()))?;
-    let trusted = context.trusted.iter().any(|network| network.contains(addr.ip()));
-    let peer = Peer { addr, secure: context.tls.is_some(), trusted, http2 };
+    let trusted = context.config.trusted.iter().any(|network| network.contains(addr.ip()));
+    let peer = Peer { addr, secure: context.config.tls.is_some(), trusted, http2 };
     if http2 {
         http2::serve(io, read, peer, context, permit).await;
         return Ok(());
@@ -181,8 +249,8 @@ async fn first_byte(stream: &TcpStream, shed: &Notify) -> std_io::Result<()> {
 
 /// Detects HTTP/2 or HTTP/1: without TLS from the first bytes, with TLS from the handshake, in
 /// which a client must negotiate HTTP/2 (RFC 9113 3.2).
-async fn open(stream: TcpStream, context: &ListenerContext) -> std_io::Result<DetectedConnection> {
-    match &context.tls {
+async fn open(stream: TcpStream, config: &ListenerConfig) -> std_io::Result<DetectedConnection> {
+    match &config.tls {
         None => io::detect(Io::Plain(stream)).await,
         Some(tls) => {
             let io = io::secure(stream, tls.now()).await?;
@@ -193,7 +261,7 @@ async fn open(stream: TcpStream, context: &ListenerContext) -> std_io::Result<De
 }
 
 /// Polls `idle` every 20 ms until it returns true or `limit` has passed; returns whether it did.
-pub(crate) async fn settled(limit: Duration, idle: impl Fn() -> bool) -> bool {
+pub async fn settled(limit: Duration, idle: impl Fn() -> bool) -> bool {
     let wait = async {
         while !idle() {
             sleep(Duration::from_millis(20)).await;

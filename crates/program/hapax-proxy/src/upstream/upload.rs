@@ -5,14 +5,15 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use hapax_http::{Body, BoxError};
+use bytes::Bytes;
 use http::Request;
-use http_body::Body as _;
 use http_body_util::BodyExt;
+
+use crate::{BodyError, BoxedBody};
 
 /// Reasons for which a client did not send the rest of its body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum UploadError {
+pub enum UploadError {
     /// The client sends too slowly.
     Slow,
     /// The client broke off, or sent an invalid body.
@@ -32,14 +33,15 @@ impl Error for UploadError {}
 
 impl UploadError {
     /// Returns the error of a body. For a slow client it is a timeout error to all readers.
-    pub(crate) fn into_error(self) -> BoxError {
+    #[must_use]
+    pub fn into_error(self) -> BodyError {
         match self {
             Self::Slow => io::Error::new(io::ErrorKind::TimedOut, self).into(),
             Self::Broken => self.into(),
         }
     }
 
-    fn of(error: &BoxError) -> Self {
+    fn of(error: &BodyError) -> Self {
         let io = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         let of_io = io.and_then(|inner| inner.downcast_ref::<Self>());
         error.downcast_ref().or(of_io).copied().unwrap_or(Self::Broken)
@@ -53,10 +55,14 @@ pub(super) struct Upload(Arc<OnceLock<UploadError>>);
 
 impl Upload {
     /// Watches a request's body.
-    pub(super) fn watch(request: Request<Body>) -> (Request<Body>, Self) {
+    pub(super) fn watch<B>(request: Request<B>) -> (Request<BoxedBody>, Self)
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BodyError>> + Send + 'static,
+    {
         let upload = Self::default();
         let watched = upload.clone();
-        let note = move |error: BoxError| {
+        let note = move |error: B::Error| {
+            let error = error.into();
             let fault = UploadError::of(&error);
             // The first one counts.
             let _ = watched.0.set(fault);
@@ -64,8 +70,8 @@ impl Upload {
         };
         // An empty body cannot fail.
         let request = request.map(|body| match body.is_end_stream() {
-            true => body,
-            false => Body::new(body.map_err(note)),
+            true => BoxedBody::new(body.map_err(Into::into)),
+            false => BoxedBody::new(body.map_err(note)),
         });
         (request, upload)
     }

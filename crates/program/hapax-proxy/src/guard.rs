@@ -13,11 +13,12 @@
 //!    requests are not affected.
 //! 3. Bytes after a head that requests another protocol are withheld until that request is
 //!    answered: if the connection leaves HTTP, they are not checked.
-//! 4. A write fails if the peer receives nothing for [`Limits::stall`](crate::ServerLimits::stall).
+//! 4. A write fails if the peer receives nothing for
+//!    [`ListenerConfig::stall`](crate::ListenerConfig::stall).
 
-mod head;
+pub mod head;
 pub(crate) mod http2;
-mod scan;
+pub mod scan;
 mod write_timeout;
 
 use std::io;
@@ -30,15 +31,16 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-pub(crate) use head::HeadError;
+pub use head::HeadError;
 use scan::{ScanResult, Scanner};
-pub(crate) use write_timeout::{WriteTimeout, WriteTimeoutIo};
+use write_timeout::WriteTimeout;
+pub(crate) use write_timeout::WriteTimeoutIo;
 
 /// The largest request head, in bytes.
-pub(crate) const MAX_HEAD: usize = 32 * 1024;
+pub const MAX_HEAD: usize = 32 * 1024;
 
 /// The most header fields of a request, in each version of HTTP.
-pub(crate) const MAX_FIELDS: usize = 256;
+pub const MAX_FIELDS: usize = 256;
 
 const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: rejected\r\nconnection: close\r\n\r\n";
 
@@ -47,7 +49,7 @@ const READ: usize = 16 * 1024;
 
 /// State of one connection that the guard and the service share.
 #[derive(Debug, Default)]
-pub(crate) struct GuardState {
+pub struct GuardState {
     served: AtomicU64,
     rejected: OnceLock<(u64, HeadError)>,
     answered: Mutex<AnsweredCount>,
@@ -63,14 +65,14 @@ struct AnsweredCount {
 impl GuardState {
     /// Returns the reason to reject the request that hyper hands over now. It must be called once
     /// for each request.
-    pub(crate) fn rejection(&self) -> Option<HeadError> {
+    pub fn rejection(&self) -> Option<HeadError> {
         let this = self.served.fetch_add(1, Ordering::Relaxed);
         self.rejected.get().filter(|(index, _)| *index == this).map(|(_, rejection)| *rejection)
     }
 
     /// Counts a request that was answered without switching to another protocol. It must be called
     /// once for each request, in order.
-    pub(crate) fn answered(&self) {
+    pub fn answered(&self) {
         let mut answered = self.lock();
         answered.count += 1;
         if let Some(waker) = answered.waker.take() {
@@ -97,7 +99,7 @@ impl GuardState {
 
 /// A guarded connection.
 #[derive(Debug)]
-pub(crate) struct Guarded<S> {
+pub struct Guarded<S> {
     io: S,
     scanner: Scanner,
     heads: Arc<GuardState>,
@@ -113,7 +115,7 @@ pub(crate) struct Guarded<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
     /// Guards `io`, from which `read` was already read. A write without progress for `stall` fails.
-    pub(crate) fn new(io: S, read: &[u8], stall: Duration) -> Self {
+    pub fn new(io: S, read: &[u8], stall: Duration) -> Self {
         Self {
             io,
             scanner: Scanner::new(),
@@ -127,13 +129,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
         }
     }
 
-    pub(crate) fn heads(&self) -> Arc<GuardState> {
+    /// Returns the state that the service reads for this connection.
+    pub fn heads(&self) -> Arc<GuardState> {
         Arc::clone(&self.heads)
     }
 
     /// Returns the connection; its bytes that were read and withheld, unless it was rejected; and
     /// whether its peer may still be sending, that is, the connection was not between two requests.
-    pub(crate) fn into_parts(self) -> (S, Option<BytesMut>, bool) {
+    pub fn into_parts(self) -> (S, Option<BytesMut>, bool) {
         let between = self.scanner.is_between() && self.inbox.is_empty() && !self.rejected;
         (self.io, (!self.rejected).then_some(self.inbox), !between)
     }

@@ -19,10 +19,9 @@ use tokio::time::timeout;
 use super::ListenerContext;
 use super::io::Io;
 use crate::guard::{Guarded, MAX_FIELDS, MAX_HEAD};
-use crate::handler::ClientConnection;
-use crate::proxy::Peer;
-use crate::proxy::tunnel::{self, Switch};
+use crate::handler::{ClientRequest, Peer, ProxyHandler};
 use crate::shutdown::ShutdownPhase;
+use crate::tunnel::{self, Switch};
 
 /// Bytes of a connection that hyper buffers; a head must fit.
 const MAX_BUFFER: usize = MAX_HEAD + 16 * 1024;
@@ -34,26 +33,23 @@ const LINGER_BYTES: usize = 64 << 20;
 
 /// Serves requests until the connection ends or switches to another protocol, and then forwards
 /// that protocol. `read` contains bytes that were already read.
-pub(super) async fn serve(
+pub(super) async fn serve<H: ProxyHandler>(
     io: Io,
     read: &[u8],
     peer: Peer,
-    context: &ListenerContext,
+    context: &Arc<ListenerContext<H>>,
 ) -> io::Result<()> {
-    let guarded = Guarded::new(io, read, context.limits.stall);
+    let guarded = Guarded::new(io, read, context.config.stall);
     let switch = Switch::default();
     let heads = guarded.heads();
-    let connection = Arc::new(ClientConnection {
-        heads: Some(heads.clone()),
-        peer,
-        switch: Some(switch.clone()),
-    });
-    let (handler, shutdown) = (&context.handler, &context.handler.shutdown);
+    let shutdown = &context.shutdown;
     let is_old = AtomicBool::new(false);
     let service = service_fn(|request: Request<Incoming>| {
         is_old.store(request.version() == Version::HTTP_10, Ordering::Relaxed);
         let heads = Arc::clone(&heads);
-        let answer = Arc::clone(handler).answer(Arc::clone(&connection), request);
+        let (rejection, switch) = (heads.rejection(), Some(switch.clone()));
+        let request = ClientRequest { request, rejection, peer, switch };
+        let answer = Arc::clone(context).answer(request);
         Box::pin(async move {
             let response = answer.await;
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -64,7 +60,7 @@ pub(super) async fn serve(
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(context.limits.head_timeout)
+        .header_read_timeout(context.config.head_timeout)
         .max_buf_size(MAX_BUFFER)
         .max_headers(MAX_FIELDS)
         .serve_connection(TokioIo::new(guarded), service);

@@ -8,9 +8,8 @@
 
 use std::borrow::Cow;
 
-use hapax_http::header::IDEMPOTENCY_KEY;
 use http::Method;
-use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderValue};
+use http::header::{CONTENT_LENGTH, COOKIE, HOST, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::uri::{PathAndQuery, Scheme, Uri};
 
@@ -20,13 +19,14 @@ use super::head::{HeadError, is_host, number};
 /// Largest field list of a request, in bytes as HTTP/2 counts them (RFC 9113 6.5.2).
 pub(crate) const MAX_LIST: u32 = 16 * 1024;
 
-/// Converts a request from h2 to the form of HTTP/1.1, or returns the reason to reject it.
-pub(crate) fn settle(parts: &mut Parts) -> Result<(), HeadError> {
+/// Converts a request from h2 to the form of HTTP/1.1, or returns the reason to reject it. Values
+/// of the headers in `trimmed` are trimmed.
+pub(crate) fn settle(parts: &mut Parts, trimmed: &[HeaderName]) -> Result<(), HeadError> {
     if parts.method == Method::CONNECT {
         return Err(HeadError::Connect);
     }
     one_length(&parts.headers)?;
-    no_space_around(&mut parts.headers)?;
+    no_space_around(&mut parts.headers, trimmed)?;
     let target = std::mem::take(&mut parts.uri).into_parts();
     let http = |scheme: &Scheme| *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS;
     // Without an authority, h2 drops the scheme, and the host is in a field.
@@ -58,15 +58,15 @@ fn one_length(headers: &HeaderMap) -> Result<(), HeadError> {
 }
 
 /// HTTP/1 trims values, and HTTP/2 forbids the white space (RFC 9113 8.2.1). With it, the scope
-/// computed here could differ from the caller that the upstream reads. A key is trimmed: it is the
+/// computed here could differ from the caller that the upstream reads. Values of `allowed` mean the
 /// same with and without.
-fn no_space_around(headers: &mut HeaderMap) -> Result<(), HeadError> {
+fn no_space_around(headers: &mut HeaderMap, allowed: &[HeaderName]) -> Result<(), HeadError> {
     for (name, value) in headers.iter_mut() {
         let trimmed = value.as_bytes().trim_ascii();
         if trimmed.len() == value.len() {
             continue;
         }
-        if name != IDEMPOTENCY_KEY {
+        if !allowed.contains(name) {
             return Err(HeadError::FieldSpace);
         }
         *value = HeaderValue::from_bytes(trimmed).map_err(|_| HeadError::FieldValue)?;
@@ -113,7 +113,7 @@ mod tests {
         for (name, value) in fields {
             parts.headers.append(*name, HeaderValue::from_static(value));
         }
-        settle(&mut parts).map(|()| parts)
+        settle(&mut parts, &[HeaderName::from_static("x-trimmed")]).map(|()| parts)
     }
 
     #[test]
@@ -141,6 +141,8 @@ mod tests {
         assert_eq!(of("/", &[("host", "b")]).unwrap().headers[HOST], "b");
         for value in [" a", "a ", "a\t", "\t"] {
             assert_eq!(of("http://a/", &[("x", value)]).unwrap_err(), HeadError::FieldSpace);
+            let parts = of("http://a/", &[("x-trimmed", value)]).unwrap();
+            assert_eq!(parts.headers["x-trimmed"], value.trim());
         }
         let many = [("x", "y"); MAX_FIELDS];
         assert_eq!(of("http://a/", &many).unwrap_err(), HeadError::TooMany);

@@ -6,26 +6,26 @@ use super::Upstream;
 
 /// Upstreams of the configuration in force, and those of earlier ones with requests under way.
 #[derive(Debug, Default)]
-pub(crate) struct Upstreams {
+pub struct Upstreams {
     all: Mutex<Vec<Upstream>>,
 }
 
 impl Upstreams {
     /// Adds an upstream.
-    pub(crate) fn add(&self, upstream: Upstream) -> Upstream {
+    pub fn add(&self, upstream: Upstream) -> Upstream {
         self.all().push(upstream.clone());
         upstream
     }
 
     /// Removes unused upstreams, and drops connections that have been idle for too long.
-    pub(crate) fn prune(&self) {
+    pub fn prune(&self) {
         let mut all = self.all();
         all.retain(Upstream::is_in_use);
         all.iter().for_each(Upstream::prune);
     }
 
     /// Ends every request under way at all upstreams.
-    pub(crate) fn cut(&self) {
+    pub fn cut(&self) {
         self.all().iter().for_each(Upstream::cut);
     }
 
