@@ -86,7 +86,7 @@ pub(crate) async fn operate(world: &World, key: &str, dice: &mut Dice) {
             let what = format!("has no final response after {OPERATION:?}");
             return lock(world.ledger()).violation(key, &what);
         }
-        sleep(Duration::from_millis(1) + dice.up_to(30)).await;
+        sleep(Duration::from_millis(1) + dice.up_to(Duration::from_millis(30))).await;
     }
 }
 

@@ -31,9 +31,17 @@ impl Dice {
         self.below(times) == 0
     }
 
-    /// Returns a time up to `limit_ms` milliseconds, in steps of microseconds.
-    pub(crate) fn up_to(&mut self, limit_ms: u64) -> Duration {
-        Duration::from_micros(self.below(limit_ms * 1000))
+    /// Returns a time up to `limit`, in steps of microseconds.
+    pub(crate) fn up_to(&mut self, limit: Duration) -> Duration {
+        Duration::from_micros(self.below(u64::try_from(limit.as_micros()).unwrap_or(u64::MAX)))
+    }
+
+    /// Puts `items` into a random order.
+    #[cfg(feature = "demo")]
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Kills gateways repeatedly under load, and checks that no promise breaks.
+//! Kills gateways repeatedly under load, and checks that no promise breaks. The feature `demo` has
+//! `hapax demo`, the same with a payments service and a table.
 //!
 //! Each `on_unknown` policy has a world: real gateway processes, one on a file or several on a
 //! server, an upstream that counts executions by key and fence, and clients that retry with the
@@ -9,9 +10,12 @@
 //! synced, because the system keeps it; a power failure does. Images of the file test that.
 
 mod client;
+#[cfg(feature = "demo")]
+pub mod demo;
 mod dice;
 mod gateway;
 mod ledger;
+mod process;
 mod response;
 mod upstream;
 mod world;
@@ -21,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use ledger::TortureCounts;
+pub use process::ProcessError;
 
 use dice::Dice;
 
@@ -90,6 +95,12 @@ impl fmt::Display for TortureError {
 }
 
 impl std::error::Error for TortureError {}
+
+impl From<ProcessError> for TortureError {
+    fn from(error: ProcessError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 impl From<std::io::Error> for TortureError {
     fn from(error: std::io::Error) -> Self {

@@ -133,7 +133,11 @@ impl Service {
 
 /// Returns the duration of an execution: mostly short, so that many requests fit between two kills.
 fn work_time(dice: &mut Dice) -> Duration {
-    if dice.once_in(4) { dice.up_to(60) } else { dice.up_to(5) }
+    if dice.once_in(4) {
+        dice.up_to(Duration::from_millis(60))
+    } else {
+        dice.up_to(Duration::from_millis(5))
+    }
 }
 
 fn reply(code: u16, fence: u64, body: Vec<u8>) -> Response<Full<Bytes>> {

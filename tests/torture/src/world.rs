@@ -4,14 +4,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::client;
 use crate::dice::Dice;
-use crate::gateway::{self, Gateway, Plan};
+use crate::gateway::{self, Plan};
 use crate::ledger::{Ledger, TortureCounts};
+use crate::process::Process;
 use crate::upstream::Upstream;
 use crate::{OnUnknownPolicy, TortureError, TortureOptions, lock};
 
@@ -109,11 +111,11 @@ async fn sit(
     kills: u64,
     seed: u64,
     mut dice: Dice,
-) -> Result<(Gateway, Upstream), TortureError> {
+) -> Result<(Process, Upstream), TortureError> {
     let born = async || {
         let incarnation = world.incarnations.fetch_add(1, Ordering::Relaxed);
         let upstream = Upstream::start(world.ledger.clone(), incarnation, seed).await?;
-        let gateway = plan.start(upstream.port)?;
+        let gateway = Process::spawn(&plan.recipe(upstream.port))?;
         Ok::<_, TortureError>((incarnation, upstream, gateway))
     };
     for _ in 0..kills {
@@ -129,26 +131,26 @@ async fn sit(
 /// the next crash interrupts recovery.
 async fn live_and_die(
     world: &World,
-    mut gateway: Gateway,
+    mut gateway: Process,
     incarnation: u64,
     dice: &mut Dice,
 ) -> Result<(), TortureError> {
     let ready = if dice.once_in(5) {
         tokio::select! {
             ready = gateway.ready() => { ready?; true }
-            () = sleep(dice.up_to(10)) => false,
+            () = sleep(dice.up_to(Duration::from_millis(10))) => false,
         }
     } else {
         gateway.ready().await?;
         // The gateway calls the hook only some time after its start. If gateways share a store, an
         // execution continues only after a lease lapses, so that a shorter time shows nothing.
         let waits = world.policy == OnUnknownPolicy::Reconcile || world.ports.len() > 1;
-        let most = if waits { 800 } else { 300 };
+        let most = Duration::from_millis(if waits { 800 } else { 300 });
         sleep(dice.up_to(most)).await;
         true
     };
     lock(&world.ledger).killed(incarnation, ready);
-    gateway.kill().await
+    Ok(gateway.kill().await?)
 }
 
 /// Repeats every key that has a response and every key that is unknown.

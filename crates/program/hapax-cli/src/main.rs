@@ -1,6 +1,5 @@
 //! The program `hapax`.
 
-mod demo;
 mod doctor;
 mod exit;
 mod gateway;
@@ -34,7 +33,8 @@ enum Command {
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
     /// See it work: a flaky payments service, clients that retry, and four set-ups between them
-    Demo(demo::DemoArgs),
+    #[cfg(feature = "demo")]
+    Demo(hapax_torture::demo::DemoArgs),
 }
 
 fn main() -> ExitCode {
@@ -66,7 +66,10 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Store(args) => Box::pin(store::run(args)).await,
         Command::Backup(args) => Box::pin(keys::backup(args)).await,
         Command::Restore(args) => keys::restore(&args),
-        Command::Demo(args) => Ok(Box::pin(demo::run(args)).await),
+        #[cfg(feature = "demo")]
+        Command::Demo(args) => {
+            Box::pin(hapax_torture::demo::run(args)).await.map_err(CliError::unavailable)
+        }
     }
 }
 

@@ -13,11 +13,12 @@ use tokio::time::{Instant, interval};
 use super::DemoError;
 use super::client::{ClientPool, PaymentEnd, PaymentOutcome};
 use super::ledger;
-use super::plan::{Dice, Plan};
-use super::process::{Listens, Process, Recipe};
+use super::plan::Plan;
 use super::progress::Progress;
 use super::report::{Kills, Row};
 use super::times;
+use crate::dice::Dice;
+use crate::process::{Listens, Process, ProcessError, Recipe};
 
 /// How many clients pay at the same time.
 const CLIENTS: u32 = 8;
@@ -92,7 +93,7 @@ impl FinishedSetup {
     }
 
     /// Ends the processes, and waits until they are gone.
-    pub(crate) async fn end(mut self) -> io::Result<()> {
+    pub(crate) async fn end(mut self) -> Result<(), ProcessError> {
         if let Some((gateway, _)) = &mut self.gateway {
             gateway.kill().await?;
         }
@@ -171,7 +172,7 @@ impl<'a> RunningSetup<'a> {
         let mut clients = JoinSet::new();
         let mut dice = Dice::new(self.stage.seed);
         for _ in 0..CLIENTS {
-            clients.spawn(Arc::clone(&shop).client(Dice::new(dice.roll())));
+            clients.spawn(Arc::clone(&shop).client(dice.split()));
         }
         let mut ends = Vec::new();
         let mut shown = 0;

@@ -13,7 +13,6 @@
 mod client;
 mod ledger;
 mod plan;
-mod process;
 mod progress;
 mod report;
 mod service;
@@ -31,9 +30,8 @@ use hapax_core::{Entropy as _, EntropyError, SystemEntropy};
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use crate::exit::CliError;
+use crate::process::ProcessError;
 use plan::Plan;
-use process::StartError;
 use progress::Progress;
 use report::Report;
 use setup::{DemoContext, FinishedSetup, Setup};
@@ -47,7 +45,7 @@ const MAX_PAYMENTS: i64 = 2000;
 /// What `hapax demo` takes.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct DemoArgs {
+pub struct DemoArgs {
     #[arg(
         long, value_name = "N", default_value_t = 120,
         help = format!("Payments in each set-up, {} to {MAX_PAYMENTS}", Plan::MIN_PAYMENTS),
@@ -76,28 +74,29 @@ enum Part {
     Service(service::ServiceArgs),
 }
 
-/// Why the demo has no result.
+/// Errors of the demo.
 #[derive(Debug, thiserror::Error)]
-enum DemoError {
+pub enum DemoError {
+    /// A process did not start, or ended.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Process(#[from] ProcessError),
+    /// A file or a terminal failed.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// The system has no randomness.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
+    /// The whole demo took too long.
     #[error("not done after {} seconds", times::WHOLE.as_secs())]
     Late,
 }
 
 /// Runs the demo, or the part of it that the arguments name.
-pub(crate) async fn run(args: DemoArgs) -> ExitCode {
-    let done = match args.part {
-        Some(Part::Service(args)) => {
-            service::run(args).await.map(|()| ExitCode::SUCCESS).map_err(DemoError::from)
-        }
+pub async fn run(args: DemoArgs) -> Result<ExitCode, DemoError> {
+    match args.part {
+        Some(Part::Service(args)) => Ok(service::run(args).await.map(|()| ExitCode::SUCCESS)?),
         None => interruptible(args).await,
-    };
-    done.unwrap_or_else(|error| CliError::unavailable(error).report(false))
+    }
 }
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
@@ -138,7 +137,7 @@ async fn whole(
     }
     drop(out);
     for failing in &failings {
-        CliError::no(failing).report(false);
+        eprintln!("hapax: {failing}");
     }
     let code = if failings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if args.keep {

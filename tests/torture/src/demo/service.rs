@@ -33,8 +33,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 use super::ledger::{ChargeLookup, Ledger, Order};
-use super::plan::{Dice, Fault, Plan};
+use super::plan::{Fault, Plan};
 use super::times;
+use crate::dice::Dice;
 
 /// The most requests in hand; more are answered 503.
 const MAX_WORK: u32 = 1024;
@@ -271,7 +272,7 @@ impl Service {
     /// How long a charge takes.
     fn pace(&self) -> Duration {
         let mut dice = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        times::WORK + Duration::from_millis(u64::try_from(dice.below(20)).unwrap_or_default())
+        times::WORK + Duration::from_millis(dice.below(20))
     }
 
     /// Runs `work` on the books, one at a time, where waiting for the disk blocks nobody else.

@@ -40,11 +40,5 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(7);
 /// The longest pause of a client between two tries of such a payment.
 pub(crate) const LATER: Duration = Duration::from_millis(1_200);
 
-/// How long a process may take until it listens, tried again and again.
-pub(crate) const START: Duration = Duration::from_secs(10);
-
-/// How long the service may take to finish what it has in hand.
-pub(crate) const DRAIN: Duration = Duration::from_secs(15);
-
 /// After this the demo gives up: something is broken, not slow.
 pub(crate) const WHOLE: Duration = Duration::from_secs(120);

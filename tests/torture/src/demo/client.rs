@@ -18,8 +18,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::{Dice, Plan, Slip};
+use super::plan::{Plan, Slip};
 use super::times;
+use crate::dice::Dice;
 
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -123,7 +124,7 @@ impl ClientPool {
                 slip: None,
                 calm: self.upsets.load(Ordering::Relaxed),
                 shop: Arc::clone(&self),
-                dice: Dice::new(dice.roll()),
+                dice: dice.split(),
             };
             match payment.pay().await {
                 Ok(ended) => ends.push(ended),
@@ -202,7 +203,7 @@ impl Payment {
             }
             Some(Slip::HangUp) => {
                 self.shop.sent.fetch_add(1, Ordering::Relaxed);
-                let soon = Duration::from_millis(self.dice.below(20) as u64);
+                let soon = Duration::from_millis(self.dice.below(20));
                 let ClientPool { address, .. } = *self.shop;
                 if post_and_hang_up(address, &self.key, &self.body(), soon).await.is_err() {
                     // It never got so far.
@@ -229,8 +230,7 @@ impl Payment {
     /// Between half of `pause` and all of it.
     fn jitter(&mut self, pause: Duration) -> Duration {
         let half = pause / 2;
-        let micros = usize::try_from(half.as_micros()).unwrap_or(usize::MAX);
-        half + Duration::from_micros(u64::try_from(self.dice.below(micros)).unwrap_or_default())
+        half + self.dice.up_to(half)
     }
 }
 

@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::dice::Dice;
+
 /// What the payments service does wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -114,38 +116,6 @@ impl Plan {
 
     fn card(&self, order: u32) -> Option<Card> {
         self.cards.get(usize::try_from(order).ok()?).copied().flatten()
-    }
-}
-
-/// A repeatable source of numbers (SplitMix64). Spreads load and faults; guards nothing.
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
-
-impl Dice {
-    pub(crate) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number.
-    pub(crate) const fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`; 0 for a limit of 0. The bias of the remainder does not matter here.
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        let limit = u64::try_from(limit).unwrap_or(u64::MAX).max(1);
-        usize::try_from(self.roll() % limit).unwrap_or_default()
-    }
-
-    /// Brings `items` into any order.
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
     }
 }
 
