@@ -2,6 +2,7 @@
 
 mod backlog;
 mod claim;
+mod execution;
 #[cfg(feature = "function")]
 mod function;
 mod idempotency;
@@ -11,6 +12,7 @@ mod transact;
 mod waiters;
 
 pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
+pub use execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 #[cfg(feature = "function")]
 pub use function::{
     Function, FunctionBuilder, FunctionError, OperationKey, Receipt, ReconcileCall, RunError,
@@ -20,6 +22,5 @@ pub use lease::{FinishError, Lease, LeaseHandle};
 #[cfg(feature = "function")]
 pub use transact::{OperationError, TransactError};
 pub use transact::{
-    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult,
-    TransactionalLease, Tx, TxHandle, TxOptions, TxOptionsError,
+    TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
 };

@@ -114,8 +114,9 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{
-    Claim, ClaimError, EngineError, EngineLimits, EngineStats, FinishError, Idempotency,
-    IdempotencyBuilder, Lease, LeaseHandle, OperationRequest, Reconciliation,
+    Claim, ClaimError, EngineError, EngineLimits, EngineStats, Execution, ExecutionEnd,
+    ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle,
+    OperationPanicked, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{

@@ -19,7 +19,7 @@
 //! *A COMMIT without a reply* is settled by renewing with the tag of 2. That swap waits for the
 //! transaction in doubt, which has the row locked, or had. Stored: it was rolled back. A conflict
 //! with the outcome: it was committed. As long as neither is known the answer is that it may have
-//! happened ([`TransactionResult::Unknown`]), and nothing is run again here; nobody else can either, for a
+//! happened ([`ExecutionResult::Unknown`]), and nothing is run again here; nobody else can either, for a
 //! takeover is a swap of that row as well.
 //!
 //! *A transaction that lost against another* (SQLSTATE 40001, 40P01) did not happen: the work runs
@@ -45,13 +45,13 @@ use std::fmt;
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Swap, Swapped};
 
-#[cfg(feature = "function")]
-pub use crate::engine::{OperationError, Receipt, TransactError};
 #[cfg(feature = "tokio")]
 pub use crate::engine::{
-    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult,
-    TransactionalLease, Tx, TxHandle, TxOptions, TxOptionsError,
+    Execution, ExecutionEnd, ExecutionResult, TakeTxError, TransactResult, TransactionBackend, Tx,
+    TxHandle, TxOptions, TxOptionsError,
 };
+#[cfg(feature = "function")]
+pub use crate::engine::{OperationError, Receipt, TransactError};
 
 /// Whatever a database has to say of a failure.
 pub type Source = Box<dyn StdError + Send + Sync>;

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::backlog::ActiveExchange;
+use super::execution::catch;
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
 use super::retry::{self, ExchangeError};
@@ -506,6 +507,28 @@ impl Reconciliation {
     #[must_use]
     pub fn downstream(&self) -> Key {
         self.call.key.downstream()
+    }
+
+    /// Calls the hook and [concludes](Self::conclude) with its verdict. A hook that panics, or takes
+    /// longer than `timeout`, cannot say. Dropping the future drops the hook's; a later claim calls
+    /// it again.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed.
+    pub async fn reconcile(
+        self,
+        hook: impl Future<Output = Verdict>,
+        timeout: Duration,
+        request: &dyn OperationRequest,
+    ) -> Result<Claim, ClaimError> {
+        let verdict = match tokio::time::timeout(timeout, catch(hook)).await {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(_)) | Err(_) => {
+                tracing::warn!(fence = %self.fence, "the reconcile hook gave no answer");
+                Verdict::CannotSay
+            }
+        };
+        self.conclude(verdict, request).await
     }
 
     /// What the hook said. It counts only if the record has not changed since it was asked;

@@ -1,15 +1,17 @@
 //! An execution, from the claim to its outcome, on a task that nobody cancels.
 
 use std::error::Error;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::{FinishError, Lease, OperationId, Outcome, Timestamp};
+use hapax_core::transaction::TxHandle;
+use hapax_core::{
+    Execution, ExecutionEnd, ExecutionResult, Lease, OperationId, OperationPanicked, Outcome,
+    Timestamp,
+};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, response};
@@ -24,7 +26,7 @@ use super::layer::IdempotencyLayer;
 use super::observe::{RecordStatus, RequestEvent};
 use super::policy::{CompletionOutage, RETRY_AFTER, RoutePolicy};
 use super::service::draining;
-use super::transaction::HandlerErrorExtension;
+use super::transaction::{HandlerErrorExtension, Recorded, rolled_back};
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{
     ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
@@ -121,6 +123,7 @@ pub(super) enum HandlerResult<E> {
 }
 
 /// A request, read to its end.
+#[derive(Clone)]
 pub(super) struct BufferedRequest {
     pub(super) parts: Parts,
     pub(super) body: Bytes,
@@ -130,12 +133,6 @@ pub(super) struct BufferedRequest {
 impl BufferedRequest {
     pub(super) fn request(self) -> Request<Body> {
         Request::from_parts(self.parts, Body::whole(self.body, self.trailers))
-    }
-
-    /// The same once more.
-    pub(super) fn copy(&self) -> Request<Body> {
-        let Self { parts, body, trailers } = self;
-        Request::from_parts(parts.clone(), Body::whole(body.clone(), trailers.clone()))
     }
 }
 
@@ -148,55 +145,100 @@ impl RequestExecution {
         self,
         lease: Lease,
         mut inner: S,
-        received: BufferedRequest,
+        mut received: BufferedRequest,
     ) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
+        let number = lease.attempt();
+        let mut execution = match self.policy.options.transactions.clone() {
+            Some(backend) => Execution::in_transactions(lease, backend),
+            None => Execution::new(lease),
+        };
         if self.permit.gate().is_stopping() {
             // It would be cut off at once.
-            return Ok(self.not_begun(lease).await);
-        }
-        if let Some(database) = self.policy.options.transactions.clone() {
-            return self.run_in(&database, lease, inner, received).await;
+            return Ok(self.not_begun(execution).await);
         }
         let began = Instant::now();
-        let attempt = self.attempt(&lease, &mut inner, received.request()).await;
-        let took = began.elapsed();
-        let (ending, answer) = match attempt {
-            HandlerResult::Response(ending, given) => {
-                given.log_failure();
-                (ending, ExecutionReply::Handler(given))
+        loop {
+            let run = execution.begin_run();
+            let again = run.is_some().then(|| received.clone());
+            let mut request = received.request();
+            if let Some(run) = &run {
+                request.extensions_mut().insert(run.clone());
             }
-            HandlerResult::Problem(problem) => {
-                (Recording::unknown(), ExecutionReply::Problem(problem))
+            let attempt = self.attempt(&execution, &mut inner, request).await;
+            let took = began.elapsed();
+            let has_tx = run.as_ref().is_some_and(TxHandle::is_taken);
+            let (class, end, reply) = match attempt {
+                HandlerResult::Response(recording, given) => {
+                    let (class, end, reply) = self.judge_transaction(has_tx, recording, given);
+                    (class, end, Ok(reply))
+                }
+                HandlerResult::Problem(problem) => {
+                    (OutcomeClass::Unknown, UNKNOWN, Ok(ExecutionReply::Problem(problem)))
+                }
+                HandlerResult::NotBegun => return Ok(self.not_begun(execution).await),
+                HandlerResult::Failed(error) => (OutcomeClass::Unknown, UNKNOWN, Err(error)),
+            };
+            if class == OutcomeClass::Unknown {
+                let reason = match &end {
+                    ExecutionEnd::Abandon { seen: Some(_) } => "its response leaves it unknown",
+                    _ => "it gave no whole response",
+                };
+                tracing::warn!(
+                    operation = %self.named.id, route = &*self.policy.options.name,
+                    attempt = number, reason, "an execution ended and its outcome is unknown"
+                );
             }
-            HandlerResult::NotBegun => return Ok(self.not_begun(lease).await),
-            HandlerResult::Failed(error) => {
-                self.record(lease, Recording::unknown(), took).await;
-                return Err(error);
-            }
-        };
-        let class = ending.class;
-        let (recorded, until) = self.record(lease, ending, took).await;
-        Ok(self.answer(class, recorded, until, answer))
+            let recorded = match execution.end(run, end).await {
+                ExecutionResult::Rerun(next) => {
+                    let ready = self.ready_again(&next, &mut inner).await;
+                    match (ready, again) {
+                        (Ok(true), Some(request)) => {
+                            (execution, received) = (next, request);
+                            continue;
+                        }
+                        (Ok(_), _) => return Ok(self.not_begun(next).await),
+                        (Err(failed), _) => {
+                            // If the store does not accept the release, it is deferred.
+                            let _ = next.end(None, ExecutionEnd::Release).await;
+                            return failed.map_or_else(|| Ok(self.reject(&rolled_back())), Err);
+                        }
+                    }
+                }
+                result => Recorded::of(class, result),
+            };
+            let Recorded { class, status, until, problem } = recorded;
+            let event = RequestEvent::Executed { class, recorded: status, attempt: number, took };
+            self.layer.observe(&self.policy, event);
+            let reply = match problem {
+                Some(problem) => ExecutionReply::Problem(problem),
+                None => reply?,
+            };
+            return Ok(self.respond(class, status, until, reply));
+        }
     }
 
-    /// Time was up before the handler was called.
-    pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
-        // If the store does not take the release, it is held back.
-        let _ = lease.release().await;
-        let mut response = self.layer.reject(&self.policy, self.error_format, &draining());
+    fn reject(&self, problem: &Problem) -> Response<Body> {
+        self.layer.reject(&self.policy, self.error_format, problem)
+    }
+
+    /// Releases an execution that a drain ended before the handler was called.
+    async fn not_begun(&self, execution: Execution) -> Response<Body> {
+        // If the store does not accept the release, it is deferred.
+        let _ = execution.end(None, ExecutionEnd::Release).await;
+        let mut response = self.reject(&draining());
         response.extensions_mut().insert(NotBegun);
         response
     }
 
-    /// Calls the handler and reads its response, until time is up.
-    pub(super) async fn attempt<S, B>(
+    /// Calls the handler and reads its response, until a drain ends.
+    async fn attempt<S, B>(
         &self,
-        lease: &Lease,
+        execution: &Execution,
         inner: &mut S,
         mut request: Request<Body>,
     ) -> HandlerResult<S::Error>
@@ -205,41 +247,59 @@ impl RequestExecution {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let execution =
+        let lease = execution.lease();
+        let handle =
             ExecutionHandle::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
-        request.extensions_mut().insert(execution.clone());
-        // In one future, so that a panic in `call`, in a body or in a route's function counts like
-        // one in a handler.
+        request.extensions_mut().insert(handle.clone());
         let begun = AtomicBool::new(false);
-        let work = catch(async {
+        // A panic in `call`, in a body or in a route's function counts like one in the handler.
+        let operation = execution.attempt(async {
             begun.store(true, Ordering::Relaxed);
             let response = inner.call(request).await?;
-            Ok(match self.receive(response).await {
-                Ok(given) => Ok(self.judge(execution.handler_override(), given)),
-                Err(broken) => Err(broken),
-            })
+            let received = self.receive(response).await;
+            Ok(received.map(|given| self.judge(handle.handler_override(), given)))
         });
         let given = tokio::select! {
-            // An answer that is there when time is up is not thrown away.
+            // A response that is there when the drain ends is used.
             biased;
-            given = lease.keep_alive(work) => Some(given),
+            given = operation => Some(given),
             () = self.permit.gate().stopping() => None,
         };
-        let problem = match given {
-            Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Response(ending, given),
+        HandlerResult::Problem(match given {
+            Some(Ok(Ok(Ok((recording, given))))) => {
+                return HandlerResult::Response(recording, given);
+            }
             Some(Ok(Err(error))) => return HandlerResult::Failed(error),
             Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
                 "The response broke off: the request may have taken effect.",
             ),
-            Some(Err(Panicked)) => Problem::new(
+            Some(Err(OperationPanicked)) => Problem::new(
                 Code::HandlerFailed,
                 "The handler failed in the middle: the request may have taken effect.",
             ),
             None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
             None => cut_off(),
-        };
-        HandlerResult::Problem(problem)
+        })
+    }
+
+    /// Waits until the service is ready to be called again; false if a drain ends before. An error
+    /// is the service's own, or `None` for a panic.
+    async fn ready_again<S: Service<Request<Body>>>(
+        &self,
+        execution: &Execution,
+        inner: &mut S,
+    ) -> Result<bool, Option<S::Error>> {
+        let ready = execution.attempt(poll_fn(|cx| inner.poll_ready(cx)));
+        tokio::select! {
+            biased;
+            () = self.permit.gate().stopping() => Ok(false),
+            ready = ready => match ready {
+                Ok(Ok(())) => Ok(true),
+                Ok(Err(error)) => Err(Some(error)),
+                Err(OperationPanicked) => Err(None),
+            },
+        }
     }
 
     /// Reads a response as far as it is to be kept.
@@ -364,53 +424,17 @@ impl RequestExecution {
         (class, overrides.retention.or(by_response.retention))
     }
 
-    /// Also until when a final outcome is kept, where that is known and not for ever.
-    async fn record(
-        &self,
-        lease: Lease,
-        ending: Recording,
-        took: Duration,
-    ) -> (RecordStatus, Option<Timestamp>) {
-        let Recording { class, retention, kept, .. } = ending;
-        let reason = match &kept {
-            Some(_) => "its response leaves it unknown",
-            None => "it gave no whole response",
-        };
-        let attempt = lease.attempt();
-        if class == OutcomeClass::Unknown {
-            tracing::warn!(
-                operation = %self.named.id, route = &*self.policy.options.name, attempt, reason,
-                "an execution ended and its outcome is unknown"
-            );
-        }
-        let finished = match (class, kept) {
-            (OutcomeClass::Final, Some(outcome)) => lease.complete(outcome, retention).await,
-            (OutcomeClass::Retryable, _) => lease.release().await.map(|()| None),
-            // What is final has something that is kept; without it, nobody could be answered.
-            (OutcomeClass::Final | OutcomeClass::Unknown, seen) => {
-                lease.abandon(seen).await.map(|()| None)
-            }
-        };
-        let (recorded, until) = match finished {
-            Ok(until) => (RecordStatus::Stored, until),
-            Err(FinishError::Pending) => (RecordStatus::Pending, None),
-            Err(_) => (RecordStatus::Lost, None),
-        };
-        self.layer.observe(&self.policy, RequestEvent::Executed { class, recorded, attempt, took });
-        (recorded, until)
-    }
-
-    /// The answer, once its outcome is recorded, or known not to be.
-    pub(super) fn answer(
+    /// Returns the client's response, once the outcome is recorded, or known not to be.
+    fn respond(
         &self,
         class: OutcomeClass,
         recorded: RecordStatus,
         until: Option<Timestamp>,
-        answer: ExecutionReply,
+        reply: ExecutionReply,
     ) -> Response<Body> {
         let withhold = class == OutcomeClass::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
-        let problem = match (recorded, answer) {
+        let problem = match (recorded, reply) {
             (RecordStatus::Lost, _) => Problem::new(
                 Code::Superseded,
                 "Another execution of this request took over. Ask again for its outcome.",
@@ -431,7 +455,7 @@ impl RequestExecution {
                 }
             }
         };
-        self.layer.reject(&self.policy, self.error_format, &problem)
+        self.reject(&problem)
     }
 
     /// From the memory for what is recorded to that for what clients read, without waiting.
@@ -481,11 +505,8 @@ pub(super) fn pending() -> Problem {
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
-impl Recording {
-    pub(super) const fn unknown() -> Self {
-        Self { class: OutcomeClass::Unknown, retention: None, kept: None, commits: None }
-    }
-}
+/// The end of an execution without a whole response.
+const UNKNOWN: ExecutionEnd = ExecutionEnd::Abandon { seen: None };
 
 /// What is kept of a response that is at hand. A record holds no more than so much.
 pub(super) fn keep(whole: FullResponse) -> Outcome {
@@ -520,17 +541,4 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     let media = kind.split(|byte| *byte == b';').next().unwrap_or_default();
     media.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
-}
-
-/// A future panicked. Its own message went to the panic hook.
-pub(super) struct Panicked;
-
-/// Runs a future that may panic. After a panic it is not polled again, only dropped.
-pub(super) async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(_) => Poll::Ready(Err(Panicked)),
-    })
-    .await
 }

@@ -24,7 +24,7 @@ use super::collect::{Collected, collect};
 use super::concurrency::ConcurrencyPermit;
 use super::describe::DescribedHttpRequest;
 use super::execute::{
-    BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
+    BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, cut_off, keep, pending,
 };
 use super::layer::IdempotencyLayer;
 use super::observe::RequestEvent;
@@ -266,20 +266,16 @@ async fn ask(
         key: key.clone(),
         request: parts.clone(),
     };
-    // In one future, so that a panic in making the answer counts like one in awaiting it.
-    let answer = catch(async { reconcile.reconcile(doubt).await });
-    let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-        Ok(Ok(Verdict::Happened(ReconciledResponse { response, trailers }))) => {
-            happened(policy, parts, response, trailers)
-        }
-        Ok(Ok(Verdict::DidNotHappen)) => Verdict::DidNotHappen,
-        Ok(Ok(Verdict::CannotSay)) => Verdict::CannotSay,
-        Ok(Err(_)) | Err(_) => {
-            tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
-            Verdict::CannotSay
+    let verdict = async {
+        match reconcile.reconcile(doubt).await {
+            Verdict::Happened(ReconciledResponse { response, trailers }) => {
+                happened(policy, parts, response, trailers)
+            }
+            Verdict::DidNotHappen => Verdict::DidNotHappen,
+            Verdict::CannotSay => Verdict::CannotSay,
         }
     };
-    question.conclude(verdict, request).await
+    question.reconcile(verdict, hook.timeout, request).await
 }
 
 /// What the hook's answer makes of the key. One that is not as long as it says is no answer.

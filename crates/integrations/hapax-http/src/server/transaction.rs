@@ -34,23 +34,13 @@
 
 use std::error::Error;
 use std::fmt;
-use std::future::poll_fn;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use hapax_core::transaction::{TransactionEnd as End, TransactionResult, TransactionalLease};
-use hapax_core::{FinishError, Lease};
-use http::{Request, Response};
-use tokio::time::Instant;
-use tower_service::Service;
+use hapax_core::{ExecutionEnd, ExecutionResult, FinishError, Timestamp};
 
-use super::execute::{
-    BufferedRequest, ExecutionReply, HandlerResponse, HandlerResult, Panicked, Recording,
-    RequestExecution, catch,
-};
-use super::observe::{RecordStatus, RequestEvent};
+use super::execute::{ExecutionReply, HandlerResponse, Recording, RequestExecution};
+use super::observe::RecordStatus;
 use super::policy::RETRY_AFTER;
-use crate::body::{Body, BoxError};
 use crate::classify::OutcomeClass;
 use crate::problem::{Code, Problem};
 
@@ -74,149 +64,99 @@ impl fmt::Debug for HandlerErrorExtension {
 }
 
 impl RequestExecution {
-    /// Like [`RequestExecution::run`], with transactions to be had.
-    pub(super) async fn run_in<S, B>(
-        self,
-        route: &TransactionBackend,
-        lease: Lease,
-        mut inner: S,
-        received: BufferedRequest,
-    ) -> Result<Response<Body>, S::Error>
-    where
-        S: Service<Request<Body>, Response = Response<B>>,
-        B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        let number = lease.attempt();
-        let began = Instant::now();
-        let mut transacting = TransactionalLease::new(lease, route.clone());
-        loop {
-            let run = transacting.run();
-            let mut request = received.copy();
-            request.extensions_mut().insert(run.clone());
-            let attempt = self.attempt(transacting.lease(), &mut inner, request).await;
-            let took = began.elapsed();
-            let (class, end, answer) = match attempt {
-                HandlerResult::Response(ending, given) => {
-                    let (class, end, answer) = self.fate(route, run.is_taken(), ending, given);
-                    (class, end, Ok(answer))
-                }
-                HandlerResult::Problem(problem) => (
-                    OutcomeClass::Unknown,
-                    end(Recording::unknown()),
-                    Ok(ExecutionReply::Problem(problem)),
-                ),
-                HandlerResult::NotBegun => {
-                    return Ok(self.not_begun(transacting.into_lease()).await);
-                }
-                HandlerResult::Failed(error) => {
-                    (OutcomeClass::Unknown, end(Recording::unknown()), Err(error))
-                }
-            };
-            // On a task of its own from here on; this one is not cancelled either.
-            let ended = transacting.end(run, end).await;
-            let (class, recorded, until, instead) = match ended {
-                TransactionResult::Rerun(again) => {
-                    let ready = catch(poll_fn(|cx| inner.poll_ready(cx)));
-                    let ready = tokio::select! {
-                        biased;
-                        () = self.permit.gate().stopping() => None,
-                        ready = again.lease().keep_alive(ready) => Some(ready),
-                    };
-                    if let Some(Ok(Ok(()))) = ready {
-                        transacting = again;
-                        continue;
-                    }
-                    let lease = again.into_lease();
-                    let problem = match ready {
-                        None | Some(Ok(Ok(()))) => return Ok(self.not_begun(lease).await),
-                        Some(other) => other.map(Result::err),
-                    };
-                    // If the store does not take it, it is held back.
-                    let _ = lease.release().await;
-                    return match problem {
-                        Ok(Some(error)) => Err(error),
-                        Ok(None) | Err(Panicked) => {
-                            Ok(self.layer.reject(&self.policy, self.error_format, &rolled_back()))
-                        }
-                    };
-                }
-                TransactionResult::Recorded(until) => (class, RecordStatus::Stored, until, None),
-                TransactionResult::Exhausted => {
-                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(in_the_way()))
-                }
-                TransactionResult::RolledBack(error) => {
-                    tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
-                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(rolled_back()))
-                }
-                TransactionResult::Kept => {
-                    tracing::error!("a handler kept its transaction beyond its response");
-                    (OutcomeClass::Unknown, RecordStatus::Stored, None, Some(kept()))
-                }
-                TransactionResult::EndedEarly(error) => {
-                    tracing::error!(
-                        error = &*error as &dyn Error,
-                        "a handler ended its transaction by itself"
-                    );
-                    (OutcomeClass::Unknown, RecordStatus::Stored, None, Some(ended_early()))
-                }
-                TransactionResult::Unknown => {
-                    (class, RecordStatus::Pending, None, Some(commit_unknown()))
-                }
-                TransactionResult::Failed(FinishError::Pending) => {
-                    (class, RecordStatus::Pending, None, None)
-                }
-                TransactionResult::Failed(_) => (class, RecordStatus::Lost, None, None),
-            };
-            let event = RequestEvent::Executed { class, recorded, attempt: number, took };
-            self.layer.observe(&self.policy, event);
-            let answer = match (instead, answer) {
-                (Some(problem), _) => ExecutionReply::Problem(problem),
-                (None, answer) => answer?,
-            };
-            return Ok(self.answer(class, recorded, until, answer));
-        }
-    }
-
-    /// What a response means for its transaction, if one was taken, and for its key.
-    fn fate(
+    /// Returns what a response means for its transaction, if the handler has taken one, and for its
+    /// key.
+    pub(super) fn judge_transaction(
         &self,
-        route: &TransactionBackend,
         taken: bool,
-        ending: Recording,
+        recording: Recording,
         mut given: HandlerResponse,
-    ) -> (OutcomeClass, End, ExecutionReply) {
+    ) -> (OutcomeClass, ExecutionEnd, ExecutionReply) {
         let failed = given.failed_by().filter(|_| taken);
         if let Some(HandlerErrorExtension(error)) = failed {
-            if route.database.any_is_conflict(&**error) {
-                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Handler(given));
+            let backend = self.policy.options.transactions.as_ref();
+            let lost = backend.is_some_and(|it| it.database.any_is_conflict(&**error));
+            let end = if lost { ExecutionEnd::Rerun } else { ExecutionEnd::Release };
+            if !lost {
+                given.log_failure();
+                self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
             }
-            given.log_failure();
-            self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
-            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Handler(given));
+            return (OutcomeClass::Retryable, end, ExecutionReply::Handler(given));
         }
         given.log_failure();
-        if taken && ending.class == OutcomeClass::Final && ending.commits.is_none() {
+        if taken && recording.class == OutcomeClass::Final && recording.commits.is_none() {
             tracing::error!(
                 "a response does not tell whether it is a refusal: its handler has to say so, by \
                  `Execution::commit` or `Execution::roll_back`"
             );
-            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Problem(undecided()));
+            return (
+                OutcomeClass::Retryable,
+                ExecutionEnd::Release,
+                ExecutionReply::Problem(undecided()),
+            );
         }
-        (ending.class, end(ending), ExecutionReply::Handler(given))
+        (recording.class, recording.into_end(), ExecutionReply::Handler(given))
     }
 }
 
-fn end(ending: Recording) -> End {
-    let Recording { class, retention, kept, commits } = ending;
-    match (class, kept) {
-        (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
-            End::Complete { outcome, retention }
+impl Recording {
+    fn into_end(self) -> ExecutionEnd {
+        let Self { class, retention, kept, commits } = self;
+        match (class, kept) {
+            (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
+                ExecutionEnd::Complete { outcome, retention }
+            }
+            (OutcomeClass::Final, Some(outcome)) => ExecutionEnd::Reject { outcome, retention },
+            (OutcomeClass::Retryable, _) => ExecutionEnd::Release,
+            // A final response always has an outcome.
+            (OutcomeClass::Final | OutcomeClass::Unknown, seen) => ExecutionEnd::Abandon { seen },
         }
-        (OutcomeClass::Final, Some(outcome)) => End::Reject { outcome, retention },
-        (OutcomeClass::Retryable, _) => End::Release,
-        // What is final has something that is kept.
-        (OutcomeClass::Final | OutcomeClass::Unknown, seen) => End::Abandon { seen },
+    }
+}
+
+/// The recorded end of an execution, for observers and for the client.
+pub(super) struct Recorded {
+    pub(super) class: OutcomeClass,
+    pub(super) status: RecordStatus,
+    /// The time until which a final outcome is stored, if it is known and not for ever.
+    pub(super) until: Option<Timestamp>,
+    /// The problem that replaces the handler's response.
+    pub(super) problem: Option<Problem>,
+}
+
+impl Recorded {
+    /// Returns what `result` means for a response of `class`. It is not for
+    /// [`ExecutionResult::Rerun`].
+    pub(super) fn of(class: OutcomeClass, result: ExecutionResult) -> Self {
+        use ExecutionResult as Result;
+        let (class, status, problem) = match result {
+            Result::Recorded(until) => {
+                let status = RecordStatus::Stored;
+                return Self { class, status, until, problem: None };
+            }
+            Result::Exhausted => {
+                (OutcomeClass::Retryable, RecordStatus::Stored, Some(in_the_way()))
+            }
+            Result::RolledBack(error) => {
+                tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
+                (OutcomeClass::Retryable, RecordStatus::Stored, Some(rolled_back()))
+            }
+            Result::Kept => {
+                tracing::error!("a handler kept its transaction beyond its response");
+                (OutcomeClass::Unknown, RecordStatus::Stored, Some(kept()))
+            }
+            Result::EndedEarly(error) => {
+                tracing::error!(
+                    error = &*error as &dyn Error,
+                    "a handler ended its transaction by itself"
+                );
+                (OutcomeClass::Unknown, RecordStatus::Stored, Some(ended_early()))
+            }
+            Result::Unknown => (class, RecordStatus::Pending, Some(commit_unknown())),
+            Result::Failed(FinishError::Pending) => (class, RecordStatus::Pending, None),
+            Result::Failed(_) | Result::Rerun(_) => (class, RecordStatus::Lost, None),
+        };
+        Self { class, status, until: None, problem }
     }
 }
 
@@ -225,7 +165,7 @@ fn in_the_way() -> Problem {
     Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER)
 }
 
-fn rolled_back() -> Problem {
+pub(super) fn rolled_back() -> Problem {
     let detail = "The request's transaction was not committed. Nothing of it was done.";
     Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER)
 }

@@ -3,10 +3,7 @@
 //! The caller's future may be dropped at any await. While it claims or asks, the engine releases
 //! what was claimed for nobody. From the moment there is a lease, the work is on a task of its own.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,12 +14,13 @@ use tracing::Instrument;
 
 use super::super::backlog::ActiveExchange;
 use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
+use super::super::execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 use super::super::lease::{FinishError, Lease, LeaseHandle};
 use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
 use super::error::RunError;
 use super::key::OperationKey;
-use super::outcome::{CallEnd, judge, replayed};
+use super::outcome::{judge, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
 use crate::key::Key;
@@ -147,16 +145,7 @@ where
             downstream: question.downstream(),
             request: bytes.clone(),
         };
-        // In one future, so that a panic in making the answer counts like one in awaiting it.
-        let answer = catch(async { ask(doubt).await });
-        let verdict = match tokio::time::timeout(hook.timeout, answer).await {
-            Ok(Ok(verdict)) => verdict,
-            Ok(Err(_)) | Err(_) => {
-                tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
-                Verdict::CannotSay
-            }
-        };
-        question.conclude(verdict, request).await
+        question.reconcile(async { ask(doubt).await }, hook.timeout, request).await
     }
 
     fn replay(&self, replay: &Replay) -> Result<Receipt<T>, RunError<T, E>> {
@@ -185,64 +174,49 @@ where
         let declared = Arc::clone(&self.declared);
         let task = async move {
             let _running = running;
-            let handle = lease.handle();
-            // In one future, so that a panic in `operation`, in classifying or in writing what it answered
-            // counts like one in the work. Written under the lease, which is renewed meanwhile.
-            let operation = catch(async {
+            let execution = Execution::new(lease);
+            let handle = execution.lease().handle();
+            // The result is classified and encoded under the lease, which is renewed meanwhile.
+            let attempt = execution.attempt(async {
                 let result = operation(handle).await;
-                let (class, ending) = judge(&result, declared.errors.as_ref());
-                (result, class, ending)
+                let (class, end) = judge(&result, declared.errors.as_ref());
+                (result, class, end)
             });
-            let done = lease.keep_alive(operation).await;
-            // Nobody listens any more: the outcome is recorded all the same.
-            drop(answer.send(record(lease, done).await));
+            let done = attempt.await;
+            // The outcome is recorded even if the caller has gone.
+            drop(answer.send(record(execution, done).await));
         };
         self.declared.engine.inner.runtime.spawn(task.in_current_span());
         answered
     }
 }
 
-/// Records what came of the work; only then is there an answer.
+/// Records the result, and returns it as the call's.
 async fn record<T, E>(
-    lease: Lease,
-    done: Result<(Result<T, E>, OutcomeClass, CallEnd), Panicked>,
+    execution: Execution,
+    done: Result<(Result<T, E>, OutcomeClass, ExecutionEnd), OperationPanicked>,
 ) -> Result<Receipt<T>, RunError<T, E>> {
-    let fence = lease.fence();
-    let Ok((result, class, ending)) = done else {
-        // If that is not taken, the lease lapses: nobody knows either way.
-        let _ = lease.abandon(None).await;
+    let fence = execution.lease().fence();
+    let Ok((result, class, end)) = done else {
+        // If the store does not accept that, the lease lapses, which means the same.
+        let _ = execution.end(None, ExecutionEnd::Abandon { seen: None }).await;
         return Err(RunError::Panicked);
     };
-    let finished = match ending {
-        CallEnd::Stored(outcome) => lease.complete(outcome, None).await.map(drop),
-        CallEnd::Released => lease.release().await,
-        CallEnd::Unknown(seen) => lease.abandon(seen).await,
-    };
-    match (finished, result) {
-        (Ok(()), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
-        (Ok(()), Err(error)) => Err(RunError::Failed { error, class, replayed: false }),
-        // Nothing is lost if it is forgotten: the lease lapses, and that is no worse.
-        (Err(FinishError::Pending), Err(error)) if class != OutcomeClass::Final => {
+    match (execution.end(None, end).await, result) {
+        (ExecutionResult::Recorded(_), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
+        (ExecutionResult::Recorded(_), Err(error)) => {
             Err(RunError::Failed { error, class, replayed: false })
         }
-        (Err(FinishError::Pending), result) => Err(RunError::Pending { result }),
-        // Nothing is larger than it may be: it was written within that limit. Nor is it in a
-        // transaction.
-        (Err(_), result) => Err(RunError::Superseded { result }),
+        // A release or an unknown outcome that is lost is replaced by the lapse of the lease.
+        (ExecutionResult::Failed(FinishError::Pending), Err(error))
+            if class != OutcomeClass::Final =>
+        {
+            Err(RunError::Failed { error, class, replayed: false })
+        }
+        (ExecutionResult::Failed(FinishError::Pending), result) => {
+            Err(RunError::Pending { result })
+        }
+        // The outcome is not too large, because it was encoded within the limit.
+        (_, result) => Err(RunError::Superseded { result }),
     }
-}
-
-/// A future panicked. Its own message went to the panic hook.
-struct Panicked;
-
-/// Runs a future that may panic. After a panic it is not polled again, only dropped. It is an `async`
-/// block, and what one holds is dropped by the panic itself: were its destructors to panic, that is
-/// caught as well.
-async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(_) => Poll::Ready(Err(Panicked)),
-    })
-    .await
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::super::execution::ExecutionEnd;
 use super::declared::Errors;
 use super::error::RunError;
 use crate::codec::MAX_OUTCOME;
@@ -68,31 +69,26 @@ pub(super) fn replayed<T: DeserializeOwned, E>(
     }
 }
 
-/// How an execution ends.
-pub(super) enum CallEnd {
-    Stored(Outcome),
-    Released,
-    /// With what operators may see of it.
-    Unknown(Option<Outcome>),
-}
-
 /// What an execution's result means for its key.
 pub(super) fn judge<T: Serialize, E>(
     result: &Result<T, E>,
     errors: Option<&Errors<E>>,
-) -> (OutcomeClass, CallEnd) {
+) -> (OutcomeClass, ExecutionEnd) {
+    let complete = |outcome| ExecutionEnd::Complete { outcome, retention: None };
     match (result, errors) {
-        (Ok(value), _) => (OutcomeClass::Final, CallEnd::Stored(of_value(value))),
-        (Err(_), None) => (OutcomeClass::Unknown, CallEnd::Unknown(None)),
+        (Ok(value), _) => (OutcomeClass::Final, complete(of_value(value))),
+        (Err(_), None) => (OutcomeClass::Unknown, ExecutionEnd::Abandon { seen: None }),
         (Err(error), Some(errors)) => {
             let kept = || errors.keep.as_ref().map(|keep| (keep.write)(error));
             match (errors.class)(error) {
                 OutcomeClass::Final => match kept() {
-                    Some(outcome) => (OutcomeClass::Final, CallEnd::Stored(outcome)),
-                    None => (OutcomeClass::Unknown, CallEnd::Unknown(None)),
+                    Some(outcome) => (OutcomeClass::Final, complete(outcome)),
+                    None => (OutcomeClass::Unknown, ExecutionEnd::Abandon { seen: None }),
                 },
-                OutcomeClass::Retryable => (OutcomeClass::Retryable, CallEnd::Released),
-                OutcomeClass::Unknown => (OutcomeClass::Unknown, CallEnd::Unknown(kept())),
+                OutcomeClass::Retryable => (OutcomeClass::Retryable, ExecutionEnd::Release),
+                OutcomeClass::Unknown => {
+                    (OutcomeClass::Unknown, ExecutionEnd::Abandon { seen: kept() })
+                }
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::transaction::{AnyTx, Source, TxError};
 const ASK: Duration = Duration::from_millis(100);
 
 /// What became of a transaction.
-pub(super) enum CommitResult {
+pub(in crate::engine) enum CommitResult {
     /// With its record, which is kept until then.
     Yes(Option<Timestamp>),
     /// It was rolled back; the record is still ours.
@@ -39,7 +39,7 @@ pub(super) enum CommitResult {
 
 /// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
 /// rolled back all the same. An error: the work had ended it.
-pub(super) async fn roll_back(
+pub(in crate::engine) async fn roll_back(
     shared: &LeaseState,
     backend: &TransactionBackend,
     tx: AnyTx,
@@ -52,7 +52,7 @@ pub(super) async fn roll_back(
     Ok(())
 }
 
-pub(super) async fn commit(
+pub(in crate::engine) async fn commit(
     shared: &LeaseState,
     backend: &TransactionBackend,
     mut tx: AnyTx,

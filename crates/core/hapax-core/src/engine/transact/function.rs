@@ -7,11 +7,10 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{
-    TakeTxError, TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx,
-};
+use super::{TakeTxError, TransactResult, TransactionBackend, Tx};
 use crate::codec::MAX_OUTCOME;
 use crate::engine::claim::{Claim, ClaimError};
+use crate::engine::execution::{ExecutionEnd, ExecutionResult};
 use crate::engine::function::Receipt;
 use crate::engine::function::request::FunctionRequest;
 use crate::engine::idempotency::Idempotency;
@@ -175,7 +174,7 @@ impl Idempotency {
                 match ending(&*judge, &given) {
                     Ok(ending) => (ending, given),
                     Err(error) => {
-                        (TransactionEnd::Release, Err(OperationError::Failed(Box::new(error))))
+                        (ExecutionEnd::Release, Err(OperationError::Failed(Box::new(error))))
                     }
                 }
             }
@@ -204,18 +203,18 @@ where
 fn ending<T: Serialize, E: Serialize>(
     judge: &dyn AnyTransactions,
     given: &Result<T, OperationError<E>>,
-) -> Result<TransactionEnd, ValueError> {
+) -> Result<ExecutionEnd, ValueError> {
     let kept =
         |result: Result<&T, &E>| Ok(Outcome::new(FORMAT, value::write(&result, MAX_OUTCOME)?));
     Ok(match given {
-        Ok(value) => TransactionEnd::Complete { outcome: kept(Ok(value))?, retention: None },
+        Ok(value) => ExecutionEnd::Complete { outcome: kept(Ok(value))?, retention: None },
         Err(OperationError::Rejected(error)) => {
-            TransactionEnd::Reject { outcome: kept(Err(error))?, retention: None }
+            ExecutionEnd::Reject { outcome: kept(Err(error))?, retention: None }
         }
         Err(OperationError::Failed(error)) if judge.any_is_conflict(&**error) => {
-            TransactionEnd::Rerun
+            ExecutionEnd::Rerun
         }
-        Err(OperationError::Failed(_)) => TransactionEnd::Release,
+        Err(OperationError::Failed(_)) => ExecutionEnd::Release,
     })
 }
 
@@ -234,26 +233,22 @@ fn conclude<T, E>(
     match (ended, given) {
         // What failed was rolled back, whatever became of the record since.
         (
-            TransactionResult::Recorded(_) | TransactionResult::Failed(_),
+            ExecutionResult::Recorded(_) | ExecutionResult::Failed(_),
             Err(OperationError::Failed(error)),
         )
-        | (TransactionResult::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
-        (TransactionResult::Recorded(_), Ok(value)) => {
-            Ok(Receipt { value, replayed: false, fence })
-        }
-        (TransactionResult::Recorded(_), Err(OperationError::Rejected(error))) => {
+        | (ExecutionResult::RolledBack(error), _) => Err(TransactError::RolledBack(error)),
+        (ExecutionResult::Recorded(_), Ok(value)) => Ok(Receipt { value, replayed: false, fence }),
+        (ExecutionResult::Recorded(_), Err(OperationError::Rejected(error))) => {
             Err(TransactError::Rejected { error, replayed: false })
         }
-        (TransactionResult::Exhausted, _) => Err(TransactError::InTheWay),
-        (TransactionResult::Kept | TransactionResult::EndedEarly(_), _) => {
-            Err(TransactError::Broken)
-        }
-        (TransactionResult::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
-        (TransactionResult::Failed(FinishError::TooLarge), _) => {
+        (ExecutionResult::Exhausted, _) => Err(TransactError::InTheWay),
+        (ExecutionResult::Kept | ExecutionResult::EndedEarly(_), _) => Err(TransactError::Broken),
+        (ExecutionResult::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
+        (ExecutionResult::Failed(FinishError::TooLarge), _) => {
             Err(TransactError::RolledBack(FinishError::TooLarge.into()))
         }
-        (TransactionResult::Failed(_), _) => Err(TransactError::Superseded),
-        (TransactionResult::Unknown | TransactionResult::Rerun(_), _) => {
+        (ExecutionResult::Failed(_), _) => Err(TransactError::Superseded),
+        (ExecutionResult::Unknown | ExecutionResult::Rerun(_), _) => {
             Err(TransactError::CommitUnknown)
         }
     }

@@ -72,7 +72,7 @@ enum State {
 }
 
 /// What is there when a run ends.
-pub(super) enum ClosedSlot {
+pub(in crate::engine) enum ClosedSlot {
     /// None was taken.
     Unused,
     Back(AnyTx),
@@ -85,14 +85,14 @@ pub(super) enum ClosedSlot {
 ///
 /// Whoever keeps it after the work has ended keeps it from being committed: see [`Ended::Kept`].
 ///
-/// [`Ended::Kept`]: super::TransactionResult::Kept
+/// [`Ended::Kept`]: super::ExecutionResult::Kept
 pub struct Tx<T: Send + 'static> {
     tx: Option<Box<T>>,
     slot: Arc<Slot>,
 }
 
 impl TxHandle {
-    pub(super) fn new(
+    pub(in crate::engine) fn new(
         lease: Arc<LeaseState>,
         database: Arc<dyn AnyTransactions>,
         terms: TxOptions,
@@ -147,7 +147,7 @@ impl TxHandle {
     }
 
     /// Ends the run.
-    pub(super) fn close(&self) -> ClosedSlot {
+    pub(in crate::engine) fn close(&self) -> ClosedSlot {
         self.slot.ended.store(true, Ordering::Relaxed);
         let mut state = self.slot.lock();
         match mem::replace(&mut *state, State::Closed) {

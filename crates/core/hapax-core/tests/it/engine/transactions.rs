@@ -9,9 +9,9 @@ use std::time::Duration;
 use hapax_core::machine::{Resolution, Resolve};
 use hapax_core::store::{BoxFuture, Stamped, Swap, Swapped};
 use hapax_core::transaction::{
-    AnyTransactions, LostRace, OperationError, TakeTxError, TransactError, TransactResult,
-    TransactionBackend, TransactionEnd, TransactionResult, TransactionalLease, Transactions, Tx,
-    TxError, TxOptions, TxOptionsError,
+    AnyTransactions, Execution, ExecutionEnd, ExecutionResult, LostRace, OperationError,
+    TakeTxError, TransactError, TransactResult, TransactionBackend, Transactions, Tx, TxError,
+    TxOptions, TxOptionsError,
 };
 use hapax_core::{Claim, FinishError, LeaseHandle, OnUnknown, Scope, Store};
 use tokio::time::sleep;
@@ -122,12 +122,12 @@ impl Transactions for Database {
     }
 }
 
-fn done() -> TransactionEnd {
-    TransactionEnd::Complete { outcome: outcome("yes"), retention: None }
+fn done() -> ExecutionEnd {
+    ExecutionEnd::Complete { outcome: outcome("yes"), retention: None }
 }
 
 /// Writes a line for each run, numbered.
-fn numbered(ending: TransactionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send + 'static {
+fn numbered(ending: ExecutionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send + 'static {
     let mut run = 0;
     move |mut tx, _| {
         run += 1;
@@ -136,42 +136,37 @@ fn numbered(ending: TransactionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Ru
     }
 }
 
-type Run = std::future::Ready<(TransactionEnd, u32)>;
+type Run = std::future::Ready<(ExecutionEnd, u32)>;
 
 /// Of COMMITs: what it comes to, after how many runs, and whether the last one's line is there.
-type Case = (&'static [Fate], fn(&TransactionResult) -> bool, u32, bool);
+type Case = (&'static [Fate], fn(&ExecutionResult) -> bool, u32, bool);
 
 #[tokio::test(start_paused = true)]
 async fn what_becomes_of_a_commit() {
     let cases: [Case; 8] = [
-        (&[Commits], |ended| matches!(ended, TransactionResult::Recorded(Some(_))), 1, true),
-        (
-            &[CommitsSilently],
-            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
-            1,
-            true,
-        ),
+        (&[Commits], |ended| matches!(ended, ExecutionResult::Recorded(Some(_))), 1, true),
+        (&[CommitsSilently], |ended| matches!(ended, ExecutionResult::Recorded(Some(_))), 1, true),
         (
             &[LosesRace, Commits],
-            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            |ended| matches!(ended, ExecutionResult::Recorded(Some(_))),
             2,
             true,
         ),
         (
             &[FailsSilently, Commits],
-            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            |ended| matches!(ended, ExecutionResult::Recorded(Some(_))),
             2,
             true,
         ),
         (
             &[Hangs, CommitsSilently],
-            |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
+            |ended| matches!(ended, ExecutionResult::Recorded(Some(_))),
             2,
             true,
         ),
-        (&[LosesRace; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
-        (&[FailsSilently; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
-        (&[Fails], |ended| matches!(ended, TransactionResult::RolledBack(_)), 1, false),
+        (&[LosesRace; 4], |ended| matches!(ended, ExecutionResult::Exhausted), 4, false),
+        (&[FailsSilently; 4], |ended| matches!(ended, ExecutionResult::Exhausted), 4, false),
+        (&[Fails], |ended| matches!(ended, ExecutionResult::RolledBack(_)), 1, false),
     ];
     for (fates, is_expected, runs, written) in cases {
         let world = World::new();
@@ -212,7 +207,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
             work(tx, handle)
         };
         let ran = lease.transact(&backend, going).await;
-        assert!(matches!(ran, TransactResult::Ended(TransactionResult::Unknown, 1)), "{ran:?}");
+        assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Unknown, 1)), "{ran:?}");
         world.store.set(Mode::Well);
         if fate == CommitsSilently {
             assert_eq!(replayed(&process).await, outcome("yes"));
@@ -255,10 +250,10 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         operator.resolve(id, resolve).await.unwrap();
         world.store.set(Mode::Well);
         match (running.await.unwrap(), expected) {
-            (TransactResult::Ended(TransactionResult::Failed(how), _), Some(expected)) => {
+            (TransactResult::Ended(ExecutionResult::Failed(how), _), Some(expected)) => {
                 assert_eq!(how, expected)
             }
-            (TransactResult::Ended(TransactionResult::Unknown, _), None) => {}
+            (TransactResult::Ended(ExecutionResult::Unknown, _), None) => {}
             other => panic!("{other:?}"),
         }
         assert_eq!(database.lines(), [0; 0]);
@@ -288,7 +283,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
         }
     };
     let ran = lease.transact(&backend, work).await;
-    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())), "{ran:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,8 +293,8 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
     let database = Database::new(&world, [Commits]);
     let lease = own(&process, &reexecute()).await;
     let backend = TransactionBackend::new(Arc::clone(&database));
-    let transacting = TransactionalLease::new(lease, backend.any());
-    let run = transacting.run();
+    let execution = Execution::in_transactions(lease, backend.any());
+    let run = execution.begin_run().unwrap();
     let mut tx = run.take::<Writes>().await.unwrap();
     assert!(matches!(run.take::<Writes>().await, Err(TakeTxError::Taken)));
     tx.lines.push(7);
@@ -307,8 +302,8 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
     assert!(matches!(run.take::<u8>().await, Err(TakeTxError::OtherType)));
     drop(run.take::<Writes>().await.unwrap());
     let late = run.clone();
-    let ended = transacting.end(run, done()).await;
-    assert!(matches!(ended, TransactionResult::Recorded(_)), "{ended:?}");
+    let ended = execution.end(Some(run), done()).await;
+    assert!(matches!(ended, ExecutionResult::Recorded(_)), "{ended:?}");
     assert!(matches!(late.take::<Writes>().await, Err(TakeTxError::Ended)));
     assert_eq!(database.lines(), [7]);
 }
@@ -319,13 +314,13 @@ async fn a_transaction_of_another_type_is_not_begun() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    let transacting =
-        TransactionalLease::new(lease, TransactionBackend::new(Database::new(&world, [])).any());
-    let run = transacting.run();
+    let execution =
+        Execution::in_transactions(lease, TransactionBackend::new(Database::new(&world, [])).any());
+    let run = execution.begin_run().unwrap();
     assert!(matches!(run.take::<u8>().await, Err(TakeTxError::OtherType)));
     drop(run.take::<Writes>().await.unwrap());
-    let ended = transacting.end(run, TransactionEnd::Release).await;
-    assert!(matches!(ended, TransactionResult::Recorded(None)), "{ended:?}");
+    let ended = execution.end(Some(run), ExecutionEnd::Release).await;
+    assert!(matches!(ended, ExecutionResult::Recorded(None)), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::diagnose::Severity;
 use hapax_core::transaction::{
-    TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx,
+    ExecutionEnd, ExecutionResult, TransactResult, TransactionBackend, Tx,
 };
 use hapax_core::{
     Claim, FinishError, Idempotency, Lease, OnUnknown, Outcome, Policy, Scope, Store, SystemClock,
@@ -119,11 +119,11 @@ impl Drill {
             let outcome = outcome.clone();
             async move {
                 tx.batch_execute("INSERT INTO work VALUES (1)").await.ok();
-                (TransactionEnd::Complete { outcome, retention: None }, ())
+                (ExecutionEnd::Complete { outcome, retention: None }, ())
             }
         };
         match lease.transact(&TransactionBackend::new(Arc::new(by)), work).await {
-            TransactResult::Ended(TransactionResult::Recorded(_), ()) => Told::Recorded,
+            TransactResult::Ended(ExecutionResult::Recorded(_), ()) => Told::Recorded,
             _ => Told::Nothing,
         }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
 use hapax_core::transaction::{
-    TransactResult, TransactionBackend, TransactionEnd, TransactionResult, Tx, TxOptions,
+    ExecutionEnd, ExecutionResult, TransactResult, TransactionBackend, Tx, TxOptions,
 };
 use hapax_core::{
     Claim, FinishError, Idempotency, InFlight, Lease, OnUnknown, Outcome, Policy, Store,
@@ -65,12 +65,7 @@ impl World {
     }
 
     /// Adds a line for each run, and ends as `ending` says of it.
-    async fn work(
-        &self,
-        lease: Lease,
-        terms: TxOptions,
-        ending: TransactionEnd,
-    ) -> TransactionResult {
+    async fn work(&self, lease: Lease, terms: TxOptions, ending: ExecutionEnd) -> ExecutionResult {
         let work = move |tx: Tx<PgTx>, _| {
             let ending = ending.clone();
             async move {
@@ -114,8 +109,8 @@ fn outcome(text: &'static str) -> Outcome {
     Outcome::new("text", text)
 }
 
-fn done(text: &'static str) -> TransactionEnd {
-    TransactionEnd::Complete { outcome: outcome(text), retention: None }
+fn done(text: &'static str) -> ExecutionEnd {
+    ExecutionEnd::Complete { outcome: outcome(text), retention: None }
 }
 
 async fn lines(server: &PostgresServer) -> String {
@@ -140,20 +135,19 @@ async fn what_each_ending_leaves() {
         world.work(lease, terms, ending).await
     };
 
-    let TransactionResult::Recorded(Some(_)) = end(1, done("yes")).await else { panic!() };
+    let ExecutionResult::Recorded(Some(_)) = end(1, done("yes")).await else { panic!() };
     assert_eq!(lines(&server).await, "1");
     assert_eq!(replayed(&world.engine, 1).await, "yes");
 
-    let no = TransactionEnd::Reject { outcome: outcome("no"), retention: None };
-    let TransactionResult::Recorded(Some(_)) = end(2, no).await else { panic!() };
+    let no = ExecutionEnd::Reject { outcome: outcome("no"), retention: None };
+    let ExecutionResult::Recorded(Some(_)) = end(2, no).await else { panic!() };
     assert_eq!(replayed(&world.engine, 2).await, "no");
 
-    let TransactionResult::Recorded(None) = end(3, TransactionEnd::Release).await else { panic!() };
+    let ExecutionResult::Recorded(None) = end(3, ExecutionEnd::Release).await else { panic!() };
     let lease = world.own(3, &any).await;
     assert_eq!(lease.attempt(), 2);
 
-    let TransactionResult::Recorded(None) = end(4, TransactionEnd::Abandon { seen: None }).await
-    else {
+    let ExecutionResult::Recorded(None) = end(4, ExecutionEnd::Abandon { seen: None }).await else {
         panic!()
     };
     assert!(matches!(
@@ -161,11 +155,11 @@ async fn what_each_ending_leaves() {
         Claim::Unknown { .. }
     ));
 
-    let huge = TransactionEnd::Complete {
+    let huge = ExecutionEnd::Complete {
         outcome: Outcome::new("text", vec![0; hapax_core::codec::MAX_OUTCOME + 1]),
         retention: None,
     };
-    let TransactionResult::Failed(FinishError::TooLarge) = end(5, huge).await else { panic!() };
+    let ExecutionResult::Failed(FinishError::TooLarge) = end(5, huge).await else { panic!() };
     assert_eq!(world.own(5, &any).await.attempt(), 2);
     // Of all these, one wrote. And every connection is in the pool, in no transaction.
     assert_eq!(lines(&server).await, "1");
@@ -207,7 +201,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
                         assert!(hapax_core::transaction::Transactions::is_conflict(
                             &*database, &error
                         ));
-                        (TransactionEnd::Rerun, Some(error))
+                        (ExecutionEnd::Rerun, Some(error))
                     }
                 }
             }
@@ -217,10 +211,10 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
         let ran_so = lease.transact(&world.within(), work).await;
         assert_eq!(ran.load(Ordering::SeqCst), runs);
         match ran_so {
-            TransactResult::Ended(TransactionResult::Recorded(_), None) if often < 4 => {
+            TransactResult::Ended(ExecutionResult::Recorded(_), None) if often < 4 => {
                 assert_eq!(replayed(&world.engine, of).await, "yes");
             }
-            TransactResult::Ended(TransactionResult::Exhausted, Some(_)) if often > 4 => {
+            TransactResult::Ended(ExecutionResult::Exhausted, Some(_)) if often > 4 => {
                 let lease = world.own(of, &policy(OnUnknown::Reexecute)).await;
                 assert!((lease.attempt(), lease.fence()) > (1, fence));
             }
@@ -278,13 +272,13 @@ async fn deadlocks_and_write_skew_end_well() {
                                 return Ok(done("taken"));
                             }
                             let outcome = outcome("too little");
-                            Ok(TransactionEnd::Reject { outcome, retention: None })
+                            Ok(ExecutionEnd::Reject { outcome, retention: None })
                         };
                         match all.await {
                             Ok(ending) => (ending, ()),
                             Err::<_, tokio_postgres::Error>(error) => {
                                 assert!(judge.as_ref().conflicts(&error), "{error:?}");
-                                (TransactionEnd::Rerun, ())
+                                (ExecutionEnd::Rerun, ())
                             }
                         }
                     }
@@ -295,7 +289,7 @@ async fn deadlocks_and_write_skew_end_well() {
         let ended = timeout(LIMIT, both.join_all()).await.unwrap();
         for ran in &ended {
             assert!(
-                matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+                matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())),
                 "{ran:?}"
             );
         }
@@ -350,7 +344,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
         };
         let ran = lease.transact(&TransactionBackend { terms, ..world.within() }, work).await;
         match ran {
-            TransactResult::Ended(TransactionResult::Failed(FinishError::Lost), Some(other))
+            TransactResult::Ended(ExecutionResult::Failed(FinishError::Lost), Some(other))
                 if taken_over =>
             {
                 assert!(other.fence() > fence);
@@ -359,7 +353,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
                 assert_eq!(replayed(&world.engine, of).await, "theirs");
             }
             // Nobody took over: late is not too late.
-            TransactResult::Ended(TransactionResult::Recorded(_), None) if !taken_over => {
+            TransactResult::Ended(ExecutionResult::Recorded(_), None) if !taken_over => {
                 assert_eq!(lines(&server).await, "1");
             }
             other => panic!("{of}: {other:?}"),
@@ -415,10 +409,7 @@ async fn copies_wait_for_no_transaction_and_hold_no_connection() {
         assert!(matches!(claim, Claim::Replay(_)), "{claim:?}");
     }
     for ran in owners.join_all().await {
-        assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
-            "{ran:?}"
-        );
+        assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())), "{ran:?}");
     }
     assert_eq!(lines(&server).await, "2");
 }
@@ -444,5 +435,5 @@ async fn waiting_for_a_connection_costs_no_lease() {
     assert!(matches!(claim_key(&world.engine, 1, &short).await, Claim::InFlight { .. }));
     drop(taken);
     let ran = timeout(LIMIT, ran).await.unwrap().unwrap();
-    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())), "{ran:?}");
 }

@@ -4,9 +4,7 @@ use std::io::Write;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use hapax_core::transaction::{
-    TransactResult, TransactionBackend, TransactionEnd, TransactionResult,
-};
+use hapax_core::transaction::{ExecutionEnd, ExecutionResult, TransactResult, TransactionBackend};
 use hapax_core::{Claim, Idempotency, InFlight, Notify, OnUnknown, OperationId, Outcome, Policy};
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::faults::Polling;
@@ -71,9 +69,9 @@ async fn a_commit_by_another_process_is_heard_of() {
         written = here.written(&key);
     }
     let backend = TransactionBackend::new(Arc::new(super::transact::at(&there, &server)));
-    let done = TransactionEnd::Complete { outcome: Outcome::new("text", "yes"), retention: None };
+    let done = ExecutionEnd::Complete { outcome: Outcome::new("text", "yes"), retention: None };
     let ran = lease.transact(&backend, move |_, _| std::future::ready((done.clone(), ()))).await;
-    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())), "{ran:?}");
     timeout(SOON, written).await.expect("news");
 }
 

@@ -68,8 +68,8 @@ async fn who_got_no_transaction_keeps_its_lease() {
     let world = World::new();
     let process = world.process();
     let backend = Slow::within(&Database::new(&world, []), false).any();
-    let transacting = TransactionalLease::new(own(&process, &reexecute()).await, backend);
-    let run = transacting.run();
+    let execution = Execution::in_transactions(own(&process, &reexecute()).await, backend);
+    let run = execution.begin_run().unwrap();
     let other = world.process();
     let work = async {
         assert!(run.take::<Writes>().await.is_err());
@@ -77,7 +77,7 @@ async fn who_got_no_transaction_keeps_its_lease() {
         sleep(WHILE).await;
         claim(&other, "a", &reexecute()).await
     };
-    let copy = transacting.lease().keep_alive(work).await;
+    let copy = execution.lease().keep_alive(work).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
 }
 
@@ -92,7 +92,7 @@ async fn between_runs_the_lease_is_kept() {
     let copy = claim(&world.process(), "a", &reexecute()).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
     let ran = running.await.unwrap();
-    assert!(matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), 2)), "{ran:?}");
+    assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), 2)), "{ran:?}");
 }
 
 /// Nobody is there to run it again: they go away before they are told, or before they hear it.
@@ -102,14 +102,14 @@ async fn what_was_to_run_again_for_nobody_is_released() {
         let world = World::new();
         let process = world.process();
         let policy = policy(OnUnknown::Block);
-        let transacting = TransactionalLease::new(
+        let execution = Execution::in_transactions(
             own(&process, &policy).await,
             TransactionBackend::new(Database::new(&world, [])).any(),
         );
-        let run = transacting.run();
+        let run = execution.begin_run().unwrap();
         drop(run.take::<Writes>().await.unwrap());
         {
-            let mut ending = pin!(transacting.end(run, TransactionEnd::Rerun));
+            let mut ending = pin!(execution.end(Some(run), ExecutionEnd::Rerun));
             let polled = std::future::poll_fn(|cx| Poll::Ready(ending.as_mut().poll(cx)));
             assert!(polled.await.is_pending());
             if told {
@@ -126,19 +126,19 @@ async fn what_was_to_run_again_for_nobody_is_released() {
 async fn work_that_keeps_its_transaction_leaves_it_unknown_however_it_ends() {
     for ending in [
         done(),
-        TransactionEnd::Reject { outcome: outcome("no"), retention: None },
-        TransactionEnd::Release,
-        TransactionEnd::Rerun,
+        ExecutionEnd::Reject { outcome: outcome("no"), retention: None },
+        ExecutionEnd::Release,
+        ExecutionEnd::Rerun,
     ] {
         let world = World::new();
         let process = world.process();
         let policy = policy(OnUnknown::Block);
         let backend = TransactionBackend::new(Database::new(&world, [])).any();
-        let transacting = TransactionalLease::new(own(&process, &policy).await, backend);
-        let run = transacting.run();
+        let execution = Execution::in_transactions(own(&process, &policy).await, backend);
+        let run = execution.begin_run().unwrap();
         let kept = run.take::<Writes>().await.unwrap();
-        let ended = transacting.end(run, ending.clone()).await;
-        assert!(matches!(ended, TransactionResult::Kept), "{ending:?}: {ended:?}");
+        let ended = execution.end(Some(run), ending.clone()).await;
+        assert!(matches!(ended, ExecutionResult::Kept), "{ending:?}: {ended:?}");
         drop(kept);
         assert!(matches!(claim(&process, "a", &policy).await, Claim::Unknown { .. }), "{ending:?}");
     }

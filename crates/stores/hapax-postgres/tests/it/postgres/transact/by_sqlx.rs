@@ -50,7 +50,7 @@ impl Sqlx {
         mut work: impl FnMut(SqlxTx) -> F + Send + 'static,
     ) -> TransactResult<()>
     where
-        F: Future<Output = TransactionEnd> + Send + 'static,
+        F: Future<Output = ExecutionEnd> + Send + 'static,
     {
         let lease = own(&self.engine, of, &policy(OnUnknown::Block)).await;
         let work = move |tx: SqlxTx, _| {
@@ -73,7 +73,7 @@ impl Sqlx {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn record_and_work_commit_together_by_sqlx() {
     let world = Sqlx::new().await;
-    let no = || TransactionEnd::Reject { outcome: outcome("no"), retention: None };
+    let no = || ExecutionEnd::Reject { outcome: outcome("no"), retention: None };
     for (of, ending, told) in [(1, done("yes"), "yes"), (2, no(), "no")] {
         let work = move |mut tx: SqlxTx| {
             let ending = ending.clone();
@@ -83,10 +83,7 @@ async fn record_and_work_commit_together_by_sqlx() {
             }
         };
         let ran = world.run(of, work).await;
-        assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
-            "{ran:?}"
-        );
+        assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())), "{ran:?}");
         assert_eq!(replayed(&world.engine, of).await, told);
         assert_eq!(lines(&world.server).await, "1");
     }
@@ -120,7 +117,7 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
                     Ok(()) => done("yes"),
                     Err(error) => {
                         assert!(judge.any_is_conflict(&error), "{error:?}");
-                        TransactionEnd::Rerun
+                        ExecutionEnd::Rerun
                     }
                 }
             }
@@ -128,8 +125,8 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
         let ran = world.run(of, work).await;
         assert_eq!(runs.load(Ordering::SeqCst), if ended_well { 3 } else { 4 });
         match ran {
-            TransactResult::Ended(TransactionResult::Recorded(_), ()) if ended_well => {}
-            TransactResult::Ended(TransactionResult::Exhausted, ()) if !ended_well => {}
+            TransactResult::Ended(ExecutionResult::Recorded(_), ()) if ended_well => {}
+            TransactResult::Ended(ExecutionResult::Exhausted, ()) if !ended_well => {}
             other => panic!("{other:?}"),
         }
     }
@@ -165,7 +162,7 @@ async fn a_commit_without_a_reply_is_settled_by_sqlx() {
         let ran = world.run(of, work).await;
         proxy.set(FaultProxyRates::default());
         assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())),
             "{of}: {ran:?}"
         );
         assert_eq!(lines(&world.server).await, of.to_string());
@@ -188,7 +185,7 @@ async fn what_cannot_commit_does_not_by_sqlx() {
         });
         let ran = ran.await;
         assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::RolledBack(_), ())),
+            matches!(ran, TransactResult::Ended(ExecutionResult::RolledBack(_), ())),
             "{text}: {ran:?}"
         );
         assert_eq!(
@@ -225,7 +222,7 @@ async fn nested_transactions_may_be_rolled_back_by_sqlx() {
         });
         let ran = ran.await;
         assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+            matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), ())),
             "{of}: {ran:?}"
         );
         assert_eq!(replayed(&world.engine, of).await, "yes");
@@ -237,8 +234,8 @@ async fn nested_transactions_may_be_rolled_back_by_sqlx() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
     let world = Sqlx::new().await;
-    let refused = TransactionEnd::Reject { outcome: outcome("no"), retention: None };
-    let endings = [done("yes"), refused, TransactionEnd::Release, TransactionEnd::Rerun];
+    let refused = ExecutionEnd::Reject { outcome: outcome("no"), retention: None };
+    let endings = [done("yes"), refused, ExecutionEnd::Release, ExecutionEnd::Rerun];
     let statements = ["COMMIT", "COMMIT AND CHAIN", "ROLLBACK"];
     let cases = statements.iter().flat_map(|text| endings.iter().map(move |end| (*text, end)));
     for (of, (text, ending)) in (1..).zip(cases) {
@@ -253,7 +250,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
         });
         let ran = ran.await;
         assert!(
-            matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
+            matches!(ran, TransactResult::Ended(ExecutionResult::EndedEarly(_), ())),
             "{text}: {ran:?}"
         );
         let again = claim_key(&world.engine, of, &policy(OnUnknown::Block)).await;

@@ -46,7 +46,7 @@ async fn a_commit_without_a_reply_is_settled() {
             let database = Arc::clone(&world.database);
             let ran_so = lease.transact(&TransactionBackend::new(database), work).await;
             assert!(
-                matches!(ran_so, TransactResult::Ended(TransactionResult::Recorded(_), ())),
+                matches!(ran_so, TransactResult::Ended(ExecutionResult::Recorded(_), ())),
                 "{kind}: {ran_so:?}"
             );
             expected += 1;
@@ -77,7 +77,7 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     short.terms.lease = terms.lease;
     let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
-    assert!(matches!(ended, TransactionResult::Unknown), "{ended:?}");
+    assert!(matches!(ended, ExecutionResult::Unknown), "{ended:?}");
     assert!(matches!(
         claim_key(&world.engine, 1, &policy(OnUnknown::Reexecute)).await,
         Claim::InFlight { .. }
@@ -103,7 +103,7 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
     let again = again.await.unwrap();
     proxy.set(FaultProxyRates::default());
     let ended = world.work(again, TxOptions::default(), done("again")).await;
-    assert!(matches!(ended, TransactionResult::Recorded(_)), "{ended:?}");
+    assert!(matches!(ended, ExecutionResult::Recorded(_)), "{ended:?}");
     assert_eq!(lines(&server).await, "1");
 }
 

@@ -9,7 +9,7 @@ async fn misused<F>(
     world: &World,
     of: u64,
     with: impl Fn(Tx<PgTx>) -> F + Send + 'static,
-) -> TransactionResult
+) -> ExecutionResult
 where
     F: Future<Output = ()> + Send + 'static,
 {
@@ -45,7 +45,7 @@ async fn what_cannot_commit_does_not() {
             tx.batch_execute(text).await.ok();
         });
         let ended = ended.await;
-        assert!(matches!(ended, TransactionResult::RolledBack(_)), "{text}: {ended:?}");
+        assert!(matches!(ended, ExecutionResult::RolledBack(_)), "{text}: {ended:?}");
         // The key is free.
         assert_eq!(world.own(of, &policy(OnUnknown::Reexecute)).await.attempt(), 2, "{text}");
         assert_eq!(lines(&server).await, "0", "{text}");
@@ -60,9 +60,9 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
     let statements = ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN", "ROLLBACK", "ROLLBACK; BEGIN"];
     let endings = [
         done("yes"),
-        TransactionEnd::Reject { outcome: outcome("no"), retention: None },
-        TransactionEnd::Release,
-        TransactionEnd::Rerun,
+        ExecutionEnd::Reject { outcome: outcome("no"), retention: None },
+        ExecutionEnd::Release,
+        ExecutionEnd::Rerun,
     ];
     let mut of = 0;
     for text in statements {
@@ -80,7 +80,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
             };
             let ran = lease.transact(&world.within(), work).await;
             assert!(
-                matches!(ran, TransactResult::Ended(TransactionResult::EndedEarly(_), ())),
+                matches!(ran, TransactResult::Ended(ExecutionResult::EndedEarly(_), ())),
                 "{text}: {ran:?}"
             );
             let again = claim_key(&world.engine, of, &policy(OnUnknown::Block)).await;
@@ -110,7 +110,7 @@ async fn savepoints_may_be_there_at_the_end() {
             async move { tx.batch_execute(&text).await.unwrap() }
         });
         let ended = ended.await;
-        assert!(matches!(ended, TransactionResult::Recorded(_)), "{text}: {ended:?}");
+        assert!(matches!(ended, ExecutionResult::Recorded(_)), "{text}: {ended:?}");
         assert_eq!(replayed(&world.engine, of).await, "yes", "{text}");
         expected += written;
         assert_eq!(lines(&server).await, expected.to_string(), "{text}");
@@ -130,7 +130,7 @@ async fn a_task_that_panics_with_the_transaction_spoils_it() {
         half.await.unwrap_err();
     });
     let ended = ended.await;
-    assert!(matches!(ended, TransactionResult::Kept), "{ended:?}");
+    assert!(matches!(ended, ExecutionResult::Kept), "{ended:?}");
     assert_eq!(lines(&server).await, "0");
 }
 
@@ -148,7 +148,7 @@ async fn a_transaction_that_is_kept_is_not_committed() {
         }
     });
     let ended = ended.await;
-    assert!(matches!(ended, TransactionResult::Kept), "{ended:?}");
+    assert!(matches!(ended, ExecutionResult::Kept), "{ended:?}");
     assert!(matches!(
         claim_key(&world.engine, 1, &policy(OnUnknown::Block)).await,
         Claim::Unknown { .. }
