@@ -23,7 +23,7 @@
 //!    reconcile URL.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -37,11 +37,13 @@ use hapax_http::server::{
     RoutePolicy,
 };
 use hapax_http::{Body, BoxError};
+use hapax_proxy::GuardedBody;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tower::ServiceExt as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -178,18 +180,8 @@ impl BodyCopy {
     /// Starts the shadow.
     fn finish(self, trailers: Option<HeaderMap>) {
         let Self { observed, head, bytes, share, .. } = self;
-        let body = BudgetedBody { body: Body::whole(bytes.freeze(), trailers), _share: share };
-        let mut service = observed.shadow;
-        let request = Request::from_parts(head, body);
-        tokio::spawn(async move {
-            // The layer is always ready, and so is the shadow upstream.
-            if poll_fn(|cx| Service::<Request<BudgetedBody>>::poll_ready(&mut service, cx))
-                .await
-                .is_ok()
-            {
-                drop(service.call(request).await);
-            }
-        });
+        let body = GuardedBody::new(Body::whole(bytes.freeze(), trailers), share);
+        tokio::spawn(observed.shadow.oneshot(Request::from_parts(head, body)));
     }
 }
 
@@ -262,32 +254,6 @@ impl Drop for CopiedBody {
         if let Some(copy) = &self.copy {
             copy.observed.counts.would(ObservedResult::Unmeasured);
         }
-    }
-}
-
-/// A body with its reserved memory.
-struct BudgetedBody {
-    body: Body,
-    _share: Option<OwnedSemaphorePermit>,
-}
-
-impl http_body::Body for BudgetedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
