@@ -57,7 +57,7 @@
 //! #     std::io::Result::Ok(read)
 //! # });
 //! let upstream = Upstream::new(origin, Duration::from_secs(30), 100, ConnectOptions::default());
-//! let (clients, shutdown) = (TcpListener::bind("127.0.0.1:0").await?, Shutdown::new());
+//! let (clients, shutdown) = (TcpListener::bind("127.0.0.1:0").await?, Shutdown::default());
 //! # let address = clients.local_addr()?;
 //! let handler = Arc::new(Forward(upstream));
 //! let serving = listener::serve(clients, handler, ListenerConfig::default(), shutdown.clone());

@@ -132,8 +132,7 @@ impl<H: ProxyHandler> ListenerContext<H> {
 }
 
 /// Accepts connections and answers their requests by `handler` until the drain begins, then serves
-/// the open ones until they end.
-/// Dropping the future ends them all.
+/// the open ones until they end. Dropping the future ends them all.
 pub async fn serve<H: ProxyHandler>(
     listener: TcpListener,
     handler: Arc<H>,
