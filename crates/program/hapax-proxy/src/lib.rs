@@ -99,7 +99,6 @@ pub use connection_limit::{ClientNetwork, ConnectionLimit, SheddableConnections,
 pub use forward::ForwardedRequest;
 pub use handler::{ClientRequest, Peer, ProxyHandler};
 pub use listener::ListenerConfig;
-pub use log_throttle::LogThrottle;
 pub use network::{IpNetwork, NetworkError};
 pub use shutdown::{Shutdown, ShutdownPhase};
 pub use tunnel::Switch;
