@@ -94,7 +94,7 @@ use std::error::Error;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 
-pub use body::{GuardedBody, PacedBody};
+pub use body::{GuardedBody, InspectedBody, PacedBody};
 pub use connection_limit::{ClientNetwork, ConnectionLimit, SheddableConnections, SheddableEntry};
 pub use forward::ForwardedRequest;
 pub use handler::{ClientRequest, Peer, ProxyHandler};
