@@ -35,7 +35,7 @@ fuzz_target!(|input: &[u8]| {
 
 /// The bytes that the guard lets through, and the requests it finds in them.
 fn guard(input: &[u8]) -> (Vec<u8>, Vec<Seen>) {
-    let mut scanner = Scanner::new();
+    let mut scanner = Scanner::default();
     let mut at = 0;
     let mut heads: Vec<(usize, usize)> = Vec::new();
     let mut broken = false;

@@ -336,7 +336,7 @@ impl Drop for Probed {
 
 impl Listeners {
     fn bind(config: &Config) -> Result<Self, StartError> {
-        let shutdown = Shutdown::new();
+        let shutdown = Shutdown::default();
         let data = bind(config.listen)?;
         let admin = config.admin.map(bind).transpose()?;
         let admin_addr = admin.as_ref().map(local_addr).transpose()?;

@@ -23,7 +23,7 @@
 //!    reconcile URL.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -37,11 +37,13 @@ use hapax_http::server::{
     RoutePolicy,
 };
 use hapax_http::{Body, BoxError};
+use hapax_proxy::{GuardedBody, InspectedBody};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tower::ServiceExt as _;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -118,17 +120,14 @@ impl ObservedRoute {
             context.shadow = Some(Arc::new(Mutex::new(Some(answered))));
         }
         let limit = if has_key { options.max_request_body } else { 0 };
-        let copied = CopiedBody {
-            body,
-            copy: Some(BodyCopy {
-                observed: self.clone(),
-                head: shadow,
-                bytes: BytesMut::new(),
-                limit,
-                share: None,
-            }),
-        };
-        let body = Body::new(copied.looked_at());
+        let (observed, bytes, share) = (self.clone(), BytesMut::new(), None);
+        let mut copy = CopySlot(Some(BodyCopy { observed, head: shadow, bytes, limit, share }));
+        if body.is_end_stream() {
+            // An empty body is never read.
+            copy.finish(None);
+        }
+        let inspect = move |frame: Inspected<'_>, is_end| copy.inspect(frame, is_end);
+        let body = Body::new(InspectedBody::new(body, inspect));
         let response = self.proxy.forward(Request::from_parts(parts, body), true).await;
         let (mut head, body) = response.into_parts();
         let (end, ended) = oneshot::channel();
@@ -141,9 +140,21 @@ impl ObservedRoute {
         // The shadow may have ended already, if it was rejected.
         drop(answer.send(real_response));
         drop_own(&mut head.headers, false);
-        Response::from_parts(head, Body::new(WatchedBody { body, end: Some(end) }))
+        let mut end = Some(end);
+        let inspect = move |frame: Inspected<'_>, _| {
+            if let Some(ended) = response_end(frame)
+                && let Some(end) = end.take()
+            {
+                // The shadow may have ended already, if it was rejected.
+                drop(end.send(ended));
+            }
+        };
+        Response::from_parts(head, Body::new(InspectedBody::new(body, inspect)))
     }
 }
+
+/// A frame of a body, an error, or the end.
+type Inspected<'a> = Option<&'a mut Result<Frame<Bytes>, BoxError>>;
 
 /// The copy of a body that is being read.
 struct BodyCopy {
@@ -178,116 +189,47 @@ impl BodyCopy {
     /// Starts the shadow.
     fn finish(self, trailers: Option<HeaderMap>) {
         let Self { observed, head, bytes, share, .. } = self;
-        let body = BudgetedBody { body: Body::whole(bytes.freeze(), trailers), _share: share };
-        let mut service = observed.shadow;
-        let request = Request::from_parts(head, body);
-        tokio::spawn(async move {
-            // The layer is always ready, and so is the shadow upstream.
-            if poll_fn(|cx| Service::<Request<BudgetedBody>>::poll_ready(&mut service, cx))
-                .await
-                .is_ok()
-            {
-                drop(service.call(request).await);
+        let body = GuardedBody::new(Body::whole(bytes.freeze(), trailers), share);
+        tokio::spawn(observed.shadow.oneshot(Request::from_parts(head, body)));
+    }
+}
+
+/// The copy of a request's body, until it is finished or without memory.
+struct CopySlot(Option<BodyCopy>);
+
+impl CopySlot {
+    fn inspect(&mut self, frame: Inspected<'_>, is_end: bool) {
+        match frame {
+            None => self.finish(None),
+            Some(Ok(frame)) => {
+                if let (Some(data), Some(copy)) = (frame.data_ref(), &mut self.0)
+                    && !copy.add(data)
+                {
+                    copy.observed.counts.would(ObservedResult::Unmeasured);
+                    self.0 = None;
+                }
+                // A reader that has the length does not poll the end.
+                if is_end || frame.is_trailers() {
+                    self.finish(frame.trailers_ref().cloned());
+                }
             }
-        });
-    }
-}
-
-/// A request's body that is copied while it is read.
-struct CopiedBody {
-    body: Body,
-    copy: Option<BodyCopy>,
-}
-
-impl CopiedBody {
-    /// Finishes the copy of an empty body, which is never read.
-    fn looked_at(mut self) -> Self {
-        self.look(None);
-        self
+            Some(Err(_)) => {}
+        }
     }
 
-    /// Finishes the copy at the end of the body: a reader that has the length does not poll the
-    /// end.
-    fn look(&mut self, trailers: Option<HeaderMap>) {
-        if (trailers.is_some() || http_body::Body::is_end_stream(&self.body))
-            && let Some(copy) = self.copy.take()
-        {
+    fn finish(&mut self, trailers: Option<HeaderMap>) {
+        if let Some(copy) = self.0.take() {
             copy.finish(trailers);
         }
     }
 }
 
-impl http_body::Body for CopiedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = &mut *self;
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
-        match &frame {
-            None => {
-                if let Some(copy) = this.copy.take() {
-                    copy.finish(None);
-                }
-            }
-            Some(Ok(frame)) => {
-                if let (Some(data), Some(copy)) = (frame.data_ref(), &mut this.copy)
-                    && !copy.add(data)
-                {
-                    copy.observed.counts.would(ObservedResult::Unmeasured);
-                    this.copy = None;
-                }
-                this.look(frame.trailers_ref().cloned());
-            }
-            Some(Err(_)) => {}
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        http_body::Body::is_end_stream(&self.body)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        http_body::Body::size_hint(&self.body)
-    }
-}
-
-impl Drop for CopiedBody {
+impl Drop for CopySlot {
     fn drop(&mut self) {
         // It was not read to its end: the client broke off, or the upstream rejected the rest.
-        if let Some(copy) = &self.copy {
+        if let Some(copy) = &self.0 {
             copy.observed.counts.would(ObservedResult::Unmeasured);
         }
-    }
-}
-
-/// A body with its reserved memory.
-struct BudgetedBody {
-    body: Body,
-    _share: Option<OwnedSemaphorePermit>,
-}
-
-impl http_body::Body for BudgetedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -369,49 +311,17 @@ impl http_body::Body for ShadowBody {
     }
 }
 
-/// A response's body that reports how it ended.
-struct WatchedBody {
-    body: Body,
-    end: Option<oneshot::Sender<ResponseEnd>>,
-}
-
-impl WatchedBody {
-    fn ended(&mut self, end: ResponseEnd) {
-        if let Some(sender) = self.end.take() {
-            // The shadow may have ended already, if it was rejected.
-            drop(sender.send(end));
+/// Returns the end of a response; it drops trailers that the client must not get.
+fn response_end(frame: Inspected<'_>) -> Option<ResponseEnd> {
+    match frame {
+        None => Some(ResponseEnd::Whole(None)),
+        Some(Err(_)) => Some(ResponseEnd::Broken),
+        Some(Ok(frame)) => {
+            let trailers = frame.trailers_mut()?;
+            let end = ResponseEnd::Whole(Some(trailers.clone()));
+            drop_own(trailers, false);
+            Some(end)
         }
-    }
-}
-
-impl http_body::Body for WatchedBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        match &mut frame {
-            None => self.ended(ResponseEnd::Whole(None)),
-            Some(Err(_)) => self.ended(ResponseEnd::Broken),
-            Some(Ok(frame)) => {
-                if let Some(trailers) = frame.trailers_mut() {
-                    self.ended(ResponseEnd::Whole(Some(trailers.clone())));
-                    drop_own(trailers, false);
-                }
-            }
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

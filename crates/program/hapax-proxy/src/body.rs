@@ -1,8 +1,8 @@
-//! Bodies with a minimum rate, and with a guard.
+//! Bodies with a minimum rate, with a guard, and with a function for frames.
 
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -135,6 +135,48 @@ where
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A body that calls a function for each frame, and with `None` at the end. The function also gets
+/// whether no further frame follows.
+#[derive(Debug)]
+pub struct InspectedBody<B, F> {
+    body: B,
+    inspect: F,
+}
+
+impl<B, F> InspectedBody<B, F> {
+    /// Creates a body that calls `inspect`.
+    pub const fn new(body: B, inspect: F) -> Self {
+        Self { body, inspect }
+    }
+}
+
+impl<B, F> http_body::Body for InspectedBody<B, F>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    F: FnMut(Option<&mut Result<Frame<Bytes>, B::Error>>, bool) + Unpin,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let mut frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let is_end = self.body.is_end_stream();
+        (self.inspect)(frame.as_mut(), is_end);
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -11,12 +11,13 @@
 //! 3. A log line, at most once a minute, warns that there are too many.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::log_throttle::LogThrottle;
 use crate::network::IpNetwork;
@@ -54,6 +55,7 @@ pub struct ConnectionLimit {
     /// Kind of the peers, for the log.
     whose: &'static str,
     full: LogThrottle,
+    failures: LogThrottle,
 }
 
 impl ConnectionLimit {
@@ -62,7 +64,8 @@ impl ConnectionLimit {
     #[must_use]
     pub fn new(all: usize, whose: &'static str, after: Duration) -> Self {
         let (free, sheddable) = (Arc::new(Semaphore::new(all)), Arc::default());
-        Self { free, sheddable, all, after, whose, full: LogThrottle::default() }
+        let (full, failures) = Default::default();
+        Self { free, sheddable, all, after, whose, full, failures }
     }
 
     /// Returns the number of permits, free or taken.
@@ -78,6 +81,22 @@ impl ConnectionLimit {
     /// Returns the connections that may be shed.
     pub const fn sheddable(&self) -> &Arc<SheddableConnections> {
         &self.sheddable
+    }
+
+    /// Accepts the next connection. If the future is dropped, none was accepted.
+    pub async fn accept(&self, listener: &TcpListener) -> (TcpStream, SocketAddr) {
+        loop {
+            let error = match listener.accept().await {
+                Ok(accepted) => return accepted,
+                Err(error) => error,
+            };
+            if let Some(left_out) = self.failures.due() {
+                let whose = self.whose;
+                tracing::warn!(whose, %error, left_out, "a connection could not be accepted");
+            }
+            // Most likely the process has no free descriptors: an immediate retry would fail too.
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Takes `count` permits if they are free.

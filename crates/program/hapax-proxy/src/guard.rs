@@ -118,7 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
     pub fn new(io: S, read: &[u8], stall: Duration) -> Self {
         Self {
             io,
-            scanner: Scanner::new(),
+            scanner: Scanner::default(),
             heads: Arc::default(),
             passed: 0,
             upgrade: None,

@@ -57,7 +57,7 @@
 //! #     std::io::Result::Ok(read)
 //! # });
 //! let upstream = Upstream::new(origin, Duration::from_secs(30), 100, ConnectOptions::default());
-//! let (clients, shutdown) = (TcpListener::bind("127.0.0.1:0").await?, Shutdown::new());
+//! let (clients, shutdown) = (TcpListener::bind("127.0.0.1:0").await?, Shutdown::default());
 //! # let address = clients.local_addr()?;
 //! let handler = Arc::new(Forward(upstream));
 //! let serving = listener::serve(clients, handler, ListenerConfig::default(), shutdown.clone());
@@ -94,12 +94,11 @@ use std::error::Error;
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;
 
-pub use body::{GuardedBody, PacedBody};
+pub use body::{GuardedBody, InspectedBody, PacedBody};
 pub use connection_limit::{ClientNetwork, ConnectionLimit, SheddableConnections, SheddableEntry};
 pub use forward::ForwardedRequest;
 pub use handler::{ClientRequest, Peer, ProxyHandler};
 pub use listener::ListenerConfig;
-pub use log_throttle::LogThrottle;
 pub use network::{IpNetwork, NetworkError};
 pub use shutdown::{Shutdown, ShutdownPhase};
 pub use tunnel::Switch;

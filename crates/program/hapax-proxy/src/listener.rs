@@ -132,8 +132,7 @@ impl<H: ProxyHandler> ListenerContext<H> {
 }
 
 /// Accepts connections and answers their requests by `handler` until the drain begins, then serves
-/// the open ones until they end.
-/// Dropping the future ends them all.
+/// the open ones until they end. Dropping the future ends them all.
 pub async fn serve<H: ProxyHandler>(
     listener: TcpListener,
     handler: Arc<H>,
@@ -145,7 +144,6 @@ pub async fn serve<H: ProxyHandler>(
     let mut draining = pin!(shutdown.reached(ShutdownPhase::Draining));
     // The accepted connection that waits for a permit; further ones wait in the kernel's queue.
     let mut next: Option<AcceptedConnection> = None;
-    let failures = LogThrottle::default();
     loop {
         // Cancel-safe: an accepted connection is already in `next`, and a permit that was not
         // handed over is free again.
@@ -158,17 +156,9 @@ pub async fn serve<H: ProxyHandler>(
                     connections.spawn(connection(arrival, Arc::clone(&context), permit));
                 }
             }
-            accepted = listener.accept(), if next.is_none() => match accepted {
-                Ok((stream, peer)) => next = context.admit(stream, peer),
-                Err(error) => {
-                    if let Some(left_out) = failures.due() {
-                        tracing::warn!(%error, left_out, "a connection could not be accepted");
-                    }
-                    // Most likely the process has no free descriptors: an immediate retry would
-                    // fail too.
-                    sleep(Duration::from_millis(50)).await;
-                }
-            },
+            (stream, peer) = context.permits.accept(&listener), if next.is_none() => {
+                next = context.admit(stream, peer);
+            }
         }
     }
     // Connections in the kernel's queue get the response `draining` instead of none.

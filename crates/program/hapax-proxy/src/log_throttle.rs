@@ -10,7 +10,7 @@ const EVERY: Duration = Duration::from_secs(60);
 
 /// Lets one log line through a minute and counts the others.
 #[derive(Debug, Default)]
-pub struct LogThrottle(Mutex<Lines>);
+pub(crate) struct LogThrottle(Mutex<Lines>);
 
 #[derive(Debug, Default)]
 struct Lines {
@@ -20,8 +20,7 @@ struct Lines {
 
 impl LogThrottle {
     /// Returns how many lines were left out since the last one, if another one is due now.
-    #[must_use]
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         // Nothing here panics half way through a change.
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 
 /// Phases of a gateway, in order.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum ShutdownPhase {
     /// Requests are accepted.
+    #[default]
     Serving,
     /// Requests are accepted, and readiness probes fail, so that load balancers choose other
     /// servers.
@@ -20,25 +21,13 @@ pub enum ShutdownPhase {
 }
 
 /// The phase and the number of requests under way. Clones share them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Shutdown {
     phase: watch::Sender<ShutdownPhase>,
     active_requests: Arc<AtomicUsize>,
 }
 
-impl Default for Shutdown {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Shutdown {
-    /// Creates a shutdown in the phase of serving.
-    #[must_use]
-    pub fn new() -> Self {
-        Self { phase: watch::Sender::new(ShutdownPhase::Serving), active_requests: Arc::default() }
-    }
-
     /// Enters `phase`.
     pub fn enter(&self, phase: ShutdownPhase) {
         self.phase.send_replace(phase);

@@ -12,22 +12,25 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::time::{Instant, sleep_until};
 
 use crate::headers::has_token;
-use crate::upstream::{Metered, Switched, Tunnel};
+use crate::upstream::{Metered, Tunnel};
 
-/// The upstream's connection after a switch of protocols, if the client's connection can switch
-/// too. Clones share one tunnel.
+/// The upstream's connection after a switch of protocols. Clones share one tunnel.
 #[derive(Clone, Debug, Default)]
 pub struct Switch(Arc<Mutex<Option<Tunnel>>>);
 
 impl Switch {
-    /// Returns the upstream's connection once both have switched protocols.
+    pub(crate) fn to(tunnel: Tunnel) -> Self {
+        Self(Arc::new(Mutex::new(Some(tunnel))))
+    }
+
+    /// Takes the upstream's connection once both have switched protocols.
     pub(crate) fn take(&self) -> Option<Tunnel> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Takes the upstream's connection from its response; returns the new protocol.
     pub(crate) fn follow<B>(&self, response: &mut Response<B>) -> Option<HeaderValue> {
-        let tunnel = response.extensions_mut().remove::<Switched>()?.take()?;
+        let tunnel = response.extensions_mut().remove::<Self>()?.take()?;
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
         // The response must name it (RFC 9110 15.2.2); one that does not is followed nevertheless.
         let said = response.headers().get(UPGRADE).cloned();

@@ -51,8 +51,8 @@ use connection::UpstreamConnection;
 pub(crate) use meter::Metered;
 use pool::Pool;
 pub use receive::ReceivedBody;
+pub(crate) use receive::Tunnel;
 use receive::{RequestTraits, receive};
-pub(crate) use receive::{Switched, Tunnel};
 pub use registry::Upstreams;
 use upload::Upload;
 pub use upload::UploadError;
@@ -185,9 +185,9 @@ impl Upstream {
     /// It uses no connection on which `HEAD` was answered: some servers send a body later
     /// nevertheless, which would be taken for this request's response.
     ///
-    /// If the request wants to switch protocols and the response does, the response has
-    /// a tunnel among its extensions. Dropping the future ends the connection; bytes that were
-    /// sent cannot be revoked.
+    /// If the request wants to switch protocols and the response does, the response has a
+    /// [`Switch`](crate::Switch) among its extensions. Dropping the future ends the connection;
+    /// bytes that were sent cannot be revoked.
     ///
     /// # Errors
     /// [`UpstreamError`] shows whether anything of the request was sent.

@@ -18,8 +18,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use hapax_proxy::guard::{GuardState, Guarded, MAX_HEAD};
 use hapax_proxy::{
-    ClientNetwork, ConnectionLimit, GuardedBody, LogThrottle, PacedBody, SheddableConnections,
-    SheddableEntry, Shutdown, ShutdownPhase,
+    ClientNetwork, ConnectionLimit, GuardedBody, PacedBody, SheddableConnections, SheddableEntry,
+    Shutdown, ShutdownPhase,
 };
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -28,7 +28,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tower_service::Service;
 
 use crate::own_headers::drop_own;
@@ -63,7 +63,6 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
     let mut closing = pin!(shutdown.reached(ShutdownPhase::Closing));
     // The accepted connection that waits for a permit.
     let mut next = None;
-    let failures = LogThrottle::default();
     loop {
         // Cancel-safe: an accepted connection is already in `next`.
         tokio::select! {
@@ -80,17 +79,7 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
                     });
                 }
             }
-            accepted = listener.accept(), if next.is_none() => match accepted {
-                Ok(accepted) => next = Some(accepted),
-                Err(error) => {
-                    if let Some(left_out) = failures.due() {
-                        tracing::warn!(%error, left_out, "an operator's connection could not be accepted");
-                    }
-                    // Most likely the process has no free descriptors: an immediate retry would
-                    // fail too.
-                    sleep(Duration::from_millis(50)).await;
-                }
-            },
+            accepted = permits.accept(&listener), if next.is_none() => next = Some(accepted),
         }
     }
     drop(listener);

@@ -60,17 +60,11 @@ enum Chunk {
 
 impl Default for Scanner {
     fn default() -> Self {
-        Self::new()
+        Self { state: ScanState::Head { seen: 0 } }
     }
 }
 
 impl Scanner {
-    /// Creates a scanner at the beginning of a connection.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self { state: ScanState::Head { seen: 0 } }
-    }
-
     /// Returns whether the next byte begins a request.
     #[must_use]
     pub const fn is_between(&self) -> bool {
@@ -202,7 +196,7 @@ mod tests {
     /// Checks `stream` in pieces that end at `cuts`; returns where heads began, and the decision
     /// that ended it.
     fn follow(stream: &[u8], cuts: &[usize]) -> (Vec<usize>, Option<ScanResult>) {
-        let mut scanner = Scanner::new();
+        let mut scanner = Scanner::default();
         let mut heads = Vec::new();
         let mut done = 0;
         let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (stream.len() + 1)).collect();

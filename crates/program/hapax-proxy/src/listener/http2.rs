@@ -78,14 +78,14 @@ pub(super) async fn serve<H: ProxyHandler>(
 ) {
     let room = ConnectionBudget::new(context, peer.addr.ip(), permit);
     let activity = Arc::new(Activity::new());
-    let served = ConnectionContext {
+    let served = Arc::new(ConnectionContext {
         context: Arc::clone(context),
         peer,
         activity: Arc::clone(&activity),
         own: Arc::new(Semaphore::new(1)),
-    };
+    });
     let service = service_fn(|request| {
-        let answer = served.clone().answer(request);
+        let answer = Arc::clone(&served).answer(request);
         Box::pin(async move { Ok::<_, Infallible>(answer.await) })
     });
     let io = WriteTimeoutIo::new(io, read, context.config.stall);
@@ -184,21 +184,10 @@ struct ConnectionContext<H> {
 /// Body of a response; without a permit for the request, a short one.
 type StreamBody<B> = Either<PacedResponse<GuardedBody<B, ActiveRequest>>, B>;
 
-impl<H> Clone for ConnectionContext<H> {
-    fn clone(&self) -> Self {
-        Self {
-            context: Arc::clone(&self.context),
-            peer: self.peer,
-            activity: Arc::clone(&self.activity),
-            own: Arc::clone(&self.own),
-        }
-    }
-}
-
 impl<H: ProxyHandler> ConnectionContext<H> {
     /// Answers a request. If the future is dropped before it resolves, the client has reset the
     /// request.
-    async fn answer(self, request: Request<Incoming>) -> Response<StreamBody<H::Body>> {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<StreamBody<H::Body>> {
         let busy = self.activity.begin();
         let response = match self.permit().await {
             Some(permit) => {

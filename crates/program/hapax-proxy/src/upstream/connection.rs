@@ -17,9 +17,10 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::BoxedBody;
+use crate::body::GuardedBody;
 
 use super::meter::{Meter, Metered};
-use super::normalize::{self, SentBody};
+use super::normalize;
 use super::socket::SocketProbe;
 use super::{MAX_BUFFER, MAX_FIELDS, Origin};
 
@@ -117,9 +118,11 @@ impl UpstreamConnection {
             }
             Sender::Http2 { sender, origin, sent } => {
                 normalize::for_http2(&mut request, origin);
-                let (request, done) = SentBody::watch(request);
-                *sent = Some(done);
-                sender.try_send_request(request).await
+                // The body drops its guard when it is sent.
+                let (guard, dropped) = oneshot::channel();
+                *sent = Some(dropped);
+                let body = |body| BoxedBody::new(GuardedBody::new(body, guard));
+                sender.try_send_request(request.map(body)).await
             }
         }
     }

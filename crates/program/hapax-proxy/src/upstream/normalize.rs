@@ -1,17 +1,11 @@
 //! Conversion of requests to the form of a protocol.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use bytes::Bytes;
 use http::header::{CONNECTION, HOST, HeaderValue, TE, TRANSFER_ENCODING};
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{Request, Version};
-use http_body::{Frame, SizeHint};
-use tokio::sync::oneshot;
 
 use super::Origin;
-use crate::{BodyError, BoxedBody};
+use crate::BoxedBody;
 
 /// Converts a request to origin form, with the host in its field (RFC 9112 3.2.1).
 pub(super) fn for_http1(request: &mut Request<BoxedBody>) {
@@ -54,41 +48,6 @@ pub(super) fn for_http2(request: &mut Request<BoxedBody>, origin: &Origin) {
     target.path_and_query.get_or_insert_with(|| PathAndQuery::from_static("/"));
     // All three parts are set, so the URI is valid.
     *request.uri_mut() = Uri::from_parts(target).unwrap_or_default();
-}
-
-/// A request's body that signals when it is dropped.
-pub(super) struct SentBody {
-    body: BoxedBody,
-    _done: oneshot::Sender<()>,
-}
-
-impl SentBody {
-    pub(super) fn watch(
-        request: Request<BoxedBody>,
-    ) -> (Request<BoxedBody>, oneshot::Receiver<()>) {
-        let (done, is_done) = oneshot::channel();
-        (request.map(|body| BoxedBody::new(Self { body, _done: done })), is_done)
-    }
-}
-
-impl http_body::Body for SentBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

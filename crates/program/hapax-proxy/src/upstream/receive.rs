@@ -3,8 +3,8 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use super::connection::UpstreamConnection;
 use super::{ENDING, Inner, MAX_FIELDS, Upstream, UpstreamError, cut};
 use crate::BodyError;
+use crate::tunnel::Switch;
 
 /// Time that a connection may make no progress after its response is complete or dropped, as with a
 /// server that answered early and neither reads the rest of the request nor closes.
@@ -52,18 +53,8 @@ pub(super) async fn receive(
         let io = hyper::upgrade::on(&mut response).await;
         let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
         let tunnel = Tunnel { io, idle_timeout: *timeout, _permit: permit };
-        let cut = Box::pin(std::future::pending());
-        let mut response = response.map(|body| ReceivedBody {
-            body,
-            http2: false,
-            left: None,
-            idle_timeout: *timeout,
-            waiting: None,
-            cut,
-            over: None,
-        });
-        response.extensions_mut().insert(Switched(Arc::new(Mutex::new(Some(tunnel)))));
-        return Ok(response);
+        response.extensions_mut().insert(Switch::to(tunnel));
+        return Ok(response.map(|body| ReceivedBody::new(body, inner, *timeout)));
     }
     let (parts, body) = response.into_parts();
     let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
@@ -79,7 +70,7 @@ pub(super) async fn receive(
         !http2 && !is_bare && length.is_none() && !parts.headers.contains_key(TRANSFER_ENCODING);
     if by_closing && request.counts && !inner.warned.swap(true, Ordering::Relaxed) {
         tracing::warn!(
-                upstream = %inner.origin.authority,
+            upstream = %inner.origin.authority,
             "responses end with their connections: a truncated one looks complete"
         );
     }
@@ -87,15 +78,8 @@ pub(super) async fn receive(
     let (over, is_over) = watch::channel(());
     let keep = !(request.counts && inner.connect.fresh);
     tokio::spawn(settle(Arc::clone(inner), connection, permit, is_over, keep));
-    let body = ReceivedBody {
-        body,
-        http2,
-        left: length,
-        idle_timeout: *timeout,
-        waiting: None,
-        cut: Box::pin(cut(inner.cut.subscribe())),
-        over: Some(over),
-    };
+    let body = ReceivedBody::new(body, inner, *timeout);
+    let body = ReceivedBody { http2, left: length, over: Some(over), ..body };
     Ok(Response::from_parts(parts, body))
 }
 
@@ -127,16 +111,6 @@ pub(crate) struct Tunnel {
     /// Timeout without a byte in either direction.
     pub(crate) idle_timeout: Duration,
     pub(crate) _permit: OwnedSemaphorePermit,
-}
-
-/// A response extension: the connection after a switch of protocols; it can be taken once.
-#[derive(Clone, Debug)]
-pub(crate) struct Switched(Arc<Mutex<Option<Tunnel>>>);
-
-impl Switched {
-    pub(crate) fn take(&self) -> Option<Tunnel> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
 }
 
 /// Puts the connection into the pool, with `keep`, once the response is completely read and the
@@ -197,6 +171,11 @@ pub struct ReceivedBody {
 }
 
 impl ReceivedBody {
+    fn new(body: Incoming, upstream: &Inner, idle_timeout: Duration) -> Self {
+        let cut = Box::pin(cut(upstream.cut.subscribe()));
+        Self { body, http2: false, left: None, idle_timeout, waiting: None, cut, over: None }
+    }
+
     /// Returns whether a body that ended should have continued.
     fn is_cut_short(&self) -> bool {
         (self.http2 && !self.body.is_end_stream()) || self.left.is_some_and(|left| left > 0)
