@@ -388,7 +388,8 @@ fn run(
         connect,
     )?;
     let reloading = ReloadState::new(config.clone(), resolved.largest);
-    let current = Arc::new(CurrentConfig::new(resources.snapshot(config, resolved, None)?));
+    let current =
+        Arc::new(CurrentConfig::from_pointee(resources.snapshot(config, resolved, None)?));
     reloading.probe(&current);
     let Listeners { data, admin: probed, admin_addr, shutdown } = listeners;
     let handler = Arc::new(RequestHandler {
@@ -420,7 +421,7 @@ fn run(
         let (snapshot, stats) = (Arc::clone(&current), Arc::clone(&admin));
         let operators = Operators::builder(engine.clone(), Arc::clone(&opened.store))
             .store_timeout(config.store_timeout)
-            .scope_headers(move || snapshot.now().callers().to_vec())
+            .scope_headers(move || snapshot.load().callers().to_vec())
             .stats(move || stats.stats())
             .census(census)
             .build(token, audit(config, local_addr));

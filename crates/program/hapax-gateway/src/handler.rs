@@ -46,7 +46,7 @@ impl ProxyHandler for RequestHandler {
         let ClientRequest { request, rejection, peer, switch } = request;
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let away = self.rejection(rejection);
-        let snapshot = self.current.now();
+        let snapshot = self.current.load_full();
         let found = snapshot.route(request.uri().path(), request.method()).cloned();
         name_route(&mut entry, found.as_ref().unwrap_or(snapshot.rest()));
         let response = match found {
@@ -79,7 +79,7 @@ impl ProxyHandler for RequestHandler {
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
         let detail = format!("Too many requests are under way. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
-        let snapshot = self.current.now();
+        let snapshot = self.current.load_full();
         let route =
             snapshot.route(request.uri().path(), request.method()).unwrap_or(snapshot.rest());
         name_route(&mut entry, route);

@@ -5,8 +5,9 @@
 //! reload. Resources that do not depend on the configuration (the engine and its store, memory,
 //! connections, counters) are in [`SharedResources`] and outlive it.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use hapax_core::{
     EngineError, Idempotency, InFlight, MemoryCapacity, MemoryStore, OnUnknown, SystemClock,
 };
@@ -36,22 +37,7 @@ use crate::reconcile::{ReconcileClient, RouteReconciler};
 use crate::routes::RouteTable;
 
 /// The configuration in force for new requests.
-#[derive(Debug)]
-pub(crate) struct CurrentConfig(RwLock<Arc<ConfigSnapshot>>);
-
-impl CurrentConfig {
-    pub(crate) fn new(snapshot: ConfigSnapshot) -> Self {
-        Self(RwLock::new(Arc::new(snapshot)))
-    }
-
-    pub(crate) fn now(&self) -> Arc<ConfigSnapshot> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    pub(crate) fn replace(&self, snapshot: ConfigSnapshot) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(snapshot);
-    }
-}
+pub(crate) type CurrentConfig = ArcSwap<ConfigSnapshot>;
 
 /// One configuration, with its routes and clients.
 #[derive(Debug)]

@@ -7,8 +7,9 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwap;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -186,8 +187,8 @@ async fn blocking<T: Send + 'static>(
 
 /// Certificates in force, and the files that they are read from.
 pub struct ReloadableTls<S, C> {
-    said: S,
-    now: RwLock<Arc<C>>,
+    files: S,
+    now: ArcSwap<C>,
     /// Content of the files, for the detection of changes.
     read: Mutex<Arc<Vec<Vec<u8>>>>,
 }
@@ -214,15 +215,15 @@ pub trait TlsSource: Send + Sync + 'static {
 
 impl<S: TlsSource> ReloadableTls<S, S::Config> {
     /// Reads the files for the first time. It blocks while the files are read.
-    pub(crate) fn new(said: S) -> Result<Self, TlsError> {
-        let read = read_all(&said)?;
-        let now = RwLock::new(Arc::new(said.make(&read)?));
-        Ok(Self { said, now, read: Mutex::new(Arc::new(read)) })
+    pub(crate) fn new(files: S) -> Result<Self, TlsError> {
+        let read = read_all(&files)?;
+        let now = ArcSwap::from_pointee(files.make(&read)?);
+        Ok(Self { files, now, read: Mutex::new(Arc::new(read)) })
     }
 
     /// Returns the configuration in force.
     pub(crate) fn now(&self) -> Arc<S::Config> {
-        Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
+        self.now.load_full()
     }
 
     /// Reads the files again; returns `None` if nothing differs. It blocks while the files are
@@ -230,11 +231,11 @@ impl<S: TlsSource> ReloadableTls<S, S::Config> {
     fn look(&self) -> Result<Option<TlsChange<S::Config>>, TlsError> {
         // Locked while reading: a look that began later has also read later.
         let before = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = read_all(&self.said)?;
+        let read = read_all(&self.files)?;
         if **before == read {
             return Ok(None);
         }
-        let made = Arc::new(self.said.make(&read)?);
+        let made = Arc::new(self.files.make(&read)?);
         Ok(Some(TlsChange { before: Arc::clone(&before), read: Arc::new(read), made }))
     }
 
@@ -247,7 +248,7 @@ impl<S: TlsSource> ReloadableTls<S, S::Config> {
             return false;
         }
         *now = read;
-        *self.now.write().unwrap_or_else(PoisonError::into_inner) = made;
+        self.now.store(made);
         true
     }
 }
@@ -255,15 +256,15 @@ impl<S: TlsSource> ReloadableTls<S, S::Config> {
 impl<S: fmt::Debug, C> fmt::Debug for ReloadableTls<S, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The content of the files includes a key.
-        f.debug_tuple("Reloading").field(&self.said).finish()
+        f.debug_tuple("ReloadableTls").field(&self.files).finish()
     }
 }
 
-fn read_all(said: &impl TlsSource) -> Result<Vec<Vec<u8>>, TlsError> {
+fn read_all(files: &impl TlsSource) -> Result<Vec<Vec<u8>>, TlsError> {
     let read = |path: &Path| {
         std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
     };
-    said.files().into_iter().map(read).collect()
+    files.files().into_iter().map(read).collect()
 }
 
 impl TlsSource for ListenTls {
@@ -367,40 +368,40 @@ mod tests {
 
     use super::*;
 
-    fn write(said: &ListenTls) {
+    fn write(files: &ListenTls) {
         let CertifiedKey { cert, signing_key } =
             generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        std::fs::write(&said.certificate, cert.pem()).unwrap();
-        std::fs::write(&said.key, signing_key.serialize_pem()).unwrap();
+        std::fs::write(&files.certificate, cert.pem()).unwrap();
+        std::fs::write(&files.key, signing_key.serialize_pem()).unwrap();
     }
 
     #[tokio::test]
     async fn what_was_read_holds_when_it_is_told_to() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let said =
+        let files =
             ListenTls { certificate: path("own.pem"), key: path("own.key"), client_ca: None };
-        write(&said);
-        let all = AllCertificates::read(Some(said.clone()), None).await.unwrap();
+        write(&files);
+        let all = AllCertificates::read(Some(files.clone()), None).await.unwrap();
         let listener = all.listener.clone().unwrap();
         let first = listener.now();
         let unchanged = all.read_again().await.unwrap();
         assert!(!unchanged.is_empty());
         unchanged.replace();
-        write(&said);
+        write(&files);
         drop(all.read_again().await.unwrap());
         let second = all.read_again().await.unwrap();
         assert!(Arc::ptr_eq(&listener.now(), &first));
         // A later reload applies its files first.
-        write(&said);
+        write(&files);
         all.reload().await.unwrap();
         let third = listener.now();
         second.replace();
         assert!(Arc::ptr_eq(&listener.now(), &third) && !Arc::ptr_eq(&first, &third));
-        write(&said);
+        write(&files);
         all.read_again().await.unwrap().replace();
         assert!(!Arc::ptr_eq(&listener.now(), &third));
-        std::fs::write(&said.key, "none").unwrap();
+        std::fs::write(&files.key, "none").unwrap();
         all.read_again().await.unwrap_err();
         assert!(
             AllCertificates::read(None, None).await.unwrap().read_again().await.unwrap().is_empty()

@@ -104,7 +104,7 @@ impl ReloadState {
     /// Probes each reconcile URL in the background, and warns of those whose responses are not as
     /// required. Each probe takes a few seconds at most.
     pub(super) fn probe(&self, current: &CurrentConfig) {
-        for reconciler in current.now().reconcile_clients() {
+        for reconciler in current.load().reconcile_clients() {
             self.runtime.spawn(reconcile::warn_of(reconciler.clone()));
         }
     }
@@ -140,8 +140,8 @@ impl ReloadState {
         if resolved.is_secure() && resources.connect.tls.is_none() {
             return Err(ReloadError::Https);
         }
-        let snapshot = resources.snapshot(&config, resolved, Some(&current.now()))?;
-        current.replace(snapshot);
+        let snapshot = resources.snapshot(&config, resolved, Some(&current.load()))?;
+        current.store(Arc::new(snapshot));
         self.probe(current);
         compare(&in_force, &config);
         warn(&config);
