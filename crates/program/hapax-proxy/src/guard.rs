@@ -7,7 +7,7 @@
 //! its sender never sent. So every head is read here first, as bytes.
 //!
 //! 1. A head is withheld from hyper until it is complete and found unambiguous.
-//! 2. In place of an ambiguous head, hyper gets [`STAND_IN`], and no byte after it. hyper calls the
+//! 2. In place of an ambiguous head, hyper gets `STAND_IN`, and no byte after it. hyper calls the
 //!    service once for each head, in order, so the service finds by counting which request is the
 //!    stand-in ([`GuardState::rejection`]), and answers it with the reason. Responses to earlier
 //!    requests are not affected.
