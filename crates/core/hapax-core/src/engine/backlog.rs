@@ -1,4 +1,4 @@
-//! What was held back: writes and releases that the store did not take, carried on until it does.
+//! The backlog: writes and releases that the store did not accept, sent again until it does.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use crate::machine::OwnerAction;
 use crate::scope::OperationId;
 use crate::store::Swap;
 
-/// Held-back writes sent at one time.
+/// Number of deferred writes that are sent at one time.
 const AT_ONCE: usize = 16;
 
-/// Everything held back, counted; outcomes among it can be replayed from here.
+/// All deferred writes, counted. Their outcomes are replayed from here.
 #[derive(Debug)]
 pub(super) struct Backlog {
     outcomes: Mutex<HashMap<OperationId, Arc<DeferredOutcome>>>,
@@ -28,11 +28,11 @@ pub(super) struct Backlog {
 pub(super) struct Size {
     pub(super) entries: usize,
     pub(super) bytes: usize,
-    /// Conversations with the store under way, whether or not anybody listens.
+    /// Exchanges with the store under way, whether or not their callers are still there.
     active_exchanges: usize,
 }
 
-/// An outcome that is not yet in the store.
+/// An outcome that is not in the store yet.
 #[derive(Clone, Debug)]
 pub(super) struct DeferredOutcome {
     pub(super) scheme: FingerprintScheme,
@@ -57,20 +57,20 @@ impl Backlog {
         self.lock().get(key).cloned()
     }
 
-    /// Resolves when nothing is held back and no conversation is under way.
+    /// Resolves when nothing is deferred and no exchange is under way.
     pub(super) async fn empty(&self) {
-        // The sender is `self`: it outlives the wait, so that this cannot fail.
+        // The sender is part of `self`, so it outlives the wait and this cannot fail.
         let quiet = |size: &Size| size.entries == 0 && size.active_exchanges == 0;
         let _ = self.size.subscribe().wait_for(quiet).await;
     }
 
-    /// Resolves when no more than so many bytes are held back.
+    /// Resolves when at most `bytes` are deferred.
     pub(super) async fn has_room_for(&self, bytes: usize) {
-        // The sender is `self`: it outlives the wait, so that this cannot fail.
+        // The sender is part of `self`, so it outlives the wait and this cannot fail.
         let _ = self.size.subscribe().wait_for(|size| size.bytes <= bytes).await;
     }
 
-    /// Counts a conversation until the guard is dropped.
+    /// Counts an exchange until the guard is dropped.
     pub(super) fn begin_exchange(self: &Arc<Self>) -> ActiveExchange {
         self.size.send_if_modified(|size| {
             size.active_exchanges += 1;
@@ -80,7 +80,7 @@ impl Backlog {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<DeferredOutcome>>> {
-        // Nothing panics while it is held; and a map stays whole if something did.
+        // No code under the lock panics; if it did, the map would be whole.
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +102,7 @@ impl Backlog {
     }
 }
 
-/// A conversation under way.
+/// An exchange under way.
 #[derive(Debug)]
 pub(super) struct ActiveExchange(Arc<Backlog>);
 
@@ -115,7 +115,7 @@ impl Drop for ActiveExchange {
     }
 }
 
-/// One thing held back; counted until it is dropped.
+/// A deferred write, counted until it is dropped.
 #[derive(Debug)]
 struct BacklogEntry {
     backlog: Arc<Backlog>,
@@ -128,7 +128,7 @@ impl Drop for BacklogEntry {
     fn drop(&mut self) {
         if let Some(outcome) = &self.outcome {
             let mut outcomes = self.backlog.lock();
-            // A later execution of the same key may have put its own there.
+            // A later execution of the same key may have replaced it.
             if outcomes.get(&self.key).is_some_and(|deferred| Arc::ptr_eq(deferred, outcome)) {
                 outcomes.remove(&self.key);
             }
@@ -140,7 +140,7 @@ impl Drop for BacklogEntry {
     }
 }
 
-/// A holder's write that is still to be made.
+/// An owner's write that is still to be made.
 #[derive(Debug)]
 pub(super) struct DeferredWrite {
     pub(super) ownership: Ownership,
@@ -150,7 +150,7 @@ pub(super) struct DeferredWrite {
 }
 
 impl DeferredWrite {
-    /// What it keeps in memory beyond its own size.
+    /// Returns the memory that it needs beyond its own size, in bytes.
     pub(super) fn bytes(&self) -> usize {
         match &self.action {
             OwnerAction::Complete { outcome, .. } => outcome.bytes().len(),
@@ -162,22 +162,23 @@ impl DeferredWrite {
 }
 
 impl EngineState {
-    /// Carries a holder's write on until the store has taken or refused it. `held`: its outcome,
-    /// to answer copies from meanwhile.
+    /// Sends an owner's write until the store has accepted or rejected it. `held` is its outcome,
+    /// for duplicates meanwhile.
     pub(super) fn defer(self: &Arc<Self>, write: DeferredWrite, outcome: Option<DeferredOutcome>) {
-        // Entered before the task runs: from here on nobody sees it missing.
+        // Entered before the task runs, so that it is never missing.
         let entry = self.backlog.enter(*write.ownership.id(), write.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
-            // The holding goes with it: the execution has left those under way before waiters
-            // hear of it.
+            // The ownership is dropped with it: the execution leaves the executions under way
+            // before waiters are woken.
             let written = inner.write_until_known(write).await;
-            // Stored first, forgotten here second: a copy finds it in one place or the other.
+            // It is in the store before it leaves the backlog: a duplicate finds it in one of the
+            // two.
             drop(entry);
             let seen = match written {
                 Some(WriteResult::Recorded(seen)) => Some(seen),
-                // Said already: the record is damaged.
+                // The error is logged already: the record is damaged.
                 None => None,
                 Some(written) => {
                     tracing::warn!(?key, ?written, "a held-back write was not recorded");
@@ -188,8 +189,8 @@ impl EngineState {
         });
     }
 
-    /// A claim that was given up while its last swap was unanswered: it may land later, so it is
-    /// sent on until it is known, and what it owns is released.
+    /// Continues a claim that was given up while its last swap was unanswered. The swap may land
+    /// later, so it is sent until its result is known, and a lease that it acquires is released.
     pub(super) fn release_when_landed(
         self: &Arc<Self>,
         mut claiming: ClaimExchange,
@@ -215,7 +216,8 @@ impl EngineState {
         });
     }
 
-    /// Releases what a claim that ends here has found to be its own: a copy of its first swap that
+    /// Releases a record that a claim which ends here found to be its own: a copy of its first swap
+    /// landed late, on a key that was purged meanwhile.
     /// landed late, on a key that was purged meanwhile.
     pub(super) fn release_owned(self: &Arc<Self>, claiming: &ClaimExchange) {
         if let Some(ownership) = claiming.owned() {
@@ -247,7 +249,7 @@ impl EngineState {
                         .await?;
                 match Exchange::receive(&mut writing, swapped, &*self.entropy) {
                     Ok(then) => next = then,
-                    // Everything sent is accounted for: begin anew.
+                    // Every swap that was sent has a result: it begins anew.
                     Err(_) => break WriteResult::Contended,
                 }
             };
@@ -259,7 +261,7 @@ impl EngineState {
     }
 }
 
-/// What a holder's stuck write leaves to be carried on.
+/// Returns the deferred write that an owner's interrupted write leaves.
 pub(super) fn deferred_write(
     ownership: Ownership,
     action: OwnerAction,

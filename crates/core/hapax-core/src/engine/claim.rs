@@ -24,25 +24,27 @@ use crate::record::{FencingToken, WriteId};
 use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
-/// What is asked, as far as it must be told from another request under the same key.
+/// The request of an operation, as far as it distinguishes the operation from another one under the
+/// same key.
 pub trait OperationRequest: Send + Sync {
-    /// The scheme in force here and now.
+    /// Returns the scheme in force for new records.
     fn scheme(&self) -> FingerprintScheme;
 
-    /// The fingerprint by `scheme`, which may be one that a record was written with earlier;
-    /// `None` if it is not known here.
+    /// Returns the fingerprint by `scheme`, which may be that of an older record; `None` if the
+    /// scheme is unknown here.
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint>;
 
-    /// Returns the operation as operators are to see it, at most
-    /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not kept. It must hold
-    /// no credential. The engine asks for it, and keeps it, only where it has a secret.
+    /// Returns a description of the operation for operators, at most
+    /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not stored. It
+    /// must not contain credentials. The engine calls this, and stores the result, only if it has a
+    /// secret.
     fn description(&self) -> Option<Bytes> {
         None
     }
 }
 
-/// A request as records have it: with a key its fingerprints are keyed, unless the record's scheme says
-/// that it was written without one.
+/// A request as records have it: with a secret its fingerprints are keyed, unless the record's
+/// scheme states that it was written without one.
 struct KeyedRequest<'a> {
     request: &'a dyn OperationRequest,
     key: Option<&'a [u8; 32]>,
@@ -56,65 +58,69 @@ impl OperationRequest for KeyedRequest<'_> {
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         match scheme.unkeyed() {
-            // Without the key it cannot be compared: neither executed nor answered.
+            // Without the secret the request cannot be compared, so it is neither executed nor
+            // replayed.
             Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),
             None => self.request.fingerprint(scheme),
         }
     }
 }
 
-/// What a caller is to do.
+/// Result of a claim.
 #[derive(Debug)]
 #[must_use]
 pub enum Claim {
-    /// Execute, under this lease.
+    /// The caller executes, under this lease.
     Execute(Lease),
-    /// Answer with this.
+    /// The outcome is replayed.
     Replay(Replay),
-    /// Tell the copy to come again.
+    /// Another execution is under way: the caller retries later.
     InFlight {
-        /// For how long the first has been running.
+        /// Time for which it has been under way.
         elapsed: Duration,
-        /// For how long its lease lasts.
+        /// Time until its lease lapses.
         remaining: Duration,
     },
-    /// Refuse: the key belongs to another request.
+    /// The key belongs to another request.
     Mismatch,
-    /// Refuse: it may have happened, and must not run again by itself.
+    /// The operation may have happened, and does not execute again automatically.
     Unknown {
-        /// When a claim may ask the hook, from now; `None` where asking again cannot help, because an
+        /// Time from now until a claim may call the hook; `None` if a retry cannot help, because an
         /// operator has to decide.
         reconcile_in: Option<Duration>,
     },
-    /// Ask the hook.
+    /// The caller calls the hook.
     Reconcile(Reconciliation),
 }
 
-/// Why there is no claim. Nothing was executed, and what was claimed after all is released in the
+/// Errors of a claim. Nothing was executed; a claim that landed after all is released in the
 /// background.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// The store does not answer, or answered that it cannot. It told nothing of a record.
+    /// The store is unavailable. It returned no record of the key.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The store told of a record under this key, and then did not answer any more. So the request
-    /// was made before, and nothing may execute without a claim.
+    /// The store returned a record of the key, and then became unavailable. So the request was made
+    /// before, and must not execute without a claim.
     #[error("the store stopped answering in the middle of a claim")]
     Interrupted(#[source] StoreError),
-    /// Too much is held back for the store already.
-    #[error("too much is held back until the store returns")]
+    /// The backlog of deferred writes is full.
+    #[error("the backlog of deferred writes is full: retry when the store returns")]
     Overloaded,
-    /// The record was fingerprinted by a scheme that is not known here: by a newer version.
-    #[error("the record was fingerprinted by a scheme that is not known here")]
+    /// The record's fingerprint has a scheme that this version does not know: a newer version wrote
+    /// it.
+    #[error(
+        "the fingerprint of the record has a scheme that this version does not know: run the newer version"
+    )]
     UnknownScheme,
-    /// Others got ahead too many times in a row.
-    #[error("too many others write under this key at once")]
+    /// Too many conflicts with other claims in a row.
+    #[error("too many claims write this key at once: retry")]
     Contended,
-    /// There was no randomness for a grant.
+    /// There was no randomness for a lease id.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
-    /// The task that talked to the store did not end: the runtime is shutting down.
+    /// The task of the exchange did not end: the runtime is shutting down.
     #[error("the runtime is shutting down")]
     Shutdown,
 }
@@ -122,17 +128,16 @@ pub enum ClaimError {
 impl Idempotency {
     /// Claims `key` of `scope` for `request`.
     ///
-    /// 1. Each conversation with the store runs on a task of its own. Dropping this future never
-    ///    leaves a claim behind: what lands unheard is released in the background.
-    /// 2. Under [`InFlight::Wait`] copies wait here, and one of them is promoted when the owner
-    ///    gives up. They wait as well until the hook may be asked and while another claim asks it,
-    ///    and do not ask it after that, unless there was no answer in time.
+    /// 1. Each exchange with the store runs on its own task. Dropping this future never leaves a
+    ///    claim behind: a claim that lands later is released in the background.
+    /// 2. Under [`InFlight::Wait`] duplicates wait here, and one of them is promoted when the owner
+    ///    releases. They also wait until the hook may be called and while another claim calls it,
+    ///    and do not call it after that unless it did not answer in time.
+    /// 3. A key that this engine executes is in flight until that execution ends or its lease is
+    ///    dropped, whatever the store's clock shows: clocks step, and processes pause. Another
+    ///    engine over the same store goes by the lease.
     ///
-    /// 3. A key that this engine is executing is in flight until that execution ends or its lease is
-    ///    dropped, whatever the clock of the store says of the lease: clocks step, and processes
-    ///    stand still. Another engine over the same store goes by the lease.
-    ///
-    /// The policy is taken as it is: [`Policy::check`] it once, where it is made.
+    /// The policy is not checked here: call [`Policy::check`] once, where it is made.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.
@@ -150,7 +155,7 @@ impl Idempotency {
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
         let Policy { terms, hook, .. } = *policy;
         let executions = self.inner.executions.clone();
-        // A record that cannot be encoded would be no record at all.
+        // A record that cannot be encoded must not be written.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
         let may_reconcile = true;
         let claim = exchange::ClaimRequest {
@@ -171,21 +176,21 @@ impl Idempotency {
     }
 }
 
-/// What is heard of a claim.
+/// Result of one exchange of a claim.
 enum ClaimProgress {
     Decided(Claim),
-    /// To be told, unless waiting changes it.
+    /// A result for the caller, unless waiting changes it.
     Pending(Pending),
 }
 
-/// Why there is nothing to be done yet.
+/// Reasons to wait.
 #[derive(Clone, Copy)]
 enum Pending {
-    /// Somebody executes.
+    /// An execution is under way.
     InFlight { elapsed: Duration, remaining: Duration },
-    /// Somebody asks a hook, until then.
+    /// Another claim calls the hook, until then.
     Reconciling { until: Instant, reconcile_at: Option<Instant> },
-    /// This claim may ask the hook from then on, unless the record has another tag by then.
+    /// This claim may call the hook from then on, unless the record has another write id by then.
     Due { reconcile_at: Instant, write_id: WriteId },
 }
 
@@ -207,7 +212,7 @@ fn until(moment: Instant) -> Duration {
     moment.saturating_duration_since(Instant::now())
 }
 
-/// A call for a claim: what it takes to claim again, and until when it waits.
+/// A claim under way: the values that each further exchange needs, and the end of its wait.
 #[derive(Clone, Debug)]
 struct ClaimCall {
     inner: Arc<EngineState>,
@@ -217,8 +222,8 @@ struct ClaimCall {
 }
 
 impl ClaimCall {
-    /// Claims, if it was not `heard` yet what comes of that, and again whenever there is news, until
-    /// there is something to be told or it is too late to wait for that.
+    /// Claims, unless `heard` already has the result, and claims again at each notification, until
+    /// there is a result for the caller or its wait is over.
     async fn claim(
         &self,
         mut progress: Option<ClaimProgress>,
@@ -238,15 +243,16 @@ impl ClaimCall {
                 },
                 None => None,
             };
-            // Whoever has waited for an answer does not ask for another: all that wait would, one
-            // after the other. If none came in time, somebody else has to.
+            // A claim that has waited for another claim's hook does not call the hook itself:
+            // otherwise all waiters would, one after the other. If the other hook did not answer in
+            // time, a later claim calls it.
             claim.may_reconcile = match pending {
                 Some(Pending::Reconciling { until, .. }) => until <= Instant::now(),
                 _ => true,
             };
             progress = match (self.once(claim.clone(), seen, request).await, pending) {
                 (Ok(progress), _) => Some(progress),
-                // It was there when it was last seen: no reason to forget that.
+                // The record was there when it was last read, which remains relevant.
                 (Err(ClaimError::Store(error)), Some(_)) => {
                     return Err(ClaimError::Interrupted(error));
                 }
@@ -256,31 +262,31 @@ impl ClaimCall {
         }
     }
 
-    /// Sleeps until there is news, and gives what was seen, if anything; `None` if this call does not
-    /// wait, or no longer.
+    /// Sleeps until there is a notification, and returns the snapshot that came with it, if any;
+    /// `None` if this call does not wait, or no longer.
     async fn wait_for_change(
         &self,
         waiter: &mut Option<Waiter>,
         pending: Pending,
     ) -> Option<Option<Snapshot>> {
         let deadline = self.deadline?;
-        // From the moment that the hook may be asked on, that is the news.
+        // The time from which the hook may be called counts as a notification.
         let (moment, known) = match pending {
             Pending::Due { reconcile_at, write_id } => (deadline.min(reconcile_at), Some(write_id)),
             Pending::InFlight { .. } | Pending::Reconciling { .. } => (deadline, None),
         };
         let Some(waiter) = waiter else {
-            // Register first, then look once more: what happened in between is not missed.
+            // Register first, then read once more: nothing between the two is missed.
             *waiter = Some(self.inner.waiters.register(self.key)?);
             return Some(None);
         };
-        // Nothing is held across this await but a place in the crowd.
+        // Nothing is held across this await but a waiter's permit.
         let news = match waiter.changed(&self.inner, moment, known).await {
             Ok(news) => news,
             Err(_) if moment < deadline => return Some(None),
             Err(_) => return None,
         };
-        // What is told now counts as known; what is told from here on wakes again.
+        // Notifications so far count as seen; later ones wake again.
         Some(news.map(|news| Snapshot::clone(&news)))
     }
 
@@ -299,8 +305,8 @@ impl ClaimCall {
                 Claim::Mismatch
             }));
         }
-        // A first execution under way in this process is as good as a record that the store told of:
-        // without a claim nothing may execute beside it.
+        // A first execution under way in this process counts like a record in the store: nothing
+        // may execute beside it without a claim.
         let executes = inner.executions.executes(key);
         if inner.overloaded() {
             return Err(match executes {
@@ -309,8 +315,8 @@ impl ClaimCall {
             });
         }
         let seen = match seen {
-            // A claim for an absent record, as claims begin, would take over where the record of
-            // the execution under way has expired and is removed.
+            // A claim that expects no record would take over where the record of the execution
+            // under way has expired and was removed.
             None if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
             seen => seen,
         };
@@ -322,7 +328,7 @@ impl ClaimCall {
         self.run_exchange(claiming, next, request).await
     }
 
-    /// Runs a claim's conversations until there is something for the caller to do.
+    /// Runs exchanges until there is a result for the caller.
     async fn run_exchange(
         &self,
         mut claiming: ClaimExchange,
@@ -331,10 +337,11 @@ impl ClaimCall {
     ) -> Result<ClaimProgress, ClaimError> {
         let inner = &self.inner;
         let deadline = inner.deadline();
-        // Kept until the caller has what it was told: dropped before, or after, nothing is owned by
-        // it.
+        // Kept until the caller has its result. If the caller is dropped before, or after, it owns
+        // nothing.
         let permit = timeout_at(deadline, Arc::clone(&inner.permits).acquire_owned()).await;
-        // A turn that comes with the deadline is none: nothing is sent that nobody waits for.
+        // A permit that comes with the deadline is unused: nothing is sent that no caller waits
+        // for.
         let Some(mut permit) =
             permit.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
         else {
@@ -344,8 +351,9 @@ impl ClaimCall {
         };
         loop {
             let (reply, progress) = oneshot::channel();
-            // Dropping this future from here on drops `heard`; the task goes on, and what it then
-            // owns is released: by itself if it finds `heard` gone, else by `Handover`'s drop.
+            // If this future is dropped from here on, `heard` is dropped and the task continues.
+            // What the task then owns is released: by the task if it finds `heard` closed, else by
+            // the drop of `Handover`.
             let exchange = inner.backlog.begin_exchange();
             let said = ExchangeStart { claiming, next, deadline, permit };
             inner.runtime.spawn(run_claim(Arc::clone(inner), said, reply, exchange));
@@ -401,7 +409,7 @@ impl ClaimCall {
     }
 }
 
-/// What a conversation came to.
+/// Result of an exchange.
 enum ExchangeEnd {
     Owned(Handover),
     Decided(ClaimResult),
@@ -409,7 +417,7 @@ enum ExchangeEnd {
 
 type ExchangeReply = Result<(ClaimExchange, ExchangeEnd, OwnedSemaphorePermit), ClaimError>;
 
-/// What a conversation begins with.
+/// First step of an exchange.
 struct ExchangeStart {
     claiming: ClaimExchange,
     next: Next<ClaimResult>,
@@ -417,7 +425,7 @@ struct ExchangeStart {
     permit: OwnedSemaphorePermit,
 }
 
-/// One conversation, to its end, whether or not anybody still listens.
+/// Runs one exchange to its end, whether or not its receiver is still there.
 async fn run_claim(
     inner: Arc<EngineState>,
     said: ExchangeStart,
@@ -446,11 +454,11 @@ async fn run_claim(
             Err(ClaimError::Entropy(error))
         }
     };
-    // Nobody listens any more: dropping what comes back releases it.
+    // The receiver is gone: dropping the returned value releases its lease.
     drop(reply.send(talked));
 }
 
-/// A lease on its way to the caller: released if it does not arrive.
+/// A lease on its way to the caller. It is released if it does not arrive.
 struct Handover(Option<Lease>);
 
 impl Handover {
@@ -471,9 +479,9 @@ impl Drop for Handover {
     }
 }
 
-/// A question for the hook: what became of the execution with this fence?
+/// A claim that has to be reconciled: whether the execution with this fence happened is unknown.
 ///
-/// Dropping it asks nothing and changes nothing: after the hook's time-out the next claim asks.
+/// Dropping it changes nothing: after the hook's timeout the next claim reconciles.
 #[derive(Debug)]
 #[must_use]
 pub struct Reconciliation {
@@ -483,7 +491,7 @@ pub struct Reconciliation {
 }
 
 impl Reconciliation {
-    /// The fence of the execution in doubt.
+    /// Returns the fence of the execution whose outcome is unknown.
     #[must_use]
     pub const fn fence(&self) -> FencingToken {
         self.fence
@@ -495,15 +503,15 @@ impl Reconciliation {
         self.call.key
     }
 
-    /// Returns the number of the execution in doubt, from 1.
+    /// Returns the number of that execution, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
-        // The claim that asks has read the record.
+        // A claim that reconciles has read the record.
         self.claiming.seen().stored.as_ref().map_or(1, |stored| stored.record.attempt)
     }
 
-    /// The key that this execution had for systems downstream, as
-    /// [`LeaseHandle::downstream`](super::LeaseHandle::downstream) gave it.
+    /// Returns the key that this execution had for downstream systems, as
+    /// [`LeaseHandle::downstream`](super::LeaseHandle::downstream) returned it.
     #[must_use]
     pub fn downstream(&self) -> Key {
         self.call.key.downstream()
@@ -531,9 +539,9 @@ impl Reconciliation {
         self.conclude(verdict, request).await
     }
 
-    /// What the hook said. It counts only if the record has not changed since it was asked;
-    /// otherwise the claim goes by what is there now, and waits if its policy says so and there is
-    /// time left. As safe to drop as [`Idempotency::claim`].
+    /// Concludes with the hook's verdict, which counts only if the record has not changed since the
+    /// claim read it; otherwise the claim follows the present record, and waits if its policy
+    /// allows it and there is time left. As safe to drop as [`Idempotency::claim`].
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed.
@@ -547,11 +555,11 @@ impl Reconciliation {
         let request = &KeyedRequest { request, key: inner.fingerprint_key.as_ref() };
         let next = claiming.reconciled(verdict, &*call.inner.entropy)?;
         let progress = call.run_exchange(claiming, next, request).await?;
-        // Those who waited for the answer look what is there now.
+        // Waiters for the verdict read the record again.
         if matches!(progress, ClaimProgress::Decided(Claim::Replay(_) | Claim::Unknown { .. })) {
             call.inner.waiters.wake(&call.key, None);
         }
-        // Apart, since it is rare and large.
+        // Boxed, since it is rare and large.
         Box::pin(call.claim(Some(progress), request)).await
     }
 }

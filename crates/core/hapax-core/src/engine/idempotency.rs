@@ -1,4 +1,4 @@
-//! The handle that doors hold.
+//! The engine's handle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,21 +21,22 @@ use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
 use crate::store::{Snapshot, Store, StoreError};
 
-/// How much may wait and be held back, in one process.
+/// Limits of waiting and of deferred writes, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineLimits {
-    /// Copies waiting for one key; further ones are told *in flight* at once. Default 100.
+    /// Waiters for one key; further duplicates get *in flight* at once. Default 100.
     pub waiters_per_key: usize,
-    /// Copies waiting in all. Default 10,000.
+    /// Waiters in all. Default 10,000.
     pub waiters: usize,
-    /// Writes held back while the store is away; at that many, claims are refused. Default 10,000.
+    /// Deferred writes while the store is unavailable; at that number, claims are rejected. Default
+    /// 10,000.
     pub deferred: usize,
-    /// Bytes of outcomes held back; at that many, claims are refused, and executions that end wait
-    /// before they are told that theirs is. Default 64 MiB.
+    /// Bytes of deferred outcomes; at that number, claims are rejected, and executions that end
+    /// wait before their result is returned. Default 64 MiB.
     pub deferred_bytes: usize,
-    /// Claims that talk to the store at one time; further ones wait for their turn, in order, within
-    /// the time-out of the store. What each may be told is an outcome of any size, so that this
-    /// bounds memory. At least 1. Default 1,024.
+    /// Claims with an exchange under way; further ones wait for a permit, in order, within the
+    /// timeout of the store. Each may return an outcome of any size, so this bounds memory. At
+    /// least 1. Default 1,024.
     pub claims: usize,
 }
 
@@ -51,23 +52,23 @@ impl Default for EngineLimits {
     }
 }
 
-/// What is going on in this process.
+/// The current load of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {
-    /// Leases held.
+    /// Leases.
     pub in_flight: usize,
-    /// Copies waiting.
+    /// Waiters.
     pub waiting: usize,
-    /// Writes held back.
+    /// Deferred writes.
     pub deferred: usize,
-    /// Bytes of outcomes held back.
+    /// Bytes of deferred outcomes.
     pub deferred_bytes: usize,
 }
 
 /// The engine, over a store. Cheap to clone; clones share everything.
 ///
-/// It needs a tokio runtime with time enabled: conversations with the store run on tasks of their
-/// own, so that a caller may be dropped at any await.
+/// It needs a tokio runtime with time enabled: exchanges with the store run on their own tasks, so
+/// that a caller may be dropped at any await.
 #[derive(Clone, Debug)]
 pub struct Idempotency {
     pub(super) inner: Arc<EngineState>,
@@ -85,19 +86,19 @@ pub(super) struct EngineState {
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
     pub(super) backlog: Arc<Backlog>,
-    /// Whose turn it is to be told something by the store.
+    /// Permits of claims with an exchange under way.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
     pub(super) runtime: Handle,
 }
 
 impl EngineState {
-    /// When whoever talks to the store now gives up.
+    /// Returns the deadline of an exchange that begins now.
     pub(super) fn deadline(&self) -> Instant {
         deadline_after(self.store_timeout)
     }
 
-    /// Loads what is there, within the time that the store may take.
+    /// Loads a record within the timeout of the store.
     pub(super) async fn load(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
         let look = async {
             // A record may be of any size. A closed semaphore would bound nothing.
@@ -116,7 +117,7 @@ impl EngineState {
     }
 }
 
-/// The moment `patience` from now; a year from now where that is further than clocks reach.
+/// Returns the time `patience` from now; a year from now if that is beyond what clocks represent.
 pub(super) fn deadline_after(store_timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let now = Instant::now();
@@ -124,8 +125,8 @@ pub(super) fn deadline_after(store_timeout: Duration) -> Instant {
 }
 
 impl Idempotency {
-    /// Begins an engine over `store`, whose secret names the records and whose notifications wake
-    /// waiters.
+    /// Returns a builder of an engine over `store`, whose secret names the records and whose
+    /// notifications wake waiters.
     pub fn builder(store: impl Store) -> IdempotencyBuilder {
         IdempotencyBuilder {
             store: Arc::new(store),
@@ -135,7 +136,7 @@ impl Idempotency {
         }
     }
 
-    /// The name under which the store keeps `key` of `scope`.
+    /// Returns the operation id of `key` in `scope`, which names the record in the store.
     #[must_use]
     pub fn operation_id(&self, scope: &Scope, key: &Key) -> OperationId {
         OperationId::derive(self.inner.secret.as_ref(), scope, key)
@@ -147,15 +148,15 @@ impl Idempotency {
         self.inner.secret.as_ref().map(|secret| secret.pseudonym(value))
     }
 
-    /// Which candidate of `key` to call with: the earlier one if there is a record of it that a
-    /// retry would find, else the current one. `scope` is that of the call; for a declared function
-    /// there is `Function::choose`. Safe to drop: it reads.
+    /// Returns the candidate of `key` to call with: the earlier one if it has a record that a retry
+    /// would find, else the current one. `scope` is that of the call; a declared function has
+    /// `Function::choose`. Safe to drop: it only reads.
     ///
-    /// A record that was released counts as well: whoever has its key will call again with it. It is
-    /// there for a lease after the release.
+    /// A released record counts too, because its caller retries with its key. It stays for a lease
+    /// after the release.
     ///
     /// # Errors
-    /// [`ClaimError::Store`]: it cannot be told, so do not call.
+    /// [`ClaimError::Store`]: the candidate is unknown, so do not call.
     pub async fn choose(&self, scope: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
         let inner = &self.inner;
         let [previous, current] = key.candidates();
@@ -169,19 +170,19 @@ impl Idempotency {
         Ok(if found { previous } else { current }.clone())
     }
 
-    /// The store underneath.
+    /// Returns the store.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }
 
-    /// How long the store may take to answer.
+    /// Returns the timeout of the store.
     #[must_use]
     pub fn store_timeout(&self) -> Duration {
         self.inner.store_timeout
     }
 
-    /// What is going on in this process.
+    /// Returns the current load of this process.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         let size = self.inner.backlog.size();
@@ -193,12 +194,13 @@ impl Idempotency {
         }
     }
 
-    /// An operator's decision about a record, on a task of its own: it goes on when the caller
-    /// is dropped, and those who wait for the key hear of it. Returns also what it replaced, or was
-    /// refused for.
+    /// Applies an operator's decision about a record, on its own task: it continues if the caller
+    /// is dropped, and waiters for the key are woken. Also returns the record that it replaced, or
+    /// for which it was rejected.
     ///
     /// # Errors
-    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: look again.
+    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: read the record
+    /// again.
     pub async fn resolve(
         &self,
         key: OperationId,
@@ -213,8 +215,8 @@ impl Idempotency {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
                 Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
             };
-            // The owner is alive in this process, whatever the clock says of its lease: released, the
-            // key would execute a second time beside it.
+            // The owner runs in this process, whatever the clock shows of its lease: after a
+            // release, the key would execute a second time beside it.
             if seen.stored.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
                 return Ok(Resolved { result: WriteResult::Rejected, was: seen });
             }
@@ -239,15 +241,15 @@ impl Idempotency {
         task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
-    /// Resolves when nothing is held back any more, no conversation is under way and no function
-    /// runs or is being called. To be awaited before a process ends, with a time-out: while the store
-    /// is away, or a function hangs, or a call of one still waits, it does not resolve.
+    /// Resolves when nothing is deferred, no exchange is under way and no function executes or is
+    /// being called. Await it with a timeout before a process ends: while the store is unavailable,
+    /// a function hangs or a call waits, it does not resolve.
     pub async fn drain(&self) {
         self.inner.backlog.empty().await;
     }
 }
 
-/// What an engine is made of.
+/// A builder of an engine.
 #[derive(Debug)]
 #[must_use]
 pub struct IdempotencyBuilder {
@@ -258,19 +260,19 @@ pub struct IdempotencyBuilder {
 }
 
 impl IdempotencyBuilder {
-    /// How long the store may take to answer before it counts as unreachable. Default 2 s.
+    /// Sets the time within which the store must answer. Default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = timeout;
         self
     }
 
-    /// How much may wait and be held back.
+    /// Sets the limits.
     pub fn limits(mut self, limits: EngineLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Another source of randomness; for tests.
+    /// Sets another source of randomness, for tests.
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
         self
@@ -279,7 +281,7 @@ impl IdempotencyBuilder {
     /// Starts the engine on the runtime of the caller.
     ///
     /// # Errors
-    /// [`EngineError`] names the limit that cannot hold, or the missing runtime.
+    /// [`EngineError`] names the limit that is out of range, or the missing runtime.
     pub fn build(self) -> Result<Idempotency, EngineError> {
         let Self { store, entropy, store_timeout, limits } = self;
         if store_timeout.is_zero() {

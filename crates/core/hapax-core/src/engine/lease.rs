@@ -1,4 +1,4 @@
-//! Leases: what the owner of a key holds.
+//! Leases: the right of one execution to its key.
 
 use std::fmt;
 use std::future::Future;
@@ -22,44 +22,44 @@ use crate::machine::OwnerAction;
 use crate::record::{FencingToken, Outcome, Record, Terms};
 use crate::scope::OperationId;
 
-/// Why an ending was not recorded, or not yet.
+/// Errors of recording the end of an execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FinishError {
-    /// Another execution took over. What this one did is not recorded and never will be.
+    /// Another execution took over. The result of this one is not recorded and never will be.
     #[error("the lease was lost: another execution took over")]
     Lost,
-    /// The record of this execution is gone. Nobody can tell whether it was recorded.
+    /// The record of this execution is gone, so it is unknown whether the end was recorded.
     #[error("the record of this execution is gone")]
     Gone,
-    /// The store did not take it yet. It is held back in this process (this is said once there is
-    /// room for it, see [`Limits::deferred_bytes`](crate::EngineLimits)) and written as soon as the
-    /// store returns (or given up with an error in the log, should its record be damaged); copies
-    /// that reach this process are answered from it.
-    #[error("the store did not take the outcome yet: it is held back")]
+    /// The store did not accept the end yet. It is a deferred write of this process, written as
+    /// soon as the store returns, or given up with an error in the log if its record is damaged.
+    /// Duplicates that reach this process get it replayed. This is returned once the backlog has
+    /// memory for it, see [`EngineLimits::deferred_bytes`](crate::EngineLimits).
+    #[error("the store did not accept the outcome yet: its write is deferred")]
     Pending,
-    /// It is larger than a record may be ([`crate::codec::MAX_OUTCOME`],
+    /// The outcome or checkpoint is larger than a record may have ([`crate::codec::MAX_OUTCOME`],
     /// [`crate::codec::MAX_CHECKPOINT`]).
-    #[error("it is larger than a record may be")]
+    #[error("the outcome or checkpoint is larger than a record may have")]
     TooLarge,
-    /// A recovery point is not saved while the work is in a transaction, which it would conflict
-    /// with: see [`crate::transaction`].
-    #[error("the work is in a transaction")]
+    /// No checkpoint is saved while the operation is in a transaction, with which the write would
+    /// conflict: see [`crate::transaction`].
+    #[error("the operation is in a transaction: save the checkpoint before or after it")]
     InTransaction,
 }
 
-/// Ownership of a key while its operation runs.
+/// Ownership of a key while its operation executes.
 ///
-/// Dropping it does nothing: the lease lapses, as in a crash, and the key goes by its policy for
-/// what is unknown. To end well, call [`complete`](Self::complete), [`abandon`](Self::abandon) or
-/// [`release`](Self::release); each goes on when its caller is dropped.
+/// Dropping it does nothing: the lease lapses, as in a crash, and the key follows its policy for
+/// unknown outcomes. Call [`complete`](Self::complete), [`abandon`](Self::abandon) or
+/// [`release`](Self::release) to end it; each continues if its caller is dropped.
 #[derive(Debug)]
 #[must_use = "an execution that is not finished blocks its key until the lease lapses"]
 pub struct Lease {
     pub(super) shared: Arc<LeaseState>,
 }
 
-/// What the work under a lease may know and do. Cheap to clone.
+/// The view of a lease that its operation has. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LeaseHandle {
     shared: Arc<LeaseState>,
@@ -72,10 +72,11 @@ pub(super) struct LeaseState {
     attempt: u32,
     terms: Terms,
     checkpoint: Option<Bytes>,
-    /// One write at a time: each bets on the tag that the last one left. The ending takes it, so
-    /// that a renewal that comes to its turn late writes nothing.
+    /// One write at a time: each expects the write id of the last one. The end takes it, so that a
+    /// renewal that gets the lock later writes nothing.
     pub(super) ownership: Mutex<Option<Ownership>>,
-    /// A transaction bets on the tag: nothing is renewed until it has ended. Changes under the lock.
+    /// True while a transaction expects the write id: nothing is renewed until it has ended.
+    /// Changes under the lock.
     renewal_paused: AtomicBool,
     lost: watch::Sender<bool>,
 }
@@ -93,7 +94,7 @@ impl fmt::Debug for LeaseState {
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
-        // Without an ending, as in a crash: from here on claims of this process go by the lease.
+        // Without an end, as in a crash: from here on claims of this process go by the lease.
         if self.ownership.get_mut().take().is_some() {
             self.inner.waiters.wake(&self.key, None);
         }
@@ -117,57 +118,58 @@ impl Lease {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The fencing token of this execution, for systems downstream.
+    /// Returns the fence of this execution, for downstream systems.
     #[must_use]
     pub fn fence(&self) -> FencingToken {
         self.shared.fence
     }
 
-    /// Which execution of the record it is, from 1.
+    /// Returns the number of this execution of the record, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.shared.attempt
     }
 
-    /// The recovery point that an earlier execution left, if it left one.
+    /// Returns the checkpoint that an earlier execution saved.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&Bytes> {
         self.shared.checkpoint.as_ref()
     }
 
-    /// For the work itself.
+    /// Returns the handle for the operation.
     #[must_use]
     pub fn handle(&self) -> LeaseHandle {
         LeaseHandle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Runs `work` and renews the lease every third of it until `work` is done. Work goes on when
-    /// the lease is lost: it can hear of that by [`LeaseHandle::lost`].
+    /// Awaits `operation`, and renews the lease every third of its time meanwhile. The operation
+    /// continues if the lease is lost; [`LeaseHandle::lost`] notifies it.
     ///
-    /// It is renewed on a task of its own, so that work which blocks its thread mostly keeps its
-    /// lease, where the runtime has another thread. Do not rely on that: the thread that is
-    /// blocked may be the one that looks after timers, and on a runtime of one thread nothing runs
-    /// meanwhile. `tokio::task::spawn_blocking` is for such work.
+    /// Renewals run on their own task, so an operation that blocks its thread mostly keeps its
+    /// lease if the runtime has another thread. Do not rely on that: the blocked thread may be the
+    /// one that drives timers, and a runtime of one thread runs nothing meanwhile. Use
+    /// `tokio::task::spawn_blocking` for such operations.
     ///
-    /// Dropping it drops the work and stops renewing; a renewal under way goes on, on its task.
+    /// Dropping the future drops the operation and stops renewals; a renewal under way continues on
+    /// its task.
     pub async fn keep_alive<T>(&self, operation: impl Future<Output = T>) -> T {
-        // Aborted when it is dropped. A renewal under way is on a further task and holds the lock
-        // that the ending needs: stopping here is waiting for it there.
+        // Aborted when it is dropped. A renewal under way is on a further task, with the lock that
+        // the end needs: the end waits for it there.
         let mut renewing = JoinSet::new();
         renewing.spawn_on(renew(Arc::downgrade(&self.shared)), &self.shared.inner.runtime);
-        // What was just spawned may be next on this thread, and on no other: it is let begin before
-        // the work can block that.
+        // A task that was just spawned may be next on this thread, and on no other: it starts
+        // before the operation can block the thread.
         yield_now().await;
         operation.await
     }
 
-    /// It happened: keeps `outcome` for `retention`, or as the policy says. A retention of zero,
-    /// which would forget at once what just happened, counts as not said. Answers until when it is
-    /// kept, by the store's clock; `None` for ever.
+    /// Completes the execution: stores `outcome` for `retention`, or for that of the policy. A
+    /// retention of zero, which would lose the outcome at once, counts as none given. Returns the
+    /// time until which it is stored, by the store's clock; `None` for ever.
     ///
     /// # Errors
-    /// [`FinishError`]; only `Ok` means that it will be replayed. What is too large to be kept is
-    /// abandoned instead: it happened, but there is no answer to replay.
+    /// [`FinishError`]; only after `Ok` is the outcome replayed. An outcome that is too large is
+    /// abandoned instead: the operation happened, and there is nothing to replay.
     pub async fn complete(
         self,
         outcome: Outcome,
@@ -181,17 +183,17 @@ impl Lease {
         self.shared.finish(OwnerAction::Complete { outcome, retention }).await
     }
 
-    /// It may have happened: a retry goes by the policy for what is unknown. `seen` is for
-    /// operators; it is left out if it is too large to be kept.
+    /// Abandons the execution: the operation may have happened, and a retry follows the policy for
+    /// unknown outcomes. `seen` is for operators; it is left out if it is too large.
     ///
     /// # Errors
-    /// [`FinishError`]; in any case no other execution is less safe than after a crash.
+    /// [`FinishError`]; in any case other executions are as safe as after a crash.
     pub async fn abandon(self, seen: Option<Outcome>) -> Result<(), FinishError> {
         let seen = seen.filter(|seen| seen.bytes().len() <= MAX_OUTCOME);
         self.shared.finish(OwnerAction::Abandon { seen }).await.map(drop)
     }
 
-    /// It did not happen: the next claim executes.
+    /// Releases the key: the operation did not happen, and the next claim executes.
     ///
     /// # Errors
     /// [`FinishError`].
@@ -199,10 +201,10 @@ impl Lease {
         self.shared.finish(OwnerAction::Release).await.map(drop)
     }
 
-    /// Releases in the background what nobody will execute.
+    /// Releases in the background a lease that did not reach its caller.
     pub(super) fn release_undelivered(self) {
         let Self { shared } = self;
-        // Nobody else has it yet, so that the lock is free.
+        // No other task has it yet, so the lock is free.
         let ownership = shared.ownership.try_lock().ok().and_then(|mut ownership| ownership.take());
         if let Some(ownership) = ownership {
             shared
@@ -213,51 +215,52 @@ impl Lease {
 }
 
 impl LeaseHandle {
-    /// The fencing token of this execution, for systems downstream.
+    /// Returns the fence of this execution, for downstream systems.
     #[must_use]
     pub fn fence(&self) -> FencingToken {
         self.shared.fence
     }
 
-    /// Which execution of the record it is, from 1.
+    /// Returns the number of this execution of the record, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.shared.attempt
     }
 
-    /// A key for systems downstream that take one: the same in every execution of this record, and
-    /// another for every other caller, function and key. [`Key::as_str`] has it as text.
+    /// Returns an idempotency key for downstream systems: the same in every execution of this
+    /// record, and a different one for every other caller, function and key. [`Key::as_str`] has it
+    /// as text.
     ///
-    /// The operation's own key is not that: it names it within its caller's scope, and two customers
-    /// may have the same.
+    /// The operation's own key does not serve: it names the operation within its caller's scope,
+    /// and two customers may use the same one.
     #[must_use]
     pub fn downstream(&self) -> Key {
         self.shared.key.downstream()
     }
 
-    /// Resolves when the lease is found to be lost: work that can stop should. In a transaction that
-    /// is found at its end.
+    /// Resolves when the lease is found to be lost: an operation that can stop should. In a
+    /// transaction that is found at its end.
     pub async fn lost(&self) {
-        // The sender is part of what this handle holds: it outlives the wait.
+        // The sender is part of this handle, so it outlives the wait.
         let _ = self.shared.lost.subscribe().wait_for(|lost| *lost).await;
     }
 
-    /// Whether the lease has been found to be lost.
+    /// Returns whether the lease was found to be lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         *self.shared.lost.borrow()
     }
 
-    /// The recovery point that an earlier execution left, if it left one.
+    /// Returns the checkpoint that an earlier execution saved.
     #[must_use]
     pub fn checkpoint(&self) -> Option<&Bytes> {
         self.shared.checkpoint.as_ref()
     }
 
-    /// Saves a recovery point, which a later execution of this record finds.
+    /// Saves a checkpoint, which a later execution of this record finds.
     ///
     /// # Errors
-    /// [`FinishError::Pending`] here means that the store did not answer: it may have been saved.
+    /// [`FinishError::Pending`]: the store did not answer, and the checkpoint may have been saved.
     /// [`FinishError::TooLarge`]: it was not.
     pub async fn save(&self, checkpoint: Bytes) -> Result<(), FinishError> {
         if checkpoint.len() > MAX_CHECKPOINT {
@@ -267,40 +270,40 @@ impl LeaseHandle {
     }
 }
 
-/// Whether a write is of use while a transaction bets on the tag, and whether one does afterwards.
+/// Rules for a write while a transaction expects the write id.
 #[derive(Debug)]
 enum RenewalMode {
-    /// Not while it does.
+    /// The write is left out while a transaction does.
     Moving,
-    /// Before it does, unless the run that it is of has ended.
+    /// The write begins that, unless the run has ended.
     Stilling(Arc<AtomicBool>),
 }
 
-/// Renews a lease every third of it, for as long as somebody has it.
+/// Renews a lease every third of its time until it is dropped.
 async fn renew(lease: Weak<LeaseState>) {
     let Some(every) = lease.upgrade().map(|shared| shared.terms.lease / 3) else { return };
     let mut pause = every;
     loop {
         sleep(pause).await;
-        // Not held while it waits: a lease that was given back counts no more.
+        // Not held during the sleep, so that a lease that was dropped ends the task.
         let Some(renewal) = lease.upgrade().map(|shared| {
             shared.write(OwnerAction::Renew { lease: shared.terms.lease }, RenewalMode::Moving)
         }) else {
             return;
         };
         match renewal.await {
-            // In a transaction: it was renewed for as long as that may take.
+            // In a transaction the lease was renewed for as long as that may take.
             Ok(()) | Err(FinishError::InTransaction) => pause = every,
             Err(FinishError::Lost | FinishError::Gone) => return,
-            // Sooner again: two of three renewals may fail before the lease lapses.
+            // Sooner: two of three renewals may fail before the lease lapses.
             Err(_) => pause = every / 4,
         }
     }
 }
 
 impl LeaseState {
-    /// Renews for `lease`, and then no more until [`LeaseState::resume_renewal`]; for a run that has not
-    /// `ended`. Not for less than the policy's: whoever keeps it alive afterwards goes by that.
+    /// Renews for `lease`, or the policy's lease if that is longer, and then no more until
+    /// [`LeaseState::resume_renewal`]; for a run that has not `ended`.
     pub(super) async fn pause_renewal(
         self: &Arc<Self>,
         lease: Duration,
@@ -309,19 +312,19 @@ impl LeaseState {
         self.write(self.longer(lease), RenewalMode::Stilling(Arc::clone(ended))).await
     }
 
-    /// Renews for `lease`, or the policy's if that is longer.
+    /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
     pub(super) fn longer(&self, lease: Duration) -> OwnerAction {
         OwnerAction::Renew { lease: lease.max(self.terms.lease) }
     }
 
-    /// The transaction has ended. What stills on behalf of its run and is not done by now does not
-    /// do it any more, if the run was marked as ended before.
+    /// Resumes renewals after a transaction. A pause on behalf of its run that comes later has no
+    /// effect, if the run was marked as ended before.
     pub(super) async fn resume_renewal(&self) {
         let _held = self.ownership.lock().await;
         self.renewal_paused.store(false, Ordering::Relaxed);
     }
 
-    /// Likewise, for whoever may come after the run has `ended`, and another is under way.
+    /// Resumes renewals unless the run has `ended` and another run is under way.
     pub(super) async fn resume_renewal_unless(&self, ended: &AtomicBool) {
         let _held = self.ownership.lock().await;
         if !ended.load(Ordering::Relaxed) {
@@ -329,8 +332,8 @@ impl LeaseState {
         }
     }
 
-    /// A write that the lease outlives, on a task of its own. A copy of it that was given up is
-    /// harmless: it expects a tag, and the next write learns which tag is there.
+    /// Writes on its own task, keeping the lease. A copy of the swap that was given up is harmless:
+    /// it expects a write id, and the next write reads the present one.
     fn write(
         self: &Arc<Self>,
         action: OwnerAction,
@@ -371,12 +374,12 @@ impl LeaseState {
                 Ok(_) | Err(_) => Err(FinishError::Pending),
             }
         });
-        // The task ends without an answer only when the runtime shuts down.
+        // The task ends without a result only when the runtime shuts down.
         async { task.await.unwrap_or(Err(FinishError::Pending)) }
     }
 
-    /// The last write, on a task of its own; if the store does not take it, it is held back.
-    /// Answers until when the record is kept.
+    /// Writes the end on its own task; if the store does not accept it, it is deferred. Returns the
+    /// time until which the record is stored.
     async fn finish(
         self: Arc<Self>,
         action: OwnerAction,
@@ -401,7 +404,8 @@ impl LeaseState {
                     match run.await {
                         Ok(WriteResult::Recorded(seen)) => {
                             let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
-                            // It leaves the executions under way before others hear of the end.
+                            // The execution leaves the executions under way before waiters are
+                            // woken.
                             drop(ownership);
                             inner.waiters.wake(&self.key, Some(seen));
                             return Ok(until);
@@ -413,7 +417,7 @@ impl LeaseState {
                                 _ => FinishError::Gone,
                             }));
                         }
-                        // Contended, the rest being for operators: begin anew.
+                        // Contended, or a result for operators only: it begins anew.
                         Ok(_) => DeferredWrite { ownership, action, sent: None },
                         Err(stuck) => deferred_write(ownership, action, writing, stuck),
                     }
@@ -428,8 +432,8 @@ impl LeaseState {
             };
             let counted = stuck.bytes() > 0;
             inner.defer(stuck, outcome);
-            // Whoever ends an execution keeps what it holds until there is room for one more: this
-            // is what bounds outcomes held back, however many executions were under way.
+            // The execution keeps its memory until the backlog has memory for one more outcome.
+            // That bounds deferred outcomes, however many executions were under way.
             if counted {
                 inner.backlog.has_room_for(inner.limits.deferred_bytes).await;
             }

@@ -1,5 +1,5 @@
-//! Carries swaps to the store and back, and keeps the rule of `exchange`: the same swap again
-//! until its answer is definite.
+//! Sends swaps to the store by the rule of `exchange`: the same swap again until its answer is
+//! definite.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::store::{Store, StoreError, Swap, Swapped};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What both kinds of exchange have in common.
+/// The interface that both kinds of exchange share.
 pub(super) trait Exchange {
     type Out;
     fn receive(
@@ -46,18 +46,18 @@ impl Exchange for WriteExchange {
     }
 }
 
-/// An exchange that did not get through.
+/// An exchange that did not end.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
-    /// The store did not answer this swap. It `may_land`: an earlier copy is not accounted for.
+    /// The store did not answer this swap. `may_land` is true if an earlier copy has no result.
     Store { swap: Box<Swap>, error: StoreError, may_land: bool },
-    /// No randomness for a further swap; everything sent is accounted for.
+    /// There was no randomness for a further swap; every swap that was sent has a result.
     Entropy(EntropyError),
 }
 
 /// Runs an exchange to its end, or to the deadline.
 ///
-/// Dropping this future leaves the last swap unaccounted for; callers run it on a task of its own.
+/// Dropping this future leaves the last swap without a result; callers run it on its own task.
 pub(super) async fn run<X: Exchange>(
     store: &dyn Store,
     entropy: &dyn Entropy,
@@ -80,7 +80,7 @@ pub(super) async fn run<X: Exchange>(
     }
 }
 
-/// Sends one swap until its answer is definite or the deadline is over. Errors say whether a copy
+/// Sends one swap until its answer is definite or the deadline is over. Errors state whether a copy
 /// may still land.
 async fn send_until_deadline(
     store: &dyn Store,
@@ -112,8 +112,8 @@ async fn send_until_deadline(
     }
 }
 
-/// Sends one swap until its answer is definite, however long that takes. `None`: the cell is
-/// damaged, so that nothing can be swapped there.
+/// Sends one swap until its answer is definite, however long that takes. `None`: the record is
+/// damaged, so nothing can be swapped there.
 pub(super) async fn send_until_definite(
     store: &dyn Store,
     permits: &tokio::sync::Semaphore,
@@ -122,7 +122,7 @@ pub(super) async fn send_until_definite(
 ) -> Option<Swapped> {
     let mut pause = FIRST_PAUSE;
     loop {
-        // Few at a time, so that a store that comes back is not trampled.
+        // Few at a time, so that a store that returns is not overloaded.
         let permit = permits.acquire().await;
         let answer = send_until_deadline(store, deadline_after(store_timeout), swap).await;
         drop(permit);

@@ -1,9 +1,9 @@
-//! Copies that wait for the first of them, and how they are woken.
+//! Duplicates that wait for the first one, and how they are woken.
 //!
-//! Register, then look, then sleep: a waiter that registered before it looked cannot miss the
-//! wake-up for what it did not see. One waiter of a key polls for all of them, because the owner
-//! may be in another process; when it leaves, the next one polls. Where the store tells of writes,
-//! that one looks at once when it does.
+//! Register, then read, then sleep: a waiter that registered before it read cannot miss the wake-up
+//! for a later change. One waiter of a key polls for all of them, because the owner may be in
+//! another process; when it leaves, the next one polls. If the store notifies of writes, the poller
+//! reads at once after a notification.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -19,10 +19,10 @@ use crate::record::{RecordState, WriteId};
 use crate::scope::OperationId;
 use crate::store::{BoxFuture, Notify, Snapshot};
 
-/// How often a process looks at a key for which copies wait.
+/// Interval at which a process polls a key with waiters.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// What waiters of a key are told: what was seen, if the one who tells saw it.
+/// A wake-up of the waiters of a key, with the snapshot that its sender saw, if any.
 type WakeUp = Option<Arc<Snapshot>>;
 
 #[derive(Debug)]
@@ -50,12 +50,12 @@ impl Waiters {
         Self { keys: Mutex::default(), per_key, in_all }
     }
 
-    /// Copies waiting now.
+    /// Returns the number of waiters.
     pub(super) fn waiting(&self) -> usize {
         self.lock().waiting
     }
 
-    /// Joins those who wait for `key`; `None` when there are too many.
+    /// Adds a waiter for `key`; `None` if there are too many.
     pub(super) fn register(self: &Arc<Self>, key: OperationId) -> Option<Waiter> {
         let mut keys = self.lock();
         if keys.waiting >= self.in_all {
@@ -81,7 +81,7 @@ impl Waiters {
         Some(waiter)
     }
 
-    /// Wakes those who wait for `key`, with what was seen of it.
+    /// Wakes the waiters for `key`, with the snapshot.
     pub(super) fn wake(&self, key: &OperationId, seen: Option<Snapshot>) {
         if let Some(crowd) = self.lock().by_key.get(key) {
             crowd.news.send_replace(seen.map(Arc::new));
@@ -89,12 +89,12 @@ impl Waiters {
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterTable> {
-        // Nothing panics while it is held; and counts stay whole if something did.
+        // No code under the lock panics; if it did, the counts would be whole.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A place among those who wait for a key; given up when dropped.
+/// A permit to wait for a key, given back when it is dropped.
 #[derive(Debug)]
 pub(super) struct Waiter {
     waiters: Arc<Waiters>,
@@ -104,10 +104,11 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Sleeps until there is news since it registered or was last woken; `Err` at the deadline. A
-    /// record that still has the tag `known`, and that no claim works on, is no news.
+    /// Sleeps until there is a notification since it registered or was last woken; `Err` at the
+    /// deadline. A record that still has the write id `known`, and that no claim executes or
+    /// reconciles, is none.
     ///
-    /// Dropping it is safe: it holds nothing but its place and perhaps the poller's lock.
+    /// Dropping it is safe: it holds nothing but its permit and perhaps the poller's lock.
     pub(super) async fn changed(
         &mut self,
         inner: &EngineState,
@@ -122,14 +123,14 @@ impl Waiter {
             loop {
                 tokio::select! {
                     () = &mut written => {
-                        // Watched anew before the look: a write after the look is not missed.
+                        // Watched again before the read: a write after the read is not missed.
                         written = watch_cell(notify, key);
                     }
                     () = sleep(POLL_EVERY) => {}
                 }
-                // No answer, or an error, is no news.
+                // No answer, or an error, is no notification.
                 let look = async {
-                    // Closed, it would bound nothing, and looking does no harm.
+                    // If it were closed, it would bound nothing, and reading does no harm.
                     let _turn = inner.permits.acquire().await;
                     inner.store.load(key).await
                 };
@@ -145,7 +146,7 @@ impl Waiter {
             biased;
             told = news.changed() => match told {
                 Ok(()) => Ok(news.borrow_and_update().clone()),
-                // The sender lives as long as the crowd, and this waiter is one of it.
+                // The sender lives as long as the key has waiters, and this is one of them.
                 Err(_) => Ok(None),
             },
             seen = polled => {
@@ -174,12 +175,12 @@ impl Drop for Waiter {
     }
 }
 
-/// Never resolves where the store does not tell.
+/// Never resolves if the store has no notifications.
 fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFuture<'a, ()> {
     notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 
-/// Whether somebody executes, or asks what became of an execution.
+/// Returns whether an execution or a reconciliation is under way.
 pub(super) fn is_live(seen: &Snapshot) -> bool {
     seen.stored.as_ref().is_some_and(|stored| {
         let busy = matches!(
