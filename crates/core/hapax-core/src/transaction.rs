@@ -1,40 +1,42 @@
-//! An operation in one transaction with its record: both are there, or neither is.
+//! Operations that commit in one transaction with their records: both are stored, or neither.
 //!
-//! For work whose effects are rows in the database that keeps the records too. The claim commits by
-//! itself, so that copies see it at once and wait for nothing of the caller's. Then, in order:
+//! For operations whose effects are rows in the database that has the records too. The claim
+//! commits separately, so that duplicates see it at once and wait for nothing in the caller's
+//! transaction. Then, in order:
 //!
-//! 1. A connection is had from the caller's pool. Copies have none: only an owner gets that far.
+//! 1. A connection is taken from the caller's pool. Duplicates take none: only an owner gets that
+//!    far.
 //! 2. The lease is renewed once, for [`TxOptions::lease`], and not again until the transaction has
-//!    ended: a renewal would change the tag that the transaction bets on. Its first statement, and
-//!    with it its snapshot, comes after that.
-//! 3. The work writes.
-//! 4. Its outcome is swapped in, as the transaction's last statement ([`Transactional`]): the row
-//!    must bear the tag of the renewal, and stays locked from there on.
-//! 5. COMMIT, on a task of its own. What the caller hears comes after its reply.
+//!    ended: a renewal would change the write id that the transaction expects. Its first statement,
+//!    and with it its snapshot, comes after that.
+//! 3. The operation writes.
+//! 4. The outcome is swapped in, as the last statement of the transaction ([`Transactional`]): the
+//!    row must have the write id of the renewal, and stays locked from there on.
+//! 5. COMMIT, on its own task. The caller gets a result after the reply to it.
 //!
-//! *A lease that lapses* does no harm: whoever takes over changes the tag. Before 4, and the swap
-//! finds another tag, and the work is rolled back; after 4, and the taker waits for the row, and
-//! then finds the outcome. There is no moment at which both can commit.
+//! *A lease that lapses* is safe: a takeover changes the write id. Before step 4, the swap finds
+//! another write id, and the transaction is rolled back; after step 4, the takeover waits for the
+//! row, and then finds the outcome. There is no moment at which both can commit.
 //!
-//! *A COMMIT without a reply* is settled by renewing with the tag of 2. That swap waits for the
-//! transaction in doubt, which has the row locked, or had. Stored: it was rolled back. A conflict
-//! with the outcome: it was committed. As long as neither is known the answer is that it may have
-//! happened ([`ExecutionResult::Unknown`]), and nothing is run again here; nobody else can either, for a
-//! takeover is a swap of that row as well.
+//! *A COMMIT without a reply* is resolved by a renewal that expects the write id of step 2. That
+//! swap waits for the transaction in question, which has or had the row locked. If it is stored,
+//! the transaction was rolled back; if it conflicts with the outcome, it was committed. While
+//! neither is known the result is [`ExecutionResult::Unknown`], and the operation does not run
+//! again here; nor can it elsewhere, because a takeover is a swap of that row as well.
 //!
-//! *A transaction that lost against another* (SQLSTATE 40001, 40P01) did not happen: the work runs
-//! again, from the beginning, in a new one under the same grant, up to [`TxOptions::reruns`] times.
+//! *A transaction that lost a race* (SQLSTATE 40001, 40P01) did not happen: the operation runs
+//! again, from the beginning, in a new one under the same lease, up to [`TxOptions::reruns`] times.
 //!
-//! *Killed* between any of these, the database rolls back what was not committed, and the record is
-//! what it was: a claim whose lease lapses. With [`OnUnknown::Reexecute`](crate::OnUnknown) the
-//! next request executes, exactly once in effect, because what was there before left nothing.
+//! *After a crash* between any of these steps, the database rolls back the transaction, and the
+//! record is a claim whose lease lapses. With [`OnUnknown::Reexecute`](crate::OnUnknown) the next
+//! request executes, with one effect in total, because the earlier execution left none.
 //!
-//! *The work does not end its transaction*, by a statement or otherwise, nor keep it. What of it was
-//! committed then nobody knows; the record says so, where that can be told: not of a second
-//! transaction, begun by the work, that has failed, nor where the database does not answer.
+//! *The operation neither ends its transaction*, by a statement or otherwise, nor keeps it.
+//! Otherwise it is unknown what of it was committed. The record states that where it can be
+//! detected: not for a second transaction, begun by the operation, that has failed, nor if the
+//! database does not answer.
 //!
-//! What the work does outside of the transaction is not undone, and may be done again: do nothing
-//! there.
+//! Effects outside of the transaction are not rolled back, and may happen again: avoid them.
 //!
 //! [`Transactional`]: crate::Transactional
 
@@ -53,62 +55,62 @@ pub use crate::engine::{
 #[cfg(feature = "function")]
 pub use crate::engine::{OperationError, Receipt, TransactError};
 
-/// Whatever a database has to say of a failure.
+/// An error of a database.
 pub type Source = Box<dyn StdError + Send + Sync>;
 
-/// Why a step of a transaction failed, and what is then known of the transaction.
+/// Errors of a step of a transaction, by the resulting state of the transaction.
 #[derive(Debug, thiserror::Error)]
 pub enum TxError {
-    /// It was rolled back in favour of another, and may be tried again.
-    #[error("the transaction lost against another")]
+    /// The transaction was rolled back in favour of another, and may be tried again.
+    #[error("the transaction lost a race")]
     Conflict(#[source] Source),
-    /// It was not committed and never will be.
+    /// The transaction was not committed and never will be.
     #[error("the transaction failed")]
     Failed(#[source] Source),
-    /// COMMIT was sent, and nobody knows.
-    #[error("whether the transaction was committed is not known")]
+    /// COMMIT was sent, and its result is unknown.
+    #[error("it is unknown whether the transaction was committed")]
     Unknown(#[source] Source),
-    /// The work has ended it by itself, and nobody knows what of it was committed.
-    #[error("the work has ended its transaction")]
+    /// The operation ended the transaction itself, so it is unknown what of it was committed.
+    #[error("the operation ended its transaction itself")]
     EndedEarly(#[source] Source),
 }
 
 impl TxError {
-    /// [`TxError::Conflict`] because of `source`.
+    /// Creates a [`TxError::Conflict`].
     pub fn conflict(source: impl Into<Source>) -> Self {
         Self::Conflict(source.into())
     }
 
-    /// [`TxError::Failed`] because of `source`.
+    /// Creates a [`TxError::Failed`].
     pub fn failed(source: impl Into<Source>) -> Self {
         Self::Failed(source.into())
     }
 
-    /// [`TxError::Unknown`] because of `source`.
+    /// Creates a [`TxError::Unknown`].
     pub fn unknown(source: impl Into<Source>) -> Self {
         Self::Unknown(source.into())
     }
 
-    /// [`TxError::EndedEarly`] because of `source`.
+    /// Creates a [`TxError::EndedEarly`].
     pub fn ended_early(source: impl Into<Source>) -> Self {
         Self::EndedEarly(source.into())
     }
 }
 
-/// The transaction of some work lost against another, as the work itself has found: a row that it
-/// read is no longer of the version that it was. Returned as an error, or as the source of one, it
-/// has the work run again from the beginning, as the database's own errors to that effect do.
+/// A race that the operation itself found lost: a row that it read has another version now.
+/// Returned as an error, or as the source of one, it makes the operation run again from the
+/// beginning, as the database's own errors of that kind do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LostRace;
 
 impl fmt::Display for LostRace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("another transaction was in the way")
+        f.write_str("the transaction lost a race")
     }
 }
 
 impl StdError for LostRace {
-    /// An error that is transparent to this one shows nothing of it but its source.
+    /// An error that is transparent to this one exposes only its source.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         Some(&Race)
     }
@@ -118,65 +120,65 @@ impl StdError for LostRace {
 #[error("the transaction is to run again")]
 struct Race;
 
-/// A database whose transactions carry records, and the pool that its connections come from. For
+/// A database whose transactions contain records, and the pool of its connections. For
 /// implementors.
 ///
-/// None of these futures is dropped half-way but those of `swap_in` and `rollback`, when they take
-/// too long; the transaction is dropped with them, and must then be rolled back.
+/// None of these futures is dropped early except those of `swap_in` and `rollback`, after a
+/// timeout; the transaction is dropped with them, and must then be rolled back.
 pub trait Transactions: fmt::Debug + Send + Sync + 'static {
-    /// A transaction, with its connection. Dropped before it is committed it is rolled back, and
-    /// its connection goes back to the pool in no transaction.
+    /// A transaction, with its connection. Dropping it before the commit rolls it back, and its
+    /// connection returns to the pool outside of a transaction.
     type Tx: Send + 'static;
 
-    /// A connection. Nothing has been read on it.
+    /// Returns a connection on which nothing was read yet.
     ///
     /// # Errors
-    /// [`TxError`]: there is none to be had, in a time that the pool bounds.
+    /// [`TxError`] if there is none within the time limit of the pool.
     fn connect(&self) -> BoxFuture<'_, Result<Self::Tx, TxError>>;
 
-    /// Begins the transaction, unless that was done already; reads nothing.
+    /// Begins the transaction, unless it has begun; reads nothing.
     ///
     /// # Errors
     /// [`TxError`]; `tx` is dropped.
     fn begin<'a>(&'a self, tx: &'a mut Self::Tx) -> BoxFuture<'a, Result<(), TxError>>;
 
-    /// As [`Transactional::swap_in`](crate::Transactional::swap_in), in the words of this trait.
+    /// Writes the record, as [`Transactional::swap_in`](crate::Transactional::swap_in) does.
     ///
     /// # Errors
-    /// [`TxError`], never of doubt; `tx` is rolled back. [`TxError::EndedEarly`] if it is another
-    /// transaction than was begun, or none.
+    /// [`TxError`], never [`Unknown`](TxError::Unknown); `tx` is rolled back.
+    /// [`TxError::EndedEarly`] if the connection is in another transaction, or in none.
     fn swap_in<'a>(
         &'a self,
         tx: &'a mut Self::Tx,
         swap: Swap,
     ) -> BoxFuture<'a, Result<Swapped, TxError>>;
 
-    /// COMMIT.
+    /// Commits.
     ///
     /// # Errors
-    /// [`TxError`]. It is of doubt unless the server said that it was rolled back.
+    /// [`TxError`]; [`Unknown`](TxError::Unknown) unless the server reported a rollback.
     fn commit(&self, tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>>;
 
-    /// ROLLBACK. Where that does not arrive, COMMIT does not either.
+    /// Rolls back. If that does not reach the server, no COMMIT does either.
     ///
     /// # Errors
-    /// [`TxError::EndedEarly`] if it is another transaction than was begun, or none, as far as that
-    /// can be told. Any other means that the database gave no answer.
+    /// [`TxError::EndedEarly`] if the connection is in another transaction, or in none, as far as
+    /// that can be detected. Any other error means that the database did not answer.
     fn rollback(&self, tx: Self::Tx) -> BoxFuture<'_, Result<(), TxError>>;
 
-    /// Whether the work failed because its transaction lost against another.
+    /// Returns whether the operation failed because its transaction lost a race.
     fn is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
 
-    /// The record of `key` was committed by a transaction: a store that tells of writes
-    /// ([`Notify`](crate::Notify)) tells of this one.
+    /// Is called after a transaction committed the record of `key`: a store with notifications
+    /// ([`Notify`](crate::Notify)) sends one.
     fn committed(&self, _key: &OperationId) {}
 }
 
-/// A transaction of some database.
+/// A transaction of any database.
 pub type AnyTx = Box<dyn Any + Send>;
 
-/// [`Transactions`] of some database, for doors that do not know which. Whatever implements those
-/// implements this.
+/// [`Transactions`] of any database, for integrations that are not generic over it. Every
+/// implementor of that trait implements this one.
 pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
     /// [`Transactions::connect`].
     fn any_connect(&self) -> BoxFuture<'_, Result<AnyTx, TxError>>;
@@ -200,7 +202,7 @@ pub trait AnyTransactions: fmt::Debug + Send + Sync + 'static {
     /// [`TxError`].
     fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, Result<(), TxError>>;
 
-    /// [`Transactions::is_conflict`], or a [`LostRace`].
+    /// Calls [`Transactions::is_conflict`], and recognises [`LostRace`].
     fn any_is_conflict(&self, error: &(dyn StdError + 'static)) -> bool;
 
     /// [`Transactions::committed`].
@@ -229,7 +231,7 @@ impl<D: Transactions> AnyTransactions for D {
     }
 
     fn any_rollback(&self, tx: AnyTx) -> BoxFuture<'_, Result<(), TxError>> {
-        // Another database's is rolled back by being dropped.
+        // A transaction of another database is rolled back by being dropped.
         Box::pin(async move { self.rollback(*tx.downcast().map_err(|_| stranger())?).await })
     }
 

@@ -117,11 +117,11 @@ impl EngineState {
     }
 }
 
-/// Returns the time `patience` from now; a year from now if that is beyond what clocks represent.
-pub(super) fn deadline_after(store_timeout: Duration) -> Instant {
+/// Returns the time `timeout` from now; a year from now if that is beyond what clocks represent.
+pub(super) fn deadline_after(timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let now = Instant::now();
-    now.checked_add(store_timeout).unwrap_or(now + YEAR)
+    now.checked_add(timeout).unwrap_or(now + YEAR)
 }
 
 impl Idempotency {

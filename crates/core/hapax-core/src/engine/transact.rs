@@ -16,43 +16,45 @@ pub use self::function::{OperationError, TransactError};
 pub use self::run::TransactResult;
 pub use self::slot::{TakeTxError, Tx, TxHandle};
 
-/// How long transactions may take, and how often they are tried.
+/// Timeouts of transactions, and the number of reruns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxOptions {
-    /// For how long the lease is renewed before a transaction begins; it is not renewed within. A
-    /// transaction that takes longer is not stopped for it, and commits only if nobody took over. (The
-    /// database may end one that idles: `hapax_postgres::PgTransactions::idle`.) If the
-    /// process dies, the key is in flight for so long. From 100 ms to an hour; not less than the
-    /// policy's lease counts. Default 30 s.
+    /// Time for which the lease is renewed before a transaction begins; it is not renewed within. A
+    /// transaction that takes longer is not stopped, and commits unless another execution took
+    /// over. (The database may end one that idles: `hapax_postgres::PgTransactions::idle`.) After a
+    /// crash of the process the key is in flight for this time. From 100 ms to an hour; at least
+    /// the policy's lease applies. Default 30 s.
     pub lease: Duration,
-    /// How long the work waits for its transaction to begin, with a connection from the pool: not
-    /// longer than until then. At least 1 ms. Default 10 s.
+    /// Time within which a transaction must begin, with a connection from the pool. At least 1 ms.
+    /// Default 10 s.
     pub begin: Duration,
-    /// How often the work runs again whose transaction lost against another. Default 3.
+    /// Number of reruns of an operation whose transaction lost a race. Default 3.
     pub reruns: u32,
-    /// For how long it is asked what became of a COMMIT without a reply. At most an hour. Default
-    /// 10 s.
+    /// Time within which a COMMIT without a reply is checked. At most an hour. Default 10 s.
     pub commit_check: Duration,
 }
 
-/// Why terms are refused.
+/// Errors of [`TxOptions`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TxOptionsError {
-    /// A lease that lapses before anything is done, or for which a dead process blocks its keys.
-    #[error("`lease` of transactions has to be 100 ms to an hour")]
+    /// The lease lapses before anything is done, or blocks the keys of a crashed process for too
+    /// long.
+    #[error("`lease` of transactions: expected 100 ms to an hour")]
     Lease,
-    /// There is no time for it.
-    #[error("`begin` of transactions has to be 1 ms to an hour")]
+    /// The time to begin is zero or too long.
+    #[error("`begin` of transactions: expected 1 ms to an hour")]
     Begin,
-    /// Nobody waits that long.
-    #[error("`doubt` of transactions has to be at most an hour")]
+    /// The time to check a COMMIT is too long.
+    #[error("`commit_check` of transactions: expected at most an hour")]
     CommitCheck,
 }
 
 impl TxOptions {
+    /// Checks the options. An operation that takes a transaction under invalid ones gets the error.
+    ///
     /// # Errors
-    /// [`TxOptionsError`]. Whoever takes a transaction under such terms gets that.
+    /// [`TxOptionsError`].
     pub fn check(&self) -> Result<(), TxOptionsError> {
         const HOUR: Duration = Duration::from_secs(60 * 60);
         if self.lease < Duration::from_millis(100) || self.lease > HOUR {
@@ -75,18 +77,18 @@ impl Default for TxOptions {
     }
 }
 
-/// The database that transactions are in, which must be the one with the engine's records, and how
-/// long they may take. Cheap to clone.
+/// The database of the transactions, which must be the one with the engine's records, and their
+/// options. Cheap to clone.
 #[derive(Debug)]
 pub struct TransactionBackend<D: ?Sized = dyn AnyTransactions> {
-    /// Where they come from, such as `hapax_postgres::PgTransactions`.
+    /// The source of transactions, such as `hapax_postgres::PgTransactions`.
     pub database: Arc<D>,
-    /// How long they may take.
+    /// The options.
     pub terms: TxOptions,
 }
 
 impl<D: ?Sized> TransactionBackend<D> {
-    /// Transactions of `database`, under the usual terms.
+    /// Creates the backend of `database`, with the default options.
     pub fn new(database: Arc<D>) -> Self {
         Self { database, terms: TxOptions::default() }
     }
@@ -99,7 +101,7 @@ impl<D: ?Sized> Clone for TransactionBackend<D> {
 }
 
 impl<D: Transactions> TransactionBackend<D> {
-    /// The same, for doors that do not know which database it is.
+    /// Returns the backend for integrations that are not generic over the database.
     #[must_use]
     pub fn any(&self) -> TransactionBackend {
         TransactionBackend { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }

@@ -1,7 +1,7 @@
-//! The end of a transaction: the swap, COMMIT, and what became of a COMMIT without a reply.
+//! The end of a transaction: the swap, COMMIT, and the check of a COMMIT without a reply.
 //!
-//! On a task of its own, from beginning to end. The lock on the holding is kept all the while, so
-//! that nothing else writes the record on behalf of this execution.
+//! It runs on its own task, from beginning to end, with the lock on the ownership, so that nothing
+//! else writes the record on behalf of this execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,27 +18,30 @@ use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
 
-/// How often it is asked what became of a COMMIT.
+/// Pause between checks of a COMMIT.
 const ASK: Duration = Duration::from_millis(100);
 
-/// What became of a transaction.
+/// Result of a transaction.
 pub(in crate::engine) enum CommitResult {
-    /// With its record, which is kept until then.
+    /// Committed with its record, which is stored until then.
     Yes(Option<Timestamp>),
-    /// It was rolled back; the record is still ours.
+    /// Rolled back; the record is still owned.
     Again,
-    /// Likewise, because the database refused it.
+    /// Rolled back by the database; the record is still owned.
     Rejected(Source),
-    /// The work ended it, nobody knows how; the record is still ours.
+    /// The operation ended it, with unknown effect; the record is still owned.
     EndedEarly(Source),
-    /// It was rolled back, and the record is not ours any more.
+    /// Rolled back, and the record is no longer owned.
     Not(FinishError),
-    /// Nobody knows.
+    /// Unknown.
     Unknown,
 }
 
-/// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
-/// rolled back all the same. An error: the work had ended it.
+/// Rolls back within the timeout of the store. If the future is dropped, the transaction is rolled
+/// back too.
+///
+/// # Errors
+/// The operation had ended the transaction.
 pub(in crate::engine) async fn roll_back(
     shared: &LeaseState,
     backend: &TransactionBackend,
@@ -72,7 +75,8 @@ pub(in crate::engine) async fn commit(
             (Ok(()), Ok(_)) => CommitResult::Not(shared.lose(FinishError::Gone)),
         };
     };
-    // Nobody else has the row locked for longer than a swap takes, or than a transaction in doubt.
+    // No other transaction has the row locked for longer than a swap takes, or than an unresolved
+    // COMMIT.
     let limit = inner.store_timeout.max(terms.commit_check);
     let swapped = timeout(limit, database.any_swap_in(&mut tx, completion.swap().clone())).await;
     let stamped = match swapped {
@@ -81,7 +85,7 @@ pub(in crate::engine) async fn commit(
         not_stored => {
             let rolled_back = roll_back(shared, backend, tx).await;
             let seen = match (not_stored, rolled_back) {
-                // It was in its own transaction that it found that.
+                // The conflict was found in the transaction itself.
                 (Ok(Ok(Swapped::Conflict(seen))), _) => seen,
                 (_, Err(source)) => return CommitResult::EndedEarly(source),
                 (Ok(Err(TxError::Conflict(_))), _) => return CommitResult::Again,
@@ -97,7 +101,7 @@ pub(in crate::engine) async fn commit(
             return shared.conclude(&mut held, known);
         }
     };
-    // It is not cancelled: if we stop waiting for it, it goes on.
+    // Not cancelled: after the timeout it continues.
     let committing = inner.runtime.spawn({
         let database = Arc::clone(database);
         async move { database.any_commit(tx).await }
@@ -106,7 +110,7 @@ pub(in crate::engine) async fn commit(
         Ok(Ok(Ok(()))) => CommitState::Committed(completion.snapshot(stamped)),
         Ok(Ok(Err(TxError::Conflict(_)))) => return CommitResult::Again,
         Ok(Ok(Err(TxError::Failed(source)))) => return CommitResult::Rejected(source),
-        // Of doubt: nothing of the work's runs between the swap and COMMIT.
+        // An unknown result: no statement of the operation runs between the swap and COMMIT.
         doubt => {
             if let Ok(Ok(Err(error))) = doubt {
                 tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
@@ -117,7 +121,7 @@ pub(in crate::engine) async fn commit(
     shared.conclude(&mut held, known)
 }
 
-/// What is known in the end.
+/// Known state of a COMMIT.
 enum CommitState {
     Committed(Snapshot),
     Held,
@@ -137,10 +141,10 @@ fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> Co
     }
 }
 
-/// Renews with a bet on the cell as it was before the transaction: see [`crate::transaction`].
+/// Renews, expecting the record as it was before the transaction: see [`crate::transaction`].
 ///
-/// What was sent last may land after it was given up. Then the transaction was rolled back, and the
-/// record of a dead execution lasts a little longer.
+/// The last swap may land after it was given up. Then the transaction was rolled back, and the
+/// record of a crashed execution lasts a little longer.
 async fn settle(
     shared: &LeaseState,
     ownership: &mut Ownership,
@@ -163,12 +167,12 @@ async fn settle(
             }
             Ok(_) => {
                 match known(ownership, completion.status(writing.into_seen()), FinishError::Gone) {
-                    // It may have been committed, and forgotten since.
+                    // The transaction may have been committed, and the record removed since.
                     CommitState::Not(FinishError::Gone) => return CommitState::Nothing,
                     known => return known,
                 }
             }
-            // Most likely the row is locked, by the transaction in doubt. The same again.
+            // Most likely the row is locked by the unresolved transaction. The same swap again.
             Err(ExchangeError::Store { swap, .. }) if Instant::now() + ASK < deadline => {
                 sleep(ASK).await;
                 next = Next::Send(*swap);

@@ -1,4 +1,4 @@
-//! Functions of which each call is in one transaction with its record.
+//! Functions whose calls each commit in one transaction with their record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,15 +24,16 @@ use crate::scope::Scope;
 use crate::transaction::{AnyTransactions, Source, Transactions};
 use crate::value::{self, ValueError};
 
-/// How values and refusals are kept, in the bytes of `crate::value`.
+/// Format of recorded values and rejections, in the encoding of `crate::value`.
 const FORMAT: &str = "transact/1";
 
-/// Why work in a transaction has no value. In both cases what it wrote is rolled back.
+/// Errors of an operation in a transaction. In both cases its writes are rolled back.
 pub enum OperationError<E> {
-    /// The answer is no, and stays so: it is kept, and replayed.
+    /// The operation was rejected for good: the error is recorded, and replayed.
     Rejected(E),
-    /// It did not work out, and the next call executes; `?` makes one of any error. If it says that
-    /// the transaction lost against another, the work runs again, and the caller hears nothing.
+    /// The operation failed, and the next call executes; `?` converts any error to this. If it
+    /// means that the transaction lost a race, the operation runs again, and the caller gets the
+    /// result of that.
     Failed(Source),
 }
 
@@ -51,81 +52,83 @@ impl<E: fmt::Debug> fmt::Debug for OperationError<E> {
     }
 }
 
-/// Why a call has no value.
+/// Errors of a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactError<E> {
-    /// The work refused, now or in an earlier call: every call with this key gets this.
-    #[error("it was refused")]
+    /// The operation was rejected, now or in an earlier call: every call with this key gets this.
+    #[error("the operation was rejected")]
     Rejected {
-        /// What it said.
+        /// The error of the operation.
         error: E,
-        /// Whether an earlier call executed it.
+        /// True if an earlier call executed it.
         replayed: bool,
     },
-    /// It was rolled back: nothing was done. The next call executes.
-    #[error("it was rolled back: {0}")]
+    /// The transaction was rolled back: nothing was done. The next call executes.
+    #[error("the transaction was rolled back: {0}")]
     RolledBack(#[source] Source),
-    /// Other transactions were in the way each time: nothing was done. The next call executes.
-    #[error("other transactions were in the way")]
+    /// The transaction lost a race each time: nothing was done. The next call executes.
+    #[error("the transaction lost a race each time: call again")]
     InTheWay,
-    /// There was no transaction to be had: nothing was done. The next call executes.
+    /// No transaction began: nothing was done. The next call executes.
     #[error(transparent)]
     NotBegun(TakeTxError),
-    /// Nobody knows whether it was committed. Calling again with the same key is safe, and tells.
-    #[error("whether it was committed is not known yet")]
+    /// It is unknown whether the transaction was committed. Call again with the same key, which is
+    /// safe.
+    #[error("it is unknown whether the transaction was committed: call again with the same key")]
     CommitUnknown,
-    /// The work panicked, kept its transaction, or ended it by itself: nobody knows what it did. The
-    /// key goes by its policy for what is unknown.
-    #[error("the work panicked, or did not give its transaction back as it was")]
+    /// The operation panicked, kept its transaction, or ended it itself: its effect is unknown. The
+    /// key follows its policy for unknown outcomes.
+    #[error("the operation panicked, kept its transaction, or ended it: its effect is unknown")]
     Broken,
-    /// It was refused, and that is still on its way to the store.
-    #[error("it was refused, and that is on its way to the store")]
+    /// The operation was rejected, and the store has not accepted that yet.
+    #[error("the operation was rejected, and the store has not accepted that yet")]
     Pending,
-    /// Another execution took over; what this one wrote was rolled back.
+    /// Another execution took over; the writes of this one were rolled back.
     #[error("another execution took over")]
     Superseded,
-    /// The first call is still running.
-    #[error("the first call with this key has no outcome yet")]
+    /// The first call is still under way.
+    #[error("the first call with this key is under way")]
     InFlight {
-        /// When to call again.
+        /// Time after which to call again.
         retry_after: Duration,
     },
     /// The key belongs to another request.
-    #[error("another request was made with this key")]
+    #[error("the key belongs to another request")]
     KeyReused,
-    /// An earlier call may have happened, and must not run again by itself.
-    #[error("whether an earlier call took effect is not known")]
+    /// An earlier call may have happened, and does not execute again automatically.
+    #[error("it is unknown whether an earlier call took effect")]
     OutcomeUnknown,
-    /// The key was used by something that is no function in a transaction. Nothing was executed.
-    #[error("what was kept is in another format: {format}")]
+    /// The key belongs to an operation that is no function in a transaction. Nothing was executed.
+    #[error("the recorded outcome has another format: {format}")]
     OtherFormat {
-        /// Its name.
+        /// The name of the format.
         format: String,
     },
-    /// What was kept is no value of this type, or the value can not be written.
-    #[error("it cannot be read or written: {0}")]
+    /// The recorded value has another type, or the value cannot be encoded.
+    #[error("the value cannot be decoded or encoded: {0}")]
     Unreadable(#[source] ValueError),
-    /// The request cannot be written.
-    #[error("the request cannot be written")]
+    /// The request cannot be encoded.
+    #[error("the request cannot be encoded")]
     Request(#[source] ValueError),
-    /// The store, while the key was claimed. Nothing was executed.
+    /// The claim failed. Nothing was executed.
     #[error(transparent)]
     Claim(#[from] ClaimError),
 }
 
 impl Idempotency {
-    /// Executes `work` once for `key` of `scope`, in a transaction that commits with the record of
-    /// its value, and gives that to every call that asks the same: see [`crate::transaction`].
+    /// Executes `operation` once for `key` of `scope`, in a transaction that commits with the
+    /// record of its value, and returns that value to every call with the same request: see
+    /// [`crate::transaction`].
     ///
-    /// - `work` runs on a task of its own, again and from the beginning where its transaction lost
-    ///   against another. It drops its [`Tx`] when it has written, at the latest with its end, and
-    ///   does nothing outside of it.
-    /// - What it returns is kept, and requests are compared, as by [`Idempotency::at_most_once`].
-    /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: what died in the middle was
-    ///   rolled back, so that a second execution has no second effect. Under `Block`, the default, and
-    ///   under `Reconcile`, which has no hook here, an operator decides first.
-    /// - Dropping this future leaves nothing behind while it claims, and stops nothing afterwards.
+    /// - `operation` runs on its own task, again and from the beginning if its transaction lost a
+    ///   race. It drops its [`Tx`] when it has written, at the latest at its end, and has no other
+    ///   effects.
+    /// - Its value is stored, and requests are compared, as by [`Idempotency::at_most_once`].
+    /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: an interrupted transaction
+    ///   was rolled back, so that a second execution has no second effect. Under `Block`, the
+    ///   default, and under `Reconcile`, which has no hook here, an operator decides first.
+    /// - Dropping this future leaves no claim behind while it claims, and stops nothing afterwards.
     ///
     /// # Errors
     /// [`TransactError`].
@@ -146,14 +149,14 @@ impl Idempotency {
         F: Future<Output = Result<T, OperationError<E>>> + Send + 'static,
     {
         let asked = FunctionRequest::of(request).map_err(TransactError::Request)?;
-        // Counted from here on: a drain does not miss what this claim begins.
+        // Counted from here on: a drain waits for this claim.
         let _running = self.inner.backlog.begin_exchange();
         let mut claim = self.claim(scope, key, &asked, policy).await;
         while let Ok(Claim::Reconcile(question)) = claim {
             claim = question.conclude(Verdict::CannotSay, &asked).await;
         }
         let lease = match claim? {
-            // No await since the claim was granted: it cannot be dropped in between.
+            // No await since the claim, so it cannot be dropped in between.
             Claim::Execute(lease) => lease,
             Claim::Replay(replay) => return replayed(&replay),
             Claim::InFlight { elapsed, remaining } => {
@@ -231,7 +234,7 @@ fn conclude<T, E>(
         TransactResult::Panicked => return Err(TransactError::Broken),
     };
     match (ended, given) {
-        // What failed was rolled back, whatever became of the record since.
+        // A failed operation was rolled back, whatever happened to the record since.
         (
             ExecutionResult::Recorded(_) | ExecutionResult::Failed(_),
             Err(OperationError::Failed(error)),

@@ -1,4 +1,4 @@
-//! Work as a function.
+//! Executions in transactions, driven by a function.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use crate::engine::execution::{Execution, ExecutionEnd, ExecutionResult};
 use crate::engine::lease::{Lease, LeaseHandle};
 use crate::transaction::Transactions;
 
-/// What became of work in a transaction.
+/// Result of an operation in a transaction.
 #[derive(Debug)]
 pub enum TransactResult<X> {
-    /// It ran, perhaps more than once; what the last run gave, and what became of that. Never
+    /// The operation ran, perhaps more than once: the end of its last run, and its value. Never
     /// [`ExecutionResult::Rerun`].
     Ended(ExecutionResult, X),
-    /// It did not run, and its key is released: there was no transaction to be had.
+    /// The operation did not run, and its key is released: no transaction began.
     NotBegun(TakeTxError),
-    /// It panicked, or its runtime is shutting down. Its transaction is rolled back; the record
-    /// says that the outcome is unknown.
+    /// The operation panicked, or its runtime is shutting down. Its transaction is rolled back; the
+    /// record says that the outcome is unknown.
     Panicked,
 }
 
 impl Lease {
-    /// Runs `work` in a transaction that commits with its outcome: see [`crate::transaction`]. Work
-    /// whose transaction lost against another runs again.
+    /// Executes `operation` in a transaction that commits with its outcome: see
+    /// [`crate::transaction`]. An operation whose transaction lost a race runs again.
     ///
-    /// All of it is on a task of its own: it goes on when its caller is dropped.
+    /// It runs on its own task, and continues if its caller is dropped.
     pub async fn transact<D, W, F, X>(
         self,
         backend: &TransactionBackend<D>,
@@ -40,7 +40,7 @@ impl Lease {
         X: Send + 'static,
     {
         let inner = Arc::clone(&self.shared.inner);
-        // Counted from here on: a drain does not miss it.
+        // Counted from here on: a drain waits for it.
         let running = inner.backlog.begin_exchange();
         let execution = Execution::in_transactions(self, backend.any());
         let task = async move {

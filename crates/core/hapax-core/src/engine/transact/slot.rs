@@ -1,4 +1,4 @@
-//! How work gets at its transaction, and how that comes back.
+//! The slot through which an operation takes and returns its transaction.
 
 use std::any::Any;
 use std::fmt;
@@ -14,29 +14,30 @@ use super::{TxOptions, TxOptionsError};
 use crate::engine::lease::{FinishError, LeaseState};
 use crate::transaction::{AnyTransactions, AnyTx, TxError};
 
-/// Why there is no transaction. Nothing was written.
+/// Errors of taking a transaction. Nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeTxError {
-    /// Somebody has it already.
+    /// Another part of the operation has it.
     #[error("the transaction is taken")]
     Taken,
-    /// The run that it was for has ended.
+    /// The run of the transaction has ended.
     #[error("the run of the transaction has ended")]
     Ended,
-    /// It is of another type.
+    /// The transaction has another type.
     #[error("the transaction is of another type")]
     OtherType,
-    /// The terms for transactions are none to go by.
+    /// The options of transactions are invalid.
     #[error(transparent)]
     Terms(#[from] TxOptionsError),
-    /// None came in time: the pool has none free, or the database does not answer.
+    /// No transaction began in time: the pool has no free connection, or the database does not
+    /// answer.
     #[error("no transaction began in time")]
     TimedOut,
     /// The lease could not be renewed for it.
     #[error("the lease could not be renewed: {0}")]
     Lease(#[from] FinishError),
-    /// The database has none to give.
+    /// The database returned an error.
     #[error(transparent)]
     Begin(#[from] TxError),
     /// The runtime is shutting down.
@@ -44,8 +45,8 @@ pub enum TakeTxError {
     Shutdown,
 }
 
-/// Where one run of the work gets its transaction. Cheap to clone; nothing begins before it is
-/// taken.
+/// The handle by which one run of an operation takes its transaction. Cheap to clone; no
+/// transaction begins before it is taken.
 #[derive(Clone)]
 pub struct TxHandle {
     slot: Arc<Slot>,
@@ -57,35 +58,35 @@ struct Slot {
     terms: TxOptions,
     state: Mutex<State>,
     ended: Arc<AtomicBool>,
-    /// The work has had it in hand.
+    /// True if the operation has or had the transaction.
     taken: AtomicBool,
 }
 
 enum State {
     Idle,
-    /// It is on its way to whoever took it.
+    /// The transaction is being begun.
     Beginning,
     Out,
     Back(AnyTx),
-    /// The run has ended: what comes now is dropped, and so rolled back.
+    /// The run has ended: a transaction that arrives later is dropped, and so rolled back.
     Closed,
 }
 
-/// What is there when a run ends.
+/// State of the slot at the end of a run.
 pub(in crate::engine) enum ClosedSlot {
-    /// None was taken.
+    /// No transaction was taken.
     Unused,
     Back(AnyTx),
-    /// The work still has it.
+    /// The operation still has it.
     Kept,
 }
 
-/// A transaction, with its connection, in the hands of the work. Dropping it gives it back to
-/// whoever commits it; it can not be committed here.
+/// A transaction, with its connection, while the operation has it. Dropping it returns it to the
+/// engine, which commits it; it cannot be committed here.
 ///
-/// Whoever keeps it after the work has ended keeps it from being committed: see [`Ended::Kept`].
+/// An operation that keeps it beyond its end prevents the commit: see [`ExecutionResult::Kept`].
 ///
-/// [`Ended::Kept`]: super::ExecutionResult::Kept
+/// [`ExecutionResult::Kept`]: super::super::ExecutionResult::Kept
 pub struct Tx<T: Send + 'static> {
     tx: Option<Box<T>>,
     slot: Arc<Slot>,
@@ -102,18 +103,18 @@ impl TxHandle {
         Self { slot: Arc::new(Slot { lease, database, terms, state, ended, taken }) }
     }
 
-    /// Whether the work has a transaction in this run, or had it.
+    /// Returns whether the operation has or had a transaction in this run.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.slot.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes the run's transaction, which begins with the first call. It may be taken again once
-    /// it was dropped, and is the same then.
+    /// Takes the transaction of the run, which begins with the first call. After it was dropped it
+    /// can be taken again, and is the same.
     ///
     /// Dropping this future takes none, and neither does one that takes longer than
-    /// [`TxOptions::begin`]. One that is on its way then comes back by itself; as long as it has not,
-    /// there is none to be taken.
+    /// [`TxOptions::begin`]. A transaction that is being begun then returns to the slot; until it
+    /// has, none can be taken.
     ///
     /// # Errors
     /// [`TakeTxError`].
@@ -130,8 +131,8 @@ impl TxHandle {
             if tx.is_err() {
                 slot.give_up().await;
             }
-            // If nobody waits any more, the guard is dropped with the task's output, and gives it
-            // back.
+            // If the caller is gone, the guard is dropped with the task's output, which returns the
+            // transaction.
             tx.map(|tx| Tx { tx: Some(tx), slot })
         });
         match timeout(self.slot.terms.begin, task).await {
@@ -146,12 +147,12 @@ impl TxHandle {
         }
     }
 
-    /// Ends the run.
+    /// Ends the run, and returns the state of the slot.
     pub(in crate::engine) fn close(&self) -> ClosedSlot {
         self.slot.ended.store(true, Ordering::Relaxed);
         let mut state = self.slot.lock();
         match mem::replace(&mut *state, State::Closed) {
-            // One that is still on its way was not used for anything, and will not be.
+            // A transaction that is being begun was not used, and will not be.
             State::Idle | State::Beginning | State::Closed => ClosedSlot::Unused,
             State::Out if !self.is_taken() => ClosedSlot::Unused,
             State::Out => ClosedSlot::Kept,
@@ -166,7 +167,7 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is there already, or `None` if it is for the caller to begin.
+    /// Returns the transaction that is in the slot, or `None` if the caller has to begin one.
     fn reserve<T: Send + 'static>(&self) -> Result<Option<Box<T>>, TakeTxError> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Beginning) {
@@ -194,7 +195,7 @@ impl Slot {
     }
 
     async fn begin(&self) -> Result<AnyTx, TakeTxError> {
-        // The connection first: while the pool makes us wait, the lease is renewed as ever.
+        // The connection first: while the pool makes it wait, the lease is renewed as usual.
         let mut tx = self.database.any_connect().await?;
         if matches!(*self.lock(), State::Closed) {
             return Err(TakeTxError::Ended);
@@ -204,16 +205,16 @@ impl Slot {
         Ok(tx)
     }
 
-    /// The work has it in hand now, unless the run has ended on the way.
+    /// Marks the transaction as taken, and returns true, unless the run has ended meanwhile.
     fn receive(&self) -> bool {
         let state = self.lock();
         let open = !matches!(*state, State::Closed);
-        // Under the lock: the end of the run looks at it there.
+        // Under the lock, because the end of the run reads it there.
         self.taken.fetch_or(open, Ordering::Relaxed);
         open
     }
 
-    /// None has begun: there may be another try.
+    /// Notes that no transaction has begun, so that another attempt is possible.
     async fn give_up(&self) {
         self.lease.resume_renewal_unless(&self.ended).await;
         let mut state = self.lock();
@@ -222,8 +223,8 @@ impl Slot {
         }
     }
 
-    /// The transaction to whoever took it, unless the run has ended meanwhile: nothing of it would
-    /// be committed.
+    /// Returns the transaction to its taker, unless the run has ended meanwhile: nothing of it
+    /// would be committed.
     fn hand_out<T>(&self, tx: Box<T>) -> Result<Box<T>, TakeTxError> {
         let mut state = self.lock();
         if !matches!(*state, State::Beginning) {
@@ -237,14 +238,14 @@ impl Slot {
 impl<T: Send + 'static> Drop for Tx<T> {
     fn drop(&mut self) {
         let Some(tx) = self.tx.take() else { return };
-        // Whoever panics has not written all that it wanted to, even where somebody catches that:
-        // it counts as kept, and is not committed.
+        // An operation that panics has not written everything, even if the panic is caught: its
+        // transaction counts as kept, and is not committed.
         let whole = !thread::panicking();
         let mut state = self.slot.lock();
         if whole && matches!(*state, State::Out) {
             *state = State::Back(tx);
         } else {
-            // Rolling back is not done under the lock.
+            // The rollback does not happen under the lock.
             drop(state);
             drop(tx as Box<dyn Any + Send>);
         }
