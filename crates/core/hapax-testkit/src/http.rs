@@ -28,6 +28,7 @@
 
 mod client;
 mod fixture;
+mod frames;
 mod groups;
 mod handler;
 mod raw;
@@ -40,6 +41,7 @@ pub use fixture::{
     Hook, HookRequest, HookVerdict, HttpFixture, Instance, ScenarioPolicy, ScenarioScope, Starting,
     StoreLink,
 };
+pub use frames::{FrameBody, FrameSender, frames};
 pub use groups::{Group, Scenario, play, play_all};
 pub use handler::{
     ExecutionCount, Handler, HandlerGate, HandlerRequest, TestServer, counting, handler, perform,

@@ -4,6 +4,7 @@
 //! status, header lines, an empty line, the body. Megabytes and trailers, which do not fit in a
 //! file, are built here.
 
+use crate::http::frames::frames;
 use bytes::Bytes;
 use hapax_core::OnUnknown;
 use hapax_http::Body;
@@ -11,7 +12,6 @@ use hapax_http::classify::{OutcomeClass, Profile};
 use hapax_http::header::IDEMPOTENCY_OUTCOME;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::channel::Channel;
 
 /// A sample response.
 #[derive(Clone, Debug)]
@@ -99,15 +99,15 @@ impl ResponseSample {
 
 /// Returns the body in frames of 1000 bytes, with its trailers.
 fn in_frames(body: Bytes, trailers: Option<HeaderMap>) -> Body {
-    let (mut sender, channel) = Channel::<Bytes>::new(4);
+    let (sender, channel) = frames(4);
     tokio::spawn(async move {
         for chunk in body.chunks(1000) {
-            if sender.send_data(body.slice_ref(chunk)).await.is_err() {
+            if !sender.data(body.slice_ref(chunk)).await {
                 return;
             }
         }
         if let Some(trailers) = trailers {
-            let _ = sender.send(Frame::trailers(trailers)).await;
+            sender.frame(Frame::trailers(trailers)).await;
         }
     });
     Body::new(channel)

@@ -15,10 +15,10 @@ use hapax_http::problem::{Code, Problem};
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
 use hapax_testkit::http::{HandlerRequest, handler, reply, serve};
 use http::{Method, Response};
-use http_body_util::channel::Channel;
 use serde_json::{Value, json};
 
 use crate::world::{config, start};
+use hapax_testkit::http::frames;
 
 const CALLS: usize = 32;
 
@@ -85,10 +85,10 @@ fn json_reply(text: String) -> Response<Body> {
 }
 
 fn broken_off() -> Response<Body> {
-    let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(1);
+    let (sender, body) = frames(1);
     tokio::spawn(async move {
-        let _ = sender.send_data(Bytes::from_static(b"{")).await;
-        sender.abort(std::io::Error::other("lost"));
+        sender.data(Bytes::from_static(b"{")).await;
+        sender.abort("lost").await;
     });
     reply(200, "").map(|_| Body::new(body))
 }

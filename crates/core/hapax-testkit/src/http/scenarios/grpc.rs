@@ -7,9 +7,9 @@ use hapax_http::classify::Profile;
 use hapax_http::server::KeyRule;
 use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
-use http_body_util::channel::Channel;
 
 use super::execution::held;
+use crate::http::frames::frames;
 use crate::http::{
     ExecutionCount, Handler, HandlerGate, ScenarioContext, ScenarioPolicy, TestInstance,
     TestRequest, TestResponse, handler, reply,
@@ -52,10 +52,10 @@ fn asked_for(runs: &ExecutionCount) -> Handler {
             response.headers_mut().insert("trailer", told);
             let mut trailers = HeaderMap::new();
             trailers.insert("grpc-status", status);
-            let (mut sender, body) = Channel::<Bytes>::new(2);
+            let (sender, body) = frames(2);
             tokio::spawn(async move {
-                let _ = sender.send(Frame::data(message(&run.to_string()))).await;
-                let _ = sender.send(Frame::trailers(trailers)).await;
+                sender.frame(Frame::data(message(&run.to_string()))).await;
+                sender.frame(Frame::trailers(trailers)).await;
             });
             response.map(|_| Body::new(body))
         }

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use hapax_http::Body;
 use hapax_http::header::Grammar;
 use hapax_http::server::KeyRule;
 use http::Method;
-use http_body_util::channel::Channel;
 
+use crate::http::frames::frames;
 use crate::http::{
     ExecutionCount, HandlerRequest, ScenarioContext, ScenarioPolicy, counting, handler, reply,
 };
@@ -102,7 +101,7 @@ pub async fn w03_the_body_need_not_be_read(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     // The client does not send its body before a 100, which never comes.
-    let (body, never) = Channel::<Bytes>::new(1);
+    let (body, never) = frames(1);
     let post = stage.post("a, b").header("expect", "100-continue").header("content-length", "5");
     let mut connection = stage.client().connect().await;
     let response = connection.ask(post.with(Body::new(never))).await;

@@ -10,10 +10,10 @@ use hapax_http::Body;
 use hapax_http::classify::{OutcomeClass, Profile};
 use hapax_http::statuses::StatusLists;
 use http::HeaderValue;
-use http_body_util::channel::Channel;
 
 use super::execution::held;
 use super::protocols::pieces;
+use crate::http::frames::frames;
 use crate::http::{
     ExecutionCount, Handler, HandlerGate, HandlerRequest, Hook, HookVerdict, ScenarioContext,
     ScenarioPolicy, TestInstance, handler, reply,
@@ -187,10 +187,10 @@ pub(super) fn breaking(runs: &ExecutionCount) -> Handler {
     handler(move |_| {
         runs.next();
         async move {
-            let (mut sender, body) = Channel::<Bytes, std::io::Error>::new(2);
+            let (sender, body) = frames(2);
             tokio::spawn(async move {
-                let _ = sender.send_data(Bytes::from_static(b"half")).await;
-                sender.abort(std::io::Error::other("broken"));
+                sender.data(Bytes::from_static(b"half")).await;
+                sender.abort("broken").await;
             });
             reply(201, "").map(|_| Body::new(body))
         }

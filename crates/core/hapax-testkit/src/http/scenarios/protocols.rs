@@ -7,8 +7,8 @@ use bytes::Bytes;
 use hapax_http::Body;
 use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
-use http_body_util::channel::Channel;
 
+use crate::http::frames::frames;
 use crate::http::{
     ExecutionCount, HandlerRequest, Protocol, ScenarioContext, ScenarioPolicy, TestResponse,
     counting, handler, reply,
@@ -27,7 +27,7 @@ pub async fn w22_one_key_over_both_protocols(arena: ScenarioContext) {
 
 /// Returns a body in pieces, with trailers if there are any.
 pub(super) fn pieces<P: Into<Bytes>>(pieces: Vec<P>, trailers: Option<HeaderMap>) -> Body {
-    let (mut sender, body) = Channel::<Bytes>::new(8);
+    let (sender, body) = frames(8);
     let frames: Vec<_> = pieces
         .into_iter()
         .map(|piece| Frame::data(piece.into()))
@@ -35,7 +35,7 @@ pub(super) fn pieces<P: Into<Bytes>>(pieces: Vec<P>, trailers: Option<HeaderMap>
         .collect();
     tokio::spawn(async move {
         for frame in frames {
-            if sender.send(frame).await.is_err() {
+            if !sender.frame(frame).await {
                 return;
             }
         }

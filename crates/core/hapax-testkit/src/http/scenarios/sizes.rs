@@ -4,9 +4,9 @@ use bytes::Bytes;
 use hapax_http::Body;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http_body_util::BodyExt;
-use http_body_util::channel::Channel;
 
 use super::protocols::pieces;
+use crate::http::frames::frames;
 use crate::http::{
     ExecutionCount, Handler, HandlerGate, ScenarioContext, ScenarioPolicy, counting, handler, reply,
 };
@@ -68,11 +68,11 @@ fn streaming(runs: &ExecutionCount, gate: &HandlerGate, kind: &'static str) -> H
         let (runs, gate) = held.clone();
         async move {
             runs.next();
-            let (mut sender, body) = Channel::<Bytes>::new(2);
+            let (sender, body) = frames(2);
             tokio::spawn(async move {
-                let _ = sender.send_data(Bytes::from_static(b"data: 1\n\n")).await;
+                sender.data(Bytes::from_static(b"data: 1\n\n")).await;
                 gate.pass().await;
-                let _ = sender.send_data(Bytes::from_static(b"data: 2\n\n")).await;
+                sender.data(Bytes::from_static(b"data: 2\n\n")).await;
             });
             let mut response = reply(200, "").map(|_| Body::new(body));
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));

@@ -15,6 +15,7 @@ use super::keys::Untouchable;
 use super::world::{
     App, Frames, Mood, Runs, Signal, World, app_of, begin, pay, read, reexecute, respond, send,
 };
+use hapax_testkit::http::frames;
 
 fn limits(request: usize, response: usize) -> RouteOptions {
     RouteOptions {
@@ -154,11 +155,11 @@ async fn wire_19_large_errors_are_not_made_final() {
 
 /// A stream that goes on until it is told to end.
 fn endless(go: Signal) -> Body {
-    let (mut sender, body) = http_body_util::channel::Channel::<Bytes>::new(1);
+    let (sender, body) = frames(1);
     tokio::spawn(async move {
-        let _ = sender.send_data(Bytes::from_static(b"data: 1\n\n")).await;
+        sender.data(Bytes::from_static(b"data: 1\n\n")).await;
         go.wait().await;
-        let _ = sender.send_data(Bytes::from_static(b"data: 2\n\n")).await;
+        sender.data(Bytes::from_static(b"data: 2\n\n")).await;
     });
     Body::new(body)
 }
