@@ -1,24 +1,25 @@
-//! Idempotency: an operation, however often it is asked for, has one effect and one answer.
+//! Idempotency: an operation has one effect and one outcome, however often it is requested.
 //!
-//! A network loses replies. Who gets none cannot tell whether the operation happened, asks again,
-//! and it happens twice. With Hapax the caller names the operation with an *idempotency key*, and
-//! asking again under that key is safe: the first request executes, copies are told that it is in
-//! flight or wait for it, and later ones are answered with what it answered.
+//! A network loses replies. A client without a reply cannot know whether the operation happened, so
+//! it retries, and the operation happens twice. With Hapax the client names the operation with an
+//! *idempotency key*, and a retry with that key is safe: the first request executes, a duplicate
+//! waits or is rejected while that one is in flight, and a retry gets the stored outcome.
 //!
 //! # The tour
 //!
-//! 1. A [`Key`] names an operation within a [`Scope`], the caller's identity. A [`Fingerprint`]
-//!    says what was asked, so that a key is not reused for something else.
-//! 2. [`Idempotency::claim`] asks whether it was asked before. The answer is a [`Claim`]: execute,
-//!    replay, in flight, mismatch, unknown, or ask a hook.
-//! 3. Whoever executes holds a [`Lease`], renewed while the work runs. It carries a
-//!    [`FencingToken`] for systems downstream, which grows with every takeover.
-//! 4. The lease ends with an outcome that is kept ([`Lease::complete`]), with a release
-//!    ([`Lease::release`]: it did not happen, the next one executes) or in doubt
-//!    ([`Lease::abandon`], a crash, a lapse). [`OnUnknown`] says what a retry gets then.
-//! 5. A [`Store`] keeps the records. It is one compare-and-swap; every decision is taken by
-//!    [`machine::step`], which is pure, and carried out by [`exchange`], which does no I/O.
-//! 6. Where an operation writes in the database that keeps the records, both commit in one
+//! 1. A [`Key`] names an operation within a [`Scope`], the caller's identity. A [`Fingerprint`] of
+//!    the request keeps a key from being reused for another request.
+//! 2. [`Idempotency::claim`] looks for an earlier request. The result is a [`Claim`]: execute,
+//!    replay, in flight, mismatch, unknown, or reconcile.
+//! 3. The owner of a key has a [`Lease`], which is renewed while the operation executes. It has a
+//!    [`FencingToken`] for downstream systems, which grows with every takeover.
+//! 4. The lease ends with an outcome that is stored ([`Lease::complete`]), with a release
+//!    ([`Lease::release`]: the operation did not happen, and the next claim executes) or with an
+//!    unknown outcome ([`Lease::abandon`], a crash, a lapse). [`OnUnknown`] states what a retry
+//!    gets then.
+//! 5. A [`Store`] has the records. It is one compare-and-swap; [`machine::step`], which is pure,
+//!    makes every decision, and [`exchange`], which does no I/O, turns it into swaps.
+//! 6. If an operation writes to the database that has the records, both commit in one
 //!    [`transaction`].
 //!
 //! ```
@@ -66,23 +67,23 @@
 //! # Ok(()) }
 //! ```
 //!
-//! What is claimed here by hand, [`Idempotency::at_most_once`] does around a function: see
+//! [`Idempotency::at_most_once`] does the same around a function: see
 //! [`functions`](manual::functions).
 //!
 //! # Features
 //!
-//! None is on by default: the crate is then the state machine, the conversations and the [`Store`]
-//! seam, for stores and simulators.
+//! None is on by default: the crate is then the state machine, the exchanges and the [`Store`]
+//! trait, for stores and simulators.
 //!
 //! - `tokio`: the engine, [`Idempotency`] and [`Lease`].
 //! - `function`: [`Idempotency::at_most_once`], [`Idempotency::at_least_once`], [`Function`] and
 //!   [`Idempotency::transact`]; brings `tokio` and `serde`.
-//! - `keys`: keys made from clock and dice ([`KeyMaker`]), and of payloads; brings `serde`.
-//! - `serde`: [`canonicalize_value`], and [`value`], which keeps what serde can write.
+//! - `keys`: keys made of time and randomness ([`KeyMaker`]), and of payloads; brings `serde`.
+//! - `serde`: [`canonicalize_value`], and the encoding of values.
 //!
-//! The [`manual`] gives the reasons: why each default is what it is, what can fail and what then
-//! happens, what is not promised, and how to choose a policy.
-// The tour speaks of features, which are documented where they are on.
+//! The [`manual`] has the reasons for each default, the failures and their consequences, the
+//! limits, and how to choose a policy.
+// The tour names features, which are documented where they are on.
 #![cfg_attr(
     not(all(feature = "function", feature = "keys")),
     allow(rustdoc::broken_intra_doc_links)

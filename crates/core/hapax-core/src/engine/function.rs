@@ -1,5 +1,5 @@
-//! Functions: the door for calls within a program. What each answer means is told to users in the
-//! manual's page, `manual/functions.md`.
+//! Functions: the integration for calls within a program. The manual's page `manual/functions.md`
+//! explains each result to users.
 
 mod declared;
 mod error;
@@ -18,26 +18,26 @@ use serde::de::DeserializeOwned;
 use super::idempotency::Idempotency;
 use crate::record::{FencingToken, OnUnknown};
 
-/// What a function answered.
+/// The value of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Receipt<T> {
-    /// Its value.
+    /// The value.
     pub value: T,
-    /// Whether an earlier call executed it.
+    /// True if an earlier call executed.
     pub replayed: bool,
-    /// The fencing token of the execution that gave it.
+    /// The fence of the execution that returned it.
     pub fence: FencingToken,
 }
 
 impl Idempotency {
-    /// Executes `operation` at most once for `key`, and returns its value to every call with the same
-    /// key and request. Lease and retention are those of [`Policy::default`](crate::Policy).
+    /// Executes `operation` at most once for `key`, and returns its value to every call with the
+    /// same key and request. Lease and retention are those of [`Policy::default`](crate::Policy).
     ///
-    /// After an `Err`, a panic or a crash in the middle, `work` may have taken effect
-    /// ([`OutcomeClass::Unknown`](crate::OutcomeClass::Unknown)): it does not execute again, and calls get
-    /// [`RunError::OutcomeUnknown`] until an operator resolves the record. Where some errors are
-    /// known to have no effect, declare a [function](Idempotency::function) that classifies them;
-    /// where `work` may be repeated, call [`at_least_once`](Self::at_least_once).
+    /// After an `Err`, a panic or a crash, the operation may have taken effect
+    /// ([`OutcomeClass::Unknown`](crate::OutcomeClass::Unknown)): it does not execute again, and
+    /// calls get [`RunError::OutcomeUnknown`] until an operator resolves the record. If some errors
+    /// are known to have no effect, declare a [function](Idempotency::function) that classifies
+    /// them; if the operation may be repeated, call [`at_least_once`](Self::at_least_once).
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -54,21 +54,21 @@ impl Idempotency {
     /// # Ok(()) }
     /// ```
     ///
-    /// - `work` runs on a task of its own, under a lease that is renewed until it is done. Dropping
-    ///   this future before that neither stops it nor loses what it answers; dropping it earlier,
-    ///   while it claims, leaves nothing behind. [`Idempotency::drain`] waits for it. There are as many
-    ///   such tasks as calls: what bounds them is to be where the calls come in.
-    /// - Work that blocks its thread belongs into `tokio::task::spawn_blocking`: it may keep the
-    ///   runtime from renewing its lease.
-    /// - Equal requests are those of equal values, whatever the order of their maps and fields;
-    ///   [the manual](crate::manual::functions#which-request-it-is) says what is told apart.
-    /// - A value may be anything that serde writes and reads; it is kept exactly, in a format of
-    ///   its own, by the names of fields and variants: a type may change between two releases as
-    ///   serde allows it (`default`, `alias`). It has at most 64 MiB and 128 levels. That it is read
-    ///   back is first seen in a replay, so call twice in a test.
-    /// - The record does not know which function it is of. Two functions that are called with one
-    ///   key, scope and request would answer for each other: give them scopes of their own, or
-    ///   names, by [`Idempotency::function`].
+    /// - `operation` runs on its own task, under a lease that is renewed until it is done. Dropping
+    ///   this future before that neither stops it nor loses its value; dropping the future earlier,
+    ///   while it claims, leaves no claim behind. [`Idempotency::drain`] waits for it. There are as
+    ///   many such tasks as calls: limit them where the calls come in.
+    /// - An operation that blocks its thread belongs into `tokio::task::spawn_blocking`: it may
+    ///   keep the runtime from renewing its lease.
+    /// - Requests are equal if their values are, whatever the order of their maps and fields; [the
+    ///   manual](crate::manual::functions#which-request-it-is) lists what is distinguished.
+    /// - A value may be anything that serde can serialize and deserialize; it is stored exactly, in
+    ///   a separate format, by the names of fields and variants: a type may change between two
+    ///   releases as serde allows it (`default`, `alias`). It has at most 64 MiB and 128 levels.
+    ///   Only a replay shows that it can be deserialized, so call twice in a test.
+    /// - The record does not name its function. Two functions that are called with one key, scope
+    ///   and request would replay each other's values: give them different scopes, or names, by
+    ///   [`Idempotency::function`].
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
@@ -87,10 +87,10 @@ impl Idempotency {
         Function::unnamed(self, OnUnknown::Block).run_named(key, operation).await
     }
 
-    /// Executes `operation` for `key` until one execution has a value, and returns that to every call
-    /// with the same key and request. After an `Err`, a panic or a crash in the middle the next call
-    /// executes again, with a larger fencing token: for work that may be repeated. In all else it is
-    /// [`at_most_once`](Self::at_most_once).
+    /// Executes `operation` for `key` until one execution returns a value, and returns that to
+    /// every call with the same key and request. After an `Err`, a panic or a crash the next call
+    /// executes again, with a larger fence: for operations that may be repeated. In all else it is
+    /// like [`at_most_once`](Self::at_most_once).
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.

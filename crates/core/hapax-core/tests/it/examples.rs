@@ -57,7 +57,7 @@ async fn a_resource() {
     let expected = [
         "at first: the database is busy",
         "telephone: 1, browser: 1",
-        "another plan: the key was used for another request",
+        "another plan: the key belongs to another request",
         "nobody is no address, replayed: false",
         "nobody is no address, replayed: true",
         "there is 1 account",

@@ -1,4 +1,4 @@
-//! Functions with a policy of their own.
+//! Functions with their own policy.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ use crate::scope::Scope;
 use crate::store::BoxFuture;
 use crate::value::{self, ValueError};
 
-/// A function that executes once for each key: its name, its policy, and what its errors mean.
+/// A function that executes once for each key: its name, its policy, and the classes of its errors.
 /// Cheap to clone.
 ///
 /// ```
@@ -77,12 +77,11 @@ pub(super) struct Declared<E> {
     pub(super) hook: Option<ReconcileHook>,
 }
 
-/// When a hook is asked, and the hook.
+/// The times of reconciliation, and the hook.
 type ReconcileHook = (HookTiming, Box<HookFn>);
 type HookFn = dyn Fn(ReconcileCall) -> BoxFuture<'static, Verdict> + Send + Sync;
 
-/// How errors are classified and kept. What it takes to write and read them is asked for only of
-/// those that are.
+/// The classification and the encoding of errors. Only errors that are recorded have to be encoded.
 pub(super) struct Errors<E> {
     pub(super) class: Box<dyn Fn(&E) -> OutcomeClass + Send + Sync>,
     pub(super) keep: Option<Keep<E>>,
@@ -96,15 +95,17 @@ pub(super) struct Keep<E> {
 impl Idempotency {
     /// Begins the declaration of a function called `name`.
     ///
-    /// The name is part of the scope, so that functions which are called with the same key, as all
-    /// that one request brings about may be, do not answer for each other. It is for ever: under
-    /// another name nothing is found, and a retry executes again. The same goes for adding a name to
-    /// what was called by [`Idempotency::at_most_once`] or [`Idempotency::at_least_once`].
+    /// The name is part of the scope, so that functions that are called with the same key, as all
+    /// calls of one request may be, do not replay each other's values. It must not change: under
+    /// another name no record is found, and a retry executes again. The same holds for adding a
+    /// name to calls that were made by [`Idempotency::at_most_once`] or
+    /// [`Idempotency::at_least_once`].
     ///
-    /// There is no default for what happens when an earlier call may have taken effect: the builder
-    /// needs [`at_most_once`](FunctionBuilder::at_most_once),
+    /// There is no default for operations that may have taken effect: the builder needs
+    /// [`at_most_once`](FunctionBuilder::at_most_once),
     /// [`at_least_once`](FunctionBuilder::at_least_once) or
-    /// [`reconciled`](FunctionBuilder::reconcile_with), or [`build`](FunctionBuilder::build) fails.
+    /// [`reconcile_with`](FunctionBuilder::reconcile_with), or [`build`](FunctionBuilder::build)
+    /// fails.
     pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
         FunctionBuilder {
             engine: self.clone(),
@@ -128,7 +129,7 @@ impl<T, E> Function<T, E> {
         Self { declared: Arc::new(declared), value: PhantomData }
     }
 
-    /// The scope that a caller's becomes by this function's name. With it
+    /// Returns the scope of this function's calls for a caller's scope. With it
     /// [`Idempotency::operation_id`] names the record of a call, as operators see it.
     #[must_use]
     pub fn scope(&self, caller: &Scope) -> Scope {
@@ -138,17 +139,17 @@ impl<T, E> Function<T, E> {
         }
     }
 
-    /// Which candidate of `key` to call with: [`Idempotency::choose`] in the scope that this
-    /// function's calls have.
+    /// Returns the candidate of `key` to call with: [`Idempotency::choose`] in the scope of this
+    /// function's calls.
     ///
     /// # Errors
-    /// [`ClaimError::Store`]: it cannot be told, so do not call.
+    /// [`ClaimError::Store`]: the candidate is unknown, so do not call.
     pub async fn choose(&self, caller: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
         self.declared.engine.choose(&self.scope(caller), key).await
     }
 
-    /// The outcome that answers calls with `value`: for a program by which operators say that it
-    /// happened ([`Idempotency::resolve`]).
+    /// Returns the outcome that replays `value`: for a program by which operators resolve a record
+    /// ([`Idempotency::resolve`]).
     #[must_use]
     pub fn outcome(&self, value: &T) -> Outcome
     where
@@ -157,8 +158,8 @@ impl<T, E> Function<T, E> {
         of_value(value)
     }
 
-    /// The outcome that answers calls with `error`, as one that is final. It takes a function that
-    /// [classifies](FunctionBuilder::classify) to read it.
+    /// Returns the outcome that replays `error`, as a final one. Only a function that
+    /// [classifies](FunctionBuilder::classify) can decode it.
     #[must_use]
     pub fn error_outcome(&self, error: &E) -> Outcome
     where
@@ -167,7 +168,7 @@ impl<T, E> Function<T, E> {
         of_error(error)
     }
 
-    /// What holds for it.
+    /// Returns the policy.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.declared.policy
@@ -189,7 +190,7 @@ impl<T, E> fmt::Debug for Function<T, E> {
     }
 }
 
-/// A function being declared.
+/// A builder of a function.
 #[must_use]
 pub struct FunctionBuilder<T, E> {
     engine: Idempotency,
@@ -212,10 +213,10 @@ impl<T, E> fmt::Debug for FunctionBuilder<T, E> {
 }
 
 impl<T, E> FunctionBuilder<T, E> {
-    /// Sets lease, retention, and what calls in flight get unless [`wait`](Self::wait) says it.
-    /// Without this the default. `terms.on_unknown` of `policy` does not count: one of
-    /// [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) and
-    /// [`reconciled`](Self::reconcile_with) states it.
+    /// Sets lease, retention, and the answer to calls in flight unless [`wait`](Self::wait) sets
+    /// it. Without this the default policy applies. `terms.on_unknown` of `policy` does not count:
+    /// one of [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) and
+    /// [`reconcile_with`](Self::reconcile_with) states it.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
@@ -225,35 +226,35 @@ impl<T, E> FunctionBuilder<T, E> {
     /// [`OutcomeUnknown`](super::RunError::OutcomeUnknown) until an operator resolves it:
     /// [`OnUnknown::Block`].
     ///
-    /// Each `Err` that is not classified counts as such an execution, and so does a panic. Say by
-    /// [`retryable`](Self::retryable) or [`classify`](Self::classify) which errors happened before
-    /// any effect, so that they release the key.
+    /// Each `Err` that is not classified counts as such an execution, and so does a panic. State
+    /// with [`retryable`](Self::retryable) or [`classify`](Self::classify) which errors occur
+    /// before any effect, so that they release the key.
     pub fn at_most_once(self) -> Self {
         self.on_unknown(OnUnknown::Block)
     }
 
     /// After an execution that may have taken effect, the next call executes again, with a larger
-    /// fencing token: [`OnUnknown::Reexecute`]. For work that may be repeated.
+    /// fence: [`OnUnknown::Reexecute`]. For operations that may be repeated.
     pub fn at_least_once(self) -> Self {
         self.on_unknown(OnUnknown::Reexecute)
     }
 
-    /// States one of the three guarantees by its value, for programs that are configured.
+    /// Sets one of the three guarantees by its value, for programs that are configured.
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.on_unknown = Some(on_unknown);
         self
     }
 
-    /// Has calls wait this long for one that is in flight, instead of being told so at once.
+    /// Makes calls wait this long for one that is in flight, instead of being rejected at once.
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Says what errors mean for the key. Without it each is [`OutcomeClass::Unknown`].
+    /// Sets the classes of errors. Without it each error is [`OutcomeClass::Unknown`].
     ///
-    /// Errors that are final come back as they were, so that they are written and read like values.
-    /// A panic in it counts as one of the work.
+    /// Final errors are replayed as they were, so that they are encoded and decoded like values. A
+    /// panic in `class` counts as one of the operation.
     pub fn classify(mut self, class: impl Fn(&E) -> OutcomeClass + Send + Sync + 'static) -> Self
     where
         E: Serialize + DeserializeOwned,
@@ -263,10 +264,10 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// Says of which errors it is certain that nothing happened: [`OutcomeClass::Retryable`]. Any
-    /// other is [`OutcomeClass::Unknown`], none is final, so that this takes errors which cannot be
-    /// written and read, such as `std::io::Error`. Instead of [`classify`](Self::classify): the
-    /// later of the two counts.
+    /// Sets which errors certainly had no effect: [`OutcomeClass::Retryable`]. Any other is
+    /// [`OutcomeClass::Unknown`], and none is final, so that this accepts errors which cannot be
+    /// serialized, such as `std::io::Error`. It replaces [`classify`](Self::classify): the later of
+    /// the two counts.
     pub fn retryable(mut self, nothing: impl Fn(&E) -> bool + Send + Sync + 'static) -> Self {
         let class = move |error: &E| match nothing(error) {
             true => OutcomeClass::Retryable,
@@ -276,11 +277,11 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// After an execution that may have taken effect, a later call runs `ask`, at the times of `hook`,
-    /// and its answer decides: [`OnUnknown::Reconcile`]. With
-    /// [`at_most_once`](Self::at_most_once) as well, `ask` does not run.
+    /// After an execution that may have taken effect, a later call runs the hook, at the times of
+    /// `hook`, and its verdict decides: [`OnUnknown::Reconcile`]. With
+    /// [`at_most_once`](Self::at_most_once) as well, the hook does not run.
     ///
-    /// An answer that takes longer than `hook.timeout`, or a panic, is *cannot say*.
+    /// A hook that takes longer than `hook.timeout`, or panics, cannot say.
     pub fn reconcile_with<A>(
         mut self,
         hook: HookTiming,
@@ -304,7 +305,7 @@ impl<T, E> FunctionBuilder<T, E> {
         self
     }
 
-    /// What holds, in whichever order it was said.
+    /// Returns the policy, whatever the order of the calls that set it.
     fn settled(&self) -> Policy {
         let mut policy = self.policy;
         if let Some((times, _)) = &self.hook {
@@ -320,10 +321,10 @@ impl<T, E> FunctionBuilder<T, E> {
         policy
     }
 
-    /// The function.
+    /// Builds the function.
     ///
     /// # Errors
-    /// [`FunctionError`] says what would break a promise in production.
+    /// [`FunctionError`] names a setting that would break a promise in production.
     pub fn build(self) -> Result<Function<T, E>, FunctionError> {
         let policy = self.settled();
         if self.name.is_empty() {
@@ -344,40 +345,42 @@ impl<T, E> FunctionBuilder<T, E> {
     }
 }
 
-/// Why a function is refused.
+/// Errors of a declaration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FunctionError {
-    /// The engine's part of the policy.
+    /// A setting of the engine's policy is invalid.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// A name that is empty keeps nothing apart.
-    #[error("a function needs a name, to be told from others that are called with the same key")]
+    /// The name is empty.
+    #[error("the name of a function is empty: expected one that no other function has")]
     NoName,
-    /// Neither at most once, nor at least once, nor reconciled.
+    /// There is no guarantee: neither at most once, nor at least once, nor reconciled.
     #[error(
         "expected a guarantee, found none: add `at_most_once()`, `at_least_once()` or \
-         `reconciled(hook, ask)`"
+         `reconcile_with(hook, …)`"
     )]
     NoGuarantee,
-    /// There are times to ask at, but nobody to ask.
-    #[error("`policy.hook` is set, but there is no hook: add `reconciled(hook, ask)`, or clear it")]
+    /// The policy has times of reconciliation, and there is no hook.
+    #[error("`policy.hook` is set, but there is no hook: add `reconcile_with`, or clear it")]
     NoReconcile,
-    /// What is unknown would be executed again without asking.
-    #[error("`at_least_once()` and `reconciled(hook, ask)` contradict each other: remove one")]
+    /// The two guarantees contradict each other: unknown outcomes would be executed again without
+    /// the hook.
+    #[error("`at_least_once` and `reconcile_with` contradict each other: remove one")]
     HookNeverCalled,
 }
 
-/// An execution that nobody knows the outcome of. Its `Debug` form shows nothing of the request.
+/// An execution whose outcome is unknown. Its `Debug` form shows nothing of the request.
 #[derive(Clone)]
 pub struct ReconcileCall {
-    /// Its fencing token. Whoever answers *did not happen* must see to it that this fence is
-    /// refused from then on.
+    /// The fence. A hook that returns *did not happen* must ensure that this fence is rejected from
+    /// then on.
     pub fence: FencingToken,
-    /// The key it had. It names the operation within its caller's scope: two customers may have the
-    /// same.
+    /// The idempotency key. It names the operation within its caller's scope: two customers may
+    /// have the same one.
     pub key: Key,
-    /// The key that the execution had for systems downstream, as [`LeaseHandle::downstream`] gave it.
+    /// The key that the execution had for downstream systems, as [`LeaseHandle::downstream`]
+    /// returned it.
     ///
     /// [`LeaseHandle::downstream`]: crate::LeaseHandle::downstream
     pub downstream: Key,
@@ -385,10 +388,10 @@ pub struct ReconcileCall {
 }
 
 impl ReconcileCall {
-    /// What was asked: the request of the call that asks now, which is the same.
+    /// Returns the request of the call that reconciles, which equals that of the execution.
     ///
     /// # Errors
-    /// An error if `R` cannot be read from that, or the function was called by
+    /// An error if the request cannot be decoded as `R`, or the function was called by
     /// [`run_request`](Function::run_request), which has none.
     pub fn request<R: DeserializeOwned>(&self) -> Result<R, ValueError> {
         value::read(&self.request)

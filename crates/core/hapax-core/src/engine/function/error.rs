@@ -1,4 +1,4 @@
-//! What a call gets instead of an answer.
+//! Errors of calls.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,98 +7,104 @@ use super::super::claim::ClaimError;
 use crate::record::OutcomeClass;
 use crate::value::ValueError;
 
-/// Why a call of a function has no value to answer with. What each means for the caller is in the
-/// table of [`functions`](crate::manual::functions).
+/// Errors of a call of a function. The table of [`functions`](crate::manual::functions) states what
+/// each means for the caller.
 ///
-/// Its `Debug` form shows errors, and no values. [`source`](std::error::Error::source) of `Failed` has
-/// none, since its error may be of any type, `String` among them: match on it for its own chain.
+/// Its `Debug` form shows errors, and no values. [`source`](std::error::Error::source) of `Failed`
+/// is `None`, since its error may have any type, such as `String`: match on it for its own chain.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<T, E> {
-    /// The work answered with an error.
+    /// The operation returned an error.
     ///
-    /// Final: an answer like any other, and what every later call gets. Retryable: call again, now
-    /// or later. Unknown: call again, and the policy decides whether it executes.
+    /// Final: every later call gets it too. Retryable: call again, now or later. Unknown: call
+    /// again, and the policy decides whether it executes.
     #[error("{error}")]
     Failed {
-        /// Its error.
+        /// The error of the operation.
         error: E,
-        /// What it means for the key.
+        /// Its class.
         class: OutcomeClass,
-        /// Whether an earlier call executed it; only of what is final.
+        /// True if an earlier call executed; only for a final error.
         replayed: bool,
     },
     /// The key belongs to another request. Nothing was executed.
     ///
-    /// The caller has used one key for two operations: a defect to be mended, never to be retried.
-    #[error("the key was used for another request")]
+    /// The caller has used one key for two operations, which is a defect of the caller: do not
+    /// retry.
+    #[error("the key belongs to another request")]
     KeyReused,
-    /// Another call is executing it. Nothing was executed by this one.
+    /// Another call is executing. Nothing was executed by this one.
     ///
-    /// Call again after `retry_after`, or let calls wait: [`InFlight::Wait`](crate::InFlight::Wait).
+    /// Call again after `retry_after`, or let calls wait:
+    /// [`InFlight::Wait`](crate::InFlight::Wait).
     #[error("another call with this key is executing")]
     InFlight {
-        /// As long as the other has been at it, but no longer than its lease lasts; at least 1 s.
+        /// The time for which the other has been executing, but no longer than its lease lasts; at
+        /// least 1 s.
         retry_after: Duration,
     },
-    /// An earlier execution may have taken effect, and the policy keeps it from running again until
-    /// an operator or the hook says what happened. Nothing was executed.
-    #[error("an earlier call may have taken effect: it is not executed again until that is known")]
+    /// An earlier execution may have taken effect, and the policy does not execute again before an
+    /// operator or the hook decides. Nothing was executed.
+    #[error(
+        "an earlier call may have taken effect: nothing executes before an operator or a hook decides"
+    )]
     OutcomeUnknown,
-    /// The work was done, but its lease had lapsed, and another execution took over or the record is
-    /// gone. What it answered is not kept.
+    /// The operation was executed, but its lease had lapsed, and another execution took over or the
+    /// record is gone. This result is not recorded.
     ///
-    /// Call again for the answer that counts. What this execution did beside it may have to be
-    /// undone.
-    #[error("another execution took over: what this one answered is not kept")]
+    /// Call again for the recorded one. The effects of this execution may have to be compensated.
+    #[error("another execution took over: this result is not recorded")]
     Superseded {
-        /// What the work answered.
+        /// The result of the operation.
         result: Result<T, E>,
     },
-    /// The work was done, by this call or an earlier one, and the store has not taken its answer
-    /// yet. It is held back in this process and written when the store returns; if the process ends
-    /// before, nobody knows.
+    /// The operation was executed, by this call or an earlier one, and the store has not accepted
+    /// its outcome yet. The write is deferred in this process until the store returns; if the
+    /// process ends before, the outcome is unknown.
     ///
-    /// Whoever must not act on an answer that may be forgotten calls again; others take it.
-    #[error("it was executed, but the store has not taken its answer yet")]
+    /// Call again if a result that may be lost must not be used.
+    #[error("the operation was executed, and the store has not accepted its outcome yet")]
     Pending {
-        /// What the work answered.
+        /// The result of the operation.
         result: Result<T, E>,
     },
-    /// The work panicked: it may have taken effect. As [`OutcomeClass::Unknown`].
-    #[error("the work panicked: it may have taken effect")]
+    /// The operation panicked: it may have taken effect. Counts as [`OutcomeClass::Unknown`].
+    #[error("the operation panicked: it may have taken effect")]
     Panicked,
-    /// The runtime shut down in the middle: it may have taken effect. The key is in flight until its
-    /// lease lapses, then as [`OutcomeClass::Unknown`].
-    #[error("the runtime shut down in the middle: it may have taken effect")]
+    /// The runtime shut down during the execution, which may have taken effect. The key is in
+    /// flight until its lease lapses, then counts as [`OutcomeClass::Unknown`].
+    #[error("the runtime shut down during the execution: it may have taken effect")]
     Interrupted,
-    /// An earlier call executed it, and its answer could not be kept: too large, too deep, or its
-    /// own `Serialize` failed. That call was answered; it is not executed again.
-    #[error("it was executed before, and what it answered could not be kept: {why}")]
+    /// An earlier call executed, and its value could not be stored: too large, too deep, or its
+    /// `Serialize` failed. That call got its value; the operation does not execute again.
+    #[error("the operation was executed before, and its value could not be stored: {why}")]
     NotRetained {
-        /// What was in the way.
+        /// The cause.
         why: String,
     },
-    /// An earlier call executed it, and what was kept cannot be read here: of another type, of a
-    /// later version, or written by something that is no function. It is not executed again.
+    /// An earlier call executed, and its stored value cannot be decoded here: it has another type,
+    /// a later version, or is no function's. The operation does not execute again.
     ///
-    /// Deploy a type that can read it; nothing is lost meanwhile, until its retention ends.
-    #[error("it was executed before, and what was kept of it ({format}) cannot be read: {why}")]
+    /// Deploy a type that can decode it; until the end of its retention nothing is lost.
+    #[error(
+        "the operation was executed before, and its stored value ({format}) cannot be decoded: {why}"
+    )]
     Undecodable {
-        /// The name of the format that it is in.
+        /// The name of its format.
         format: String,
-        /// What was in the way.
+        /// The cause.
         why: String,
     },
-    /// There is no claim, so nothing was executed.
+    /// The claim failed, so nothing was executed.
     ///
-    /// Call again, with the same key, when the store is back. [`ClaimError::UnknownScheme`] is not
-    /// of that kind: the record is of a later version, or not of a function.
+    /// Call again, with the same key, when the store is back. [`ClaimError::UnknownScheme`] is
+    /// different: the record has a later version, or is no function's.
     #[error(transparent)]
     NotClaimed(#[from] ClaimError),
-    /// The request cannot be written, so that it has no fingerprint: nothing was executed, and never
+    /// The request cannot be serialized, so it has no fingerprint: nothing was executed, and never
     /// will be.
-    #[error("the request cannot be written")]
+    #[error("the request cannot be serialized")]
     Request(#[source] ValueError),
 }
 
@@ -134,7 +140,7 @@ impl<T, E: fmt::Debug> fmt::Debug for RunError<T, E> {
     }
 }
 
-/// In the place of a value.
+/// A placeholder for a value.
 struct Hidden;
 
 impl fmt::Debug for Hidden {

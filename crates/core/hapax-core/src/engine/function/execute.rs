@@ -1,7 +1,7 @@
-//! A call, from its claim to its answer.
+//! Calls, from the claim to the result.
 //!
-//! The caller's future may be dropped at any await. While it claims or asks, the engine releases
-//! what was claimed for nobody. From the moment there is a lease, the work is on a task of its own.
+//! The caller's future may be dropped at any await. While it claims or reconciles, the engine
+//! releases what it acquired. With the lease, the operation continues on its own task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +33,9 @@ where
     T: Serialize + DeserializeOwned + Send + 'static,
     E: Send + 'static,
 {
-    /// Executes `work` once for `key` of `scope`, and gives its value to every call that asks the
-    /// same. It is [`Idempotency::at_most_once`](crate::Idempotency::at_most_once) under this
-    /// function's name and policy.
+    /// Executes `operation` once for `key` of `scope`, and returns its value to every call with the
+    /// same request. It is [`Idempotency::at_most_once`](crate::Idempotency::at_most_once) under
+    /// this function's name and policy.
     ///
     /// # Errors
     /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
@@ -55,7 +55,7 @@ where
         self.call(scope, key, &asked, asked.bytes.clone(), operation).await
     }
 
-    /// [`run`](Self::run) for a request that has a fingerprint of its own.
+    /// Does the same as [`run`](Self::run) for a request that has its own fingerprint.
     ///
     /// # Errors
     /// [`RunError`].
@@ -73,7 +73,8 @@ where
         self.call(scope, key, request, Bytes::new(), operation).await
     }
 
-    /// [`run`](Self::run) by the parts of `key`, for an operation that does not use its lease.
+    /// Does the same as [`run`](Self::run) by the parts of `key`, for an operation that does not
+    /// use its lease.
     pub(super) async fn run_named<K, W, F>(
         &self,
         key: &K,
@@ -104,18 +105,18 @@ where
         let Declared { engine, policy, name, .. } = &*self.declared;
         let scope = self.scope(scope);
         let named = DescribedRequest { request, function: name.as_deref(), key };
-        // Counted from here to its end: a drain misses it at no moment in between.
+        // Counted from here to its end, so that a drain waits for it.
         let running = engine.inner.backlog.begin_exchange();
-        // Boxed: a caller's future holds none of their several kilobytes.
+        // Boxed: these futures have several kilobytes.
         let mut claim = Box::pin(engine.claim(&scope, key, &named, policy)).await;
         while let Ok(Claim::Reconcile(question)) = claim {
             claim = Box::pin(self.ask(key, &bytes, question, request)).await;
         }
         match claim? {
-            // No await since the claim was granted: it cannot be dropped in between.
+            // No await since the claim, so it cannot be dropped in between.
             Claim::Execute(lease) => {
                 let answered = self.detach(lease, running, operation);
-                // The task ends without an answer only when the runtime shuts down.
+                // The task ends without a result only when the runtime shuts down.
                 answered.await.unwrap_or(Err(RunError::Interrupted))
             }
             Claim::Replay(replay) => self.replay(&replay),
@@ -128,7 +129,7 @@ where
         }
     }
 
-    /// Asks the hook. Dropped, the question lapses, and a later call asks again.
+    /// Calls the hook. If the future is dropped, a later call reconciles after the timeout.
     async fn ask(
         &self,
         key: &Key,
@@ -159,7 +160,7 @@ where
         }
     }
 
-    /// Runs the work on a task that nobody cancels.
+    /// Executes on a task that is not cancelled.
     fn detach<W, F>(
         &self,
         lease: Lease,

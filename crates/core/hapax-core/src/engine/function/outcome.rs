@@ -1,4 +1,4 @@
-//! What is kept of a function's answer, and what becomes of it when it is asked for again.
+//! The stored results of functions, and their replay.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -12,11 +12,11 @@ use crate::record::Outcome;
 use crate::record::OutcomeClass;
 use crate::value::{self, ValueError};
 
-/// A value, in the bytes of `crate::value`. Another way of writing them is another name.
+/// Format of values, in the encoding of `crate::value`. Another encoding needs another name.
 const VALUE: &str = "function/1";
-/// Likewise an error that is an answer.
+/// Format of final errors, in the same encoding.
 const ERROR: &str = "function-error/1";
-/// Why nothing is kept, as text.
+/// Format of a text that states why no value is stored.
 const NOTHING: &str = "function-nothing/1";
 
 pub(super) fn of_value<T: Serialize>(value: &T) -> Outcome {
@@ -27,27 +27,30 @@ pub(super) fn of_error<E: Serialize>(error: &E) -> Outcome {
     kept(ERROR, value::write(error, MAX_OUTCOME))
 }
 
-/// It happened, whether or not its answer can be kept: what is recorded then is that.
+/// Returns the outcome of an operation that happened, even if its value cannot be stored.
 fn kept(format: &'static str, written: Result<Bytes, ValueError>) -> Outcome {
     match written {
         Ok(bytes) => Outcome::new(format, bytes),
         Err(error) => {
-            // Not in the log: it may quote what was answered.
-            tracing::warn!(format, "what a function answered cannot be kept, nor replayed");
+            // The cause is not logged: it may quote the value.
+            tracing::warn!(
+                format,
+                "the value of a function cannot be stored, so it will not be replayed"
+            );
             let why: String = error.to_string().chars().take(256).collect();
             Outcome::new(NOTHING, why)
         }
     }
 }
 
-/// What was kept, as the call would have got it.
+/// Returns the stored result, as the first call got it.
 pub(super) fn replayed<T: DeserializeOwned, E>(
     outcome: &Outcome,
     errors: Option<&Errors<E>>,
 ) -> Result<Result<T, E>, RunError<T, E>> {
     let undecodable = |why: String| {
-        // Not why: that may quote what was kept.
-        tracing::error!(format = outcome.format(), "what was kept cannot be replayed");
+        // The cause is not logged: it may quote the stored value.
+        tracing::error!(format = outcome.format(), "a stored value cannot be replayed");
         RunError::Undecodable { format: outcome.format().to_owned(), why }
     };
     match (outcome.format(), errors.and_then(|errors| errors.keep.as_ref())) {
@@ -59,17 +62,17 @@ pub(super) fn replayed<T: DeserializeOwned, E>(
             let error = (keep.read)(outcome.bytes());
             error.map(Err).map_err(|error| undecodable(error.to_string()))
         }
-        (ERROR, None) => Err(undecodable("it is an error, and errors are not kept here".into())),
+        (ERROR, None) => {
+            Err(undecodable("it is an error, and this function does not store errors".into()))
+        }
         (NOTHING, _) => Err(RunError::NotRetained {
             why: String::from_utf8_lossy(outcome.bytes()).into_owned(),
         }),
-        _ => {
-            Err(undecodable("it was kept by something that is no function of this version".into()))
-        }
+        _ => Err(undecodable("it is no value of a function of this version".into())),
     }
 }
 
-/// What an execution's result means for its key.
+/// Returns the class of a result, and the end of its execution.
 pub(super) fn judge<T: Serialize, E>(
     result: &Result<T, E>,
     errors: Option<&Errors<E>>,

@@ -1,4 +1,4 @@
-//! What was asked of a function.
+//! Requests to functions.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -8,10 +8,10 @@ use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::value::{self, ValueError};
 
-/// A fingerprint of the canonical form of a value.
+/// The scheme of the fingerprint of a value's canonical form.
 const SCHEME: &str = "function/1";
 
-/// A request, in the bytes of `crate::value`.
+/// A request, in the encoding of `crate::value`.
 pub(in crate::engine) struct FunctionRequest {
     pub(in crate::engine) bytes: Bytes,
     fingerprint: Fingerprint,
@@ -22,7 +22,7 @@ impl FunctionRequest {
         Self::written(value::write(request, usize::MAX)?)
     }
 
-    /// Reads a request that [`value`] wrote.
+    /// Decodes a request that [`value`] encoded.
     pub(in crate::engine) fn written(bytes: Bytes) -> Result<Self, ValueError> {
         let canonical = value::canonical(&bytes)?;
         let fingerprint = Fingerprint::builder(SCHEME).field(&canonical).finish();
@@ -40,7 +40,7 @@ impl OperationRequest for FunctionRequest {
     }
 }
 
-/// A request to a function, with what operators see of it.
+/// A request to a function, with the description that operators see.
 pub(in crate::engine) struct DescribedRequest<'a> {
     pub(in crate::engine) request: &'a dyn OperationRequest,
     pub(in crate::engine) function: Option<&'a str>,
