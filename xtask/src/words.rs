@@ -10,7 +10,7 @@ use crate::sources::{self, Source};
 const SHARED_NAMES: [(&str, &str); 0] = [];
 
 /// Crates whose comments are not rewritten yet.
-const NOT_YET: [&str; 4] = ["hapax-cli", "hapax-core", "hapax-http", "hapax-postgres-data"];
+const NOT_YET: [&str; 0] = [];
 
 /// Words with which no doc comment begins: it begins with a noun or a verb.
 const BAD_STARTS: [&str; 11] = [

@@ -155,7 +155,7 @@ pub enum Field {
     Lease,
     /// How long an outcome is kept.
     Retention,
-    /// What a retry of an unknown outcome gets.
+    /// The policy for a retry of an unknown outcome.
     OnUnknown,
     /// How the fingerprint was made.
     Scheme,

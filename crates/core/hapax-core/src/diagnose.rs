@@ -36,9 +36,9 @@ pub struct Finding {
     pub subject: &'static str,
     /// The server of a cluster that the finding is about.
     pub server: Option<String>,
-    /// What was found.
+    /// The state that was found.
     pub found: String,
-    /// What to do about it; empty if nothing is to be done.
+    /// The fix; empty if nothing is to be done.
     pub fix: &'static str,
 }
 

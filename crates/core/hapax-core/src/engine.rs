@@ -1,4 +1,4 @@
-//! The engine: conversations with a store, carried on tasks of their own.
+//! The engine: exchanges with a store, on their own tasks.
 
 mod backlog;
 mod claim;

@@ -1,15 +1,15 @@
-//! The only door to randomness.
+//! The only place that reads randomness.
 
 use std::fmt;
 
-/// Where grants, tags and nonces come from.
+/// The source of lease ids, write ids and nonces.
 ///
-/// Whatever stands behind it must never repeat 16 bytes: ownership of a record rests on that.
+/// It must never repeat 16 bytes: the ownership of records depends on that.
 pub trait Entropy: fmt::Debug + Send + Sync + 'static {
     /// Fills `bytes` with unpredictable ones.
     ///
     /// # Errors
-    /// [`EntropyError`] when the source gives none. The caller then claims nothing.
+    /// [`EntropyError`] if the source returns none. The caller then claims nothing.
     fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError>;
 }
 
@@ -18,7 +18,7 @@ pub trait Entropy: fmt::Debug + Send + Sync + 'static {
 #[error("the operating system gave no random bytes")]
 pub struct EntropyError;
 
-/// The operating system's generator.
+/// The randomness of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemEntropy;
 

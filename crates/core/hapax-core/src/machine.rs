@@ -168,7 +168,7 @@ pub struct Resolve {
     pub forget: bool,
     /// The verdict.
     pub resolution: Resolution,
-    /// Who decided, when, from where and why; stored in the record.
+    /// The decision: its operator, time, channel and reason; stored in the record.
     pub note: Option<Bytes>,
 }
 

@@ -1,32 +1,32 @@
-//! The manual: reasons, not reference.
+//! The manual: the reasons for the defaults, the failures and their consequences, and the choices.
 //!
-//! | page | it answers |
+//! | page | content |
 //! | --- | --- |
-//! | [`defaults`] | why each default is what it is, and when to change it |
-//! | [`policies`] | at-most-once, at-least-once, effectively once: which one, and what it costs |
-//! | [`failures`] | what can fail, what is then true, and what to do |
+//! | [`defaults`] | the reason for each default, and when to change it |
+//! | [`policies`] | at-most-once, at-least-once, effectively once: which to choose, and its cost |
+//! | [`failures`] | each failure, its consequences, and what to do |
 //! | [`limits`] | what is not promised |
-//! | [`stores`] | which store for what, its secrets, its cache, and what to watch |
-//! | [`functions`] | what a call of a function gets, what its errors mean, how its values are kept |
-//! | [`gateway`] | how the gateway is told what to do: file, routes, reload, observing |
+//! | [`stores`] | the choice of a store, its secrets, its cache, and its metrics |
+//! | [`functions`] | the results of a call, its errors, and how values are stored |
+//! | [`gateway`] | the configuration of the gateway: file, routes, reload, observing |
 //!
 //! # Words
 //!
-//! | we say | for | not |
+//! | word | meaning | not |
 //! | --- | --- | --- |
 //! | idempotency key | the caller's name for one operation | request id, token |
-//! | scope | whose key it is | namespace, tenant |
-//! | fingerprint | the hash that says what was asked | checksum, signature |
-//! | claim | asking to execute, and the answer | lock, acquire |
-//! | lease | how long a claim holds without renewal | lock time-out |
-//! | grant | who owns a record: random, never repeated | owner id, session |
-//! | fencing token | a number that grows with takeovers, for systems downstream | version, epoch |
-//! | outcome | the answer that is kept | response cache |
-//! | retention | how long it is kept | time to live |
-//! | release | it did not happen: the next one executes | unlock, delete |
-//! | unknown | it may or may not have happened | failed, error |
-//! | replay | answering with the kept outcome | cache hit |
-//! | lapse | a lease that ended without renewal | expiry (that is of records) |
+//! | scope | the caller's identity, within which a key is unique | namespace, tenant |
+//! | fingerprint | the hash that identifies the request | checksum, signature |
+//! | claim | the attempt to become the owner of a key | lock, acquire |
+//! | lease | the right to execute for a time | lock timeout |
+//! | lease id | the owner of a record: random, never repeated | owner id, session |
+//! | fence | a number that grows with takeovers, for downstream systems | version, epoch |
+//! | outcome | the stored response or value | response cache |
+//! | retention | the time for which an outcome is stored | time to live |
+//! | release | the end of an operation that did not happen: the next claim executes | unlock, delete |
+//! | unknown | the operation may or may not have happened | failed, error |
+//! | replay | a response from the stored outcome | cache hit |
+//! | lapse | the end of a lease without renewal | expiry (of records) |
 
 #[doc = include_str!("manual/defaults.md")]
 pub mod defaults {}

@@ -1,6 +1,7 @@
-//! The reference store: in memory, for tests and for a single process that may forget on exit.
+//! The reference store: in memory, for tests and for a single process whose records may end with
+//! it.
 //!
-//! Bounded, and it never forgets early: what does not fit is refused as
+//! Bounded. It never removes a record early: a record beyond the limits is rejected as
 //! [`StoreError::Unavailable`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,13 +21,13 @@ use crate::store::{
     StoreError, StoredRecord, Swap, Swapped,
 };
 
-/// How much a [`MemoryStore`] holds. Past either limit new keys are refused.
+/// Limits of a [`MemoryStore`]. Beyond either of them new keys are rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryCapacity {
     /// Records.
     pub records: usize,
-    /// Bytes, as far as they can be counted. New keys are refused once seven eighths are taken,
-    /// so that work in hand can still record what came of it.
+    /// Bytes, as far as they can be counted. New keys are rejected at seven eighths of them, so
+    /// that executions under way can still be recorded.
     pub bytes: usize,
 }
 

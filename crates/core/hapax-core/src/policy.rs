@@ -1,25 +1,25 @@
-//! What a door agrees with its callers.
+//! Policies of operations.
 
 use std::time::Duration;
 
 use crate::machine::HookTiming;
 use crate::record::{OnUnknown, Terms};
 
-/// What a copy gets while the first request is in flight.
+/// The answer to a duplicate while the first request is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InFlight {
-    /// It is told so at once.
+    /// The duplicate is rejected at once.
     #[default]
     Reject,
-    /// It waits this long for the answer, or to take over if the owner gives up.
+    /// The duplicate waits this long for the outcome, or takes over if the owner releases.
     Wait(Duration),
 }
 
-/// The terms of a claim, and how copies and unknown outcomes are treated.
+/// The terms of a claim, and the handling of duplicates and unknown outcomes.
 ///
-/// The default: a lease of 30 s (how long a dead process blocks its key), a retention of 24 h
-/// (how long clients may retry), rejection of copies in flight, and no second execution of what is
-/// unknown until an operator resolves it ([`OnUnknown::Block`]).
+/// The default: a lease of 30 s (the time for which a crashed process blocks its key), a retention
+/// of 24 h (the time in which clients may retry), rejection of duplicates in flight, and no second
+/// execution after an unknown outcome before an operator resolves it ([`OnUnknown::Block`]).
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,22 +30,22 @@ pub enum InFlight {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Lease, retention, and what an unknown outcome leads to.
+    /// Lease, retention, and the rule for unknown outcomes.
     pub terms: Terms,
-    /// Copies of a request in flight.
+    /// Duplicates of a request in flight.
     pub in_flight: InFlight,
-    /// When a hook may be asked; needed for [`OnUnknown::Reconcile`].
+    /// Times at which a hook may be called; required for [`OnUnknown::Reconcile`].
     pub hook: Option<HookTiming>,
 }
 
 impl Policy {
-    /// The shortest lease: three renewals must fit with room for a slow store.
+    /// The shortest lease: three renewals must fit, with a slow store.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
-    /// Refuses what would only show in production.
+    /// Checks the policy.
     ///
     /// # Errors
-    /// [`PolicyError`] says what does not go together.
+    /// [`PolicyError`] names the settings that contradict each other.
     pub fn check(&self) -> Result<(), PolicyError> {
         let Terms { lease, retention, on_unknown } = self.terms;
         if lease.is_zero() {
@@ -79,23 +79,24 @@ impl Default for Policy {
     }
 }
 
-/// Why a policy is refused.
+/// Errors of a policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A lease of zero holds nothing.
-    #[error("the lease is zero: a claim would hold nothing")]
+    /// The lease is zero, so a claim would own nothing.
+    #[error("the lease is zero: expected at least 100ms")]
     NoLease,
-    /// A lease under [`Policy::MIN_LEASE`] lapses before it can be renewed.
-    #[error("the lease is under 100ms: it would lapse before it is renewed")]
+    /// The lease is shorter than [`Policy::MIN_LEASE`], so it would lapse before it can be renewed.
+    #[error("the lease is shorter than 100ms: it would lapse before it is renewed")]
     ShortLease,
-    /// An outcome would be forgotten while its execution may still run.
-    #[error("the retention is shorter than the lease: outcomes would be forgotten too early")]
+    /// The retention is shorter than the lease, so an outcome would be removed while its execution
+    /// may still run.
+    #[error("the retention is shorter than the lease: outcomes would be removed too early")]
     ShortRetention,
-    /// There is nobody to ask.
-    #[error("`reconcile` needs a hook to ask what became of an operation")]
+    /// The policy is to reconcile, and there is no hook.
+    #[error("`reconcile` needs a hook: configure one")]
     NoHook,
-    /// A hook without time to answer.
-    #[error("the hook's time-out is zero: it could never answer")]
+    /// The hook has no time to answer.
+    #[error("the timeout of the hook is zero: it could never answer")]
     NoHookTimeout,
 }

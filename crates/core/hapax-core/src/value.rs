@@ -1,19 +1,18 @@
-//! Values as bytes: all that serde can say, kept exactly. It is what functions' values are kept in.
+//! An encoding of any value that serde supports, for the values of functions.
 //!
 //! JSON has no `NaN`, no map whose keys are not text, and no difference between `None` and
-//! `Some(None)`, which MessagePack and CBOR (as their crates write options) do not have either;
-//! formats without names in them, such as postcard, give a changed type other values instead of an
-//! error, and cannot read `flatten`, `untagged` or `tag = ".."` back; RON refuses variants and
-//! fields whose names are no identifiers. So there are these bytes: a tag before everything, so that
-//! what is read is what was written. Fields and variants go by their names: fields may be added with
-//! a default, taken away, and change their order. Types that have a text form, such as addresses,
-//! are in that.
+//! `Some(None)`, which MessagePack and CBOR (with the options of their crates) do not have either;
+//! formats without names, such as postcard, give a changed type other values instead of an error,
+//! and cannot decode `flatten`, `untagged` or `tag = ".."`; RON rejects variants and fields whose
+//! names are no identifiers. So this encoding has a type byte before everything, and decodes
+//! exactly what was encoded. Fields and variants go by their names: fields may be added with a
+//! default, removed, and reordered. Types that have a text form, such as addresses, use that.
 //!
-//! What serde itself buffers is as serde has it. Integers of more than 64 bits are impossible within
-//! `flatten`, `untagged` or `tag = ".."`. Which variant of an `untagged` enum it was, serde guesses
-//! again when it reads: the first that takes what is there, as where bytes that happen to be UTF-8 are
-//! taken by a `String` that stands before them. And what a type writes, it must also read: a field
-//! that `skip_serializing` leaves out needs a `default`.
+//! Serde's own buffering has limits. Integers of more than 64 bits are impossible within `flatten`,
+//! `untagged` or `tag = ".."`. The variant of an `untagged` enum is guessed when it is decoded: the
+//! first that accepts the content, so that bytes that happen to be UTF-8 become a `String` that
+//! stands before them. A type must decode what it encodes: a field with `skip_serializing` needs a
+//! `default`.
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -36,12 +35,12 @@ use serde::de::{DeserializeOwned, Expected, Unexpected};
 
 pub(crate) use canonical::canonical;
 
-/// The deepest nesting that is written, and so that is read.
+/// The deepest nesting.
 pub const MAX_DEPTH: u32 = 128;
 
-/// Tags. Integers are varints, little end first, seven bits in a byte.
+/// Type bytes. Integers are varints, little end first, seven bits in a byte.
 mod tag {
-    /// Ends what `SEQ` and `MAP` begin.
+    /// Ends `SEQ` and `MAP`.
     pub(super) const END: u8 = 0;
     pub(super) const NONE: u8 = 1;
     pub(super) const SOME: u8 = 2;
@@ -60,25 +59,25 @@ mod tag {
     pub(super) const STR: u8 = 11;
     pub(super) const BYTES: u8 = 12;
     pub(super) const SEQ: u8 = 13;
-    /// Keys and values in turn: maps, structs, and a variant with data as its name and that.
+    /// Keys and values in turn: maps, structs, and a variant with data as its name and content.
     pub(super) const MAP: u8 = 14;
 }
 
-/// Writes `value` in at most `limit` bytes.
+/// Encodes `value` in at most `limit` bytes.
 ///
 /// # Errors
-/// [`ValueError`]: it is too large or too deep, or its own `Serialize` failed.
+/// [`ValueError`]: it is too large or too deep, or its `Serialize` failed.
 pub fn write<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Bytes, ValueError> {
     let mut writer = write::Writer::new(limit);
     value.serialize(&mut writer)?;
     Ok(writer.finish().into())
 }
 
-/// Reads what [`write()`] wrote, or what an earlier type of the same shape did. Anything else is an
-/// error, never a panic and never memory beyond a multiple of what the bytes themselves take.
+/// Decodes what [`write()`] encoded, or what an earlier type of the same shape did. Anything else
+/// is an error, never a panic; the memory is at most a multiple of the input.
 ///
 /// # Errors
-/// [`ValueError`]: they are damaged, nested too deep, or not what the type takes.
+/// [`ValueError`]: the bytes are damaged, nested too deep, or do not fit the type.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let mut reader = read::Reader::new(bytes);
     let value = T::deserialize(&mut reader)?;
@@ -86,21 +85,21 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     Ok(value)
 }
 
-/// Why a value was not written or read.
+/// Errors of encoding and decoding.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// It takes more bytes than it may.
-    #[error("it is larger than it may be")]
+    /// The value needs more bytes than the limit.
+    #[error("the value is larger than the limit")]
     TooLarge,
-    /// It is nested deeper than [`MAX_DEPTH`].
-    #[error("it is nested deeper than {MAX_DEPTH} levels")]
+    /// The value is nested deeper than [`MAX_DEPTH`].
+    #[error("the value is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
-    /// The bytes are none that were written here.
+    /// The bytes are not an encoded value.
     #[error("the bytes are damaged")]
     Damaged,
-    /// What the value's own type says. Of what was found there is its kind alone; a message that a
-    /// type makes itself is as it is.
+    /// An error of the type's own `Serialize` or `Deserialize`. It names the kind of the value that
+    /// was found, not its content; a message of the type itself is unchanged.
     #[error("{0}")]
     Type(String),
 }
@@ -111,7 +110,7 @@ impl serde::ser::Error for ValueError {
     }
 }
 
-/// Without what was found: errors are shown, and values are not.
+/// The message without the value that was found: errors are shown, and values are not.
 impl serde::de::Error for ValueError {
     fn custom<T: fmt::Display>(said: T) -> Self {
         Self::Type(said.to_string())
@@ -152,7 +151,7 @@ fn kind(found: Unexpected<'_>) -> &'static str {
         Unexpected::NewtypeVariant => "a newtype variant",
         Unexpected::TupleVariant => "a tuple variant",
         Unexpected::StructVariant => "a struct variant",
-        // Serde puts integers of 128 bits into it.
+        // Serde calls this for integers of 128 bits too.
         Unexpected::Other(_) => "something else",
     }
 }

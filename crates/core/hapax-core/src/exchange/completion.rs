@@ -1,4 +1,4 @@
-//! A completion that commits with a caller's own writes, and what became of it.
+//! Completions that commit with a caller's own writes, and the check of their COMMIT.
 
 use std::time::Duration;
 
@@ -8,34 +8,34 @@ use crate::machine::{Event, OwnerAction, Step, step};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Stamped, Swap};
 
-/// A holder's completion, as the last statement of a transaction that it shares with other writes.
+/// An owner's completion, as the last statement of a transaction with other writes.
 ///
-/// While the transaction is in doubt its holder renews, with a bet on the cell as it was before:
-/// that swap waits for the transaction. If it is stored, the transaction was not committed and
-/// never will be, because it had written the row that the renewal replaced. If it is a conflict,
-/// [`Completion::status`] says what that means.
+/// While the result of the transaction is unknown, its owner renews, expecting the record as it was
+/// before: that swap waits for the transaction. If it is stored, the transaction was not committed
+/// and never will be, because it had written the row that the renewal replaced. If it conflicts,
+/// [`Completion::status`] interprets the conflict.
 #[derive(Clone, Debug)]
 pub struct Completion {
     swap: Swap,
     event: Event<'static>,
 }
 
-/// What is there instead of what a completion expected.
+/// The record that is there instead of the one that a completion expected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CommitStatus {
-    /// This very outcome: it was committed.
+    /// The outcome of this completion: it was committed.
     Committed(Snapshot),
-    /// A record that is still the holder's. The transaction was not committed and never will be.
+    /// A record of the same owner. The transaction was not committed and never will be.
     Owned(Snapshot),
-    /// Another execution's. Likewise.
+    /// A record of another execution. The transaction was not committed and never will be.
     Lost,
-    /// The record of this life is gone. Nobody can tell.
+    /// No record of this generation: the result is unknown.
     Gone,
 }
 
 impl Ownership {
-    /// The swap that keeps `outcome`, for a transaction of the caller's. `None`: what the holder
-    /// last saw is not its own any more.
+    /// Returns the swap that stores `outcome`, for a transaction of the caller's. `None`: the
+    /// record that the owner last saw is no longer its own.
     ///
     /// # Errors
     /// [`EntropyError`]; there is no swap.
@@ -55,26 +55,27 @@ impl Ownership {
 }
 
 impl Completion {
-    /// What to write within the transaction.
+    /// Returns the swap to write within the transaction.
     #[must_use]
     pub const fn swap(&self) -> &Swap {
         &self.swap
     }
 
-    /// What is there once the transaction has committed.
+    /// Returns the record after the commit.
     #[must_use]
     pub fn snapshot(&self, stamped: Stamped) -> Snapshot {
         let Swap { write_id, draft, .. } = self.swap.clone();
         Snapshot { now: stamped.now, stored: Some(stored_record(write_id, draft, stamped)) }
     }
 
-    /// What `seen` says, which is there in place of what the swap, or a renewal after it, expected.
+    /// Interprets `seen`, the record in place of the one that the swap, or a renewal after it,
+    /// expected.
     #[must_use]
     pub fn status(&self, seen: Snapshot) -> CommitStatus {
         match step(&seen, &self.event) {
             Step::Recorded => CommitStatus::Committed(seen),
-            // Its own grant, and unfinished. What is done becomes neither in flight nor unknown
-            // again under its grant, so it never was.
+            // The same lease id, and unfinished. A completed record becomes neither in flight nor
+            // unknown again under its lease id, so it never was completed.
             Step::Write(_) => CommitStatus::Owned(seen),
             Step::Lost => CommitStatus::Lost,
             _ => CommitStatus::Gone,

@@ -13,10 +13,11 @@ use crate::store::{Snapshot, StoredRecord};
 
 /// A registry of the executions under way in one process, and of the claims that may become one.
 ///
-/// A claim enters before its first copy is sent, and leaves when it is answered otherwise; an
-/// execution leaves when its last [`Ownership`](super::Ownership) is dropped. So a record that bears a
-/// grant of this process either finds it here, or its execution has ended: a clock that steps or a
-/// process that stood still makes a lease lapse, but no second execution beside the first.
+/// A claim is added before its first swap is sent, and removed when its result is another one; an
+/// execution is removed when its last [`Ownership`](super::Ownership) is dropped. So a record that
+/// has a lease id of this process either is found here, or its execution has ended: a clock that
+/// steps or a process that was stopped makes a lease lapse, but no second execution beside the
+/// first.
 #[derive(Clone, Default)]
 pub struct Executions {
     keys: Arc<Mutex<HashMap<OperationId, Vec<LocalExecution>>>>,
@@ -47,7 +48,7 @@ impl Executions {
         self.lock().get(key).cloned().unwrap_or_default()
     }
 
-    /// Enters a claim, until what is returned is dropped.
+    /// Adds a claim, until the returned guard is dropped.
     pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<ExecutionEntry> {
         self.lock().entry(key).or_default().push(LocalExecution { lease_id, executes: false });
         Arc::new(ExecutionEntry { executions: self.clone(), key, lease_id })
@@ -59,7 +60,7 @@ impl Executions {
     }
 }
 
-/// One claim or execution in the registry; leaves it when dropped.
+/// A claim or execution in the registry, which it leaves when dropped.
 pub(super) struct ExecutionEntry {
     executions: Executions,
     key: OperationId,
@@ -77,7 +78,7 @@ impl ExecutionEntry {
         self.lease_id
     }
 
-    /// Marks the claim as answered: it executes from now on.
+    /// Marks the claim as successful: it executes from now on.
     pub(super) fn executes(&self) {
         let mut keys = self.executions.lock();
         let locals = keys.get_mut(&self.key).into_iter().flatten();
@@ -100,15 +101,15 @@ impl Drop for ExecutionEntry {
 }
 
 impl ClaimExchange {
-    /// Leaves the executions under way, as dropping it does: for a claim that ends without an
-    /// answer to its last swap, which was not applied.
+    /// Leaves the executions under way, as dropping does: for a claim that ends without an answer
+    /// to its last swap, which was not applied.
     pub fn unregister(&mut self) {
         self.entered.clear();
     }
 }
 
 impl Ownership {
-    /// Marks the claim as answered: it executes from now on.
+    /// Marks the claim as successful: it executes from now on.
     pub(super) fn executes(self) -> Self {
         if let Some(entered) = &self.entered {
             entered.executes();
@@ -116,9 +117,10 @@ impl Ownership {
         self
     }
 
-    /// Notes what stands in the way of a write that ended with [`Lost`](super::WriteResult::Lost) or [`Gone`](super::WriteResult::Gone):
-    /// another owner's record, or one that was released, ends the execution for claims of the same
-    /// process. A record that merely expired does not.
+    /// Notes the record that conflicts with a write that ended with
+    /// [`Lost`](super::WriteResult::Lost) or [`Gone`](super::WriteResult::Gone): another owner's
+    /// record, or a released one, ends the execution for claims of the same process. A record that
+    /// merely expired does not.
     pub fn note_conflict(&mut self, seen: &Snapshot) {
         let unfinished = |stored: &StoredRecord| {
             stored.record.lease_id == self.owner.lease_id

@@ -94,7 +94,7 @@ fn read<'a>(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CanonicalJsonError {
-    /// It is not JSON: RFC 8259, in UTF-8, without a byte order mark.
+    /// The text is no JSON: RFC 8259, in UTF-8, without a byte order mark.
     #[error("not JSON at byte {position}")]
     Syntax {
         /// Where, in bytes from 0.
@@ -109,7 +109,7 @@ pub enum CanonicalJsonError {
         /// Where, in bytes from 0.
         position: usize,
     },
-    /// It is nested deeper than 128.
+    /// The text is nested deeper than 128.
     #[error("nested deeper than 128 levels")]
     TooDeep,
 }
@@ -127,12 +127,12 @@ struct Reader<'a> {
     input: &'a [u8],
     at: usize,
     out: Vec<u8>,
-    /// Members of all objects that are open, the innermost last; likewise their names.
+    /// Members of all open objects, the innermost last, and their names.
     members: Vec<Member>,
     names: Vec<u8>,
     /// Kept from object to object to save allocations.
     sorted: Vec<u8>,
-    /// What pointers led to; empty where that is left out.
+    /// Content at the pointers; empty if it is left out.
     found: Vec<Option<Vec<u8>>>,
 }
 

@@ -1,15 +1,16 @@
-//! Canonical JSON of anything that serde can write.
+//! Canonical JSON of anything that serde can serialize.
 
 use serde::Serialize;
 
 use super::{CanonicalJsonError, canonicalize};
 
-/// The canonical JSON of `value`: the same for the same value, in whichever order its maps are.
+/// Returns the canonical JSON of `value`: the same for the same value, whatever the order of its
+/// maps.
 ///
-/// As JSON has it: `NaN` and infinities are `null`, `1.0` is not `1`, and a map whose keys are
-/// numbers has them as text. The elements of a set come in its own order: one that differs from
-/// run to run, as a `HashSet`'s, is another value each time; a `BTreeSet`'s is not. A field that is
-/// added later and left out while it is not set leaves the form as it was.
+/// As in JSON, `NaN` and infinities are `null`, `1.0` is not `1`, and the keys of a map of numbers
+/// are text. The elements of a set have its own order: an order that differs from run to run, as
+/// that of a `HashSet`, gives another value each time; that of a `BTreeSet` does not. A field that
+/// is added later and left out while it is not set does not change the form.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -27,14 +28,14 @@ pub fn canonicalize_value<T: Serialize + ?Sized>(
     Ok(canonicalize(&serde_json::to_vec(value)?)?)
 }
 
-/// Why a value has no canonical JSON.
+/// Errors of canonical JSON.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CanonicalValueError {
-    /// It cannot be written as JSON.
+    /// The value cannot be serialized as JSON.
     #[error("the value cannot be written as JSON")]
     NotJson(#[from] serde_json::Error),
-    /// Its JSON has no canonical form.
+    /// The JSON of the value has no canonical form.
     #[error("the value has no canonical JSON")]
     NotCanonical(#[from] CanonicalJsonError),
 }

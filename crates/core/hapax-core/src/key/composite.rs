@@ -1,26 +1,26 @@
-//! Keys from what is done and about when.
+//! Keys of an operation and a time window.
 
 use std::time::Duration;
 
 use super::{Key, NaturalKey};
 use crate::clock::Timestamp;
 
-/// A key of an operation and the stretch of time it was asked for in; and the one that it has if it
-/// was asked for just before.
+/// A key of an operation and the time window of its request; and the key that it would have in the
+/// window before.
 ///
-/// For clients that cannot keep a key: the same user asking for the same thing within a minute is
-/// taken to retry.
+/// For clients that cannot store a key: the same user with the same request within a minute counts
+/// as a retry.
 ///
-/// Risks. Time is cut in fixed stretches. Whoever means it twice within one gets the first answer
-/// twice: a defect if that is legitimate. A retry that falls into the next stretch is *new* under
-/// [`current`](Self::current) alone: ask about [`previous`](Self::previous) first, as
-/// `Idempotency::choose` does; asking twice on purpose is then safe only after two stretches, and a
-/// retry is recognised for at least one: until the stretch after that of its key has ended, whenever
-/// it was executed. Make it and choose anew for every call, retries too. A key that was kept executes
-/// again, should its call have failed retryably and another key have been chosen since: that is so a
-/// lease after such a failure. What no question settles is a retry while the first, from the stretch
-/// before, has not reached the store yet. Time is that of whoever makes the key: where machines make
-/// it whose clocks differ by more than a stretch, none of this holds.
+/// Risks. Windows are fixed. Two requests within one window are one operation, which is a defect if
+/// both are meant. A retry that falls into the next window is *new* under
+/// [`current`](Self::current) alone: look for [`previous`](Self::previous) first, as
+/// `Idempotency::choose` does. A second operation is then safe only after two windows, and a retry
+/// is recognised for at least one: until the end of the window after that of its key, whenever it
+/// was executed. Create and choose the key anew for every call, retries included. A key that was
+/// stored executes again if its call failed retryably and another key was chosen since; a released
+/// record stays for a lease. A retry is not recognised while the first request, from the window
+/// before, has not reached the store yet. The time is that of the machine that creates the key:
+/// none of this holds if clocks differ by more than a window.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CompositeKey {
     current: Key,
@@ -42,30 +42,30 @@ impl CompositeKey {
             hasher.update(&index.to_be_bytes());
             Key::hash(&hasher)
         };
-        // The stretch before the first one is one that nobody asks in.
+        // No request has the window before the first one.
         Ok(Self { current: key(index), previous: key(index.wrapping_sub(1)) })
     }
 
-    /// The key of the stretch of time that it is now.
+    /// Returns the key of the present window.
     #[must_use]
     pub const fn current(&self) -> &Key {
         &self.current
     }
 
-    /// The key that the same operation had in the stretch before.
+    /// Returns the key of the window before.
     #[must_use]
     pub const fn previous(&self) -> &Key {
         &self.previous
     }
 
-    /// Both, the earlier one first: the order in which to ask.
+    /// Returns both, the earlier one first: the order in which to look for them.
     #[must_use]
     pub const fn candidates(&self) -> [&Key; 2] {
         [&self.previous, &self.current]
     }
 }
 
-/// A stretch of time of less than a microsecond, or of more than there will be.
+/// A time window of less than a microsecond, or longer than time is represented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a composite key needs a stretch of time: from a microsecond to half a million years")]
 pub struct BucketError;

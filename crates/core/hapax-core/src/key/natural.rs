@@ -1,20 +1,20 @@
-//! Keys from what identifies an operation in business.
+//! Keys of business identifiers.
 
 use std::fmt;
 
 use super::Key;
 
-/// A key made of business identifiers: whoever knows them makes the same key, on another device and
-/// after losing everything else.
+/// A key of business identifiers: any device that has them creates the same key, also after losing
+/// everything else.
 ///
-/// Parts are named, typed and length-prefixed, and their order does not matter: `("ab", "c")` is not
-/// `("a", "bc")`, the number 1 is not the text `1`, and a part that is missing is not an empty one. A
-/// text counts byte by byte: settle capitals, blanks and Unicode forms before. There are no floating
-/// point numbers, because 0.1 + 0.2 is not 0.3: give amounts in minor units.
+/// Parts are named, typed and length-prefixed, and their order does not matter: `("ab", "c")` is
+/// not `("a", "bc")`, the number 1 is not the text `1`, and a missing part is not an empty one. A
+/// text counts byte by byte: normalise capitals, blanks and Unicode forms before. There are no
+/// floating-point numbers, because 0.1 + 0.2 is not 0.3: give amounts in minor units.
 ///
-/// Risks. The same identifiers are the same operation, as long as it is kept: a customer who means
-/// to order the same cart twice needs something that differs. And who knows the identifiers can
-/// guess the key: use it within the caller's [`Scope`](crate::Scope).
+/// Risks. The same identifiers are the same operation for the retention: a customer who orders the
+/// same cart twice needs a part that differs. A party that has the identifiers can compute the key:
+/// use it within the caller's [`Scope`](crate::Scope).
 ///
 /// ```
 /// use hapax_core::NaturalKey;
@@ -30,28 +30,29 @@ use super::Key;
 #[must_use]
 pub struct NaturalKey {
     kind: Box<str>,
-    /// Name and value of each part, in bytes of their own.
+    /// Name and value of each part, encoded.
     parts: Vec<(Box<str>, Vec<u8>)>,
 }
 
 impl NaturalKey {
-    /// Begins the key of an operation of this kind: two kinds never give the same key.
+    /// Begins the key of an operation of this kind. Two kinds never give the same key.
     pub fn new(kind: impl Into<Box<str>>) -> Self {
         Self { kind: kind.into(), parts: Vec::new() }
     }
 
-    /// An order: this customer, this cart. A cart that is ordered twice on purpose must be another
-    /// one.
+    /// Creates the key of an order: customer and cart. A cart that is ordered twice on purpose must
+    /// have another identifier.
     pub fn order(customer: &(impl KeyPart + ?Sized), cart: &(impl KeyPart + ?Sized)) -> Self {
         Self::new("order").part("customer", customer).part("cart", cart)
     }
 
-    /// A payment of an order: this amount, in minor units (cents), of this currency. Two payments of
-    /// one order over the same amount, as by instalments, are one: add what tells them apart.
+    /// Creates the key of a payment: order, amount in minor units (cents), and currency. Two
+    /// payments of one order over the same amount, as by instalments, are one operation: add a part
+    /// that distinguishes them.
     ///
-    /// And an amount that was corrected is another key, so that it is a second payment beside the
-    /// first, and nothing refuses it. Where an order is paid once, leave the amount to the request
-    /// (`NaturalKey::new("payment").part("order", …)`): another amount is then refused.
+    /// A corrected amount is another key, so it is a second payment beside the first. If an order
+    /// is paid once, leave the amount to the request (`NaturalKey::new("payment").part("order",
+    /// …)`): another amount is then rejected.
     pub fn payment(
         order: &(impl KeyPart + ?Sized),
         minor_units: u64,
@@ -63,9 +64,8 @@ impl NaturalKey {
             .part("currency", currency.as_ref())
     }
 
-    /// A transfer: between these, under this reference. The amount is no part of it, so that the same
-    /// reference with another amount is refused instead of executed. A reference must not be used
-    /// twice.
+    /// Creates the key of a transfer: sender, receiver and reference. The amount is no part, so
+    /// that the same reference with another amount is rejected. A reference must not be used twice.
     pub fn transfer(
         sender: &(impl KeyPart + ?Sized),
         receiver: &(impl KeyPart + ?Sized),
@@ -86,7 +86,7 @@ impl NaturalKey {
         self
     }
 
-    /// The key: 64 hexadecimal digits, from which nothing can be read. It will be the same in every
+    /// Returns the key: 64 hexadecimal digits, a hash of the parts. It is the same in every
     /// version.
     #[must_use]
     pub fn key(&self) -> Key {
@@ -108,7 +108,7 @@ impl NaturalKey {
     }
 }
 
-/// Shows the names of parts, not what is in them.
+/// Shows the names of parts, not their values.
 impl fmt::Debug for NaturalKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.parts.iter().map(|(name, _)| name).collect();
@@ -116,15 +116,15 @@ impl fmt::Debug for NaturalKey {
     }
 }
 
-/// What can be a part of a [`NaturalKey`]: texts, whole numbers of any width (1 of a `u8` is 1 of an
-/// `i64`), truth values, bytes.
+/// A value that can be a part of a [`NaturalKey`]: a text, a whole number of any width (1 of a `u8`
+/// is 1 of an `i64`), a truth value, or bytes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a part of a key",
     note = "texts, whole numbers, `bool` and bytes can; give amounts in minor units: a floating \
             point number is not exact"
 )]
 pub trait KeyPart: sealed::Sealed {
-    /// Writes it, after its type.
+    /// Appends the value, after its type.
     #[doc(hidden)]
     fn write(&self, bytes: &mut Vec<u8>);
 }
@@ -159,7 +159,7 @@ macro_rules! numbers {
         impl sealed::Sealed for $type {}
         impl KeyPart for $type {
             fn write(&self, bytes: &mut Vec<u8>) {
-                // In decimal digits, so that all widths write the same.
+                // In decimal digits, so that all widths are equal.
                 bytes.push(b'i');
                 bytes.extend_from_slice(self.to_string().as_bytes());
             }

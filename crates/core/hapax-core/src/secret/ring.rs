@@ -1,14 +1,14 @@
-//! Secrets that succeed one another.
+//! Secrets that replace one another.
 
 use super::Secret;
 use crate::seal::Sealer;
 
 /// The secrets of a store: one that names its records, one that seals them, and earlier ones that
-/// still open what they sealed.
+/// open what they sealed.
 ///
-/// Only sealing rotates. A record is found by its name, so that a new naming secret would make every
-/// retry of an earlier request a new operation; and it gives away less: who has it can tell a guessed
-/// key from a wrong one, and reads nothing.
+/// Only the sealing secret rotates. A record is found by its name, so a new naming secret would
+/// make every retry of an earlier request a new operation. The naming secret also reveals less: it
+/// verifies a guessed key, and opens nothing.
 ///
 /// # The file
 ///
@@ -19,9 +19,10 @@ use crate::seal::Sealer;
 /// open 8d969eef6ecad3c29a3a629280e686cf0c3f5d5a86aff3ca12020c923adc6c92
 /// ```
 ///
-/// To rotate where several processes share a store: add the new secret as `open` everywhere; then
-/// make it `seal`, and the one before it `open`, everywhere; remove that once nothing is left that it
-/// sealed: after the longest retention, or never while records are kept for ever under `Block`.
+/// To rotate while several processes share a store: add the new secret as `open` everywhere; then
+/// make it `seal`, and the one before it `open`, everywhere; remove that when nothing is left that
+/// it sealed: after the longest retention, or never while records are stored for ever under
+/// `Block`.
 ///
 /// ```
 /// use hapax_core::{KeyRing, Secret};
@@ -40,17 +41,17 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// The most secrets that open which a file may name: more are a sign that nobody removes them.
-    /// What a program adds itself is not counted.
+    /// The largest number of `open` secrets in a file: more are a sign that they are never removed.
+    /// Secrets that a program adds are not counted.
     pub const MAX_OPENING: usize = 16;
 
-    /// One secret for everything.
+    /// Creates a ring with one secret for everything.
     #[must_use]
     pub fn new(secret: Secret) -> Self {
         Self { naming: secret.clone(), sealing: secret, opening: Vec::new() }
     }
 
-    /// From now on `secret` seals, and the one before it opens.
+    /// Makes `secret` the one that seals, and the one before it one that opens.
     #[must_use]
     pub fn sealing(mut self, secret: Secret) -> Self {
         self.opening.retain(|it| *it != secret && *it != self.sealing);
@@ -61,7 +62,7 @@ impl KeyRing {
         self
     }
 
-    /// `secret` opens as well: it sealed before, or will soon elsewhere.
+    /// Adds a `secret` that opens: it sealed before, or will soon in another process.
     #[must_use]
     pub fn opening(mut self, secret: Secret) -> Self {
         if secret != self.sealing && !self.opening.contains(&secret) {
@@ -77,13 +78,13 @@ impl KeyRing {
         &self.naming
     }
 
-    /// Seals and opens by this ring.
+    /// Returns the seal of this ring.
     #[must_use]
     pub fn sealer(&self) -> Sealer {
         self.opening.iter().fold(Sealer::keyed(&self.sealing), Sealer::previously)
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
     /// [`KeyRingError`], which never shows a secret.
@@ -116,7 +117,8 @@ impl KeyRing {
         Ok(Self { naming, sealing, opening })
     }
 
-    /// The text of a file, which [`parse`](Self::parse) reads, unless too many open.
+    /// Returns the text of a file, which [`parse`](Self::parse) accepts unless too many secrets
+    /// open.
     #[must_use]
     pub fn to_text(&self) -> String {
         if self.naming == self.sealing && self.opening.is_empty() {
@@ -132,20 +134,20 @@ impl KeyRing {
     }
 }
 
-/// Why a text is no [`KeyRing`].
+/// Errors of parsing a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyRingError {
     /// A line is not a word and a secret.
     #[error("line {0} is not `name`, `seal` or `open` and 64 hexadecimal digits")]
     Line(usize),
-    /// There is one secret that names, and one that seals.
+    /// A second secret names, or seals.
     #[error("line {0} gives a second secret for the same")]
     Twice(usize),
     /// A secret is missing.
     #[error("there is no line `{0}`, nor one of 64 hexadecimal digits alone")]
     Missing(&'static str),
-    /// More than [`KeyRing::MAX_OPENING`].
+    /// There are more than [`KeyRing::MAX_OPENING`].
     #[error("more than {} secrets that open", KeyRing::MAX_OPENING)]
     TooMany,
 }
@@ -173,7 +175,7 @@ mod tests {
         let ring = KeyRing::new(secret(1)).sealing(secret(2)).sealing(secret(3));
         assert_eq!(ring.opening, [secret(2), secret(1)]);
         assert_eq!((ring.naming(), &ring.sealing), (&secret(1), &secret(3)));
-        // Back again, as when a change is taken back.
+        // Back again, as when a rotation is undone.
         let back = ring.sealing(secret(2));
         assert_eq!((back.sealing, back.opening), (secret(2), vec![secret(3), secret(1)]));
     }

@@ -1,4 +1,4 @@
-//! Bytes to values. Recursion is bounded by the depth, which writing keeps as well.
+//! Decoding. Recursion is bounded by the depth, which encoding checks as well.
 
 use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeSeed, Error as _, Visitor};
@@ -188,14 +188,14 @@ impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
     }
 }
 
-/// What stands between a beginning and its end.
+/// The content between a begin and its end.
 struct Items<'a, 'de> {
     reader: &'a mut Reader<'de>,
 }
 
 impl<'de> Items<'_, 'de> {
     fn one<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, ValueError> {
-        // The end stays where it is: whoever began the list reads it.
+        // The end stays: the caller that began the list reads it.
         match self.reader.peek()? {
             tag::END => Ok(None),
             _ => seed.deserialize(&mut *self.reader).map(Some),

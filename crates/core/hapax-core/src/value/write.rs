@@ -1,4 +1,4 @@
-//! Values to bytes.
+//! Encoding.
 
 use serde::ser::{self, Serialize};
 
@@ -263,7 +263,7 @@ impl<'a> ser::Serializer for &'a mut Writer {
     }
 }
 
-/// What is written one after the other.
+/// Elements that are encoded one after the other.
 macro_rules! elements {
     ($($kind:ident $method:ident),*) => {$(
         impl ser::$kind for Compound<'_> {
@@ -281,7 +281,7 @@ macro_rules! elements {
     )*};
 }
 
-/// What is written under names.
+/// Elements that are encoded by name.
 macro_rules! fields {
     ($($kind:ident),*) => {$(
         impl ser::$kind for Compound<'_> {

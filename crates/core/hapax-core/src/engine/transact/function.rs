@@ -73,8 +73,7 @@ pub enum TransactError<E> {
     /// No transaction began: nothing was done. The next call executes.
     #[error(transparent)]
     NotBegun(TakeTxError),
-    /// It is unknown whether the transaction was committed. Call again with the same key, which is
-    /// safe.
+    /// The transaction may have been committed. Call again with the same key, which is safe.
     #[error("it is unknown whether the transaction was committed: call again with the same key")]
     CommitUnknown,
     /// The operation panicked, kept its transaction, or ended it itself: its effect is unknown. The
