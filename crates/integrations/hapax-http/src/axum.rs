@@ -92,13 +92,13 @@ impl IntoResponse for TransactionRejection {
     }
 }
 
-/// What a handler in a transaction fails by, of any error: `?` makes one. Everything is rolled back
-/// and the key released. If another transaction was in the way, the handler is called again, and
-/// the client hears nothing of it; else the client gets 500 `handler-failed`, and the log the
-/// error.
+/// The error of a handler in a transaction; `?` converts any error to it. Everything is rolled back
+/// and the key released. If the transaction lost a race, the handler is called again, and the
+/// client gets the response of that call; else the client gets 500 `handler-failed`, and the log
+/// has the error.
 ///
-/// A handler that took no transaction, or is in a route without, gets its client the same response,
-/// which is classified like any 500: nobody knows what was done.
+/// A handler that took no transaction, or is in a route without, gives its client the same
+/// response, which is classified like any 500: its effect is unknown.
 pub struct HandlerError(Arc<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {

@@ -72,9 +72,9 @@ impl<B: http_body::Body> http_body::Body for WithoutTrailers<B> {
 ///
 /// Handlers behind the layer get their requests with one, and its answers have one.
 pub struct Body {
-    /// What comes first.
+    /// The bytes that come first.
     read: Option<Bytes>,
-    /// What comes after it.
+    /// The body that comes after them.
     rest: Rest,
 }
 
@@ -106,7 +106,7 @@ impl Body {
         Self { read: some(bytes), rest: trailers.map_or(Rest::Nothing, Rest::Trailers) }
     }
 
-    /// What was read of a body already, and then what remains of it.
+    /// The bytes that were read of a body, and the rest of the body.
     pub(crate) fn resumed(read: Bytes, body: Erased) -> Self {
         Self { read: some(read), rest: Rest::Stream(body) }
     }

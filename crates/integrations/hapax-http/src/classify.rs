@@ -1,4 +1,4 @@
-//! What a response means for its key.
+//! Classes of responses: the meaning of a response for its key.
 //!
 //! A response is *final* (kept, and replayed), *retryable* (the key is released) or *unknown* (it
 //! may or may not have happened). Which one, is decided in this order:
@@ -98,7 +98,7 @@ impl FromStr for Profile {
 #[error("a profile is `standard`, `stripe-v1` or `success-only`")]
 pub struct UnknownProfile;
 
-/// What a response's headers say instead.
+/// The overrides in the headers of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HeaderOverride {
     /// Its class.
@@ -152,7 +152,7 @@ pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
     after_kind(headers, b"application/grpc-web").is_some()
 }
 
-/// What follows this kind of content, in capitals or not.
+/// Returns the rest of a content type after this kind, in either case.
 fn after_kind<'a>(headers: &'a HeaderMap, kind: &[u8]) -> Option<&'a [u8]> {
     let value = headers.get(CONTENT_TYPE)?.as_bytes();
     let (start, rest) = value.split_at_checked(kind.len())?;
@@ -190,7 +190,7 @@ pub fn classify_grpc(
         Some(b"0" | b"1" | b"3" | b"5" | b"6" | b"7" | b"9" | b"10" | b"11" | b"12" | b"16") => {
             OutcomeClass::Final
         }
-        // Of whatever else is there nobody knows what it says.
+        // The meaning of any other value is unknown.
         _ => OutcomeClass::Unknown,
     }
 }

@@ -1,12 +1,12 @@
-//! How refusals are written for whoever gets them.
+//! Formats of rejections, by the protocol of the client.
 //!
-//! 1. A client that asked in gRPC gets a trailers-only answer: status 200, `grpc-status` and
-//!    `grpc-message` among the headers, no body. Its message begins with the [`Code`]'s word; where
-//!    there is a time to come again, `grpc-retry-pushback-ms` says it (gRPC retry design, A6).
-//! 2. Anybody else gets RFC 9457 problem details.
-//! 3. A client that sent an `Idempotency-Fence` is itself a layer or a gateway, which keeps what it
-//!    gets for its own clients. It is told in `Idempotency-Outcome` what a refusal means for its key
-//!    ([`class`]): that a first request is in flight here must not become its answer for good.
+//! 1. A gRPC client gets a trailers-only response: status 200, `grpc-status` and `grpc-message`
+//!    among the headers, no body. Its message begins with the word of the [`Code`]; a time after
+//!    which to retry is in `grpc-retry-pushback-ms` (gRPC retry design, A6).
+//! 2. Any other client gets RFC 9457 problem details.
+//! 3. A client that sent an `Idempotency-Fence` is itself a layer or a gateway, which stores the
+//!    response for its own clients. `Idempotency-Outcome` states the class of a rejection for it
+//!    ([`class`]): it must not store as final that a first request is in flight here.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -17,7 +17,7 @@ use crate::classify::{OutcomeClass, is_grpc};
 use crate::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
 use crate::problem::{Code, DocsUrl, Problem};
 
-/// How a request's refusals are to be written. By default as problem details.
+/// The format of a request's rejections. By default problem details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ErrorFormat {
     /// As a gRPC status.
@@ -52,7 +52,7 @@ impl ErrorFormat {
     }
 }
 
-/// What a refusal means for the key of a layer or gateway in front.
+/// Returns the class of a rejection for a layer or gateway in front.
 ///
 /// | class | code |
 /// | --- | --- |
@@ -90,7 +90,7 @@ pub const fn class(code: Code) -> OutcomeClass {
     }
 }
 
-/// The gRPC status of a refusal.
+/// Returns the gRPC status of a rejection.
 ///
 /// | status | code |
 /// | --- | --- |
@@ -124,7 +124,8 @@ pub const fn grpc_status(code: Code) -> u8 {
     }
 }
 
-/// What a gRPC message escapes: all but printable ASCII, and the sign it escapes with.
+/// Returns whether a gRPC message escapes a byte: all but printable ASCII, and the escape
+/// character.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 fn trailers_only(problem: &Problem) -> Response<Bytes> {

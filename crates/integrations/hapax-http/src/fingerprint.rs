@@ -12,11 +12,11 @@
 //!
 //! A canonical body and the same bytes compared raw never give the same fingerprint.
 //!
-//! A record says by which scheme it was made, and a retry is compared by that one. A scheme that
-//! this version does not know was written by a newer one: nobody can tell then whether the retry
-//! is the same request, so that it is neither answered nor executed, whatever the route says of
-//! outages, but refused as if the store were away (503 `store-unavailable`), until a version
-//! answers that knows it or the record ends.
+//! A record has the scheme of its fingerprint, and a retry is compared by that one. An unknown
+//! scheme was written by a newer version: it is then unknown whether the retry is the same request,
+//! so it is neither replayed nor executed, whatever the route's policy for outages, but rejected
+//! like during an outage (503 `store-unavailable`), until a version that knows the scheme gets the
+//! retry or the record ends.
 
 mod multipart;
 
@@ -57,14 +57,14 @@ pub enum JsonParts {
     /// All of it.
     #[default]
     All,
-    /// What these pointers lead to; that something is not there counts too.
+    /// The content at these pointers; the absence of content counts too.
     Only(JsonPointers),
     /// All but what these pointers lead to: time stamps, trace ids.
     Except(JsonPointers),
 }
 
-/// What of a request counts. Its name, stored with each record, says all of it, so that a retry
-/// is compared as the first request was, whatever is configured by then.
+/// The parts of a request that count. The scheme's name, stored with each record, states all of
+/// them, so that a retry is compared as the first request was, whatever the present configuration.
 ///
 /// ```
 /// use hapax_core::JsonPointers;
@@ -214,7 +214,7 @@ impl HttpFingerprintScheme {
             }
             JsonParts::Only(pointers) => {
                 let found = hapax_core::canonicalize_only(body, pointers)?;
-                // No value is written as nothing: what is not there is told from all that is.
+                // No value is encoded as empty: absent content differs from any content.
                 let fields = found.into_iter().map(|part| part.unwrap_or_default().into());
                 ("http/1 json parts", fields.collect())
             }

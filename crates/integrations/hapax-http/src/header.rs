@@ -28,8 +28,8 @@ pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency
 /// attempt, and another one for another caller's same key: services look operations up by it.
 pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
     HeaderName::from_static("idempotency-operation-id");
-/// Response of a handler: `final`, `retryable` or `unknown`, in place of what its status says.
-/// Refusals say it to a layer or gateway in front ([`crate::error_format`]).
+/// Header of a handler's response: `final`, `retryable` or `unknown`, instead of the class of its
+/// status. Rejections have it for a layer or gateway in front ([`crate::error_format`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
 /// Response of a handler: for how many seconds this outcome is replayed.
 pub const IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
@@ -44,7 +44,7 @@ pub const IDEMPOTENCY_PROTECTED: HeaderName = HeaderName::from_static("idempoten
 /// 3.3.7): `@` and seconds since 1970, by the store's clock.
 pub const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
-/// The value of [`IDEMPOTENCY_EXPIRES`]: rounded up, so that nobody comes too early.
+/// Returns the value of [`IDEMPOTENCY_EXPIRES`], rounded up, so that no client retries too early.
 #[must_use]
 pub fn date(moment: Timestamp) -> HeaderValue {
     let date = format!("@{}", moment.as_micros().div_ceil(1_000_000));
@@ -62,7 +62,8 @@ pub(crate) fn is_protocol_header(name: &HeaderName) -> bool {
     name.as_str().starts_with("idempotency-")
 }
 
-/// Whether a header is for whoever executes a request. A client's own would be taken for ours.
+/// Returns whether a header is for the executing service. A client's own would be mistaken for
+/// ours.
 pub(crate) fn is_sent_upstream(name: &HeaderName) -> bool {
     [IDEMPOTENCY_FENCE, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_OPERATION_ID].contains(name)
 }
@@ -215,10 +216,10 @@ pub enum InvalidKey {
     /// There is more than one field line.
     #[error("it was sent more than once")]
     Repeated,
-    /// It is not in the grammar.
+    /// The value does not match the grammar.
     #[error("it is neither one quoted string nor one bare word")]
     Malformed,
-    /// It is in the grammar, but no key.
+    /// The value matches the grammar, but is no key.
     #[error(transparent)]
     Key(KeyError),
 }

@@ -18,7 +18,8 @@ pub(crate) struct DeclaredLength([Option<u64>; 2]);
 pub(crate) struct LengthMismatch;
 
 impl DeclaredLength {
-    /// Of a message with these headers, the hint taken before anything is read.
+    /// Creates the length of a message with these headers; the hint is taken before anything is
+    /// read.
     ///
     /// # Errors
     /// [`LengthMismatch`] if there is a `Content-Length` that is none (RFC 9110, 8.6), or several.

@@ -2,11 +2,11 @@
 //!
 //! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
-//! - [`problem`]: refusals, as RFC 9457 problem details.
-//! - [`error_format`]: refusals for clients that asked in gRPC.
-//! - [`fingerprint`]: whether a retry is the same request.
-//! - [`classify`]: what a response means for its key.
-//! - [`statuses`]: what a route says of statuses.
+//! - [`problem`]: rejections, as RFC 9457 problem details.
+//! - [`error_format`]: rejections for gRPC clients.
+//! - [`fingerprint`]: the hash that identifies a request.
+//! - [`classify`]: the meaning of a response for its key.
+//! - [`statuses`]: classes of statuses, by route.
 //! - [`stored_response`]: responses as outcomes.
 
 #[cfg(feature = "axum")]

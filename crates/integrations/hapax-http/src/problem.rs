@@ -1,4 +1,4 @@
-//! Refusals: RFC 9457 problem details.
+//! Rejections: RFC 9457 problem details.
 //!
 //! Every answer that is not a handler's is one of these. Its [`Code`] is for programs, its
 //! `detail` for people; neither ever holds a key, a scope or a body.
@@ -10,13 +10,14 @@ use http::header::{CONTENT_TYPE, HeaderValue, LINK, RETRY_AFTER};
 use http::{Response, StatusCode};
 use serde_json::{Map, Value};
 
-/// Why a request was refused, or what became of it instead of an answer.
+/// The reason of a rejection, or the state of a request without a response.
 ///
-/// The request that hears it executed nothing, except under [`Superseded`](Self::Superseded),
+/// A request that gets it executed nothing, except under [`Superseded`](Self::Superseded),
 /// [`OutcomePending`](Self::OutcomePending) and the last four but
 /// [`UpstreamUnreachable`](Self::UpstreamUnreachable); and under
-/// [`ResponseNotRetained`](Self::ResponseNotRetained) where its detail says so, there being no room
-/// to send what is too large to keep. An earlier request with the same key may have executed.
+/// [`ResponseNotRetained`](Self::ResponseNotRetained) if its detail says so, because there was no
+/// memory to send a response that is too large to store. An earlier request with the same key may
+/// have executed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Code {
@@ -26,8 +27,8 @@ pub enum Code {
     MissingKey,
     /// `missing-scope`, 400: a header that names the caller is missing.
     MissingScope,
-    /// `unstable-scope`, 400: the credentials change with every request, so that a retry would be
-    /// somebody else's.
+    /// `unstable-scope`, 400: the credentials change with every request, so that a retry would have
+    /// another caller.
     UnstableScope,
     /// `malformed-request`, 400: the body broke off, or a header is abused.
     MalformedRequest,
@@ -50,7 +51,7 @@ pub enum Code {
     TooManyInFlight,
     /// `store-unavailable`, 503: nothing can be promised now.
     StoreUnavailable,
-    /// `auth-unavailable`, 503: whoever decides whether this caller may have an answer gave none.
+    /// `auth-unavailable`, 503: the auth service gave no usable answer.
     AuthUnavailable,
     /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store, or cannot be
     /// sent now. Asking again is safe.
@@ -184,7 +185,7 @@ impl Code {
     }
 }
 
-/// A refusal in the making.
+/// A rejection that is being built.
 ///
 /// ```
 /// use hapax_http::problem::{Code, Problem};
@@ -205,7 +206,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A refusal for this reason, with a sentence about this occurrence.
+    /// Creates a rejection for this reason, with a sentence about this occurrence.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into(), retry_after: None, original_status: None }
     }
@@ -290,7 +291,7 @@ pub fn sentence(clause: &str) -> String {
     first.into_iter().chain(letters).chain(['.']).collect()
 }
 
-/// Where an API documents its refusals.
+/// The place where an API documents its rejections.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DocsUrl {
     url: String,

@@ -1,4 +1,4 @@
-//! Lists of HTTP statuses, by which a route says what an answer means for its key.
+//! Lists of HTTP statuses, by which a route sets the class of a response.
 
 use std::fmt;
 use std::str::FromStr;
@@ -82,7 +82,7 @@ impl fmt::Display for StatusRange {
 #[error("expected a status from 200 to 599, such as 503, or a range, such as 5xx or 500-502")]
 pub struct StatusError;
 
-/// What a route says of statuses. A status in none of the lists goes by the route's
+/// The classes of statuses that a route sets. A status in none of the lists goes by the route's
 /// [`Profile`](crate::classify::Profile).
 ///
 /// Lists speak of statuses that a handler gave. An answer that broke off or never came stays unknown.

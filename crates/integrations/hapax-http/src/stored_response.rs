@@ -1,11 +1,11 @@
-//! Responses as outcomes: what is kept of them, and in which bytes.
+//! Responses as outcomes: the parts that are stored, and their encoding.
 //!
-//! 1. Kept: status, headers, body and trailers. Not kept: hop-by-hop headers, those that
-//!    `Connection` names, `Date`, every `Idempotency-*`, and `Set-Cookie` unless asked for: a
+//! 1. Stored: status, headers, body and trailers. Not stored: hop-by-hop headers, those that
+//!    `Connection` names, `Date`, every `Idempotency-*`, and `Set-Cookie` unless configured: a
 //!    cookie may be a credential of one attempt.
-//! 2. The bytes (format [`FORMAT`]) are length-prefixed, big-endian:
-//!    `form u8` (0 whole, 1 not retained), `status u16`; if whole: headers, `body`, trailers. A map
-//!    is `count u32`, then name and value of each line; a text is `length u32` and that many bytes.
+//! 2. The bytes (format [`FORMAT`]) are length-prefixed, big-endian: `form u8` (0 whole, 1 not
+//!    retained), `status u16`; if whole: headers, `body`, trailers. A map is `count u32`, then name
+//!    and value of each line; a text is `length u32` and that many bytes.
 //! 3. Any bytes decode to a response or an error.
 
 use std::fmt;
@@ -29,14 +29,14 @@ const GRPC_STATUS: &str = "grpc-status";
 const WHOLE: u8 = 0;
 const NOT_RETAINED: u8 = 1;
 
-/// What is kept of a response. Its `Debug` form shows no contents.
+/// The stored part of a response. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoredResponse {
-    /// All of it.
+    /// The whole response.
     Whole(FullResponse),
-    /// That it was given, not what it said: it was too large, or streamed.
+    /// Only the fact of a response that was too large, or streamed.
     NotRetained {
-        /// The status it was given with.
+        /// Its status.
         status: StatusCode,
     },
 }
@@ -55,7 +55,7 @@ pub struct FullResponse {
 }
 
 impl FullResponse {
-    /// What is to be kept of a response.
+    /// Returns the part of a response that is stored.
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
@@ -77,12 +77,12 @@ impl FullResponse {
         }
     }
 
-    /// The same answer as gRPC clients read it, for what was not told in gRPC: its `grpc-*` headers
-    /// are trailers if `grpc-status` is not there already, and if it is nowhere it is 0.
+    /// Returns the response for gRPC clients, if it was not a gRPC response: its `grpc-*` headers
+    /// are trailers if `grpc-status` is not there already, and without it the status is 0.
     #[must_use]
     pub fn for_grpc(self) -> Self {
         let Self { status, mut headers, body, trailers } = self;
-        // What its message is encoded in belongs to the head.
+        // The encoding of the message belongs to the head.
         let moves = |name: &HeaderName| {
             name.as_str().starts_with("grpc-") && !name.as_str().ends_with("-encoding")
         };
@@ -115,27 +115,27 @@ impl fmt::Debug for FullResponse {
     }
 }
 
-/// Whether `Set-Cookie` is kept.
+/// Rule for `Set-Cookie`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Cookies {
-    /// It is not.
+    /// Cookies are not stored.
     #[default]
     Drop,
-    /// It is, and every replay sets the same cookie.
+    /// Cookies are stored, and every replay sets the same ones.
     Keep,
 }
 
 impl StoredResponse {
-    /// As a record keeps it.
+    /// Encodes the response as an outcome.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         Outcome::new(FORMAT, self.encode())
     }
 
-    /// As a record kept it.
+    /// Decodes an outcome.
     ///
     /// # Errors
-    /// [`StoredResponseError`] if the record is another door's, or damaged.
+    /// [`StoredResponseError`] if the record belongs to another integration, or is damaged.
     pub fn from_outcome(outcome: &Outcome) -> Result<Self, StoredResponseError> {
         if outcome.format() == FORMAT {
             Self::decode(outcome.bytes())
@@ -144,7 +144,7 @@ impl StoredResponse {
         }
     }
 
-    /// The status.
+    /// Returns the status.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         match self {
@@ -154,7 +154,7 @@ impl StoredResponse {
     }
 
     fn encode(&self) -> Bytes {
-        // Exactly as much as is needed: what is held back for a store is counted by its length.
+        // Exactly as much as is needed: a deferred write is counted by its length.
         let mut out = BytesMut::with_capacity(self.encoded_len());
         match self {
             Self::NotRetained { status } => {
@@ -213,7 +213,7 @@ impl StoredResponse {
 #[error("the outcome is not a stored HTTP response")]
 pub struct StoredResponseError;
 
-/// Whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
+/// Returns whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
 #[must_use]
 pub fn hop_by_hop(name: &HeaderName) -> bool {
     [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION]
@@ -221,13 +221,13 @@ pub fn hop_by_hop(name: &HeaderName) -> bool {
         || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
-/// Whether responses of this status have no body (RFC 9110, 6.4.1 and 15.3.6).
+/// Returns whether responses of this status have no body (RFC 9110, 6.4.1 and 15.3.6).
 #[must_use]
 pub const fn bodiless(status: StatusCode) -> bool {
     matches!(status.as_u16(), 204 | 205 | 304)
 }
 
-/// The headers that `Connection` says belong to one connection.
+/// Returns the headers that `Connection` names.
 #[must_use]
 pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     headers
@@ -239,7 +239,7 @@ pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 }
 
 fn put(out: &mut BytesMut, bytes: &[u8]) {
-    // Nothing here comes near 4 GiB: bodies have a limit, and so have the heads of messages.
+    // Nothing here is near 4 GiB: bodies have a limit, and so have the heads of messages.
     out.put_u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
     out.put_slice(bytes);
 }
@@ -252,7 +252,7 @@ fn put_map(out: &mut BytesMut, map: &HeaderMap) {
     }
 }
 
-/// The bytes that [`put_map`] writes.
+/// Reads a map that [`put_map`] wrote.
 fn map_len(map: &HeaderMap) -> usize {
     4 + map.iter().map(|(name, value)| 8 + name.as_str().len() + value.len()).sum::<usize>()
 }

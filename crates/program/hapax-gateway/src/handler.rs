@@ -27,7 +27,7 @@ use crate::proxy::spoofing::overriding;
 use crate::snapshot::{ConfigSnapshot, CurrentConfig, Route, RouteService};
 
 /// Advice about this attempt alone: an earlier one with the same key may have executed.
-const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
+const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
 
 /// Handler of requests, shared by all connections.
 #[derive(Debug)]
@@ -269,6 +269,6 @@ fn draining() -> Problem {
 }
 
 fn auth_unavailable() -> Problem {
-    let detail = format!("Whether this request is allowed cannot be told now. {NOTHING}");
+    let detail = format!("It is unknown now whether this request is allowed. {NOTHING}");
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }

@@ -1,23 +1,23 @@
 //! A bound on the memory that bodies take, over all requests.
 //!
-//! What is small is not counted: it is part of what a connection takes. Of what is larger there
-//! are four pools, and what holds a share of one may wait for the next, never the other way round,
-//! so that nobody waits for each other. A share is taken whole, for the same reason.
+//! Small bodies are not counted: they are part of the cost of a connection. For larger ones there
+//! are four pools. A reservation of one pool may wait for the next pool, never the other way round,
+//! so that no two requests wait for each other. A reservation is taken whole, for the same reason.
 //!
-//! 1. *Requests*: from the first byte of a body until the handler has let go of it. Waiting here,
-//!    a request has claimed and executed nothing.
-//! 2. *Responses*: from a response's head until its outcome is recorded, also while it is held back
-//!    for a store that is away. This wait comes after the effect, so that what holds a share must
-//!    depend on handlers and the store only.
-//! 3. *Recording*: while a response is recorded it is there [`COPIES`] times more: for the client,
+//! 1. *Requests*: from the first byte of a body until the handler drops it. A request that waits
+//!    here has claimed and executed nothing.
+//! 2. *Responses*: from the head of a response until its outcome is recorded, also while the write
+//!    is deferred. This wait comes after the effect, so that reservations must depend on handlers
+//!    and the store only.
+//! 3. *Recording*: while a response is recorded there are [`COPIES`] more of it: for the client,
 //!    and sealed.
-//! 4. *Answers*: from there until the client has read it, which may be never. Nobody waits here:
-//!    an outcome that is recorded has lost nothing, so that the client for whose answer there is
-//!    no room is told to ask again. One pool with those before would let a client that does not
-//!    read keep the payments of others from being recorded.
+//! 4. *Answers*: from there until the client has read it, which may be never. No request waits
+//!    here: a recorded outcome has lost nothing, so a client without memory for its response is
+//!    asked to retry. With one pool for all, a client that does not read would keep the payments of
+//!    others from being recorded.
 //!
-//! To reserve an answer's room before the handler runs would need no such refusal. But it would be
-//! room for the largest answer, for as long as the handler takes.
+//! Reserving the memory for a response before the handler runs would avoid that rejection. But it
+//! would be memory for the largest response, for as long as the handler takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const UNIT: usize = 1024;
 /// Bytes of a body that need no share.
 pub(super) const SMALL: usize = 16 * 1024;
 
-/// What is being recorded is there as it was read, as it is kept, and sealed.
+/// While it is recorded, a response is in memory as it was read, as it is stored, and sealed.
 const COPIES: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ impl MemoryBudget {
 }
 
 impl Reservation {
-    /// Of no pool.
+    /// Returns a reservation of no pool.
     pub(super) const fn none() -> Self {
         Self(None)
     }

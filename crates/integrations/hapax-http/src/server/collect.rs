@@ -11,15 +11,15 @@ use super::budget::{MemoryBudget, Reservation, SMALL};
 use crate::body::{BoxError, Erased};
 use crate::length::DeclaredLength;
 
-/// What was read of a body.
+/// Result of reading a body.
 pub(super) enum Collected {
     /// All of it.
     Whole { body: Bytes, trailers: Option<HeaderMap>, reservation: Reservation },
-    /// It is larger than the limit. This much was read; the rest is still to come.
+    /// The body is larger than the limit. This much was read; the rest is still to come.
     TooLarge { read: Bytes, reservation: Reservation },
     /// There was no room for it in time.
     MemoryFull,
-    /// It broke off, or is not as long as its message says.
+    /// The body broke off, or its length differs from the declared one.
     Broken(BoxError),
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn collect(
 struct Read {
     first: Bytes,
     more: BytesMut,
-    /// Of the whole body, or the most that it can be; not above the limit.
+    /// Returns the length of the whole body, or its upper bound; at most the limit.
     length: usize,
 }
 

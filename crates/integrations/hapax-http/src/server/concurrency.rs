@@ -1,13 +1,12 @@
 //! How many keys of a caller are in flight.
 //!
-//! 1. Counted are keys, not requests: copies of one that is in flight take nothing. A key is counted
-//!    from just before its claim until its outcome is recorded or held back, whether or not its
-//!    client is still there.
-//! 2. At its limit, a caller's further keys are refused before the store is asked. That includes
-//!    those whose outcomes are kept: whether there is one is what the store would have to be asked,
-//!    and sparing it a flood is what this is for. The refusal says when to come again, and then the
-//!    outcome is given.
-//! 3. It counts in this process. Several processes allow as many times as much.
+//! 1. Keys are counted, not requests: duplicates of a key in flight need no permit. A key is
+//!    counted from just before its claim until its outcome is recorded or deferred, whether or not
+//!    its client is still there.
+//! 2. At its limit, further keys of a caller are rejected before the store is called. That includes
+//!    keys whose outcomes are stored: only the store could tell, and the limit protects it from a
+//!    flood. The rejection states when to retry, and then the outcome is replayed.
+//! 3. The limit is that of this process. Several processes allow as many times as much.
 //!
 //! There is an entry for each key in flight and none for others, so that what this takes is bounded
 //! by [`MOST`], and by whatever bounds the requests that are in hand.
@@ -18,15 +17,15 @@ use std::hash::{BuildHasher, Hash};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most keys that are counted in all: at about 100 bytes each, 10 MiB. Beyond it nobody with a
-/// limit gets another one.
+/// Largest number of keys that are counted in all: at about 100 bytes each, 10 MiB. Beyond it no
+/// caller with a limit gets another permit.
 const MOST: usize = 100_000;
 
 /// Shared by all routes of a layer.
 #[derive(Debug, Default)]
 pub(super) struct ConcurrencyLimits {
-    /// Names would take memory as clients like. What they are hashed with is unknown to clients, so
-    /// that nobody can make himself another's twin.
+    /// Names would take as much memory as clients choose. The hash has a random key, so that no
+    /// client can collide with another one on purpose.
     hasher: RandomState,
     taken: Mutex<KeysInFlight>,
 }

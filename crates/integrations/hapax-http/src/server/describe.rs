@@ -1,10 +1,10 @@
 //! A request as operators see it: its key, method, path and caller.
 //!
-//! 1. It is sealed in the record, and kept only where the engine has a secret.
-//! 2. The value of a scope header is shown where the header's name says that it names somebody, like
-//!    `X-Tenant`. Any other value may be a credential: of it there is a short keyed hash, which an
-//!    operator finds by giving the value again.
-//! 3. The query is left out, since keys of APIs are sent in it.
+//! 1. It is sealed in the record, and stored only if the engine has a secret.
+//! 2. The value of a scope header is shown if the header's name says that it names a caller, like
+//!    `X-Tenant`. Any other value may be a credential: it is shown as a short keyed hash, which an
+//!    operator finds by entering the value.
+//! 3. The query is left out, since API keys are sent in it.
 
 use bytes::Bytes;
 use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
@@ -20,7 +20,7 @@ const MAX_TARGET: usize = 1024;
 /// The longest value of a header that is shown, in bytes.
 const MAX_VALUE: usize = 128;
 
-/// Parts of the names of headers that name somebody.
+/// Parts of the names of headers that name a caller.
 const NAMES: [&str; 16] = [
     "account",
     "client",
@@ -117,7 +117,7 @@ impl DescribedHttpRequest<'_> {
     }
 }
 
-/// Returns whether the values of a header name somebody and are no credentials.
+/// Returns whether the values of a header name a caller and are no credentials.
 fn names_somebody(name: &HeaderName) -> bool {
     let has = |part: &&str| name.as_str().contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)

@@ -1,4 +1,4 @@
-//! Who is inside, and the way out: draining.
+//! Drain: the count of requests under way, and the end of new ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ struct State {
     stopping: bool,
 }
 
-/// What was left when a drain ended.
+/// The requests and writes that a drain left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use = "work that was cut off left outcomes that nobody knows"]
 pub struct DrainReport {
     /// Requests that did not end within the grace and were cut off.
     pub cut_off: usize,
-    /// Of these, requests that were still inside when the drain was over: their handlers gave no
-    /// way, or their outcomes wait for room among what is held back.
+    /// The requests that were under way at the end of the drain: their handlers did not end, or
+    /// their outcomes wait for memory of the backlog.
     pub left: usize,
 }
 
@@ -95,7 +95,7 @@ impl DrainPermit {
 
 impl Drop for DrainPermit {
     fn drop(&mut self) {
-        // First: whoever hears that nobody is inside finds its place free.
+        // First: a drain that sees no requests finds the permit free.
         drop(self.place.take());
         self.gate.state.send_modify(|state| state.inside -= 1);
     }

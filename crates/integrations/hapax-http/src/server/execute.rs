@@ -1,4 +1,4 @@
-//! An execution, from the claim to its outcome, on a task that nobody cancels.
+//! Executions of handlers, from the claim to the outcome, on a task that is not cancelled.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -41,17 +41,17 @@ use crate::length;
 use crate::problem::{Code, Problem};
 use crate::stored_response::{FullResponse, StoredResponse};
 
-/// What holds around an execution.
+/// An execution of a handler, with its policy and its client's format.
 pub(super) struct RequestExecution {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) error_format: ErrorFormat,
-    /// Given up last: a drain waits until the outcome is written, or held back.
+    /// Dropped last: a drain waits until the outcome is written, or deferred.
     pub(super) permit: DrainPermit,
     pub(super) named: ExecutionLabel,
 }
 
-/// How an execution is named in logs: its key must not be there.
+/// The name of an execution in logs, which must not contain its key.
 pub(super) struct ExecutionLabel {
     id: OperationId,
     method: Method,
@@ -64,18 +64,18 @@ impl ExecutionLabel {
     }
 }
 
-/// What a handler gave.
+/// The response of a handler.
 pub(super) struct HandlerResponse {
     pub(super) head: response::Parts,
-    /// What is in memory of the body.
+    /// The part of the body in memory.
     read: Bytes,
     rest: Rest,
-    /// Of the memory for responses, and for their copies.
+    /// Memory for the response, and for its copies.
     reservations: [Reservation; 2],
 }
 
 impl HandlerResponse {
-    /// The error that its handler failed by.
+    /// Returns the error with which its handler failed.
     pub(super) fn failed_by(&self) -> Option<&HandlerErrorExtension> {
         self.head.extensions.get()
     }
@@ -89,20 +89,20 @@ impl HandlerResponse {
 
 enum Rest {
     Trailers(Option<HeaderMap>),
-    /// Too large, or a stream: the rest is still to come.
+    /// The body is too large, or a stream: the rest is still to come.
     Coming(Erased),
 }
 
 /// The response broke off.
 struct Broken;
 
-/// What is to be recorded.
+/// The end of an execution, as its response is classified.
 pub(super) struct Recording {
     pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
-    /// Whether what the handler wrote in a transaction commits with it, if it is final; `None` if
-    /// the response does not tell whether it is a refusal.
+    /// Whether the handler's writes in a transaction commit with it, if it is final; `None` if the
+    /// response does not show whether it is a rejection.
     pub(super) commits: Option<bool>,
 }
 
@@ -111,7 +111,7 @@ pub(super) enum ExecutionReply {
     Problem(Problem),
 }
 
-/// What one call of the handler came to.
+/// Result of one call of the handler.
 pub(super) enum HandlerResult<E> {
     Response(Recording, HandlerResponse),
     /// The service's own error.
@@ -302,7 +302,7 @@ impl RequestExecution {
         }
     }
 
-    /// Reads a response as far as it is to be kept.
+    /// Reads a response as far as it is stored.
     async fn receive<B>(&self, response: Response<B>) -> Result<HandlerResponse, Broken>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -310,7 +310,7 @@ impl RequestExecution {
     {
         let options = &self.policy.options;
         let (head, body) = response.into_parts();
-        // What a handler says to this layer is not for clients, in trailers either.
+        // Headers from the handler to this layer are not for clients, in trailers either.
         let mut body = erase(WithoutTrailers { body, drop: is_protocol_header });
         if options.stream || is_event_stream(&head.headers) {
             let rest = Rest::Coming(body);
@@ -330,7 +330,7 @@ impl RequestExecution {
                 (body, Rest::Trailers(trailers), reservation)
             }
             Collected::TooLarge { read, reservation } => (read, Rest::Coming(body), reservation),
-            // It waits as long as it takes.
+            // This reservation waits without a limit.
             Collected::MemoryFull => return Err(Broken),
             Collected::Broken(error) => {
                 let ExecutionLabel { id, method, uri } = &self.named;
@@ -349,7 +349,7 @@ impl RequestExecution {
         Ok(HandlerResponse { head, read, rest, reservations: [reservation, copies] })
     }
 
-    /// What a response means for its key; and the response as the client gets it.
+    /// Returns the class of a response for its key, and the response as the client gets it.
     fn judge(
         &self,
         overrides: HandlerOverride,
@@ -364,7 +364,7 @@ impl RequestExecution {
         let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
                 let no_length = length::must_go(head.status, trailers.as_ref());
-                // Read whole, it is framed anew: chunks would contradict the length it has now.
+                // Read whole, the response is framed anew: chunks would contradict its length.
                 head.headers = retain(&head.headers, |name, _| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
@@ -392,7 +392,8 @@ impl RequestExecution {
         (ending, HandlerResponse { head, read, rest, reservations })
     }
 
-    /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
+    /// Classifies in the order of [`crate::classify`]. `trailers`: those of a response that was
+    /// read to its end.
     fn classify(
         &self,
         overrides: HandlerOverride,
@@ -437,7 +438,7 @@ impl RequestExecution {
         let problem = match (recorded, reply) {
             (RecordStatus::Lost, _) => Problem::new(
                 Code::Superseded,
-                "Another execution of this request took over. Ask again for its outcome.",
+                "Another execution of this request took over. Retry for its outcome.",
             ),
             (_, ExecutionReply::Problem(problem)) => problem,
             (RecordStatus::Pending, ExecutionReply::Handler(_)) if withhold => pending(),
@@ -458,7 +459,8 @@ impl RequestExecution {
         self.reject(&problem)
     }
 
-    /// From the memory for what is recorded to that for what clients read, without waiting.
+    /// Moves a response from the memory of what is recorded to that of what clients read, without
+    /// waiting.
     fn deliver(
         &self,
         class: OutcomeClass,
@@ -476,30 +478,31 @@ impl RequestExecution {
     }
 }
 
-/// Clients read so slowly that there is no room for an answer. It is recorded all the same.
+/// Returns the problem for a response without memory, because clients read slowly. Its outcome is
+/// recorded.
 fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (OutcomeClass::Retryable, _) => {
-            let detail = "There is no room now for the answer, which said that nothing happened: ask \
-                          again with the same key.";
+            let detail = "There is no memory now for the response, which said that nothing happened: \
+                          retry with the same key.";
             Problem::new(Code::Overloaded, detail)
         }
-        // A retry would hear the same.
+        // A retry would get the same.
         (OutcomeClass::Final, Rest::Coming(_)) => Problem::new(
             Code::ResponseNotRetained,
             "This request was executed just now, and will not be again. Its response is too large to \
-             keep, and there was no room to send it.",
+             store, and there was no memory to send it.",
         )
         .original_status(status),
         (OutcomeClass::Final | OutcomeClass::Unknown, _) => Problem::new(
             Code::OutcomePending,
-            "The request was executed. There is no room for its answer now.",
+            "The request was executed. There is no memory for its response now.",
         ),
     }
     .retry_after(RETRY_AFTER)
 }
 
-/// The answer to an execution whose outcome is not in the store yet, where it is withheld.
+/// Returns the problem for an execution whose outcome is not in the store yet, if it is withheld.
 pub(super) fn pending() -> Problem {
     let detail = "The request was executed. Its outcome is on its way to the store.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
@@ -508,7 +511,7 @@ pub(super) fn pending() -> Problem {
 /// The end of an execution without a whole response.
 const UNKNOWN: ExecutionEnd = ExecutionEnd::Abandon { seen: None };
 
-/// What is kept of a response that is at hand. A record holds no more than so much.
+/// Returns the outcome of a response, within the limit of a record.
 pub(super) fn keep(whole: FullResponse) -> Outcome {
     let status = whole.status;
     let kept = StoredResponse::Whole(whole).outcome();
@@ -518,15 +521,15 @@ pub(super) fn keep(whole: FullResponse) -> Outcome {
     StoredResponse::NotRetained { status }.outcome()
 }
 
-/// What a client hears whose handler was stopped at the end of a drain.
+/// Returns the problem for a handler that was stopped at the end of a drain.
 pub(super) fn cut_off() -> Problem {
     let detail =
         "The server is shutting down and could not wait: the request may have taken effect.";
     Problem::new(Code::UpstreamTimeout, detail)
 }
 
-/// Whether a response says that all went well, as far as it is known. gRPC-Web says it in its body,
-/// which is not looked into.
+/// Returns whether a response states success, as far as it is known. gRPC-Web states it in the
+/// body, which is not parsed.
 fn is_good(head: &response::Parts, trailers: Option<Option<&HeaderMap>>) -> Option<bool> {
     if is_grpc_web(&head.headers) {
         None

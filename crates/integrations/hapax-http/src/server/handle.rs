@@ -1,4 +1,4 @@
-//! What a handler may know and say of its execution.
+//! The view of its execution that a handler has.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use hapax_core::{FencingToken, FinishError, LeaseHandle, OperationId};
 
 use crate::classify::OutcomeClass;
 
-/// A request extension: the execution that a handler is.
+/// A request extension: the execution of the handler.
 ///
 /// ```
 /// use hapax_http::classify::OutcomeClass;
@@ -29,7 +29,7 @@ pub struct ExecutionHandle {
     overrides: Arc<Mutex<HandlerOverride>>,
 }
 
-/// What the handler said of its outcome.
+/// The handler's own classification of its outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HandlerOverride {
     pub(super) class: Option<OutcomeClass>,
@@ -42,44 +42,45 @@ impl ExecutionHandle {
         Self { id, lease, checkpoint, overrides: Arc::default() }
     }
 
-    /// Returns the operation id: the name of scope and key, the same for every attempt and another
-    /// one for another caller's same key. Handlers look operations up by it, never by the key alone.
-    /// It names the record in the store, and in logs, where a key must not be.
+    /// Returns the operation id: a hash of scope and key, the same for every attempt, and a
+    /// different one for the same key of another caller. Handlers look operations up by it, never
+    /// by the key alone. It names the record in the store, and in logs, which must not contain
+    /// keys.
     #[must_use]
     pub const fn id(&self) -> OperationId {
         self.id
     }
 
-    /// The fencing token: downstream systems refuse what bears a smaller one than they have seen.
+    /// Returns the fence: downstream systems reject a smaller one than they have seen.
     #[must_use]
     pub fn fence(&self) -> FencingToken {
         self.lease.fence()
     }
 
-    /// Which execution of the record it is, from 1.
+    /// Returns the number of this execution of the record, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.lease.attempt()
     }
 
-    /// Resolves when another execution may have taken over: work that can stop should.
+    /// Resolves when another execution may have taken over: a handler that can stop should.
     pub async fn lost(&self) {
         self.lease.lost().await;
     }
 
-    /// Whether another execution may have taken over.
+    /// Returns whether another execution may have taken over.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lease.is_lost()
     }
 
-    /// The recovery point that an earlier execution of the record left.
+    /// Returns the checkpoint that an earlier execution of the record saved.
     #[must_use]
     pub const fn checkpoint(&self) -> Option<&Bytes> {
         self.checkpoint.as_ref()
     }
 
-    /// Saves a recovery point for later executions of the record.
+    /// Saves a checkpoint for later executions of the record.
     ///
     /// # Errors
     /// [`FinishError`]; after `Pending` it may have been saved.
@@ -87,27 +88,27 @@ impl ExecutionHandle {
         self.lease.save(checkpoint).await
     }
 
-    /// Says what the response will mean, whatever its status.
+    /// Sets the class of the response, whatever its status.
     pub fn outcome(&self, class: OutcomeClass) {
         self.lock().class = Some(class);
     }
 
-    /// Says for how long the response is kept, if it is final. Zero, which would forget at once
-    /// what just happened, counts as not said.
+    /// Sets the retention of the response, if it is final. Zero, which would lose it at once, is
+    /// ignored.
     pub fn retention(&self, retention: Duration) {
         if !retention.is_zero() {
             self.lock().retention = Some(retention);
         }
     }
 
-    /// Says that what was written in the [transaction](super::transaction) commits with the
-    /// response, if that is final, whatever its status: with a refusal it is rolled back else.
+    /// Commits the writes in the [transaction](super::transaction) with the response, if that is
+    /// final, whatever its status: otherwise a rejection rolls them back.
     pub fn commit(&self) {
         self.lock().commits = Some(true);
     }
 
-    /// Says that what was written in the [transaction](super::transaction) is rolled back, whatever
-    /// the response's status: for answers that refuse with 200, such as GraphQL's.
+    /// Rolls back the writes in the [transaction](super::transaction), whatever the response's
+    /// status: for responses that reject with 200, such as GraphQL's.
     pub fn roll_back(&self) {
         self.lock().commits = Some(false);
     }
@@ -122,7 +123,7 @@ impl ExecutionHandle {
     }
 }
 
-/// Without what the recovery point holds.
+/// Leaves out the content of the checkpoint.
 impl fmt::Debug for ExecutionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Execution")

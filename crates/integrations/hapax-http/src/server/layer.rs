@@ -26,9 +26,9 @@ use crate::error_format::ErrorFormat;
 use crate::log_throttle::LogThrottle;
 use crate::problem::{DocsUrl, Problem};
 
-/// Makes every service it wraps idempotent. See the [module](super) for what that means.
+/// A layer that makes every service idempotent. See the [module](super) for its rules.
 ///
-/// Clones, and all services they wrap, share one engine and drain together.
+/// Clones, and all their services, share one engine and drain together.
 #[derive(Clone, Debug)]
 pub struct IdempotencyLayer {
     pub(super) engine: Idempotency,
@@ -38,7 +38,7 @@ pub struct IdempotencyLayer {
     pub(super) memory: BodyBudgets,
     pub(super) concurrency: Arc<ConcurrencyLimits>,
     pub(super) gate: Arc<DrainGate>,
-    /// Log lines about a store that is away.
+    /// Log lines about a store that is unavailable.
     pub(super) outage_log: Arc<LogThrottle>,
 }
 
@@ -58,7 +58,8 @@ impl IdempotencyLayer {
         Self::with(engine, Routes::One(Arc::new(policy)))
     }
 
-    /// A layer that asks `route` for the policy of each request; without one it passes through.
+    /// Creates a layer that gets the policy of each request from `route`; without a policy a
+    /// request passes through.
     #[must_use]
     pub fn routed(
         engine: Idempotency,
@@ -80,61 +81,61 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Where refusals are documented. Default: nowhere, their type is a URN.
+    /// Sets the place where rejections are documented. Default: none, their type is a URN.
     #[must_use]
     pub fn docs(mut self, docs: DocsUrl) -> Self {
         self.docs = Some(docs);
         self
     }
 
-    /// Who counts. Default: nobody.
+    /// Sets the observer of events. Default: none.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// How many bytes of bodies are held in memory at one time, those of up to 16 KiB not counted.
-    /// Default: no bound but the limits of each.
+    /// Limits the bytes of bodies in memory, those of up to 16 KiB not counted. Default: no limit
+    /// except those of each body.
     ///
-    /// 1. Three eighths are for requests: one for which there is no room waits before it claims, up
-    ///    to 30 s, and then gets 503 `overloaded`.
-    /// 2. A quarter is for responses until they are recorded, also while they are held back: one for
-    ///    which there is no room waits for others to be recorded, never for clients. Of a response
-    ///    that does not say its length, the limit counts until it is read.
-    /// 3. An eighth is for the copies of it while it is recorded.
-    /// 4. A quarter is for answers on their way to clients. One for which there is no room because
-    ///    clients read slowly is recorded and not sent: 503 `outcome-pending`, and the client asks
-    ///    again; a replay gets 503 `overloaded`. What could not be asked for again, being too large
-    ///    to be kept, gets 409 `response-not-retained`.
+    /// 1. Three eighths are for requests: without memory, a request waits before it claims, up to
+    ///    30 s, and then gets 503 `overloaded`.
+    /// 2. A quarter is for responses until they are recorded, also while their writes are deferred:
+    ///    without memory, a response waits for others to be recorded, never for clients. A response
+    ///    without a declared length counts with its limit until it is read.
+    /// 3. An eighth is for copies of a response while it is recorded.
+    /// 4. A quarter is for responses on their way to clients. Without memory, because clients read
+    ///    slowly, a response is recorded and not sent: 503 `outcome-pending`, and the client
+    ///    retries; a replay gets 503 `overloaded`. A response that is too large to store, for which
+    ///    a retry would not help, gets 409 `response-not-retained`.
     ///
-    /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
-    /// sixteen times the largest response and thrice the largest request to be held to it. What
-    /// replays take before they are answers is for [`hapax_core::EngineLimits::claims`] and the store to bound.
+    /// At least 2 MiB, and never less than one body of each kind at its route's limit: the limit is
+    /// exact from sixteen times the largest response and three times the largest request.
+    /// [`hapax_core::EngineLimits::claims`] and the store limit the memory of replays that are
+    /// being read.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = BodyBudgets::bounded(bytes);
         self
     }
 
-    /// Ends the layer's work: new requests get 503 `draining`; what is inside may end within
-    /// `grace`; then it is cut off, and its outcomes are recorded as unknown.
+    /// Drains the layer: new requests get 503 `draining`; requests under way may end within
+    /// `grace`; then they are cut off, and their outcomes recorded as unknown.
     ///
-    /// Inside is a request with a key of a route, until its outcome is recorded or held back. What
-    /// this does not wait for is what the server does with its connections: requests without a
-    /// key that are under way, and the rest of answers that are recorded, be they on their way to a
-    /// client, streams, or too large to keep. That is for the server's own shutdown, and for its
-    /// bound: a client that does not read would hold it up for ever.
+    /// A request with a key counts until its outcome is recorded or deferred. The drain does not
+    /// wait for requests without a key, nor for the rest of recorded responses, on their way to
+    /// clients, streamed, or too large to store. The server's own shutdown does, with its own
+    /// limit: a client that does not read would delay it without end.
     ///
-    /// Resolves when nothing is inside, at the latest twice the engine's
-    /// [`store_timeout`](Idempotency::store_timeout) after the grace: what is inside then is not
-    /// recorded, and its leases lapse unless it ends after all. What is held back for a store that
-    /// is away is a matter for [`Idempotency::drain`]. Dropping this stops waiting, not draining.
+    /// Resolves when no request is under way, at the latest twice the engine's
+    /// [`store_timeout`](Idempotency::store_timeout) after the grace: later requests are not
+    /// recorded, and their leases lapse unless they end after all. [`Idempotency::drain`] waits for
+    /// writes that are deferred. Dropping this future stops waiting, not draining.
     pub async fn drain(&self, grace: Duration) -> DrainReport {
         self.gate.drain(grace, self.engine.store_timeout().saturating_mul(2)).await
     }
 
-    /// Tells the observer. One that panics must cost nobody a lease or an answer.
+    /// Notifies the observer. A panic of it must not cost a lease or a response.
     pub(super) fn observe(&self, policy: &RoutePolicy, event: RequestEvent) {
         let observe = || self.observer.observe(&policy.options.name, event);
         if catch_unwind(AssertUnwindSafe(observe)).is_err() {
@@ -142,7 +143,7 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Answers with a problem.
+    /// Returns a problem as a response.
     pub(super) fn reject(
         &self,
         policy: &RoutePolicy,
@@ -260,7 +261,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 
 type RouteFn = dyn Fn(&Parts) -> Option<Arc<RoutePolicy>> + Send + Sync;
 
-/// Which policy holds for a request.
+/// The source of the policy of a request.
 #[derive(Clone)]
 pub(super) enum Routes {
     One(Arc<RoutePolicy>),

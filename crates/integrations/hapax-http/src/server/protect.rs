@@ -1,8 +1,8 @@
-//! A request with a key, from its body to its answer.
+//! Requests with a key, from the body to the response.
 //!
 //! Everything here runs on the client's connection and may be dropped at any await. Before the
-//! claim there is nothing to undo. While claiming, the engine releases what was claimed for
-//! nobody. From the moment a lease is held, the work is on a task of its own.
+//! claim there is nothing to undo. During the claim, the engine releases a lease that has no
+//! receiver. With the lease, the execution continues on its own task.
 
 use std::error::Error;
 use std::io;
@@ -46,13 +46,13 @@ use crate::length::{self, DeclaredLength};
 use crate::problem::{Code, Problem, retry_after};
 use crate::stored_response::{FullResponse, StoredResponse};
 
-/// How long a request may wait for room for its body. What holds the room may be handlers that
-/// hang, and whoever waits behind them takes up a connection.
-const ROOM: Duration = Duration::from_secs(30);
+/// Time for which a request may wait for the memory of its body. The memory may belong to handlers
+/// that hang, and every waiting request occupies a connection.
+const BODY_WAIT: Duration = Duration::from_secs(30);
 
-/// What a refusal says that is for now. Only of this attempt: another one with the same key may have
-/// been executed.
-const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
+/// Statement of temporary rejections. It is about this attempt only: another one with the same key
+/// may have been executed.
+const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
 
 pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
@@ -76,9 +76,9 @@ where
         let claiming = async {
             let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
             if parts.version == Version::HTTP_2 {
-                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as a
-                // whole one does. The server drops the request of a stream that was reset once that
-                // waits: it gets to, before anything is claimed for half a request.
+                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as
+                // a complete one does. The server drops the request of a reset stream at its next
+                // wait: this is one, before anything is claimed for half a request.
                 tokio::task::yield_now().await;
             }
             let concurrency = take_permit(&layer, &policy, &scope, &key)?;
@@ -119,7 +119,8 @@ where
             Ok((claim, concurrency, body, trailers))
         };
         tokio::select! {
-            // What is claimed is answered or, when time is up, released: not left to lapse.
+            // A claim that is done is answered or, at the end of a drain, released: it does not
+            // lapse.
             biased;
             claimed = claiming => claimed,
             () = permit.gate().stopping() => Err(draining()),
@@ -134,7 +135,7 @@ where
         None => permit,
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
-        // After a length HTTP/1.1 would forward no trailers.
+        // HTTP/1.1 would forward no trailers after a length.
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
@@ -148,7 +149,7 @@ where
             response.extensions_mut().insert(ResponseInfo { operation, by });
             Ok(response)
         }
-        // No await since the claim was granted: it cannot be dropped in between.
+        // No await since the claim, so it cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
@@ -196,10 +197,10 @@ where
     let limit = policy.options.max_request_body;
     let mut body = erase(WithoutTrailers { body, drop: is_sent_upstream });
     let requests = &layer.memory.requests;
-    match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
+    match collect(&mut body, Some(headers), limit, requests, Some(BODY_WAIT)).await {
         Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),
         Collected::MemoryFull => {
-            let detail = format!("There is no room for the request's body now. {NOTHING}");
+            let detail = format!("There is no memory for the request's body now. {NOTHING}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER))
         }
         Collected::TooLarge { .. } => {
@@ -231,7 +232,7 @@ fn is_timed_out(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Among the keys of this caller in flight; `None` where any number may be.
+/// Takes a permit among the caller's keys in flight; `None` without a limit.
 fn take_permit(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
@@ -247,7 +248,7 @@ fn take_permit(
     })
 }
 
-/// Asks the hook. Dropped, the question lapses, and a later claim asks again.
+/// Calls the hook. If the future is dropped, a later claim reconciles after the timeout.
 async fn ask(
     policy: &RoutePolicy,
     key: &Key,
@@ -278,7 +279,8 @@ async fn ask(
     question.reconcile(verdict, hook.timeout, request).await
 }
 
-/// What the hook's answer makes of the key. One that is not as long as it says is no answer.
+/// Returns the verdict of a hook's response. A response whose length differs from the declared one
+/// is no answer.
 fn happened(
     policy: &RoutePolicy,
     retry: &Parts,
@@ -290,7 +292,7 @@ fn happened(
         let announced = DeclaredLength::new(response.headers(), &hint);
         let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
         if let Err(error) = checked {
-            tracing::warn!(%error, "the reconcile hook's answer is none");
+            tracing::warn!(%error, "the reconcile hook's response has another length than declared");
             return Verdict::CannotSay;
         }
     }
@@ -332,7 +334,7 @@ fn settle(
         ),
         Ok(Claim::Unknown { reconcile_in }) => {
             let problem = unknown();
-            // Without it an operator has to decide, and coming again does not help.
+            // Without it an operator has to decide, and a retry does not help.
             match reconcile_in {
                 Some(reconcile_in) => problem.retry_after(reconcile_in),
                 None => problem,
@@ -348,21 +350,21 @@ fn settle(
 }
 
 fn unknown() -> Problem {
-    let detail = "An earlier request with this key may have taken effect. It is not run again until that is \
+    let detail = "An earlier request with this key may have taken effect. It does not execute again before that is \
          known.";
     Problem::new(Code::OutcomeUnknown, detail)
 }
 
-/// The refusal, or `None` where the route executes without a record. Only where the store is
-/// away, and was before it said anything: a record that is there but cannot be read, or that
-/// the store told of before it went away, may be that of a first execution.
+/// Returns the rejection, or `None` if the route executes without a record. That is only for a
+/// store that was unavailable from the start: a record that cannot be read, or that the store
+/// returned before it became unavailable, may be that of a first execution.
 fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
     let outage_log = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
     );
-    // While the store is away every request would have its own line, with the same error.
+    // During an outage every request would have its own line, with the same error.
     let due = if outage_log { layer.outage_log.due() } else { Some(0) };
     if let Some(left_out) = due {
         let error = error as &dyn Error;
@@ -371,11 +373,11 @@ fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) ->
     if outage_log && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
-    let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
+    let detail = format!("It is unknown now whether this request was made before. {NOTHING}");
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER))
 }
 
-/// What was kept, given again; or why it cannot be.
+/// Returns the response of a replay, or the reason why there is none.
 fn replayed(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
@@ -384,22 +386,23 @@ fn replayed(
     if replay.deferred && policy.options.completion_outage == CompletionOutage::Withhold {
         return Err(pending());
     }
-    let FullResponse { status, headers, body, trailers } =
-        match StoredResponse::from_outcome(&replay.outcome) {
-            Ok(StoredResponse::Whole(whole)) => whole,
-            Ok(StoredResponse::NotRetained { status }) => {
-                let detail =
-                    "The request took effect. Its response was too large to keep, or was streamed.";
-                return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
-            }
-            Err(error) => {
-                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
-                let detail = "The request took effect. What was kept of it is no HTTP response.";
-                return Err(Problem::new(Code::ResponseNotRetained, detail));
-            }
-        };
+    let FullResponse { status, headers, body, trailers } = match StoredResponse::from_outcome(
+        &replay.outcome,
+    ) {
+        Ok(StoredResponse::Whole(whole)) => whole,
+        Ok(StoredResponse::NotRetained { status }) => {
+            let detail =
+                "The request took effect. Its response was too large to store, or was streamed.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+        }
+        Err(error) => {
+            tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+            let detail = "The request took effect. Its stored outcome is no HTTP response.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail));
+        }
+    };
     let Some(body) = layer.memory.answers.hold_now(body) else {
-        let detail = format!("There is no room for the answer now. {NOTHING}");
+        let detail = format!("There is no memory for the response now. {NOTHING}");
         return Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER));
     };
     let mut response = Response::new(Body::whole(body, trailers));
@@ -416,7 +419,7 @@ fn replayed(
     Ok(response)
 }
 
-/// Runs the work on a task of its own, and waits for its answer as long as the client does.
+/// Executes on its own task, and waits for the response as long as the client does.
 async fn detach<S, B>(
     work: RequestExecution,
     inner: S,
@@ -434,12 +437,12 @@ where
         (Arc::clone(&work.layer), Arc::clone(&work.policy), work.error_format);
     let (answer, answered) = tokio::sync::oneshot::channel();
     let work = async move {
-        // Nobody listens any more: the outcome is recorded all the same.
+        // The outcome is recorded even if the client has gone.
         drop(answer.send(work.run(lease, inner, received).await));
     };
     tokio::spawn(work.in_current_span());
     answered.await.unwrap_or_else(|_| {
-        // The task ends without an answer only when the runtime shuts down.
+        // The task ends without a response only when the runtime shuts down.
         let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
         Ok(layer.reject(&policy, error_format, &problem))
     })

@@ -1,30 +1,30 @@
-//! A mark on responses, for those who log them.
+//! An extension of responses, for access logs.
 
 use hapax_core::{FencingToken, OperationId};
 
-/// A response extension: the way in which the layer answered a request of a protected route. A
-/// request that has no key and needs none gets a response without it.
+/// A response extension: the source of a response on a protected route. The response to a request
+/// that has no key and needs none is without it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseInfo {
-    /// The name of scope and key; `None` where the request was rejected before it had one.
+    /// The operation id; `None` if the request was rejected before it had one.
     pub operation: Option<OperationId>,
-    /// The way.
+    /// The source.
     pub by: ResponseSource,
 }
 
-/// A way to answer a request.
+/// A source of responses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ResponseSource {
-    /// It was executed.
+    /// An execution.
     Execution {
-        /// The fencing token of the execution.
+        /// The fence of the execution.
         fence: FencingToken,
-        /// Its number among those of the record, from 1.
+        /// The number of the execution of the record, from 1.
         attempt: u32,
     },
     /// An outcome was replayed.
     Replay,
-    /// It was rejected by a problem.
+    /// A rejection.
     Rejection,
 }

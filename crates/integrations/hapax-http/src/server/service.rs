@@ -1,4 +1,4 @@
-//! The service: what is let through, refused, or guarded, by a request's head alone.
+//! The service: admits, rejects or protects a request by its head alone.
 
 use std::mem;
 use std::sync::Arc;
@@ -54,13 +54,13 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        // The one that is ready is called; a clone of it need not be.
+        // The service that is ready is called; a clone of it need not be ready.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         let (mut parts, body) = request.into_parts();
         let admission = admit(&self.layer, &parts);
-        // Whoever asks what became of an execution names it by its fence, with a safe method that the
-        // route does not protect; nothing is executed by that.
+        // A reconcile request names an execution by its fence, with a safe method that the route
+        // does not protect; it executes nothing.
         let asks = matches!(admission, Admission::Pass) && parts.method.is_safe();
         if !asks
             && !matches!(admission, Admission::Other)
@@ -87,9 +87,10 @@ where
 }
 
 enum Admission {
-    /// Of no route: untouched.
+    /// The request has no route: it is forwarded unchanged.
     Other,
-    /// Not protected: unmarked, and untouched but for what only we say to handlers.
+    /// The request is not protected: forwarded unchanged, except for headers that only we send to
+    /// handlers.
     Pass,
     Reject(Response<Body>),
     Guard(AdmittedRequest),
@@ -144,8 +145,8 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     }
 }
 
-/// A sender that has the key, its scope or what else counts of the request removed on the way would
-/// have it mean something else here than behind the next hop.
+/// A sender whose key, scope or other fingerprinted header is removed on the way would mean another
+/// operation here than behind the next hop.
 fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
     let named = named_by_connection(&parts.headers);
     let ours = |name: &HeaderName| {
@@ -163,7 +164,8 @@ fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> 
     }
 }
 
-/// A header that some services behind would take for the key, or for who the caller is.
+/// Returns the problem for a header that some services would mistake for the key, or for the
+/// caller's name.
 fn misspelt(field: &HeaderName, name: &HeaderName) -> Problem {
     let detail = format!(
         "The header `{field}` has an underscore; `{name}` is expected, because some services take \

@@ -1,36 +1,35 @@
-//! Responses that commit with what their handlers wrote, in one transaction.
+//! Transactions of handlers, which commit together with their responses.
 //!
-//! For routes whose effects are rows in the database that keeps the records too; how both stay
-//! together, whatever fails, is said in [`hapax_core::transaction`]. A route with
+//! For routes whose effects are rows in the database that has the records too;
+//! [`hapax_core::transaction`] explains how both stay together. A route with
 //! [`RouteOptions::transactions`](super::RouteOptions) has a [`TxHandle`] in the extensions of each
 //! request; a handler takes its transaction from that, in axum by the extractor
-//! `hapax_http::axum::InTransaction`. It begins then, and not before: copies that wait or are
-//! answered hold no connection, nor do handlers that want none.
+//! `hapax_http::axum::InTransaction`. The transaction begins then, and not before: duplicates and
+//! handlers that want none have no connection.
 //!
-//! | response | what was written | the record |
+//! | response | the handler's writes | the record |
 //! | --- | --- | --- |
-//! | final, and good: 2xx or 3xx; in gRPC *ok* (0); or after [`Execution::commit`](super::ExecutionHandle::commit) | commits | with it |
-//! | final, any other: a refusal; or after [`Execution::roll_back`](super::ExecutionHandle::roll_back) | is rolled back | after that, by itself |
-//! | final, but not known whether it is good: gRPC-Web, a gRPC answer that is a stream or too large to keep | is rolled back | released |
-//! | retryable | is rolled back | released |
-//! | unknown; a panic; cut off | is rolled back | unknown |
-//! | [`HandlerErrorExtension`] an error that says that another transaction won | is rolled back | the handler is called again |
-//! | [`HandlerErrorExtension`] any other | is rolled back | released |
+//! | final, and a success: 2xx or 3xx; in gRPC *ok* (0); or after [`ExecutionHandle::commit`](super::ExecutionHandle::commit) | commit | with them |
+//! | final, any other; or after [`ExecutionHandle::roll_back`](super::ExecutionHandle::roll_back) | are rolled back | after that, separately |
+//! | final, and it is unknown whether it is a success: gRPC-Web, a gRPC response that is a stream or too large to store | are rolled back | released |
+//! | retryable | are rolled back | released |
+//! | unknown; a panic; cut off | are rolled back | unknown |
+//! | [`HandlerErrorExtension`] with an error of a lost race | are rolled back | the handler is called again |
+//! | [`HandlerErrorExtension`] with any other error | are rolled back | released |
 //!
-//! The client is answered after COMMIT, and gets 503 where that failed: `store-unavailable` or, where
-//! others were in the way each time, `overloaded`, and nothing was done; `outcome-pending` where
-//! nobody knows yet. Asking again under the same key is right in each case.
+//! The client gets the response after COMMIT, and 503 if that failed: `store-unavailable` or, if the
+//! transaction lost a race each time, `overloaded`, and nothing was done; `outcome-pending` while the
+//! result is unknown. A retry with the same key is right in each case.
 //!
-//! A handler that drops its transaction before it answers has it committed with the answer all the
-//! same. One that is given none, or takes none, is recorded as on any other route, and so is its
-//! failure: nobody knows what it did. One that keeps it beyond its answer, in a task or a streamed
-//! body, or ends it by a statement, gets its client 500 `handler-failed`, and the key goes by the policy
-//! for what is unknown.
+//! A handler may drop its transaction before it responds: it commits with the response. A handler
+//! that takes none is recorded as on any other route, failures included: their effect is unknown. One
+//! that keeps it beyond its response, in a task or a streamed body, or ends it by a statement, gives
+//! its client 500 `handler-failed`, and the key follows the policy for unknown outcomes.
 //!
-//! A handler may be called more than once under one lease, with the same request: what it does
-//! outside of the transaction may be done again, and so belongs elsewhere. Before it is called again it
-//! is asked whether it is ready: a limit of concurrency belongs above the layer, since copies that wait
-//! count in one below it, and would keep the handler from running again until they give up.
+//! A handler may be called more than once under one lease, with the same request, so effects outside
+//! of the transaction may happen again: avoid them. The service is polled for readiness before each
+//! call: a limit of concurrency belongs above the layer, since duplicates that wait count in one below
+//! it, and would keep the handler from running again until they give up.
 
 use std::error::Error;
 use std::fmt;
@@ -48,18 +47,17 @@ pub use hapax_core::transaction::{
     LostRace, TakeTxError, TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
 };
 
-/// A response extension: the error that a handler failed by, after which its transaction is rolled
-/// back, whatever else the response says. If it says that the transaction lost against another, the
-/// response is dropped, and the handler called again; else the key is released, and the error
-/// logged.
+/// A response extension: the error of a handler, after which its transaction is rolled back, whatever
+/// the rest of the response. If the transaction lost a race, the response is dropped, and the handler
+/// called again; else the key is released, and the error logged.
 ///
-/// Without a transaction the response goes by what else it says, and the error is logged.
+/// Without a transaction the response is classified as usual, and the error is logged.
 #[derive(Clone)]
 pub struct HandlerErrorExtension(pub Arc<dyn Error + Send + Sync>);
 
 impl fmt::Debug for HandlerErrorExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FailedBy").field(&self.0).finish()
+        f.debug_tuple("HandlerErrorExtension").field(&self.0).finish()
     }
 }
 
@@ -86,8 +84,8 @@ impl RequestExecution {
         given.log_failure();
         if taken && recording.class == OutcomeClass::Final && recording.commits.is_none() {
             tracing::error!(
-                "a response does not tell whether it is a refusal: its handler has to say so, by \
-                 `Execution::commit` or `Execution::roll_back`"
+                "it is unknown whether a response is a rejection: its handler must call \
+                 `ExecutionHandle::commit` or `ExecutionHandle::roll_back`"
             );
             return (
                 OutcomeClass::Retryable,
@@ -148,7 +146,7 @@ impl Recorded {
             Result::EndedEarly(error) => {
                 tracing::error!(
                     error = &*error as &dyn Error,
-                    "a handler ended its transaction by itself"
+                    "a handler ended its transaction itself"
                 );
                 (OutcomeClass::Unknown, RecordStatus::Stored, Some(ended_early()))
             }
@@ -161,27 +159,27 @@ impl Recorded {
 }
 
 fn in_the_way() -> Problem {
-    let detail = "Others were in the way of the request's transaction. Nothing of it was done.";
+    let detail = "The request's transaction lost a race each time. Nothing was done.";
     Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER)
 }
 
 pub(super) fn rolled_back() -> Problem {
-    let detail = "The request's transaction was not committed. Nothing of it was done.";
+    let detail = "The request's transaction was not committed. Nothing was done.";
     Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER)
 }
 
 fn commit_unknown() -> Problem {
-    let detail = "Whether the request's transaction was committed is not known yet.";
+    let detail = "It is unknown yet whether the request's transaction was committed.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
 fn undecided() -> Problem {
-    let detail = "Whether the response refuses the request is not known. Nothing of it was done.";
+    let detail = "It is unknown whether the response rejects the request. Nothing was done.";
     Problem::new(Code::HandlerFailed, detail)
 }
 
 fn ended_early() -> Problem {
-    let detail = "The handler ended its transaction by itself: the request may have taken effect.";
+    let detail = "The handler ended its transaction itself: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }
 

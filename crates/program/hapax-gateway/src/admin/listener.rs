@@ -196,7 +196,7 @@ async fn answer(
         Ok(place) => Some(place),
         Err(_) if PROBES.contains(&request.uri().path()) => None,
         Err(_) => {
-            let reason = "too many requests are under way: ask again in a second";
+            let reason = "too many requests are under way: retry in a second";
             return Ok(hapax_operators::error(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "overloaded",

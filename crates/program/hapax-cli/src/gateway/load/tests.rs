@@ -229,7 +229,7 @@ fn errors_name_the_line_that_said_it() {
         ),
         (&[], "[policy]\nmethods = [\"ANY\"]", "f.toml:4: `ANY`: expected methods in upper case"),
         (&[], "[policy]\nlease = \"0s\"", "f.toml:4: --lease: the lease is zero"),
-        (&[], "[policy]\nlease = \"99ms\"", "f.toml:4: --lease: the lease is under 100ms"),
+        (&[], "[policy]\nlease = \"99ms\"", "f.toml:4: --lease: the lease is shorter than 100ms"),
         (&[], "[policy]\nlease = \"25h\"", "f.toml:4: --retention and --lease: the retention"),
         (
             &[],
