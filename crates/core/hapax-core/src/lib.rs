@@ -79,7 +79,7 @@
 //! - `function`: [`Idempotency::at_most_once`], [`Idempotency::at_least_once`], [`Function`] and
 //!   [`Idempotency::transact`]; brings `tokio` and `serde`.
 //! - `keys`: keys made of time and randomness ([`KeyMaker`]), and of payloads; brings `serde`.
-//! - `serde`: [`canonicalize_value`], and the encoding of values.
+//! - `serde`: [`canonicalize_value`], and [`value`], which encodes serializable values.
 //!
 //! The [`manual`] has the reasons for each default, the failures and their consequences, the
 //! limits, and how to choose a policy.

@@ -65,7 +65,7 @@ impl Backlog {
     }
 
     /// Resolves when at most `bytes` are deferred.
-    pub(super) async fn has_room_for(&self, bytes: usize) {
+    pub(super) async fn shrinks_to(&self, bytes: usize) {
         // The sender is part of `self`, so it outlives the wait and this cannot fail.
         let _ = self.size.subscribe().wait_for(|size| size.bytes <= bytes).await;
     }
@@ -80,7 +80,7 @@ impl Backlog {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<OperationId, Arc<DeferredOutcome>>> {
-        // No code under the lock panics; if it did, the map would be whole.
+        // No code under the lock panics; if it did, the map would be consistent.
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,7 +128,7 @@ impl Drop for BacklogEntry {
     fn drop(&mut self) {
         if let Some(outcome) = &self.outcome {
             let mut outcomes = self.backlog.lock();
-            // A later execution of the same key may have replaced it.
+            // A later execution of the same key may have replaced this outcome.
             if outcomes.get(&self.key).is_some_and(|deferred| Arc::ptr_eq(deferred, outcome)) {
                 outcomes.remove(&self.key);
             }
@@ -162,26 +162,26 @@ impl DeferredWrite {
 }
 
 impl EngineState {
-    /// Sends an owner's write until the store has accepted or rejected it. `held` is its outcome,
-    /// for duplicates meanwhile.
+    /// Sends an owner's write until the store has accepted or rejected it. `outcome` is replayed to
+    /// duplicates meanwhile.
     pub(super) fn defer(self: &Arc<Self>, write: DeferredWrite, outcome: Option<DeferredOutcome>) {
-        // Entered before the task runs, so that it is never missing.
+        // Entered before the task runs, so that the backlog never lacks it.
         let entry = self.backlog.enter(*write.ownership.id(), write.bytes(), outcome);
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
-            // The ownership is dropped with it: the execution leaves the executions under way
-            // before waiters are woken.
+            // This call drops the ownership: the execution leaves the executions under way before
+            // waiters are woken.
             let written = inner.write_until_known(write).await;
-            // It is in the store before it leaves the backlog: a duplicate finds it in one of the
-            // two.
+            // The outcome is in the store before it leaves the backlog: a duplicate finds it in one
+            // of the two.
             drop(entry);
             let seen = match written {
                 Some(WriteResult::Recorded(seen)) => Some(seen),
                 // The error is logged already: the record is damaged.
                 None => None,
                 Some(written) => {
-                    tracing::warn!(?key, ?written, "a held-back write was not recorded");
+                    tracing::warn!(?key, ?written, "a deferred write was not recorded");
                     None
                 }
             };
@@ -218,15 +218,14 @@ impl EngineState {
 
     /// Releases a record that a claim which ends here found to be its own: a copy of its first swap
     /// landed late, on a key that was purged meanwhile.
-    /// landed late, on a key that was purged meanwhile.
     pub(super) fn release_owned(self: &Arc<Self>, claiming: &ClaimExchange) {
         if let Some(ownership) = claiming.owned() {
             self.defer(DeferredWrite { ownership, action: OwnerAction::Release, sent: None }, None);
         }
     }
 
-    async fn write_until_known(&self, held: DeferredWrite) -> Option<WriteResult> {
-        let DeferredWrite { ownership, action, mut sent } = held;
+    async fn write_until_known(&self, write: DeferredWrite) -> Option<WriteResult> {
+        let DeferredWrite { ownership, action, mut sent } = write;
         loop {
             let (mut writing, mut next) = match sent.take() {
                 Some((writing, swap)) => (writing, Next::Send(*swap)),
@@ -249,7 +248,7 @@ impl EngineState {
                         .await?;
                 match Exchange::receive(&mut writing, swapped, &*self.entropy) {
                     Ok(then) => next = then,
-                    // Every swap that was sent has a result: it begins anew.
+                    // Every swap that was sent has a result: the write begins anew.
                     Err(_) => break WriteResult::Contended,
                 }
             };

@@ -72,7 +72,7 @@ impl OperationRequest for KeyedRequest<'_> {
 pub enum Claim {
     /// The caller executes, under this lease.
     Execute(Lease),
-    /// The outcome is replayed.
+    /// The caller replays this outcome.
     Replay(Replay),
     /// Another execution is under way: the caller retries later.
     InFlight {
@@ -108,11 +108,8 @@ pub enum ClaimError {
     /// The backlog of deferred writes is full.
     #[error("the backlog of deferred writes is full: retry when the store returns")]
     Overloaded,
-    /// The record's fingerprint has a scheme that this version does not know: a newer version wrote
-    /// it.
-    #[error(
-        "the fingerprint of the record has a scheme that this version does not know: run the newer version"
-    )]
+    /// The record's fingerprint has a scheme that is not supported here: a newer version wrote it.
+    #[error("the record's fingerprint has an unsupported scheme: run the version that wrote it")]
     UnknownScheme,
     /// Too many conflicts with other claims in a row.
     #[error("too many claims write this key at once: retry")]
@@ -132,10 +129,10 @@ impl Idempotency {
     ///    claim behind: a claim that lands later is released in the background.
     /// 2. Under [`InFlight::Wait`] duplicates wait here, and one of them is promoted when the owner
     ///    releases. They also wait until the hook may be called and while another claim calls it,
-    ///    and do not call it after that unless it did not answer in time.
+    ///    and do not call it after that unless it gave no verdict in time.
     /// 3. A key that this engine executes is in flight until that execution ends or its lease is
     ///    dropped, whatever the store's clock shows: clocks step, and processes pause. Another
-    ///    engine over the same store goes by the lease.
+    ///    engine over the same store decides by the lease.
     ///
     /// The policy is not checked here: call [`Policy::check`] once, where it is made.
     ///
@@ -222,8 +219,8 @@ struct ClaimCall {
 }
 
 impl ClaimCall {
-    /// Claims, unless `heard` already has the result, and claims again at each notification, until
-    /// there is a result for the caller or its wait is over.
+    /// Claims, unless `progress` already has the result, and claims again at each notification,
+    /// until there is a result for the caller or its wait is over.
     async fn claim(
         &self,
         mut progress: Option<ClaimProgress>,
@@ -238,21 +235,21 @@ impl ClaimCall {
             };
             let seen = match pending {
                 Some(pending) => match self.wait_for_change(&mut waiter, pending).await {
-                    Some(news) => news,
+                    Some(seen) => seen,
                     None => return Ok(pending.into()),
                 },
                 None => None,
             };
             // A claim that has waited for another claim's hook does not call the hook itself:
-            // otherwise all waiters would, one after the other. If the other hook did not answer in
-            // time, a later claim calls it.
+            // otherwise all waiters would, one after the other. If that hook gave no verdict in
+            // time, this claim may call it.
             claim.may_reconcile = match pending {
                 Some(Pending::Reconciling { until, .. }) => until <= Instant::now(),
                 _ => true,
             };
             progress = match (self.once(claim.clone(), seen, request).await, pending) {
                 (Ok(progress), _) => Some(progress),
-                // The record was there when it was last read, which remains relevant.
+                // The operation was under way when it was last seen, so it was requested before.
                 (Err(ClaimError::Store(error)), Some(_)) => {
                     return Err(ClaimError::Interrupted(error));
                 }
@@ -280,14 +277,14 @@ impl ClaimCall {
             *waiter = Some(self.inner.waiters.register(self.key)?);
             return Some(None);
         };
-        // Nothing is held across this await but a waiter's permit.
-        let news = match waiter.changed(&self.inner, moment, known).await {
-            Ok(news) => news,
+        // Nothing is held across this await but the waiter.
+        let seen = match waiter.changed(&self.inner, moment, known).await {
+            Ok(seen) => seen,
             Err(_) if moment < deadline => return Some(None),
             Err(_) => return None,
         };
         // Notifications so far count as seen; later ones wake again.
-        Some(news.map(|news| Snapshot::clone(&news)))
+        Some(seen.map(|seen| Snapshot::clone(&seen)))
     }
 
     async fn once(
@@ -297,10 +294,11 @@ impl ClaimCall {
         request: &dyn OperationRequest,
     ) -> Result<ClaimProgress, ClaimError> {
         let Self { inner, key, .. } = self;
-        if let Some(held) = inner.backlog.outcome(key) {
-            let fingerprint = request.fingerprint(&held.scheme).ok_or(ClaimError::UnknownScheme)?;
-            return Ok(ClaimProgress::Decided(if fingerprint == held.fingerprint {
-                Claim::Replay(held.replay.clone())
+        if let Some(found) = inner.backlog.outcome(key) {
+            let fingerprint =
+                request.fingerprint(&found.scheme).ok_or(ClaimError::UnknownScheme)?;
+            return Ok(ClaimProgress::Decided(if fingerprint == found.fingerprint {
+                Claim::Replay(found.replay.clone())
             } else {
                 Claim::Mismatch
             }));
@@ -337,30 +335,32 @@ impl ClaimCall {
     ) -> Result<ClaimProgress, ClaimError> {
         let inner = &self.inner;
         let deadline = inner.deadline();
-        // Kept until the caller has its result. If the caller is dropped before, or after, it owns
-        // nothing.
+        // Kept until the caller has its result. A future that is dropped before or after that owns
+        // no key.
         let permit = timeout_at(deadline, Arc::clone(&inner.permits).acquire_owned()).await;
-        // A permit that comes with the deadline is unused: nothing is sent that no caller waits
-        // for.
+        // A permit that arrives at the deadline is not used: no swap is sent if no caller awaits
+        // its reply.
         let Some(mut permit) =
             permit.ok().and_then(Result::ok).filter(|_| Instant::now() < deadline)
         else {
-            let error = StoreError::unavailable("the claims before it were not answered in time");
+            let error = StoreError::unavailable(
+                "no permit within the store timeout: earlier claims have no reply",
+            );
             let known = claiming.has_seen_record();
             return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
         };
         loop {
-            let (reply, progress) = oneshot::channel();
-            // If this future is dropped from here on, `heard` is dropped and the task continues.
-            // What the task then owns is released: by the task if it finds `heard` closed, else by
-            // the drop of `Handover`.
+            let (sender, receiver) = oneshot::channel();
+            // If this future is dropped from here on, `receiver` is dropped and the task continues.
+            // A key that the task then owns is released: by the task if it finds the channel
+            // closed, else by the drop of `Handover`.
             let exchange = inner.backlog.begin_exchange();
-            let said = ExchangeStart { claiming, next, deadline, permit };
-            inner.runtime.spawn(run_claim(Arc::clone(inner), said, reply, exchange));
-            let Ok(talked) = progress.await else { return Err(ClaimError::Shutdown) };
-            let (back, claimed, again) = talked?;
-            permit = again;
-            let claim = match claimed {
+            let start = ExchangeStart { claiming, next, deadline, permit };
+            inner.runtime.spawn(run_claim(Arc::clone(inner), start, sender, exchange));
+            let Ok(reply) = receiver.await else { return Err(ClaimError::Shutdown) };
+            let (back, end, returned) = reply?;
+            permit = returned;
+            let claim = match end {
                 ExchangeEnd::Owned(handover) => Claim::Execute(handover.accept()),
                 ExchangeEnd::Decided(ClaimResult::Rehash(scheme)) => {
                     let fingerprint =
@@ -417,7 +417,7 @@ enum ExchangeEnd {
 
 type ExchangeReply = Result<(ClaimExchange, ExchangeEnd, OwnedSemaphorePermit), ClaimError>;
 
-/// First step of an exchange.
+/// Input of an exchange.
 struct ExchangeStart {
     claiming: ClaimExchange,
     next: Next<ClaimResult>,
@@ -428,13 +428,13 @@ struct ExchangeStart {
 /// Runs one exchange to its end, whether or not its receiver is still there.
 async fn run_claim(
     inner: Arc<EngineState>,
-    said: ExchangeStart,
-    reply: oneshot::Sender<ExchangeReply>,
-    _talking: ActiveExchange,
+    start: ExchangeStart,
+    sender: oneshot::Sender<ExchangeReply>,
+    _exchange: ActiveExchange,
 ) {
-    let ExchangeStart { mut claiming, next, deadline, permit } = said;
+    let ExchangeStart { mut claiming, next, deadline, permit } = start;
     let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
-    let talked = match result {
+    let reply = match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
             Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), permit))
@@ -454,8 +454,8 @@ async fn run_claim(
             Err(ClaimError::Entropy(error))
         }
     };
-    // The receiver is gone: dropping the returned value releases its lease.
-    drop(reply.send(talked));
+    // If the receiver is gone, dropping the returned value releases its lease.
+    drop(sender.send(reply));
 }
 
 /// A lease on its way to the caller. It is released if it does not arrive.
@@ -540,7 +540,7 @@ impl Reconciliation {
     }
 
     /// Concludes with the hook's verdict, which counts only if the record has not changed since the
-    /// claim read it; otherwise the claim follows the present record, and waits if its policy
+    /// hook was called; otherwise the claim follows the present record, and waits if its policy
     /// allows it and there is time left. As safe to drop as [`Idempotency::claim`].
     ///
     /// # Errors

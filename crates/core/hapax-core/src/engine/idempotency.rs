@@ -55,9 +55,9 @@ impl Default for EngineLimits {
 /// The current load of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {
-    /// Leases.
+    /// Leases of executions under way.
     pub in_flight: usize,
-    /// Waiters.
+    /// Duplicates that wait.
     pub waiting: usize,
     /// Deferred writes.
     pub deferred: usize,
@@ -79,7 +79,7 @@ pub(super) struct EngineState {
     pub(super) store: Arc<dyn Store>,
     pub(super) entropy: Arc<dyn Entropy>,
     pub(super) secret: Option<Secret>,
-    /// The key of fingerprints; `None` without a secret.
+    /// The key of keyed fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) store_timeout: Duration,
     pub(super) limits: EngineLimits,
@@ -100,14 +100,14 @@ impl EngineState {
 
     /// Loads a record within the timeout of the store.
     pub(super) async fn load(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
-        let look = async {
+        let load = async {
             // A record may be of any size. A closed semaphore would bound nothing.
-            let _turn = self.permits.acquire().await;
+            let _permit = self.permits.acquire().await;
             self.store.load(key).await
         };
-        match tokio::time::timeout(self.store_timeout, look).await {
+        match tokio::time::timeout(self.store_timeout, load).await {
             Ok(seen) => seen,
-            Err(_) => Err(StoreError::unavailable("no answer in time")),
+            Err(_) => Err(StoreError::unavailable("no answer within the timeout")),
         }
     }
 
@@ -209,11 +209,13 @@ impl Idempotency {
         let inner = Arc::clone(&self.inner);
         let exchange = inner.backlog.begin_exchange();
         let task = inner.runtime.clone().spawn(async move {
-            let _talking = exchange;
+            let _exchange = exchange;
             let load = inner.store.load(&key);
             let seen = match tokio::time::timeout(inner.store_timeout, load).await {
                 Ok(seen) => seen.map_err(ClaimError::from)?,
-                Err(_) => return Err(StoreError::unavailable("no answer in time").into()),
+                Err(_) => {
+                    return Err(StoreError::unavailable("no answer within the timeout").into());
+                }
             };
             // The owner runs in this process, whatever the clock shows of its lease: after a
             // release, the key would execute a second time beside it.

@@ -30,7 +30,7 @@ pub enum FinishError {
     #[error("the lease was lost: another execution took over")]
     Lost,
     /// The record of this execution is gone, so it is unknown whether the end was recorded.
-    #[error("the record of this execution is gone")]
+    #[error("the record of this execution is gone: it is unknown whether its end was recorded")]
     Gone,
     /// The store did not accept the end yet. It is a deferred write of this process, written as
     /// soon as the store returns, or given up with an error in the log if its record is damaged.
@@ -38,9 +38,9 @@ pub enum FinishError {
     /// memory for it, see [`EngineLimits::deferred_bytes`](crate::EngineLimits).
     #[error("the store did not accept the outcome yet: its write is deferred")]
     Pending,
-    /// The outcome or checkpoint is larger than a record may have ([`crate::codec::MAX_OUTCOME`],
+    /// The outcome or checkpoint exceeds its size limit ([`crate::codec::MAX_OUTCOME`],
     /// [`crate::codec::MAX_CHECKPOINT`]).
-    #[error("the outcome or checkpoint is larger than a record may have")]
+    #[error("the outcome or checkpoint exceeds its size limit")]
     TooLarge,
     /// No checkpoint is saved while the operation is in a transaction, with which the write would
     /// conflict: see [`crate::transaction`].
@@ -94,7 +94,7 @@ impl fmt::Debug for LeaseState {
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.inner.in_flight.fetch_sub(1, Ordering::Relaxed);
-        // Without an end, as in a crash: from here on claims of this process go by the lease.
+        // Without an end, as in a crash: from here on claims of this process decide by the lease.
         if self.ownership.get_mut().take().is_some() {
             self.inner.waiters.wake(&self.key, None);
         }
@@ -157,14 +157,14 @@ impl Lease {
         // the end needs: the end waits for it there.
         let mut renewing = JoinSet::new();
         renewing.spawn_on(renew(Arc::downgrade(&self.shared)), &self.shared.inner.runtime);
-        // A task that was just spawned may be next on this thread, and on no other: it starts
-        // before the operation can block the thread.
+        // The spawned task may be queued for this thread only. The yield lets it start before the
+        // operation can block the thread.
         yield_now().await;
         operation.await
     }
 
     /// Completes the execution: stores `outcome` for `retention`, or for that of the policy. A
-    /// retention of zero, which would lose the outcome at once, counts as none given. Returns the
+    /// retention of zero, with which the outcome would expire at once, counts as none. Returns the
     /// time until which it is stored, by the store's clock; `None` for ever.
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl LeaseHandle {
     }
 
     /// Resolves when the lease is found to be lost: an operation that can stop should. In a
-    /// transaction that is found at its end.
+    /// transaction, the loss is found at its end.
     pub async fn lost(&self) {
         // The sender is part of this handle, so it outlives the wait.
         let _ = self.shared.lost.subscribe().wait_for(|lost| *lost).await;
@@ -266,17 +266,17 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(OwnerAction::Checkpoint(checkpoint), RenewalMode::Moving).await
+        self.shared.write(OwnerAction::Checkpoint(checkpoint), WriteMode::Plain).await
     }
 }
 
-/// Rules for a write while a transaction expects the write id.
+/// Interaction of a write with transactions, which expect that the write id does not change.
 #[derive(Debug)]
-enum RenewalMode {
-    /// The write is left out while a transaction does.
-    Moving,
-    /// The write begins that, unless the run has ended.
-    Stilling(Arc<AtomicBool>),
+enum WriteMode {
+    /// The write is left out while renewals are paused.
+    Plain,
+    /// The write pauses renewals. It is left out if its run has ended.
+    Pausing(Arc<AtomicBool>),
 }
 
 /// Renews a lease every third of its time until it is dropped.
@@ -287,7 +287,7 @@ async fn renew(lease: Weak<LeaseState>) {
         sleep(pause).await;
         // Not held during the sleep, so that a lease that was dropped ends the task.
         let Some(renewal) = lease.upgrade().map(|shared| {
-            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, RenewalMode::Moving)
+            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, WriteMode::Plain)
         }) else {
             return;
         };
@@ -303,13 +303,14 @@ async fn renew(lease: Weak<LeaseState>) {
 
 impl LeaseState {
     /// Renews for `lease`, or the policy's lease if that is longer, and then no more until
-    /// [`LeaseState::resume_renewal`]; for a run that has not `ended`.
+    /// [`LeaseState::resume_renewal`]; does nothing if the run has `ended`. Later renewals rely on
+    /// the policy's lease, so it is the minimum.
     pub(super) async fn pause_renewal(
         self: &Arc<Self>,
         lease: Duration,
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
-        self.write(self.longer(lease), RenewalMode::Stilling(Arc::clone(ended))).await
+        self.write(self.longer(lease), WriteMode::Pausing(Arc::clone(ended))).await
     }
 
     /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
@@ -317,16 +318,17 @@ impl LeaseState {
         OwnerAction::Renew { lease: lease.max(self.terms.lease) }
     }
 
-    /// Resumes renewals after a transaction. A pause on behalf of its run that comes later has no
-    /// effect, if the run was marked as ended before.
+    /// Resumes renewals after a transaction. A later pause by its run has no effect if the run was
+    /// marked as ended before.
     pub(super) async fn resume_renewal(&self) {
-        let _held = self.ownership.lock().await;
+        let _guard = self.ownership.lock().await;
         self.renewal_paused.store(false, Ordering::Relaxed);
     }
 
-    /// Resumes renewals unless the run has `ended` and another run is under way.
+    /// Resumes renewals unless the run has `ended`. This may be called late, when another run is
+    /// under way, whose pause must stay.
     pub(super) async fn resume_renewal_unless(&self, ended: &AtomicBool) {
-        let _held = self.ownership.lock().await;
+        let _guard = self.ownership.lock().await;
         if !ended.load(Ordering::Relaxed) {
             self.renewal_paused.store(false, Ordering::Relaxed);
         }
@@ -337,17 +339,17 @@ impl LeaseState {
     fn write(
         self: &Arc<Self>,
         action: OwnerAction,
-        motion: RenewalMode,
+        mode: WriteMode,
     ) -> impl Future<Output = Result<(), FinishError>> + use<> {
         let shared = Arc::clone(self);
         let exchange = self.inner.backlog.begin_exchange();
         let task = self.inner.runtime.spawn(async move {
-            let _talking = exchange;
-            let mut held = shared.ownership.lock().await;
-            let Some(ownership) = held.as_mut() else { return Err(FinishError::Gone) };
-            match &motion {
-                RenewalMode::Moving if !shared.renewal_paused.load(Ordering::Relaxed) => {}
-                RenewalMode::Stilling(ended) if !ended.load(Ordering::Relaxed) => {}
+            let _exchange = exchange;
+            let mut guard = shared.ownership.lock().await;
+            let Some(ownership) = guard.as_mut() else { return Err(FinishError::Gone) };
+            match &mode {
+                WriteMode::Plain if !shared.renewal_paused.load(Ordering::Relaxed) => {}
+                WriteMode::Pausing(ended) if !ended.load(Ordering::Relaxed) => {}
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
@@ -359,7 +361,7 @@ impl LeaseState {
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
-                    if matches!(motion, RenewalMode::Stilling(_)) {
+                    if matches!(mode, WriteMode::Pausing(_)) {
                         shared.renewal_paused.store(true, Ordering::Relaxed);
                     }
                     Ok(())
@@ -387,7 +389,7 @@ impl LeaseState {
         let runtime = self.inner.runtime.clone();
         let exchange = self.inner.backlog.begin_exchange();
         let task = runtime.spawn(async move {
-            let _talking = exchange;
+            let _exchange = exchange;
             let Some(ownership) = self.ownership.lock().await.take() else {
                 return Err(FinishError::Gone);
             };
@@ -417,7 +419,7 @@ impl LeaseState {
                                 _ => FinishError::Gone,
                             }));
                         }
-                        // Contended, or a result for operators only: it begins anew.
+                        // Contended (other results are for operators only): the write begins anew.
                         Ok(_) => DeferredWrite { ownership, action, sent: None },
                         Err(stuck) => deferred_write(ownership, action, writing, stuck),
                     }
@@ -435,7 +437,7 @@ impl LeaseState {
             // The execution keeps its memory until the backlog has memory for one more outcome.
             // That bounds deferred outcomes, however many executions were under way.
             if counted {
-                inner.backlog.has_room_for(inner.limits.deferred_bytes).await;
+                inner.backlog.shrinks_to(inner.limits.deferred_bytes).await;
             }
             Err(FinishError::Pending)
         });

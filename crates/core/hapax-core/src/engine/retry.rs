@@ -102,7 +102,7 @@ async fn send_until_deadline(
                 may_land = true;
                 error
             }
-            Err(_) => return Err((StoreError::ambiguous("no answer within the time-out"), true)),
+            Err(_) => return Err((StoreError::ambiguous("no answer within the timeout"), true)),
         };
         if Instant::now() + pause >= deadline {
             return Err((error, may_land));
@@ -129,10 +129,10 @@ pub(super) async fn send_until_definite(
         match answer {
             Ok(swapped) => return Some(swapped),
             Err((error @ StoreError::Corrupt(_), _)) => {
-                tracing::error!(key = ?swap.id, %error, "a held-back write is given up");
+                tracing::error!(key = ?swap.id, %error, "a deferred write is given up");
                 return None;
             }
-            Err((error, _)) => tracing::debug!(key = ?swap.id, %error, "still held back"),
+            Err((error, _)) => tracing::debug!(key = ?swap.id, %error, "a write is still deferred"),
         }
         sleep(pause).await;
         pause = (pause * 2).min(LAST_PAUSE);

@@ -29,7 +29,7 @@ type WakeUp = Option<Arc<Snapshot>>;
 pub(super) struct Waiters {
     keys: Mutex<WaiterTable>,
     per_key: usize,
-    in_all: usize,
+    total: usize,
 }
 
 #[derive(Debug, Default)]
@@ -41,13 +41,13 @@ struct WaiterTable {
 #[derive(Debug)]
 struct KeyWaiters {
     waiting: usize,
-    news: watch::Sender<WakeUp>,
+    wake_ups: watch::Sender<WakeUp>,
     poller: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Waiters {
-    pub(super) fn new(per_key: usize, in_all: usize) -> Self {
-        Self { keys: Mutex::default(), per_key, in_all }
+    pub(super) fn new(per_key: usize, total: usize) -> Self {
+        Self { keys: Mutex::default(), per_key, total }
     }
 
     /// Returns the number of waiters.
@@ -58,38 +58,38 @@ impl Waiters {
     /// Adds a waiter for `key`; `None` if there are too many.
     pub(super) fn register(self: &Arc<Self>, key: OperationId) -> Option<Waiter> {
         let mut keys = self.lock();
-        if keys.waiting >= self.in_all {
+        if keys.waiting >= self.total {
             return None;
         }
-        let crowd = match keys.by_key.entry(key) {
-            MapEntry::Occupied(crowd) if crowd.get().waiting >= self.per_key => return None,
-            MapEntry::Occupied(crowd) => crowd.into_mut(),
-            MapEntry::Vacant(place) => place.insert(KeyWaiters {
+        let entry = match keys.by_key.entry(key) {
+            MapEntry::Occupied(entry) if entry.get().waiting >= self.per_key => return None,
+            MapEntry::Occupied(entry) => entry.into_mut(),
+            MapEntry::Vacant(entry) => entry.insert(KeyWaiters {
                 waiting: 0,
-                news: watch::Sender::new(None),
+                wake_ups: watch::Sender::new(None),
                 poller: Arc::default(),
             }),
         };
-        crowd.waiting += 1;
+        entry.waiting += 1;
         let waiter = Waiter {
             waiters: Arc::clone(self),
             key,
-            news: crowd.news.subscribe(),
-            poller: Arc::clone(&crowd.poller),
+            wake_ups: entry.wake_ups.subscribe(),
+            poller: Arc::clone(&entry.poller),
         };
         keys.waiting += 1;
         Some(waiter)
     }
 
-    /// Wakes the waiters for `key`, with the snapshot.
+    /// Wakes the waiters for `key`, with the snapshot if there is one.
     pub(super) fn wake(&self, key: &OperationId, seen: Option<Snapshot>) {
-        if let Some(crowd) = self.lock().by_key.get(key) {
-            crowd.news.send_replace(seen.map(Arc::new));
+        if let Some(entry) = self.lock().by_key.get(key) {
+            entry.wake_ups.send_replace(seen.map(Arc::new));
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterTable> {
-        // No code under the lock panics; if it did, the counts would be whole.
+        // No code under the lock panics; if it did, the counts would be consistent.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -99,14 +99,14 @@ impl Waiters {
 pub(super) struct Waiter {
     waiters: Arc<Waiters>,
     key: OperationId,
-    news: watch::Receiver<WakeUp>,
+    wake_ups: watch::Receiver<WakeUp>,
     poller: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Waiter {
-    /// Sleeps until there is a notification since it registered or was last woken; `Err` at the
-    /// deadline. A record that still has the write id `known`, and that no claim executes or
-    /// reconciles, is none.
+    /// Waits for a notification after it registered or was last woken; `Err` at the deadline. A
+    /// record that still has the write id `known`, and that no claim executes or reconciles, is
+    /// none.
     ///
     /// Dropping it is safe: it holds nothing but its permit and perhaps the poller's lock.
     pub(super) async fn changed(
@@ -115,26 +115,26 @@ impl Waiter {
         deadline: Instant,
         known: Option<WriteId>,
     ) -> Result<WakeUp, DeadlinePassed> {
-        let Self { waiters, key, news, poller } = self;
+        let Self { waiters, key, wake_ups, poller } = self;
         let polled = async {
-            let _turn = poller.lock().await;
+            let _polling = poller.lock().await;
             let notify = inner.store.capabilities().notify;
-            let mut written = watch_cell(notify, key);
+            let mut written = watch_record(notify, key);
             loop {
                 tokio::select! {
                     () = &mut written => {
                         // Watched again before the read: a write after the read is not missed.
-                        written = watch_cell(notify, key);
+                        written = watch_record(notify, key);
                     }
                     () = sleep(POLL_EVERY) => {}
                 }
                 // No answer, or an error, is no notification.
-                let look = async {
-                    // If it were closed, it would bound nothing, and reading does no harm.
-                    let _turn = inner.permits.acquire().await;
+                let load = async {
+                    // If the semaphore were closed, it would bound nothing; the read does no harm.
+                    let _permit = inner.permits.acquire().await;
                     inner.store.load(key).await
                 };
-                let Ok(Ok(seen)) = timeout(inner.store_timeout, look).await else { continue };
+                let Ok(Ok(seen)) = timeout(inner.store_timeout, load).await else { continue };
                 let write_id = seen.stored.as_ref().map(|stored| stored.write_id);
                 let changed = known.is_none() || write_id != known;
                 if !is_live(&seen) && changed && !inner.executions.runs(key, &seen) {
@@ -144,14 +144,14 @@ impl Waiter {
         };
         tokio::select! {
             biased;
-            told = news.changed() => match told {
-                Ok(()) => Ok(news.borrow_and_update().clone()),
+            woken = wake_ups.changed() => match woken {
+                Ok(()) => Ok(wake_ups.borrow_and_update().clone()),
                 // The sender lives as long as the key has waiters, and this is one of them.
                 Err(_) => Ok(None),
             },
             seen = polled => {
                 waiters.wake(key, Some(seen));
-                Ok(news.borrow_and_update().clone())
+                Ok(wake_ups.borrow_and_update().clone())
             }
             () = sleep_until(deadline) => Err(DeadlinePassed),
         }
@@ -166,17 +166,17 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         let mut keys = self.waiters.lock();
         keys.waiting -= 1;
-        if let MapEntry::Occupied(mut crowd) = keys.by_key.entry(self.key) {
-            crowd.get_mut().waiting -= 1;
-            if crowd.get().waiting == 0 {
-                crowd.remove();
+        if let MapEntry::Occupied(mut entry) = keys.by_key.entry(self.key) {
+            entry.get_mut().waiting -= 1;
+            if entry.get().waiting == 0 {
+                entry.remove();
             }
         }
     }
 }
 
-/// Never resolves if the store has no notifications.
-fn watch_cell<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFuture<'a, ()> {
+/// Resolves when the record is written; never if the store has no notifications.
+fn watch_record<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> BoxFuture<'a, ()> {
     notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 

@@ -1,4 +1,4 @@
-//! Completions that commit with a caller's own writes, and the check of their COMMIT.
+//! A completion that commits with a caller's own writes, and its commit status.
 
 use std::time::Duration;
 
@@ -8,34 +8,34 @@ use crate::machine::{Event, OwnerAction, Step, step};
 use crate::record::Outcome;
 use crate::store::{Snapshot, Stamped, Swap};
 
-/// An owner's completion, as the last statement of a transaction with other writes.
+/// An owner's completion, as the last statement of a transaction that it shares with other writes.
 ///
-/// While the result of the transaction is unknown, its owner renews, expecting the record as it was
-/// before: that swap waits for the transaction. If it is stored, the transaction was not committed
-/// and never will be, because it had written the row that the renewal replaced. If it conflicts,
-/// [`Completion::status`] interprets the conflict.
+/// While the result of the transaction is unknown, its owner renews with a swap that expects the
+/// record as it was before: that swap waits for the transaction. If it is stored, the transaction
+/// was not committed and never will be, because it had written the row that the renewal replaced.
+/// If it is a conflict, [`Completion::status`] returns the result.
 #[derive(Clone, Debug)]
 pub struct Completion {
     swap: Swap,
     event: Event<'static>,
 }
 
-/// The record that is there instead of the one that a completion expected.
+/// The record that is stored instead of the one that a completion expected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CommitStatus {
-    /// The outcome of this completion: it was committed.
+    /// The completion's own outcome: the transaction was committed.
     Committed(Snapshot),
-    /// A record of the same owner. The transaction was not committed and never will be.
+    /// A record that the owner still owns. The transaction was not committed and never will be.
     Owned(Snapshot),
-    /// A record of another execution. The transaction was not committed and never will be.
+    /// Another execution's record. The transaction was not committed and never will be.
     Lost,
-    /// No record of this generation: the result is unknown.
+    /// The record of this generation is gone. It is unknown whether the transaction was committed.
     Gone,
 }
 
 impl Ownership {
-    /// Returns the swap that stores `outcome`, for a transaction of the caller's. `None`: the
-    /// record that the owner last saw is no longer its own.
+    /// Returns the swap that stores `outcome`, for a transaction of the caller. `None`: the owner
+    /// does not own the record that it last saw.
     ///
     /// # Errors
     /// [`EntropyError`]; there is no swap.
@@ -61,21 +61,21 @@ impl Completion {
         &self.swap
     }
 
-    /// Returns the record after the commit.
+    /// Returns the snapshot after the transaction has committed.
     #[must_use]
     pub fn snapshot(&self, stamped: Stamped) -> Snapshot {
         let Swap { write_id, draft, .. } = self.swap.clone();
         Snapshot { now: stamped.now, stored: Some(stored_record(write_id, draft, stamped)) }
     }
 
-    /// Interprets `seen`, the record in place of the one that the swap, or a renewal after it,
-    /// expected.
+    /// Returns the status that follows from `seen`, which is stored instead of the record that the
+    /// swap, or a renewal after it, expected.
     #[must_use]
     pub fn status(&self, seen: Snapshot) -> CommitStatus {
         match step(&seen, &self.event) {
             Step::Recorded => CommitStatus::Committed(seen),
-            // The same lease id, and unfinished. A completed record becomes neither in flight nor
-            // unknown again under its lease id, so it never was completed.
+            // Its own lease id, and unfinished. A done record never becomes in flight or unknown
+            // again under the same lease id, so it was not done.
             Step::Write(_) => CommitStatus::Owned(seen),
             Step::Lost => CommitStatus::Lost,
             _ => CommitStatus::Gone,

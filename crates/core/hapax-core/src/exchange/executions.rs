@@ -13,11 +13,10 @@ use crate::store::{Snapshot, StoredRecord};
 
 /// A registry of the executions under way in one process, and of the claims that may become one.
 ///
-/// A claim is added before its first swap is sent, and removed when its result is another one; an
-/// execution is removed when its last [`Ownership`](super::Ownership) is dropped. So a record that
-/// has a lease id of this process either is found here, or its execution has ended: a clock that
-/// steps or a process that was stopped makes a lease lapse, but no second execution beside the
-/// first.
+/// A claim enters before the first copy of its swap is sent, and leaves when its result is not an
+/// execution; an execution leaves when its last [`Ownership`] is dropped. So if a record has a
+/// lease id of this process, the lease id is here or its execution has ended. A clock that steps or
+/// a process that paused makes a lease lapse, but starts no second execution beside the first.
 #[derive(Clone, Default)]
 pub struct Executions {
     keys: Arc<Mutex<HashMap<OperationId, Vec<LocalExecution>>>>,
@@ -30,7 +29,7 @@ impl fmt::Debug for Executions {
 }
 
 impl Executions {
-    /// Returns whether an execution of `key` is under way: its claim was answered.
+    /// Returns whether an execution of `key` is under way, so that its claim has a result.
     #[must_use]
     pub fn executes(&self, key: &OperationId) -> bool {
         self.lock().get(key).is_some_and(|locals| locals.iter().any(|local| local.executes))
@@ -48,19 +47,19 @@ impl Executions {
         self.lock().get(key).cloned().unwrap_or_default()
     }
 
-    /// Adds a claim, until the returned guard is dropped.
+    /// Enters a claim until the returned entry is dropped.
     pub(super) fn enter(&self, key: OperationId, lease_id: LeaseId) -> Arc<ExecutionEntry> {
         self.lock().entry(key).or_default().push(LocalExecution { lease_id, executes: false });
         Arc::new(ExecutionEntry { executions: self.clone(), key, lease_id })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<OperationId, Vec<LocalExecution>>> {
-        // Each change is one call of a collection: the map stays whole if something panicked.
+        // Each change is one call of a collection: the map stays consistent after a panic.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A claim or execution in the registry, which it leaves when dropped.
+/// A claim or execution in the registry, which leaves it when it is dropped.
 pub(super) struct ExecutionEntry {
     executions: Executions,
     key: OperationId,
@@ -78,7 +77,7 @@ impl ExecutionEntry {
         self.lease_id
     }
 
-    /// Marks the claim as successful: it executes from now on.
+    /// Marks the claim as an execution, from now on.
     pub(super) fn executes(&self) {
         let mut keys = self.executions.lock();
         let locals = keys.get_mut(&self.key).into_iter().flatten();
@@ -101,15 +100,15 @@ impl Drop for ExecutionEntry {
 }
 
 impl ClaimExchange {
-    /// Leaves the executions under way, as dropping does: for a claim that ends without an answer
-    /// to its last swap, which was not applied.
+    /// Leaves the executions under way, as dropping the claim does: for a claim that ends without a
+    /// reply to its last swap, which was not applied.
     pub fn unregister(&mut self) {
         self.entered.clear();
     }
 }
 
 impl Ownership {
-    /// Marks the claim as successful: it executes from now on.
+    /// Marks the claim as an execution, from now on.
     pub(super) fn executes(self) -> Self {
         if let Some(entered) = &self.entered {
             entered.executes();
@@ -117,8 +116,8 @@ impl Ownership {
         self
     }
 
-    /// Notes the record that conflicts with a write that ended with
-    /// [`Lost`](super::WriteResult::Lost) or [`Gone`](super::WriteResult::Gone): another owner's
+    /// Takes note of the record that prevented a write with the result
+    /// [`Lost`](super::WriteResult::Lost) or [`Gone`](super::WriteResult::Gone). Another owner's
     /// record, or a released one, ends the execution for claims of the same process. A record that
     /// merely expired does not.
     pub fn note_conflict(&mut self, seen: &Snapshot) {
