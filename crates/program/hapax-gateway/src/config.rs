@@ -83,7 +83,7 @@ pub struct Config {
     pub transport: Transport,
     /// Logs, for the program that has the gateway: the gateway itself begins none.
     pub log: LogConfig,
-    /// What holds where no route says otherwise.
+    /// The policy of requests for which no route matches.
     pub policy: PolicyConfig,
     /// Routes with their own policies. Their order does not decide which route a path matches.
     pub routes: Vec<RouteConfig>,
@@ -154,7 +154,7 @@ impl Default for ServerLimits {
 pub struct LogConfig {
     /// How lines look. Default: [`LogFormat::Text`].
     pub format: LogFormat,
-    /// What is logged: a level, or directives like `info,hapax_gateway=debug`. Default `info`.
+    /// A level, or directives like `info,hapax_gateway=debug`. Default `info`.
     pub level: String,
 }
 
@@ -174,7 +174,7 @@ pub enum LogFormat {
 }
 
 impl Default for Config {
-    /// The defaults, without an upstream: [`Config::check`] refuses them.
+    /// Returns the defaults, without an upstream: [`Config::check`] rejects them.
     fn default() -> Self {
         Self::new(Uri::default())
     }

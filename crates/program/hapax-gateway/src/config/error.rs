@@ -11,8 +11,8 @@ use hapax_http::statuses::StatusOverlap;
 use hapax_proxy::ByteSize;
 use http::HeaderName;
 
-/// An error that names settings by their fields. Whoever read the settings knows other names for them,
-/// such as flags.
+/// An error that names settings by their fields. A program that reads settings has other names for
+/// them, such as flags.
 pub trait NamesSettings {
     /// Returns the error as a sentence in which settings have the names that `name` returns.
     fn describe(&self, name: &dyn Fn(&str) -> String) -> String;
@@ -71,7 +71,7 @@ macro_rules! errors {
 }
 
 errors! {
-    /// Why a configuration is refused. As text it has the fields of settings.
+    /// Errors of a configuration. As text they name the fields of settings.
     #[derive(Clone, PartialEq, Eq, Debug)]
     #[non_exhaustive]
     #[allow(missing_docs, reason = "each says itself what it is")]
@@ -81,10 +81,10 @@ errors! {
             field: &'static str, relation: &'static str, other: &'static str, why: &'static str
         } = { (field) " {relation} " (other) "{why}" }
         PassingRoute { field: &'static str } = {
-            (field) " contradicts `protect = false`: its requests just pass"
+            (field) " contradicts `protect = false`: its requests pass through"
         }
         ObserveProtect { protect: bool } = {
-            [observe] " contradicts `protect = {protect}`: what is observed is not protected; leave out \
+            [observe] " contradicts `protect = {protect}`: an observed route is not protected; leave out \
              one of them"
         }
         OnlyAndExcept = {
@@ -96,7 +96,7 @@ errors! {
         }
         NoUpstream = { [upstream] " is required: the service to protect" }
         Upstream = { [upstream] " must be a URL like http://127.0.0.1:3000" }
-        UpstreamPath = { [upstream] " must not have a path: paths are forwarded as they came" }
+        UpstreamPath = { [upstream] " must not have a path: paths are forwarded unchanged" }
         Loop { address: SocketAddr } = {
             [upstream] " is " [listen] " ({address}): the gateway would call itself"
         }
@@ -107,21 +107,21 @@ errors! {
             [reconcile_url] " must be a URL like http://127.0.0.1:3000/outcome"
         }
         ReconcileUrl = {
-            [on_unknown] " reconcile needs " [reconcile_url] ": there is nobody to ask"
+            [on_unknown] " reconcile needs " [reconcile_url] ""
         }
         ReconcileUrlUnused = {
-            [reconcile_url] " would never be asked without " [on_unknown] " reconcile"
+            [reconcile_url] " has no effect without " [on_unknown] " reconcile"
         }
         AuthTarget = { [auth_url] " must be a URL like http://127.0.0.1:4180/check" }
         AuthLoop { address: SocketAddr } = {
-            [auth_url] " is " [listen] " ({address}): the gateway would ask itself"
+            [auth_url] " is " [listen] " ({address}): the gateway would call itself"
         }
         TwoScopes = {
-            [auth_scope] " contradicts " [scope] ": either the auth answer or the request says who the \
-             caller is"
+            [auth_scope] " contradicts " [scope] ": either the auth response or the request names the \
+             caller"
         }
         CallerIsNamed = {
-            [auth_scope] " contradicts " [scope_missing] ": an auth answer without them counts as none"
+            [auth_scope] " contradicts " [scope_missing] ": the auth response must have the headers"
         }
         AuthHeader { field: &'static str, header: HeaderName } = {
             (field) " cannot be `{header}`: it belongs to a message, to the gateway or to the client's \
@@ -131,18 +131,18 @@ errors! {
             [cache] " on a server is for stores that are slower: `file:` and `postgres://`"
         }
         CacheSecret = {
-            [cache] " on a server needs " [secret_file] ": whoever writes there could make up answers"
+            [cache] " on a server needs " [secret_file] ": other writers could forge responses"
         }
         NoMethods = { [methods] " names no method" }
         Connect = { [methods] " cannot be CONNECT: it is not served" }
-        NoWaiters = { [max_waiters] " 0 contradicts " [in_flight] " wait: nobody could wait" }
+        NoWaiters = { [max_waiters] " 0 contradicts " [in_flight] " wait: no duplicate could wait" }
         LongRetention = { [retention] " is longer than ten years" }
         ShortRetention { error: PolicyError } = { [retention] " and " [lease] ": {error}" }
         KeyHeader { header: HeaderName } = {
             [key_header] " cannot be `{header}`: that header describes the message, its sender or its \
              connection, or names the caller; a header of its own, like `X-Idempotency-Key`, is expected"
         }
-        NoScopeHeaders = { [scope] " names no header; `none` makes one scope for everyone" }
+        NoScopeHeaders = { [scope] " names no header; `none` makes one scope for all callers" }
         StrippedScope { header: HeaderName } = {
             [scope] " cannot be `{header}`: the gateway strips that header, sets it itself or does not \
              believe it"
@@ -151,13 +151,13 @@ errors! {
             [fingerprint_headers] " cannot have `{header}`: the gateway strips that header, sets it \
              itself or does not believe it"
         }
-        Zero { field: &'static str } = { (field) " is zero: nothing could ever happen in time" }
-        NoStreams = { [max_streams] " 0: no HTTP/2 request could ever be made" }
+        Zero { field: &'static str } = { (field) " is zero: expected a time above zero" }
+        NoStreams = { [max_streams] " 0: expected at least 1, or no HTTP/2 request could be made" }
         NoKey { certificate: &'static str, key: &'static str } = {
-            (certificate) " and " (key) " go together"
+            (certificate) " and " (key) " belong together: set both, or neither"
         }
         TlsUnused { field: &'static str } = {
-            (field) " needs a URL that begins with https: nobody is shown it, and nobody checked by it"
+            (field) " needs a URL that begins with https: it is used for TLS only"
         }
         Memory { memory: ByteSize, connections: usize, needed: ByteSize } = {
             [max_memory] " {memory} is too little for {connections} connections and the largest bodies: \
@@ -165,8 +165,8 @@ errors! {
             " and " [max_response_body]
         }
         OpenContradicts { policy: &'static str } = {
-            [store_outage] " open contradicts " [on_unknown] " {policy}: a request that runs without a \
-             record could run twice. Leave " [store_outage] " closed, or say " [on_unknown] " reexecute"
+            [store_outage] " open contradicts " [on_unknown] " {policy}: a request that executes without a \
+             record could execute twice. Leave " [store_outage] " closed, or set " [on_unknown] " reexecute"
         }
         CorsMethod = {
             [methods] " cannot be OPTIONS where " [cors_origins] " is given: preflights are answered here"
@@ -177,22 +177,22 @@ errors! {
              https://shop.example"
         }
         CorsCredentials { field: &'static str } = {
-            [cors_credentials] " contradicts `*` in " (field) ": browsers refuse that, or take `*` for a \
+            [cors_credentials] " contradicts `*` in " (field) ": browsers reject that, or take `*` for a \
              name"
         }
         CorsMixed { field: &'static str } = { (field) ": `*` stands alone" }
         OneCaller = {
-            [max_in_flight_per_scope] " is for callers, and " [scope] " none makes one of all of them"
+            [max_in_flight_per_scope] " needs " [scope] ": `none` makes one scope for all callers"
         }
         ObserveAuth = {
-            [observe] " cannot go with " [auth_scope] ": nobody is asked, so that nobody says who the \
-             caller is"
+            [observe] " contradicts " [auth_scope] ": an observed route sends no auth request, so \
+             its caller is unknown"
         }
         RoutePath { reason: String } = { "the path {reason}" }
         RouteName = {
             "the name must have 1 to 64 visible ASCII characters other than `\"` and `\\`"
         }
-        ManyRoutes { most: usize } = { "there can be {most} routes" }
+        ManyRoutes { most: usize } = { "there are too many routes: expected at most {most}" }
         Route { index: usize, path: String, error: Box<ConfigError> } = { "route {path}: " {error} }
         Statuses { one: &'static str, other: &'static str, status: u16 } = {
             (one) " and " (other) " both have {status}: leave it in one of them"

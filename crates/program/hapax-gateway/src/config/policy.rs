@@ -150,14 +150,14 @@ impl PolicyConfig {
         if self.methods.contains(&Method::CONNECT) {
             return Err(ConfigError::Connect);
         }
-        if let Some(name) = self.fingerprint.headers().iter().find(|name| names_nobody(name)) {
+        if let Some(name) = self.fingerprint.headers().iter().find(|name| is_untrusted(name)) {
             return Err(ConfigError::StrippedFingerprint { header: name.clone() });
         }
         let (callers, missing) = self.callers(config)?;
         let key = &self.key_header;
         if !may_have_key(key)
             || callers.headers().contains(key)
-            || (*key != IDEMPOTENCY_KEY && names_nobody(key))
+            || (*key != IDEMPOTENCY_KEY && is_untrusted(key))
         {
             return Err(ConfigError::KeyHeader { header: key.clone() });
         }
@@ -236,7 +236,7 @@ impl PolicyConfig {
             if names.is_empty() {
                 return Err(ConfigError::NoScopeHeaders);
             }
-            if let Some(name) = names.iter().find(|name| names_nobody(name)) {
+            if let Some(name) = names.iter().find(|name| is_untrusted(name)) {
                 return Err(ConfigError::StrippedScope { header: name.clone() });
             }
         }
@@ -247,7 +247,7 @@ impl PolicyConfig {
 /// Returns whether a header cannot name the caller: fields that the proxy strips, sets itself or
 /// does not trust, and fields about the sending of a message, such as its length or date. `Host`
 /// can: of several hosts behind one gateway, each has its own callers.
-fn names_nobody(name: &HeaderName) -> bool {
+fn is_untrusted(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
     hop_by_hop(name)
         || plain.starts_with("idempotency-")

@@ -1,7 +1,7 @@
 //! Settings: one table for each section of a configuration file.
 //!
-//! A row of a table declares all that there is to know of a setting. Whoever reads settings, such as the
-//! program, derives flags, variables, fields of its file and a reference from the rows.
+//! A row of a table declares everything about a setting. A program that reads settings derives
+//! flags, variables, fields of its file and a reference from the rows.
 
 mod read;
 mod table;
@@ -16,14 +16,14 @@ use super::{Config, ConfigError};
 /// A setting of a `T`: of a gateway, a policy or a route.
 #[derive(Debug)]
 pub struct Setting<T: 'static> {
-    /// What does not depend on `T`.
+    /// The parts that do not depend on `T`.
     pub info: SettingInfo,
     get: fn(&T) -> Option<Vec<String>>,
     set: fn(&mut T, &[String]) -> Result<(), ConfigError>,
     differs: fn(&T, &T) -> bool,
 }
 
-/// What is known of a setting.
+/// The description of a setting.
 #[derive(Debug)]
 pub struct SettingInfo {
     /// The name of its field in a file.
@@ -39,12 +39,12 @@ pub struct SettingInfo {
     marks: &'static [Mark],
 }
 
-/// What is special about a setting.
+/// Properties of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mark {
-    /// It cannot change without a restart.
+    /// A change needs a restart.
     Fixed,
-    /// It has an effect on requests that pass through unprotected as well.
+    /// The setting also applies to requests that pass through unprotected.
     Unprotected,
 }
 

@@ -61,7 +61,7 @@ impl Default for Transport {
 }
 
 impl Transport {
-    /// Refuses what cannot be.
+    /// Checks the transport.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.streams == 0 {
             return Err(ConfigError::NoStreams);

@@ -35,15 +35,15 @@ use crate::snapshot::{CurrentConfig, SharedResources};
 const BODY_REQUEST: &str = "max_request_body";
 const BODY_RESPONSE: &str = "max_response_body";
 
-/// Why a configuration does not hold now. What held before holds on.
+/// Errors of a reload. The configuration in force stays.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// It cannot be, here or anywhere.
+    /// The configuration is invalid.
     Config(ConfigError),
-    /// It can be, after a restart: these settings have changed.
+    /// The configuration needs a restart: these settings have changed.
     Restart(Vec<&'static str>),
-    /// It can be, after a restart: a URL begins with https, where none did before.
+    /// The configuration needs a restart: a URL begins with https, and none did before.
     Https,
 }
 

@@ -209,7 +209,7 @@ impl StoreOpener {
         })
     }
 
-    /// What keeps a gateway from starting on a server, if anything does.
+    /// Returns the findings that keep a gateway from starting on a server.
     async fn opens(&self) -> Vec<StoreFinding> {
         let opened = (Self { cache: None, make: false, ..self.clone() }).open().await;
         let error = match opened {

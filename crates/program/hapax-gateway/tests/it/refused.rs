@@ -25,7 +25,7 @@ async fn contradictions_do_not_start() {
         ("`reconcile_url` must be", |it| {
             it.policy.reconcile_url = Some("http://a:65536/x".parse().unwrap());
         }),
-        ("would never be asked", |it| {
+        ("has no effect without", |it| {
             it.policy.reconcile_url = Some("http://a/x".parse().unwrap())
         }),
         ("would call itself", |it| it.listen = "127.0.0.1:1".parse().unwrap()),
@@ -47,7 +47,7 @@ async fn contradictions_do_not_start() {
         }),
         ("cannot be CONNECT", |it| it.policy.methods.push(Method::CONNECT)),
         ("longer than ten years", |it| it.policy.retention = Duration::from_secs(400_000_000)),
-        ("nobody could wait", |it| {
+        ("no duplicate could wait", |it| {
             it.policy.in_flight = InFlight::Wait(Duration::from_secs(1));
             it.max_waiters = 0;
         }),
@@ -77,7 +77,7 @@ async fn contradictions_do_not_start() {
         ("needs `reconcile_url`", |it| it.policy.on_unknown = OnUnknown::Reconcile),
         ("`reconcile_url` must be", |it| it.policy.reconcile_url = Some("/x".parse().unwrap())),
         // Without `on_unknown`: the default contradicts it.
-        ("say `on_unknown` reexecute", |it| it.policy.store_outage = StoreOutage::Open),
+        ("set `on_unknown` reexecute", |it| it.policy.store_outage = StoreOutage::Open),
         ("`upstream_timeout` is zero", |it| it.policy.upstream_timeout = Duration::ZERO),
         ("`wait_for` is zero", |it| it.policy.in_flight = InFlight::Wait(Duration::ZERO)),
         ("`max_memory`", |it| it.limits.memory = 1 << 20),
@@ -99,7 +99,7 @@ async fn contradictions_about_whom_to_ask_do_not_start() {
         ("`auth_url` must be", |_, auth| auth.url = "/check".parse().unwrap()),
         ("`auth_url` must be", |_, auth| auth.url = "ftp://a/check".parse().unwrap()),
         ("`auth_url` must be", |_, auth| auth.url = "http://u:p@a/check".parse().unwrap()),
-        ("would ask itself", |config, auth| {
+        ("would call itself", |config, auth| {
             config.listen = "127.0.0.1:82".parse().unwrap();
             auth.url = "http://localhost:82/check".parse().unwrap();
         }),

@@ -19,8 +19,9 @@ use super::super::{
 use super::types::*;
 use super::{Mark, Setting, SettingInfo, default_of};
 
-/// Declares a table. A row has the help, the name, the type, the default in words where it is not that
-/// of the configuration, marks, and the place of the value in the configuration, as [`place`] takes it.
+/// Declares a table. A row has the help, the name, the type, the default in words if it differs
+/// from the configuration's, marks, and the place of the value in the configuration, in the syntax
+/// of [`place`].
 macro_rules! settings {
     ($(#[$meta:meta])* $table:ident: [Setting<$target:ty>];
     $(
@@ -62,9 +63,9 @@ macro_rules! settings {
     (default $default:tt) => { || Some($default.to_owned()) };
 }
 
-/// Declares how a value is read from its place in a configuration, and returns how it is set there. A place
-/// is a field; a field of a part that may be absent, and the setting that makes the part; or a value, and
-/// an expression that sets it, which may fail with `try_set`.
+/// Declares how a value is read from its place in a configuration, and returns how it is set there.
+/// A place is a field; or a field of a part that may be absent, and the setting that creates the
+/// part; or a value, and an expression that sets it, which may fail with `try_set`.
 macro_rules! place {
     (read $target:ty, (|$it:ident| $field:expr)) => {
         fn read($it: &$target) -> Option<impl Borrow<Value> + PartialEq> {
@@ -109,146 +110,148 @@ macro_rules! place {
 }
 
 settings! {
-    /// The settings of a gateway, of which there is one.
+    /// The settings of a gateway.
     GATEWAY_SETTINGS: [Setting<Config>];
-    /// Where clients connect
+    /// Address for clients
     listen: Address, Fixed => (|it| it.listen);
-    /// The service to protect, like http://127.0.0.1:3000
+    /// URL of the service to protect, like http://127.0.0.1:3000
     upstream: ServiceUrl = "" => (|it| it.upstream);
-    /// The operators' listener; `off` for none
+    /// Address of the operators' listener; `off` for none
     admin: AddressOrOff, Fixed => (|it| it.admin);
-    /// The file of the token that operators show; made with mode 0600 if there is none
+    /// File of the admin token; created with mode 0600 if it does not exist
     admin_token_file: Option<Path> = "PATH.admin-token beside a file: store, else ./hapax.admin-token",
         Fixed => (|it| it.admin_token_file);
-    /// The file that operators' decisions are appended to
+    /// File to which operators' decisions are appended
     audit_file: Option<Path> = "PATH.audit.jsonl beside a file: store, else ./hapax.audit.jsonl",
         Fixed => (|it| it.audit_file);
-    /// A file that gets a line of JSON for each request, without key and caller; - is standard
-    /// output
+    /// File with a line of JSON for each request, without key and caller; - is standard output
     access_log: Option<Path> = "none", Fixed => (|it| it.access_log);
-    /// Where records are kept: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
-    /// memory: (forgotten at the end)
+    /// Store of the records: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
+    /// memory: (lost at the end)
     store: Store, Fixed => (|it| it.store);
-    /// What answers replays in front of the store: memory:, redis://HOST or rediss://HOST. What an
-    /// operator releases may be replayed from it for another minute
+    /// Cache from which outcomes are replayed, in front of the store: memory:, redis://HOST or
+    /// rediss://HOST. The outcome of a released key may be replayed from it for another minute
     cache: Option<Cache>, Fixed => (|it| it.cache);
-    /// The secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of them
+    /// File of the secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of
+    /// secrets
     secret_file: Option<Path> = "made beside a file: store; for others there are none",
         Fixed => (|it| it.secret_file);
-    /// Asked by GET whether a request with a key is allowed, before it is executed or answered from
-    /// the store: with its headers, and X-Forwarded-Method, -Uri, -Host, -Proto and -For. 2xx: it
-    /// goes on; 3xx and 4xx are what the client gets; anything else is 503. Requests without a key
-    /// are not asked about: your service authenticates them itself
+    /// URL that decides by GET whether a request with a key is allowed, before it is executed or
+    /// replayed. It gets the request's headers, and X-Forwarded-Method, -Uri, -Host, -Proto and
+    /// -For. 2xx allows; 3xx and 4xx are the client's response; anything else is 503. Requests
+    /// without a key are not checked: your service authenticates them itself
     auth_url: Url = "a replay checks no credentials" => (
         get |it| it.auth.as_ref().map(|auth| &auth.url),
         set |it, url| it.auth = Some(ForwardAuth::new(url))
     );
-    /// Within which time `auth_url` must have answered
+    /// Timeout of `auth_url`
     auth_timeout: Time = "2s" => (
-        |it| it.auth, |auth| auth.timeout, needs auth_url ": nobody is asked"
+        |it| it.auth, |auth| auth.timeout, needs auth_url ": there is no auth request"
     );
-    /// Headers of the auth answer whose values together say who the caller is, instead of `scope`; an
-    /// answer without one of them is 503. They are copied like those of `auth_copy`
+    /// Headers of the auth response whose values together name the caller, instead of `scope`; a
+    /// response without one of them is 503. They are copied like those of `auth_copy`
     auth_scope: Headers => (|it| it.auth, |auth| auth.scope, needs auth_url ": there is no answer");
-    /// Headers of the auth answer that your service gets; from clients it gets none of these names
+    /// Headers of the auth response that your service gets; it gets none of these names from
+    /// clients
     auth_copy: Headers => (|it| it.auth, |auth| auth.copy, needs auth_url ": there is no answer");
-    /// The memory that the process may take in all: 192 KiB for each of `max_connections`, 32 MiB
-    /// for the program, and the rest for the store, outcomes held back, and bodies
+    /// Memory of the whole process: 192 KiB for each of `max_connections`, 32 MiB for the program,
+    /// and the rest for the store, deferred outcomes, and bodies
     max_memory: Size, Fixed => (|it| it.limits.memory);
-    /// Connections of clients; each request under way on an HTTP/2 connection after its first counts
-    /// as one more. When all are taken, the oldest connection that has sent nothing is closed for a
-    /// new one; without such a one, new ones wait
+    /// Connections of clients; each request under way on an HTTP/2 connection after its first
+    /// counts as one more. At the limit, the oldest connection that has sent nothing is closed for
+    /// a new one; without such a one, new ones wait
     max_connections: Connections, Fixed => (|it| it.limits.connections);
-    /// Connections of one peer address (IPv6: of its /64). At the bound its oldest connection that has
-    /// sent nothing is closed, else the new one. Addresses of `trust_forwarded` have no bound
+    /// Connections of one peer address (IPv6: of its /64). At the limit its oldest connection that
+    /// has sent nothing is closed, else the new one. Addresses of `trust_forwarded` have no limit
     max_connections_per_peer: Option<Connections> = "three quarters of `max_connections`",
         Fixed => (|it| it.limits.connections_per_peer);
-    /// Copies of one key that may wait
+    /// Duplicates of one key that may wait
     max_waiters: Count<usize>, Fixed => (|it| it.max_waiters);
-    /// How long a client may take to send a request's head, or leave a connection idle
+    /// Time in which a client must send a request's head, and for which it may leave a connection
+    /// idle
     head_timeout: Time, Fixed => (|it| it.limits.head_timeout);
-    /// How long a client may be silent in the middle of a body, or take nothing of an answer
+    /// Time for which a client may send nothing in the middle of a body, or read nothing of a
+    /// response
     body_timeout: Time, Fixed => (|it| it.limits.stall);
-    /// How long the store may be silent before it counts as unreachable
+    /// Time in which the store must answer; after it the store counts as unreachable
     store_timeout: Time, Fixed => (|it| it.store_timeout);
-    /// How long a start waits for a store whose server is unreachable or starting up; 0s gives up at
-    /// once. Until then connections wait, and /readyz is 503
+    /// Time for which a start waits for a store whose server is unreachable or starting up; 0s
+    /// fails at once. Until then connections wait, and /readyz is 503
     store_wait: Time => (|it| it.store_wait);
-    /// On SIGTERM or SIGINT (Ctrl-C): how long work in hand may take to finish; another one, a second
-    /// later or more, ends at once
+    /// On SIGTERM or SIGINT (Ctrl-C): time in which requests under way may finish; a second signal,
+    /// at least a second later, ends at once
     drain_timeout: Time => (|it| it.drain_timeout);
-    /// On SIGTERM or SIGINT: how long requests are still accepted while /readyz is 503 already, so that
-    /// balancers send them elsewhere; `drain_timeout` begins after it
+    /// On SIGTERM or SIGINT: time for which requests are still accepted while /readyz is already
+    /// 503, so that load balancers choose other servers; `drain_timeout` begins after it
     drain_delay: Time = "0s" => (|it| it.drain_delay);
-    /// The listener's certificate, with its chain, in PEM; read again when it changes, and on SIGHUP
+    /// Certificate of the listener, with its chain, in PEM; read again when it changes, and on
+    /// SIGHUP
     tls_cert: Path = "no TLS", Fixed => (
         get |it| it.transport.tls.as_ref().map(|tls| &tls.certificate),
         set |it, certificate| it.transport.tls = Some(ListenTls {
             certificate, key: PathBuf::new(), client_ca: None
         })
     );
-    /// Its private key, in PEM
+    /// Private key of `tls_cert`, in PEM
     tls_key: Path, Fixed => (
         |it| it.transport.tls, |tls| tls.key, needs tls_cert ": they go together"
     );
-    /// Who signs clients' certificates, in PEM: then clients without one are not served
+    /// Authorities of clients' certificates, in PEM; clients without a certificate are then
+    /// rejected
     tls_client_ca: Option<Path>, Fixed => (
         |it| it.transport.tls, |tls| tls.client_ca, needs tls_cert ": they go together"
     );
-    /// Requests that one HTTP/2 connection may have open, as long as half of `max_connections` are
-    /// free
+    /// Requests that one HTTP/2 connection may have open, while half of `max_connections` are free
     max_streams: Count<u32>, Fixed => (|it| it.transport.streams);
-    /// Whose Forwarded and X-Forwarded-* headers are believed and added to, rather than replaced:
-    /// networks and addresses, `loopback`, or `none`
+    /// Peers whose Forwarded and X-Forwarded-* headers are trusted and extended, rather than
+    /// replaced: networks and addresses, `loopback`, or `none`
     trust_forwarded: Networks, Fixed => (|it| it.transport.trusted);
-    /// What `upstream` is spoken to in; `auto` is what it chooses behind https, else HTTP/1.1
+    /// Protocol of `upstream`; `auto` is its choice behind https, else HTTP/1.1
     upstream_protocol: Choice<UpstreamProtocol>, Fixed => (|it| it.transport.upstream_protocol);
-    /// The root certificates believed behind https URLs, in PEM
+    /// Root certificates that are trusted behind https URLs, in PEM
     upstream_ca: Option<Path> = "the system's", Fixed => (|it| it.transport.upstream_tls.ca);
-    /// The certificate shown to servers behind https URLs that ask for one, in PEM
+    /// Certificate for servers behind https URLs that request one, in PEM
     upstream_cert: Path, Fixed => (
         get |it| it.transport.upstream_tls.client.as_ref().map(|(certificate, _)| certificate),
         set |it, certificate| it.transport.upstream_tls.client = Some((certificate, PathBuf::new()))
     );
-    /// Its private key, in PEM
+    /// Private key of `upstream_cert`, in PEM
     upstream_key: Path, Fixed => (
         |it| it.transport.upstream_tls.client, |client| client.1,
         needs upstream_cert ": they go together"
     );
-    /// How long a connection to the upstream may take to be made; nothing is sent before
+    /// Time in which a connection to the upstream must be established; nothing is sent before
     connect_timeout: Time, Fixed => (|it| it.transport.connect_timeout);
-    /// How long a connection to the upstream may be idle and be used again: less than after which the
-    /// upstream drops it
+    /// Time for which a connection to the upstream may be idle and used again: less than the
+    /// upstream's own limit
     upstream_idle: Time, Fixed => (|it| it.transport.upstream_idle);
-    /// Give each request with a key a connection to the upstream of its own: a late second answer to
-    /// one request is then never taken for the answer to the next
+    /// Use a separate connection to the upstream for each request with a key: a late second
+    /// response to one request is then never taken for the response to the next
     fresh_connections: Flag, Fixed => (|it| it.transport.fresh_connections);
-    /// How log lines look
+    /// Format of log lines
     log_format: Choice<LogFormat>, Fixed => (|it| it.log.format);
-    /// What is logged: error, warn, info, debug, or directives like `info,hapax_gateway=debug`
+    /// Log level: error, warn, info, debug, or directives like `info,hapax_gateway=debug`
     log_level: Level, Fixed => (|it| it.log.level);
 }
 
 const NO_ORIGINS: &str = ": no page may do anything";
 
 settings! {
-    /// The settings of a policy, everywhere or on a route.
+    /// The settings of a policy, for all routes or for one.
     POLICY_SETTINGS: [Setting<PolicyConfig>];
     /// Whether protected methods need a key
     key: Choice<KeyRule> => (|it| it.key);
-    /// The header that has the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded as it
-    /// came
+    /// Header of the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded unchanged
     key_header: Header => (|it| it.key_header);
-    /// What a key is: a quoted string, or a bare value as well
+    /// Grammar of keys: quoted strings, or bare values as well
     grammar: Choice<Grammar> => (|it| it.grammar);
     /// Protected methods
     methods: Methods => (|it| it.methods);
-    /// The request headers whose values together name the caller, so that the same key of two
-    /// callers is two keys; `none` gives all callers one scope, in which they get each other's
-    /// answers
+    /// Request headers whose values together name the caller, so that the same key of two callers
+    /// is two keys; `none` gives all callers one scope, in which they get each other's responses
     scope: Option<Callers> = "authorization" => (|it| it.scope);
-    /// A request with a key in which a scope header is missing or empty. reject: 400; shared: one
-    /// scope for all such callers, who get each other's answers
+    /// Handling of a request with a key in which a scope header is missing or empty. reject: 400;
+    /// shared: one scope for all such callers, who get each other's responses
     scope_missing: Option<Choice<MissingScope>> = "reject" => (
         get |it| Some(&it.scope_missing),
         try_set |it, missing| {
@@ -258,20 +261,20 @@ settings! {
                     field: "scope_missing",
                     relation: "contradicts",
                     other: "scope",
-                    why: " none: nobody can lack it",
+                    why: " none: no header can be missing",
                 }),
                 _ => Ok(()),
             }
         }
     );
-    /// How the body of a retry is compared: JSON and form data by what they say, all by its bytes, or
-    /// not at all
+    /// Comparison of the body of a retry: JSON and form data by their content, all bodies by their
+    /// bytes, or none
     fingerprint_body: Choice<BodyForm> => (
         get |it| Some(it.fingerprint.body_form()),
         try_set |it, body| set_fingerprint(it, "fingerprint_body", body, None, None)
     );
-    /// Of a JSON body only what these pointers lead to counts, like /amount,/currency; `none` for all
-    /// of it
+    /// Parts of a JSON body that are compared, as JSON pointers like /amount,/currency; `none` for
+    /// all of it
     fingerprint_only: Pointers => (
         get |it| Some(match it.fingerprint.json_parts() {
             JsonParts::Only(pointers) => Some(pointers.clone()),
@@ -279,7 +282,7 @@ settings! {
         }),
         try_set |it, only| set_json_parts(it, "fingerprint_only", only.map(JsonParts::Only))
     );
-    /// Of a JSON body all but what these pointers lead to counts, like /sent_at
+    /// Parts of a JSON body that are not compared, as JSON pointers like /sent_at
     fingerprint_except: Pointers => (
         get |it| Some(match it.fingerprint.json_parts() {
             JsonParts::Except(pointers) => Some(pointers.clone()),
@@ -287,7 +290,7 @@ settings! {
         }),
         try_set |it, except| set_json_parts(it, "fingerprint_except", except.map(JsonParts::Except))
     );
-    /// Headers that count too
+    /// Headers that are compared too
     fingerprint_headers: Headers => (
         get |it| Some(it.fingerprint.headers().to_vec()),
         try_set |it, headers| {
@@ -295,13 +298,13 @@ settings! {
             set_fingerprint(it, "fingerprint_headers", body, Some(headers), None)
         }
     );
-    /// How long a dead process blocks its key
+    /// Time for which a crashed process blocks its key
     lease: Time => (|it| it.lease);
-    /// How long an outcome is replayed
+    /// Time for which an outcome is replayed
     retention: Time => (|it| it.retention);
-    /// A copy of a request that is still running: 409, or it waits for the answer
+    /// Handling of a duplicate in flight: 409, or it waits for the response
     in_flight: InFlightRule => (|it| it.in_flight);
-    /// How long it waits
+    /// Time for which it waits
     wait_for: Time = "5s" => (
         get |it| match it.in_flight {
             InFlight::Wait(time) => Some(time),
@@ -310,45 +313,45 @@ settings! {
         try_set |it, time| match &mut it.in_flight {
             InFlight::Wait(wait_for) => { *wait_for = time; Ok(()) }
             InFlight::Reject => {
-                Err(ConfigError::needs("wait_for", "in_flight", " wait: nobody waits"))
+                Err(ConfigError::needs("wait_for", "in_flight", " wait: no duplicate waits"))
             }
         }
     );
-    /// The answer to a retry when the outcome is unknown. block: 409 until an operator resolves it
+    /// Handling of a retry when the outcome is unknown. block: 409 until an operator resolves it
     /// (at-most-once); reexecute: it executes again and may take effect twice (at-least-once);
     /// reconcile: `reconcile_url` decides
     on_unknown: Choice<OnUnknown> => (|it| it.on_unknown);
-    /// Needed by `on_unknown` reconcile: a GET here, with Idempotency-Operation-Id and
-    /// Idempotency-Fence, asks what became of an operation. 2xx: its answer, which is replayed. 404
+    /// URL that decides for `on_unknown` reconcile whether an operation happened: a GET with
+    /// Idempotency-Operation-Id and Idempotency-Fence. 2xx: its response, which is replayed. 404
     /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
     /// fence from now on. Anything else: not known yet. Probed at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
-    /// Which answers are kept and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all but
-    /// 409 and 429) or `success-only` (2xx). Under `standard` other 5xx leave open whether it happened,
-    /// 503 too unless `on_unknown` is reexecute
+    /// Responses that are stored and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all
+    /// but 409 and 429) or `success-only` (2xx). Under `standard` the outcome of other 5xx is
+    /// unknown, of 503 too unless `on_unknown` is reexecute
     profile: ProfileName => (|it| it.profile);
-    /// Statuses that are kept and replayed, whatever the profile says, like 404, 5xx or 500-502; `none`
-    /// for none
+    /// Statuses that are stored and replayed, whatever the profile, like 404, 5xx or 500-502;
+    /// `none` for none
     final_statuses: Statuses => (|it| it.statuses.final_statuses);
-    /// Statuses after which a retry executes: the service had no effect before it answered so
+    /// Statuses after which a retry executes: the service had no effect before them
     retryable_statuses: Statuses => (|it| it.statuses.retryable_statuses);
-    /// Statuses after which the request may or may not have happened
+    /// Statuses after which the outcome is unknown
     unknown_statuses: Statuses => (|it| it.statuses.unknown_statuses);
-    /// While the store is unreachable. closed: 503; open: requests execute unprotected, which needs
-    /// `on_unknown` reexecute
+    /// Handling of requests while the store is unreachable. closed: 503; open: they execute
+    /// unprotected, which needs `on_unknown` reexecute
     store_outage: Choice<StoreOutage> => (|it| it.store_outage);
-    /// Where the store goes away before an outcome is recorded: the client gets the answer, marked as
-    /// pending, or 503
+    /// Handling of a response whose outcome the store has not accepted: the client gets it, marked
+    /// as pending, or 503
     completion_outage: Choice<CompletionOutage> => (|it| it.completion_outage);
-    /// Stream responses: their keys are final at the headers, and only the status is kept
+    /// Stream responses: their keys are final at the headers, and only the status is stored
     stream: Flag = "only text/event-stream" => (|it| it.stream);
-    /// Say in Idempotency-Expires when a key may be used anew
+    /// Send Idempotency-Expires: the time from which a key may be used anew
     expires: Flag => (|it| it.expires);
-    /// The largest body of a request with a key
+    /// Largest body of a request with a key
     max_request_body: Size => (|it| it.max_request_body);
-    /// The largest body of a response that is kept
+    /// Largest body of a response that is stored
     max_response_body: Size => (|it| it.max_response_body);
-    /// How long the upstream may be silent; after that the outcome is unknown
+    /// Time in which the upstream must answer; after it the outcome is unknown
     upstream_timeout: Time = "60s", Unprotected => (|it| it.upstream_timeout);
     /// Keys of one caller that may be in flight at once, in this process; a further one gets 429. 0
     /// for any number
@@ -356,29 +359,30 @@ settings! {
         get |it| Some(it.max_in_flight_per_scope.map_or(0, NonZeroU32::get)),
         set |it, count| it.max_in_flight_per_scope = NonZeroU32::new(count)
     );
-    /// Where the API documents its refusals; `none` for nowhere
+    /// Place where the API documents its rejections; `none` for none
     docs_url: DocsUrlOrNone, Unprotected => (|it| it.docs_url);
     /// Replay Set-Cookie too
     replay_set_cookie: Flag => (|it| it.replay_set_cookie);
-    /// Pages of which origins may use this, like https://shop.example, or `*`; `none` leaves CORS to
-    /// your service. Preflights are answered here
+    /// Origins of web pages that may use this, like https://shop.example, or `*`; `none` leaves
+    /// CORS to your service. Preflights are answered here
     cors_origins: OriginsOrNone, Unprotected => (
         get |it| Some(it.cors.as_ref().map(|cors| cors.origins.clone())),
         set |it, origins| it.cors = origins.map(Cors::new)
     );
-    /// What they may send, or `*`
+    /// Methods that they may send, or `*`
     cors_methods: PageMethods = "GET,HEAD,POST,PUT,PATCH,DELETE", Unprotected =>
         (|it| it.cors, |cors| cors.methods, needs cors_origins NO_ORIGINS);
-    /// With which headers, or `*`; the key header and the scope headers are always among them
+    /// Headers that they may send, or `*`; the key header and the scope headers are always among
+    /// them
     cors_headers: PageHeaders = "authorization,content-type", Unprotected =>
         (|it| it.cors, |cors| cors.headers, needs cors_origins NO_ORIGINS);
-    /// Which headers of answers they may read, besides Idempotency-*, Retry-After and Link
+    /// Headers of responses that they may read, besides Idempotency-*, Retry-After and Link
     cors_expose: Headers = "none", Unprotected =>
         (|it| it.cors, |cors| cors.expose, needs cors_origins NO_ORIGINS);
-    /// Whether they may send cookies and the like
+    /// Whether they may send cookies and other credentials
     cors_credentials: Flag = "false", Unprotected =>
         (|it| it.cors, |cors| cors.credentials, needs cors_origins NO_ORIGINS);
-    /// For how long a browser may keep the answer to a preflight
+    /// Time for which a browser may store the response to a preflight
     cors_max_age: Option<Time> = "its own choice", Unprotected =>
         (|it| it.cors, |cors| cors.max_age, needs cors_origins NO_ORIGINS);
 }
@@ -386,11 +390,11 @@ settings! {
 settings! {
     /// The settings of a route alone.
     ROUTE_SETTINGS: [Setting<RouteConfig>];
-    /// The paths of the route, like /payments, /orders/{id} or /v2/{*rest}
+    /// Paths of the route, like /payments, /orders/{id} or /v2/{*rest}
     path: Name = "" => (|it| it.path);
-    /// What metrics call the route
+    /// Name of the route in metrics
     name: Option<Name> = "its path" => (|it| it.name);
-    /// Only count what would become of its requests, which pass through
+    /// Only count the results that protection would have; the requests pass through
     observe: Flag = "false" => (
         get |it| (it.handling == RouteMode::Observe).then_some(true),
         set |it, observe| it.handling = if observe { RouteMode::Observe } else { RouteMode::Protect }
@@ -422,7 +426,8 @@ fn set_json_parts(
     set_fingerprint(policy, field, body, None, Some(parts))
 }
 
-/// Sets what of a request counts; headers and parts of JSON stay where they are not given.
+/// Sets the parts of a request that are compared; headers and parts of JSON that are not given
+/// stay.
 fn set_fingerprint(
     policy: &mut PolicyConfig,
     field: &'static str,

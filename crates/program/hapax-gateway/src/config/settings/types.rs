@@ -44,7 +44,7 @@ pub(super) trait SettingType {
     const KIND: ValueKind;
     /// The placeholder of a value in a help text; empty where all values are listed.
     const PLACEHOLDER: &'static str;
-    /// Tells of one word whether it has a secret; `None` where no value can have one.
+    /// Returns whether a value contains a secret; `None` if no value can.
     const HAS_SECRET: Option<fn(&str) -> bool> = None;
 
     fn read(words: &[String]) -> Result<Self::Value, String>;
@@ -241,7 +241,7 @@ setting_types! {
         _ => false,
     }), unchecked () { |words| single(words, str::parse::<CacheUrl>), |url| one(url) }
     ProfileName: Profile = Text "NAME" { |words| single(words, str::parse::<Profile>), |name| one(name) }
-    /// What duplicates of a request in flight get; `wait` for the default time.
+    /// The handling of duplicates in flight; `wait` for the default time.
     InFlightRule: InFlight = Choice(|| vec!["reject", "wait"]) "" {
         |words| single(words, |word| match word {
             "reject" => Ok(InFlight::Reject),
@@ -335,7 +335,7 @@ const ANY: &str = "*";
 
 const LOOPBACK: &str = "loopback";
 
-/// What is shown in place of a secret.
+/// The text that replaces a secret.
 const HIDDEN: &str = "(hidden)";
 
 fn single<T, E: Display>(words: &[String], read: fn(&str) -> Result<T, E>) -> Result<T, String> {
@@ -387,8 +387,7 @@ fn expected_methods(more: &str) -> String {
     format!("expected methods in upper case{more}: {}", METHODS.replace(' ', ", "))
 }
 
-/// IANA's registry of methods (RFC 9110, 18.2) without `PRI` and `*`, which are there so that nobody
-/// uses them.
+/// IANA's registry of methods (RFC 9110, 18.2) without `PRI` and `*`, which are reserved.
 const METHODS: &str = "ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT CONNECT COPY DELETE GET HEAD LABEL \
     LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE OPTIONS ORDERPATCH \
     PATCH POST PROPFIND PROPPATCH PUT QUERY REBIND REPORT SEARCH TRACE UNBIND UNCHECKOUT UNLINK \
