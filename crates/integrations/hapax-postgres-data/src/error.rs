@@ -1,11 +1,11 @@
-//! What can go wrong, and what is then known.
+//! Errors, and what is known after each.
 
 use std::error::Error;
 
 /// A driver's error.
 pub type DriverError = Box<dyn Error + Send + Sync>;
 
-/// What the server said, by its code.
+/// An error of the server, by its code.
 #[derive(Debug, thiserror::Error)]
 #[error("the database refused it ({code}): {message}")]
 pub struct ServerError {
@@ -37,7 +37,7 @@ pub enum DataError {
     Item {
         /// Which, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The fault.
         #[source]
         problem: ItemError,
     },
@@ -83,8 +83,8 @@ pub enum DataError {
     /// Another unique constraint than that of the layout does not allow the row (SQLSTATE 23505).
     #[error("the unique constraint {constraint:?} does not allow it")]
     UniqueViolation {
-        /// Which item of a batch of rows, from 0. Without it, and with what else may be wrong, the
-        /// same call tells about the others. Unknown for events.
+        /// The item of a batch of rows, from 0. Without it, and with other faults, the same call
+        /// has results for the others. Unknown for events.
         item: Option<usize>,
         /// Its name.
         constraint: String,
@@ -107,17 +107,17 @@ pub enum DataError {
         /// How many.
         rounds: u32,
     },
-    /// The server refused it for another reason.
+    /// The server rejected the statement for another reason.
     #[error(transparent)]
     Rejected(ServerError),
     /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
-    /// have happened, or may yet: ask again.
+    /// have happened, or may yet: call again.
     #[error("the connection to the database is lost")]
     Lost(#[source] DriverError),
     /// A row cannot be read as what it is to be read as.
     #[error("a row cannot be read: {0}")]
     Row(#[source] serde_json::Error),
-    /// What came back does not belong to what was sent: a trigger or a rule that changes keys.
+    /// The result does not belong to the statement: a trigger or a rule changes keys.
     #[error(
         "the database answered with other rows than were asked for: does a trigger change keys?"
     )]
@@ -135,13 +135,13 @@ pub enum DataError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ItemError {
-    /// It cannot be written as JSON.
+    /// The item cannot be serialized as JSON.
     #[error("it cannot be written as JSON: {0}")]
     Json(#[source] serde_json::Error),
-    /// What is asked by an operation cannot be compared.
+    /// The request of an operation cannot be compared.
     #[error("it has no canonical form: {0}")]
     NoCanonicalForm(#[source] hapax_core::CanonicalValueError),
-    /// It is no struct or map.
+    /// The item is no struct or map.
     #[error("it has no fields")]
     NotAnObject,
     /// A column of the layout is not among its fields. Null would have to be said.
@@ -175,7 +175,7 @@ impl ItemError {
 pub enum StatementError {
     /// The server said that it did not happen, and the connection is good.
     Rejected(ServerError),
-    /// Nobody knows.
+    /// The result is unknown.
     Lost(DriverError),
 }
 
@@ -185,9 +185,9 @@ const UNIQUE_VIOLATION: &str = "23505";
 const NO_SUCH_CONSTRAINT: &str = "42P10";
 
 impl StatementError {
-    /// By code and severity alone; texts are translated. A server, or a pooler between, that ends
-    /// the connection (FATAL, PANIC; 08, 57P) does not say what became of the statement; 40003 says
-    /// that nobody knows.
+    /// Classifies by code and severity alone; texts are translated. A server, or a pooler between,
+    /// that ends the connection (FATAL, PANIC; 08, 57P) does not report the result of the
+    /// statement; 40003 says that it is unknown.
     pub(crate) fn of(server: ServerError, is_error: bool) -> Self {
         let unknown = ["08", "57P", "40003"].iter().any(|code| server.code.starts_with(code));
         if is_error && !unknown { Self::Rejected(server) } else { Self::Lost(server.source) }
@@ -218,8 +218,8 @@ impl StatementError {
 }
 
 impl DataError {
-    /// Whether another attempt may mend it. Besides races, what a server refuses for the time being:
-    /// locks that are held, time limits of its own, resources.
+    /// Returns whether another attempt may succeed. Besides races, that includes temporary
+    /// rejections: locks, timeouts of the server, resources.
     pub(crate) fn passes(&self) -> bool {
         match self {
             Self::Again(_) | Self::Lost(_) => true,
@@ -231,10 +231,10 @@ impl DataError {
     }
 }
 
-/// Races that were lost, of which the last is told if there is no better answer.
+/// Lost races; the last one is the error if there is no better one.
 ///
-/// After one of them a plain connection just asks again. Within a transaction the next statement
-/// fails (25P02), and the race is what there is to tell: so nobody has to know whether there is a
+/// After a race a plain connection tries again. Within a transaction the next statement fails
+/// (25P02), and the race is the error: so the caller need not distinguish whether there is a
 /// transaction.
 #[derive(Debug, Default)]
 pub(crate) struct LostRaces(Option<DataError>);
@@ -272,7 +272,7 @@ impl LostRaces {
         }
     }
 
-    /// What was in the way turned out to be a copy of the item.
+    /// The row in the way is a duplicate of the item.
     pub(crate) fn explained(&mut self) {
         self.0.take_if(|race| matches!(race, DataError::UniqueViolation { .. }));
     }

@@ -17,7 +17,7 @@ use crate::items::{Shape, array, number, row, text};
 use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::verified::Verified;
 
-/// What became of an append. Positions are within the stream, from 1.
+/// Result of an append. Positions are within the stream, from 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AppendResult {
     /// They were appended, by this call, at these positions.
@@ -101,28 +101,29 @@ pub struct StoredEvent<E> {
 /// given by the call. The id is the writer's: made once, and sent again with every retry. Stream
 /// and sequence together, `{stream}-{sequence}`, name an event as well.
 ///
-/// # What happens
+/// # Statements
 /// 1. One statement inserts the events, if the stream's last position is the expected one and none
-///    of the ids is there. Its first event decides: whoever wants the same position waits until
-///    the other's transaction has ended, with nothing in hand that anybody else could wait for. The
-///    rest follows only if the first was inserted.
-/// 2. If nothing was inserted, a second statement looks why, in one view of the table.
-/// 3. If it finds no reason any more, as when the version that was missing was committed in
-///    between: again from 1, in at most [`BatchLimits::rounds`] rounds.
+///    of the ids is there. Its first event decides: a writer at the same position waits until the
+///    other's transaction has ended, without a lock that others could wait for. The rest follows
+///    only if the first was inserted.
+/// 2. If nothing was inserted, a second statement finds the reason, in one view of the table.
+/// 3. If it finds none, as when the missing version was committed in between: again from 1, in at
+///    most [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
-/// - Of any number of writers that expect one version, exactly one is told [`AppendResult::Appended`], and
-///   all of its events are there or none.
+/// - Of any number of writers that expect one version, exactly one gets [`AppendResult::Appended`],
+///   and all of its events are there or none.
 /// - The same append again, as after a lost reply, is [`AppendResult::AlreadyAppended`] at the same
-///   positions, also when it expects the version that it has made, and also when others came after.
-/// - Fields are compared by the server, by what their types hold equal (see [`Column`]): a body in
+///   positions, also if it expects the version that it has created, and also if others came after.
+/// - Fields are compared by the server, by the equality of their types (see [`Column`]): a body in
 ///   `jsonb` as JSON, one in `bytea` or `text` byte by byte. Nothing is hashed.
-/// - A race never shows as an error of the database, on a plain connection. In a transaction all of
-///   this holds for streams under READ COMMITTED. What may be told there is [`DataError::Again`]: of
-///   two transactions that append to two streams in opposite order, and under REPEATABLE READ and
-///   SERIALIZABLE, of one whose place was taken by what it does not see (what expects the version
-///   that the others have made is a `Gap` there: see [the crate](crate#isolation)); and
-///   [`DataError::UniqueViolation`] of two that give one id to events of two streams at the same moment.
+/// - On a plain connection a race never shows as an error of the database. In a transaction all of
+///   this holds for streams under READ COMMITTED. The exceptions there are [`DataError::Again`]:
+///   for two transactions that append to two streams in opposite order, and, under REPEATABLE READ
+///   and SERIALIZABLE, for one whose position was taken by a row that it does not see (an append at
+///   the version that the others have created is a `Gap` there: see [the crate](crate#isolation));
+///   and [`DataError::UniqueViolation`] for two that give one id to events of two streams at the
+///   same moment.
 ///
 /// # What is defined
 /// - No events: the version is compared, nothing is written, and `Appended` is at no position.
@@ -284,7 +285,7 @@ impl EventLog {
         Value::from_iter([(self.stream.clone(), Value::from(stream))]).to_string()
     }
 
-    /// What `look` answered: the version, and what there is of each event.
+    /// Result of `look`: the version, and the existing part of each event.
     fn found(&self, rows: &Rows, events: usize) -> Result<(u64, Vec<Option<Found>>), DataError> {
         let mut found: Vec<Option<Found>> = (0..events).map(|_| None).collect();
         let mut current = None;

@@ -1,4 +1,4 @@
-//! What statements run on.
+//! Connections that statements run on.
 //!
 //! Every parameter and every column of an answer is text, so that the drivers' types stay outside
 //! and the server's types are the only ones.
@@ -31,7 +31,7 @@ pub trait Executor: Query + Send {}
 
 impl<T: Query + Send> Executor for T {}
 
-/// What a pool for tokio-postgres hands out, whichever pool it is, and how its connection is found.
+/// A connection that a pool for tokio-postgres returns, and the way to its client.
 ///
 /// ```
 /// # use hapax_postgres_data::Pooled;
@@ -46,7 +46,7 @@ pub struct Pooled<P> {
 }
 
 impl<P> Pooled<P> {
-    /// What was handed out, and the connection in it.
+    /// A pool's guard, and the connection in it.
     pub const fn new(of: P, client: fn(&P) -> &Client) -> Self {
         Self { of, client }
     }

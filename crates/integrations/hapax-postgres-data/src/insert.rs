@@ -10,18 +10,18 @@ use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;
 use crate::verified::{Check, Verified};
 
-/// What became of an item.
+/// Result for an item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inserted<R> {
-    /// It was inserted, by this call, as this row.
+    /// The item was inserted, by this call, as this row.
     Created(R),
-    /// It was there before, the same in every field.
+    /// The row was there before, with the same fields.
     Exists(R),
     /// Its key was there before, with something else.
     ExistsWithDifferent {
         /// The first field that differs, in the order of the layout.
         field: String,
-        /// What is there.
+        /// The row that is there.
         row: R,
     },
 }
@@ -42,47 +42,48 @@ impl<R> Inserted<R> {
 /// is one with those and what is [also read](InsertOrFetchBuilder::also_read). How values are written, read and
 /// compared: see [the crate](crate#values).
 ///
-/// # What happens
-/// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items whose keys are not there, in one statement, in
-///    the order of their keys, so that two batches cannot wait for each other, however their layouts
-///    list that key; by another unique constraint they may, and one is told [`DataError::Again`]. An item whose key somebody else is inserting waits until that is decided.
-/// 2. Where nothing was inserted, a second statement fetches what is there. (In one statement it
-///    could not be seen: that statement began before the other was committed.)
-/// 3. Where nothing is there either: 1 and 2 for the first of these alone, so that another
-///    unique constraint that is in the way is named, with its item.
+/// # Statements
+/// 1. `INSERT … ON CONFLICT DO NOTHING`, for all items whose keys are not there, in one statement,
+///    in the order of their keys, so that two batches cannot deadlock, whatever the order of the
+///    key in their layouts; by another unique constraint they may, and one gets
+///    [`DataError::Again`]. An item whose key is being inserted elsewhere waits for that
+///    transaction.
+/// 2. If nothing was inserted, a second statement fetches the existing row. (The first one could
+///    not see it: it began before the other was committed.)
+/// 3. If there is no row either: 1 and 2 for the first of these items alone, so that another unique
+///    constraint is named, with its item.
 /// 4. For the others, whose rows were deleted in between: again from 1, in at most
 ///    [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
-/// - Of any number of calls with one key, exactly one is told [`Inserted::Created`], as long as its
-///   row is there. Told is what holds when the call ends: in a transaction that is rolled back
-///   afterwards, nothing was inserted.
-/// - An item that comes twice in a batch is created at most once, by its first place; the
+/// - Of any number of calls with one key, exactly one gets [`Inserted::Created`], while its row
+///   exists. Results describe the end of the call: in a transaction that is rolled back afterwards,
+///   nothing was inserted.
+/// - An item that comes twice in a batch is created at most once, by its first occurrence; the
 ///   others are compared with that.
 /// - A race never shows as an error of the database. Another unique constraint than that of the key
-///   is [`DataError::UniqueViolation`], unless the row is there with its key, for then it
+///   is [`DataError::UniqueViolation`], unless there is a row with its key, which then
 ///   [exists](Inserted::Exists).
-/// - On a plain connection each statement commits by itself: a call that fails may have inserted
-///   some of its items, and the same call again finds them. Where it has to be all or
-///   nothing, call it in a transaction.
+/// - On a plain connection each statement commits separately: a call that fails may have inserted
+///   some of its items, and the same call again finds them. For all or nothing, call it in a
+///   transaction.
 ///
 /// # Isolation
-/// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
-/// that began before the row in its way was committed does not see it, and is told
-/// [`DataError::Again`]; a row that it sees exists, also if it was deleted since. Several calls in one
-/// transaction may deadlock with another's in the other order; the one that the server chooses is
-/// told `Again`.
+/// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a
+/// transaction that began before the row in its way was committed does not see it, and gets
+/// [`DataError::Again`]; a row that it sees exists, even if it was deleted since. Several calls in
+/// one transaction may deadlock with another's in the other order; the one that the server chooses
+/// gets `Again`.
 ///
 /// # Limits
 /// Columns of the key may not be null. The constraint must not be deferrable, nor may any other
-/// unique constraint of the table. `BEFORE INSERT` triggers must not change a column of the layout but
-/// those [also read](InsertOrFetchBuilder::also_read): with another key the call fails
-/// ([`DataError::OtherRows`]), and with another field the next call of the same is told
-/// [`Inserted::ExistsWithDifferent`]. They run for rows that come to be, and for copies that
-/// come at the same moment. What [`Inserted::Exists`] tells may be deleted the next moment:
-/// nothing is locked.
-/// And a copy that comes late, after the row was deleted, inserts it again: where that matters, rows
-/// are marked instead.
+/// unique constraint of the table. `BEFORE INSERT` triggers must not change a column of the layout
+/// except those [also read](InsertOrFetchBuilder::also_read): with another key the call fails
+/// ([`DataError::OtherRows`]), and with another field the next call of the same gets
+/// [`Inserted::ExistsWithDifferent`]. They run for inserted rows, and for duplicates that come at
+/// the same moment. A row of [`Inserted::Exists`] may be deleted the next moment: nothing is
+/// locked. And a duplicate that comes late, after the row was deleted, inserts it again: if that
+/// matters, mark rows as deleted instead.
 ///
 /// There is no upsert: a copy of it that comes late would overwrite what came after it. Rows that
 /// change have a version ([`VersionedRows`](crate::VersionedRows)).
@@ -199,7 +200,7 @@ impl InsertOrFetch {
         Err(races.into_error(self.shape.limits.rounds))
     }
 
-    /// What `fetch` answered.
+    /// Result of `fetch`.
     fn found<R: DeserializeOwned>(
         &self,
         pending: &mut Pending<R>,
@@ -250,7 +251,7 @@ impl<R> Pending<R> {
         array(self.open.iter().take(most).map(|at| self.items[*at].as_str()))
     }
 
-    /// What `insert` answered.
+    /// Result of `insert`.
     fn created(&mut self, rows: &Rows) -> Result<(), DataError>
     where
         R: DeserializeOwned,

@@ -12,7 +12,7 @@ use crate::layout::{BatchLimits, Column};
 /// Fields as serde wrote them: no number goes through an `f64`.
 pub(crate) type Fields = BTreeMap<String, Box<RawValue>>;
 
-/// What an item has to look like.
+/// The form of an item.
 #[derive(Debug)]
 pub(crate) struct Shape {
     /// Every column that an item has, and no other. Those of the key come first.

@@ -60,20 +60,21 @@ impl Column {
         Self { name: name.into(), read: false, compare: false }
     }
 
-    /// It is read as its text: for numbers with more digits than the 15 of an `f64`, such as money
-    /// in `numeric`. Written it is as text anyway, but not `json` and `jsonb`: there a text is a JSON
-    /// string, and a row that is read and written again would become one. So for a column of these
-    /// that is written too it is refused ([`DataError::JsonAsText`](crate::DataError::JsonAsText));
-    /// serde_json's `RawValue` reads and writes them digit by digit.
+    /// The column is read as text: for numbers with more digits than the 15 of an `f64`, such as
+    /// money in `numeric`. Values are always written as text, except `json` and `jsonb`: there a
+    /// text is a JSON string, and a row that is read and written again would become one. So this is
+    /// rejected for such a column if it is written too
+    /// ([`DataError::JsonAsText`](crate::DataError::JsonAsText)); serde_json's `RawValue` reads and
+    /// writes them digit by digit.
     #[must_use]
     pub const fn read_as_text(mut self) -> Self {
         self.read = true;
         self
     }
 
-    /// It is compared as its text, after the column's type has read it: 1.0 is not 1.00 then. For
-    /// types that have no equality, as `json` and `xml`, and where theirs is too generous. Without
-    /// meaning for a column of a key.
+    /// The column is compared as text, after its type has parsed it: then 1.0 is not 1.00. For
+    /// types without equality, such as `json` and `xml`, and for types whose equality is too
+    /// generous. No effect for a column of a key.
     #[must_use]
     pub const fn compare_as_text(mut self) -> Self {
         self.compare = true;
@@ -85,7 +86,7 @@ impl Column {
         format!("{of}.{}", quoted(&self.name))
     }
 
-    /// What is read of it, under its name.
+    /// The columns that are read, by their names.
     pub(crate) fn read_of(&self, of: &str) -> String {
         let column = self.of(of);
         if self.read { format!("{column}::text AS {}", quoted(&self.name)) } else { column }
@@ -120,7 +121,7 @@ pub enum LayoutError {
     /// A limit that lets nothing through.
     #[error("the limit of {0} is zero")]
     Zero(&'static str),
-    /// In one round nobody finds out what was in the way.
+    /// One round does not find what is in the way.
     #[error("a call needs 2 rounds at least")]
     OneRound,
 }

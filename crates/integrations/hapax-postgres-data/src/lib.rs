@@ -1,8 +1,8 @@
 //! Writes that happen once, on tables of a caller's own.
 //!
-//! A unique constraint, a version or a position is all that a table needs for a write to be safe to
-//! repeat. What is left to get right is what the second writer is told, and what the database says
-//! when two come at once. This crate does that, in SQL that can be read, on PostgreSQL 13 and later:
+//! A unique constraint, a version or a position makes a write safe to repeat. The rest is the
+//! result for the second writer, and the errors of the database for two writers at the same time.
+//! This crate provides both, in readable SQL, on PostgreSQL 13 and later:
 //!
 //! 1. [`InsertOrFetch`]: rows with a key that the business has. Created, or there already, the same or
 //!    with a difference; also for each item of a batch.
@@ -77,14 +77,14 @@
 //! Everything is made for READ COMMITTED, PostgreSQL's default. Under REPEATABLE READ and SERIALIZABLE a
 //! transaction cannot see what others have committed since its first statement.
 //!
-//! - Where that is in its way, it is told [`DataError::Again`]: begin a new one. A plain connection does
-//!   so by itself.
-//! - Where it is not, outcomes tell of that moment. An append or an update at the true version is a
-//!   [`Gap`](AppendResult::Gap) or a [`Conflict`](UpdateResult::Conflict) with an earlier `current`, a row that was
-//!   inserted since is [`NotFound`](UpdateResult::NotFound), one that was deleted since
-//!   [exists](Inserted::Exists), and an operation that was applied since is a `Conflict`. So who gives up
-//!   at one of these does it in a new transaction.
-//! - What is told as created, appended, updated or applied is so, once the transaction commits.
+//! - If that is in its way, it gets [`DataError::Again`]: begin a new transaction. A plain
+//!   connection does so automatically.
+//! - Otherwise results describe that moment. An append or an update at the true version is a
+//!   [`Gap`](AppendResult::Gap) or a [`Conflict`](UpdateResult::Conflict) with an earlier
+//!   `current`, a row that was inserted since is [`NotFound`](UpdateResult::NotFound), one that was
+//!   deleted since [exists](Inserted::Exists), and an operation that was applied since is a
+//!   `Conflict`. So give up only in a new transaction.
+//! - A result of created, appended, updated or applied holds once the transaction commits.
 //!
 //! # Errors
 //! By SQLSTATE and severity alone. The races that each layout is made for end in outcomes, on a plain
@@ -92,12 +92,12 @@
 //! transaction, as always in PostgreSQL; outcomes never do.
 //!
 //! # Dropped futures
-//! Nothing here sends a cancel request. A call that is dropped half-way leaves one statement
-//! that the server carries out, whole or not at all; the same call again finds it. It waits for locks as
-//! long as the connection's `lock_timeout` lets it. Where this crate
-//! takes connections itself, in [`UpdateLog::retrying`], what commits runs on a task of its own. To
-//! COMMIT their own transactions in a place that nobody drops is up to callers; the reply may be lost
-//! nonetheless, and then the same call in a new transaction tells what became of it.
+//! Nothing here sends a cancel request. A call that is dropped leaves one statement that the server
+//! executes, whole or not at all; the same call again finds its effect. It waits for locks as long
+//! as the connection's `lock_timeout` allows. [`UpdateLog::retrying`], which takes connections
+//! itself, commits on its own task. Callers COMMIT their own transactions where they are not
+//! dropped; the reply may be lost nonetheless, and then the same call in a new transaction finds
+//! the result.
 
 mod error;
 mod events;

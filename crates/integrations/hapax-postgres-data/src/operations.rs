@@ -18,7 +18,7 @@ use crate::layout::{Column, LayoutError, TableName, check_columns};
 use crate::verified::{Check, Verified};
 use crate::versioned::{VersionedRow, VersionedRows, made, sent, version};
 
-/// What became of an operation.
+/// Result of an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum IdentifiedUpdate<R> {
     /// The row was updated, by this call.
@@ -26,8 +26,7 @@ pub enum IdentifiedUpdate<R> {
         /// The version that it has now.
         version: u64,
     },
-    /// It was updated before, by this operation. Nothing was written now, whatever the item
-    /// says.
+    /// The row was updated before, by this operation. Nothing was written now, whatever the item.
     AlreadyApplied {
         /// The version that it had after that.
         version: u64,
@@ -37,14 +36,14 @@ pub enum IdentifiedUpdate<R> {
     /// The row has another version than the expected one, and not by this operation. Nothing was
     /// written.
     Conflict {
-        /// What is there.
+        /// The row that is there.
         current: VersionedRow<R>,
     },
 }
 
-/// Updates of [`VersionedRows`] that each have an id, which is written in the statement that
-/// updates the row. Whoever does not hear what became of an update asks again under the same id,
-/// with whatever version the row has by then, and it is applied once.
+/// Updates of [`VersionedRows`] with ids, which are written in the statement that updates the row.
+/// A caller that gets no reply calls again with the same id, and with the row's present version,
+/// and the update is applied once.
 ///
 /// Ids are kept in a table of the caller's, one for any number of tables of rows: the id, of any type,
 /// unique; what it was used for, as JSON in a `text`: the table with its schema, the row's key, and what
@@ -55,9 +54,8 @@ pub enum IdentifiedUpdate<R> {
 ///     at timestamptz NOT NULL DEFAULT now());
 /// ```
 ///
-/// Remove from it what is older than the longest time after which anybody asks again. Once a table
-/// is given another name, or its key's columns are, an earlier id is one that was used for
-/// something else.
+/// Remove from it what is older than the longest time after which a caller retries. If a table or
+/// the columns of its key are renamed, earlier ids count as ids of other operations.
 ///
 /// # Guarantees
 /// - Those of [`VersionedRows`].
@@ -84,7 +82,7 @@ pub struct UpdateLogBuilder {
     version: Column,
 }
 
-/// What one view of the tables shows.
+/// The content of one view of the tables.
 #[derive(Debug)]
 enum Seen<R> {
     Noted(u64),
@@ -181,7 +179,7 @@ impl UpdateLog {
     }
 }
 
-/// What `look` answered.
+/// Result of `look`.
 fn seen<R: DeserializeOwned>(rows: &Rows, operation: &UpdateId) -> Result<Seen<R>, DataError> {
     let there = rows.first().ok_or(DataError::OtherRows)?;
     if text(there, 1).is_some() {

@@ -80,7 +80,7 @@ impl Retry {
         let mut bytes = [0; 4];
         match self.entropy.fill(&mut bytes) {
             Ok(()) => bound.mul_f64(f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)),
-            // Without dice the longest pause is the kindest.
+            // Without randomness the longest pause is the safest.
             Err(_) => bound,
         }
     }

@@ -1,4 +1,4 @@
-//! What a layout rests on.
+//! Requirements of a layout.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,10 +9,10 @@ use crate::executor::Executor;
 use crate::layout::{Column, TableName};
 use crate::sql;
 
-/// What the server is asked once, before the first call.
+/// Checks by the server, once, before the first call.
 ///
-/// `ON CONFLICT DO NOTHING` without a target would insert a second row where the unique constraint
-/// is missing; planned with a target, it is refused.
+/// `ON CONFLICT DO NOTHING` without a target would insert a second row if the unique constraint is
+/// missing; planned with a target, it is rejected.
 #[derive(Debug)]
 pub(crate) struct Verified {
     checks: Vec<Check>,
@@ -28,17 +28,17 @@ pub(crate) struct Check {
     lacking: Lacking,
 }
 
-/// What is said otherwise.
+/// Errors of a check.
 #[derive(Debug)]
 enum Lacking {
-    /// No row, or refused: there is no unique constraint on these.
+    /// No row, or rejected: there is no unique constraint on these columns.
     Constraint(String),
     /// A row: this column is JSON.
     Text,
 }
 
 impl Check {
-    /// That `statement` can be planned. Its parameters are texts that it can read.
+    /// Checks that `statement` can be planned. Its parameters are texts that it can read.
     pub(crate) fn plan<'a>(
         statement: &str,
         parameters: impl IntoIterator<Item = &'a str>,
@@ -53,7 +53,8 @@ impl Check {
         }
     }
 
-    /// That no two rows have the same `key`. Who may only update cannot plan an insert.
+    /// Checks that no two rows have the same `key`. A role that may only update cannot plan an
+    /// insert.
     pub(crate) fn unique<'a>(
         table: &TableName,
         key: impl IntoIterator<Item = &'a Column> + Clone,
@@ -62,8 +63,8 @@ impl Check {
         Self::by_indexes(table, key, &UNIQUE.replace("$HAVING", having).replace("$EXACTLY", "TRUE"))
     }
 
-    /// That what is unique by an index on exactly `key` is so by the columns as well. To plan an insert
-    /// finds the index, whatever its collation.
+    /// Checks that rows that are unique by an index on exactly `key` are so by the columns as well.
+    /// Planning an insert finds the index, whatever its collation.
     pub(crate) fn as_columns_do<'a>(
         table: &TableName,
         key: impl IntoIterator<Item = &'a Column> + Clone,
@@ -90,7 +91,8 @@ impl Check {
         }
     }
 
-    /// That none of the `written` columns that are read as text is JSON; nothing if there are none.
+    /// Checks that none of the `written` columns that are read as text is JSON; nothing if there
+    /// are none.
     pub(crate) fn no_json_as_text<'a>(
         table: &TableName,
         written: impl IntoIterator<Item = &'a Column>,
@@ -158,7 +160,7 @@ impl Verified {
         self.now(executor).await
     }
 
-    /// Asks. Nothing is executed, but in a transaction a refusal is the end of it.
+    /// Sends the checks. Nothing is executed, but in a transaction a rejection ends it.
     pub(crate) async fn now(&self, executor: &mut impl Executor) -> Result<(), DataError> {
         for Check { text, parameters, table, lacking } in &self.checks {
             let parameters: Vec<&str> = parameters.iter().map(String::as_str).collect();

@@ -19,19 +19,19 @@ pub struct VersionedRow<R> {
     pub row: R,
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum UpdateResult<R> {
-    /// It was updated, by this call.
+    /// The row was updated, by this call.
     Updated {
         /// The version that it has now.
         version: u64,
     },
     /// There is no such row.
     NotFound,
-    /// It has another version than the expected one. Nothing was written.
+    /// The row has another version than the expected one. Nothing was written.
     Conflict {
-        /// What is there.
+        /// The row that is there.
         current: VersionedRow<R>,
     },
 }
@@ -52,16 +52,17 @@ pub enum UpdateResult<R> {
 /// 3. Where that is the expected version after all: again, in at most [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
-/// - Of any number of updates that expect one version, exactly one is told [`UpdateResult::Updated`].
-/// - The lost reply to an update, or to the COMMIT after it, leaves open whether it was this one
-///   that made the next version: [`UpdateLog`](crate::UpdateLog) can tell.
+/// - Of any number of updates that expect one version, exactly one gets [`UpdateResult::Updated`].
+/// - After a lost reply to an update, or to the COMMIT after it, it is unknown whether this one
+///   created the next version: [`UpdateLog`](crate::UpdateLog) can find out.
 ///
 /// # Isolation
-/// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a transaction
-/// that began before the row's last update was committed is told [`DataError::Again`] where it
-/// expects the version from before; where it expects what it cannot see, the
-/// [`UpdateResult::Conflict`] or [`UpdateResult::NotFound`] is about what it sees. Two transactions that update two rows in opposite order deadlock: update in the order of keys, or
-/// begin again where the server says `Again`.
+/// Under READ COMMITTED all of the above holds. Under REPEATABLE READ and SERIALIZABLE, a
+/// transaction that began before the row's last update was committed gets [`DataError::Again`] if
+/// it expects the version from before; if it expects one that it cannot see, the
+/// [`UpdateResult::Conflict`] or [`UpdateResult::NotFound`] describes what it sees. Two
+/// transactions that update two rows in opposite order deadlock: update in the order of keys, or
+/// begin again after `Again`.
 #[derive(Debug)]
 pub struct VersionedRows {
     pub(crate) layout: VersionedRowsBuilder,

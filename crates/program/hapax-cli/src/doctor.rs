@@ -12,16 +12,16 @@ use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 use crate::keys;
 
-/// Look for what would silently break a store's promise
+/// Look for settings that would silently break a store's promise
 ///
-/// One line for each finding, with what to do about it. Nothing in the store is changed. With a
-/// gateway's file, each --reconcile-url in it is probed too.
+/// Prints one line for each finding, with its fix. Changes nothing in the store. With a gateway's
+/// file, each --reconcile-url in it is probed too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
 store cannot be reached.")]
 pub(crate) struct DoctorArgs {
-    /// The gateway's file: for what is not said here
+    /// The gateway's file, for options that are not given here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
@@ -37,11 +37,11 @@ pub(crate) struct DoctorArgs {
     /// The file of the gateway's admin token [default: as for the gateway]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
-    /// Write what is whole of a damaged file of records to a new one, and report what is lost;
-    /// nothing else is looked at
+    /// Write the intact records of a damaged file to a new one, and report the lost ones; nothing
+    /// else is checked
     #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
     salvage: Option<Vec<PathBuf>>,
-    /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
+    /// Print one JSON array, for programs; an error is a JSON object on standard error, with a code
     #[arg(long)]
     json: bool,
 }
@@ -81,13 +81,14 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     } else {
         findings.iter().map(|finding| format!("{finding}\n")).collect()
     };
-    // Nobody reads on: the exit code says it as well.
+    // The reader is gone: the exit code has the result too.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
     Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-/// Reports what was read of a damaged file, what it says that it had, and the difference.
+/// Reports the records that were read of a damaged file, the number that it should have, and the
+/// difference.
 fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
     let done = hapax_file::salvage(old, new).map_err(CliError::unavailable)?;
     let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
@@ -110,7 +111,7 @@ fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
              {new}.secret\n"
         )
     };
-    // Nobody reads on: the exit code says it as well.
+    // The reader is gone: the exit code has the result too.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(if lost > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

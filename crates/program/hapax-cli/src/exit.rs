@@ -1,4 +1,4 @@
-//! How the program ends: one line on standard error, and an exit code of `sysexits.h`.
+//! Exit codes of `sysexits.h`, and errors of one line on standard error.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,49 +6,49 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-/// A flag cannot be what it was given, which is not repeated: it may be secret.
+/// Returns the error of a flag whose value, which may be secret, is not repeated.
 pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> CliError {
     move |error| CliError::usage(format!("{flag}: {error}"))
 }
 
-/// Why the program ends without having done what it was asked.
+/// An error that ends the program.
 #[derive(Debug)]
 pub(crate) struct CliError {
     code: u8,
-    /// What programs know it by.
+    /// The code for programs.
     name: Cow<'static, str>,
     message: String,
 }
 
 impl CliError {
-    /// 1: it looked, and the answer is no.
+    /// Creates the error of a check with a negative result: exit code 1.
     pub(crate) fn no(message: impl fmt::Display) -> Self {
         Self { code: 1, name: "refused".into(), message: message.to_string() }
     }
 
-    /// 64: what it was told cannot be.
+    /// Creates the error of invalid arguments: exit code 64.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
         Self { code: 64, name: "usage".into(), message: message.to_string() }
     }
 
-    /// 69: something it needs is not available.
+    /// Creates the error of something that is unavailable: exit code 69.
     pub(crate) fn unavailable(message: impl fmt::Display) -> Self {
         Self { code: 69, name: "unavailable".into(), message: message.to_string() }
     }
 
-    /// With this at the end of its message.
+    /// Appends `more` to the message.
     pub(crate) fn and(mut self, more: &str) -> Self {
         self.message.push_str(more);
         self
     }
 
-    /// Known to programs by this name.
+    /// Sets the code for programs.
     pub(crate) fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Says why, in one line; as JSON if whoever started the program reads that.
+    /// Reports the error in one line; as JSON if the caller reads that.
     pub(crate) fn report(&self, as_json: bool) -> ExitCode {
         if as_json {
             eprintln!("{}", json!({ "code": self.name, "message": self.to_string() }));
@@ -60,7 +60,7 @@ impl CliError {
 }
 
 impl fmt::Display for CliError {
-    /// One line.
+    /// Writes one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words: Vec<&str> = self.message.split_whitespace().collect();
         f.write_str(&words.join(" "))

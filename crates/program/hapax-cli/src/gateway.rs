@@ -28,7 +28,7 @@ pub(crate) use load::{StoreSettings, to_probe};
 /// means it a second time says it later, or once more.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
-/// Runs a gateway until it is told to end.
+/// Runs a gateway until a signal ends it.
 pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     let loaded = args.load()?;
     let mut warnings = environment::unknown(environment::variables());
@@ -43,7 +43,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
         for warning in warnings {
             eprintln!("hapax: warning: {warning}");
         }
-        // Whoever asked may not want to know.
+        // The reader may be gone.
         let _ = std::io::stdout().write_all(shown.as_bytes());
         return Ok(ExitCode::SUCCESS);
     }
@@ -67,7 +67,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     if let Some(admin) = gateway.admin_addr() {
         line.push_str(&format!(", admin http://{admin}"));
     }
-    // Whoever started it may not want to know.
+    // The reader may be gone.
     let _ = writeln!(std::io::stdout(), "{line}");
     ready(&gateway, &told);
     tell(NotifyState::Ready);
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// Tells the service manager, if one wants to know (`NOTIFY_SOCKET`).
+/// Notifies the service manager, if there is one (`NOTIFY_SOCKET`).
 fn tell(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "the service manager cannot be told");
@@ -102,7 +102,7 @@ fn paths(config: &Config) -> Vec<String> {
     config.routes.iter().map(|route| route.path.clone()).collect()
 }
 
-/// A gateway, and what it was told.
+/// A gateway, and its arguments.
 struct GatewayProcess {
     gateway: hapax_gateway::RunningGateway,
     args: GatewayArgs,
@@ -111,7 +111,8 @@ struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// Reloads when it is told to, until it is told to end: at once, however long files take to be read.
+    /// Reloads at each signal, until a signal ends the program: at once, however long files take to
+    /// be read.
     async fn obey(&mut self, signals: &mut Signals) {
         while let SignalAction::Reload = signals.next().await {
             let mut again = true;
@@ -215,14 +216,14 @@ fn ready(gateway: &hapax_gateway::RunningGateway, told: &Config) {
     );
 }
 
-/// What a signal says.
+/// Meaning of a signal.
 enum SignalAction {
     /// To end; the signal's number.
     End(u8),
     Reload,
 }
 
-/// SIGTERM and SIGINT, and SIGHUP, which would end the process if nobody heard it.
+/// SIGTERM and SIGINT, and SIGHUP, which would end the process without a handler.
 struct Signals {
     hang_up: Signal,
     terminate: Signal,

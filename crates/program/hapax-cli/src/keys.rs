@@ -110,7 +110,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The records of a store: our own while nobody else has it open, else through whoever has.
+/// The records of a store: opened here if no other process has it open, else through its gateway.
 #[derive(Debug)]
 enum Records {
     Here(OperatorRecords),
@@ -336,6 +336,6 @@ fn read(body: &str) -> Result<Vec<u8>, CliError> {
 }
 
 fn print(text: &str) {
-    // Nobody reads on: nothing to do about it.
+    // The reader is gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

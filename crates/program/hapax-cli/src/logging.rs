@@ -8,7 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::CliError;
 
-/// What `level` lets through.
+/// Returns the filter of `level`.
 ///
 /// A word alone is a level: as a target, which it could be, it would let nothing else through.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {

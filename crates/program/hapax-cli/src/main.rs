@@ -15,8 +15,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use exit::CliError;
 
-/// Make asking again safe: the same operation, however often it is asked for, has one effect and
-/// one answer.
+/// Makes retries safe: an operation has one effect and one response, however often it is requested.
 #[derive(Debug, Parser)]
 #[command(name = "hapax", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
@@ -32,7 +31,7 @@ enum Command {
     Store(store::StoreArgs),
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
-    /// See it work: a flaky payments service, clients that retry, and four set-ups between them
+    /// Show it at work: a flaky payments service, clients that retry, and four set-ups between them
     #[cfg(feature = "demo")]
     Demo(hapax_torture::demo::DemoArgs),
 }
@@ -73,17 +72,18 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
     }
 }
 
-/// An address to listen on or to ask at. A name is none: it may have several, or none that is ours.
+/// Parses an address to listen on or to connect to. A name is rejected: it may have several
+/// addresses, or none of this machine.
 fn addr(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected an IP address and a port, like 127.0.0.1:8080")
 }
 
-/// What cannot be read is one line, without the usage that would bury it.
+/// Reports invalid arguments in one line, without the usage.
 fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
     let text = without_secrets(error, error.render().to_string());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody reads on: nothing to do about it.
+            // The reader is gone.
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -103,7 +103,8 @@ fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
     }
 }
 
-/// What was said is repeated, but for tokens and for what is or may be a URL, which may hold a password.
+/// Repeats the arguments, except tokens and anything that may be a URL, which may contain a
+/// password.
 fn without_secrets(error: &clap::Error, text: String) -> String {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(said)) => said.as_str(),

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use crate::exit::CliError;
 use crate::keys::{StoreSelector, confirm};
 
-/// The store as a whole
+/// Commands about the whole store
 #[derive(Debug, Args)]
 pub(crate) struct StoreArgs {
     #[command(subcommand)]
@@ -17,18 +17,19 @@ pub(crate) struct StoreArgs {
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Accept a store that was emptied or replaced: new keys execute again under block and reconcile
+    /// Accept a store that was emptied or replaced: new keys execute again under block and
+    /// reconcile
     ///
-    /// What the store held before may execute a second time. A file that a gateway has open is
-    /// confirmed through the admin address of that gateway. On a server every gateway accepts the store
-    /// with its next request.
+    /// Operations of the previous store may execute a second time. A file that a gateway has open
+    /// is confirmed through the admin address of that gateway. On a server every gateway accepts
+    /// the store with its next request.
     Confirm {
         #[command(flatten)]
         at: StoreSelector,
-        /// The reason: kept in the audit file
+        /// The reason, stored in the audit file
         #[arg(long, value_name = "TEXT")]
         reason: String,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },

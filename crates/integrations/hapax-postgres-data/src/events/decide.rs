@@ -1,4 +1,4 @@
-//! What it means where nothing was appended.
+//! The reasons for which nothing was appended.
 
 use super::AppendResult;
 

@@ -1,11 +1,11 @@
-//! What an operation is called.
+//! Ids of operations.
 
 use hapax_core::{Fingerprint, canonicalize_value};
 use serde::Serialize;
 
 use crate::error::{DataError, ItemError};
 
-/// The id of an operation, made once by whoever asks for it, and sent again with every retry.
+/// The id of an operation, created once by its caller, and sent again with every retry.
 ///
 /// Without more, an id that is used again for another change of the same row is
 /// [`AlreadyApplied`](crate::IdentifiedUpdate::AlreadyApplied), and that change is never made: versions differ from one
@@ -27,9 +27,9 @@ pub struct UpdateId {
 }
 
 impl UpdateId {
-    /// What is asked under the id: the request, not what is to be in the row after it. The fingerprint
-    /// of its [canonical JSON](hapax_core::canonicalize_value) is kept with the id, and under
-    /// the same id with another one, or with none, it is [`DataError::OperationReused`].
+    /// The request under the id, not the row after it. The fingerprint of its [canonical
+    /// JSON](hapax_core::canonicalize_value) is stored with the id; the same id with another
+    /// request, or with none, is [`DataError::OperationReused`].
     ///
     /// # Errors
     /// [`ItemError::NoCanonicalForm`].

@@ -14,17 +14,17 @@ use crate::layout::Column;
 use crate::retry::Retry;
 use crate::versioned::{VersionedRow, made, sent};
 
-/// What became of an operation that was retried.
+/// Result of an operation that was retried.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Retried<R> {
-    /// It was applied, by this call.
+    /// The operation was applied, by this call.
     Applied {
         /// The version that the row has now.
         version: u64,
-        /// What the change made of it.
+        /// The result of the change.
         row: R,
     },
-    /// It was applied before, or by an attempt of this call whose reply was lost.
+    /// The operation was applied before, or by an attempt of this call whose reply was lost.
     AlreadyApplied {
         /// The version that the row had after that.
         version: u64,
@@ -44,9 +44,9 @@ pub enum RetryError<E> {
     /// The closure said no.
     #[error("the change was declined")]
     Declined {
-        /// What may have been carried out is an earlier attempt, of which nobody knows.
+        /// True if an earlier attempt may have been executed, with unknown result.
         outcome_unknown: bool,
-        /// What it said.
+        /// The error of the change.
         #[source]
         source: E,
     },
@@ -57,16 +57,16 @@ pub enum RetryError<E> {
         attempts: u32,
         /// Whether one of them may have been carried out, or may yet be.
         outcome_unknown: bool,
-        /// What hindered the last one; nothing if that was a conflict.
+        /// The error of the last attempt; none if that was a conflict.
         #[source]
         source: Option<DriverError>,
     },
-    /// What another attempt would not mend.
+    /// An error that another attempt would not fix.
     #[error("another attempt would not mend it: {source}")]
     Data {
-        /// What may have been carried out is an earlier attempt, of which nobody knows.
+        /// True if an earlier attempt may have been executed, with unknown result.
         outcome_unknown: bool,
-        /// What it is.
+        /// The error.
         #[source]
         source: DataError,
     },
@@ -83,11 +83,11 @@ impl<E> RetryError<E> {
     }
 }
 
-/// What is known so far.
+/// The known state so far.
 #[derive(Debug, Default)]
 struct Progress {
     attempts: u32,
-    /// The version that an update expects of which nobody knows what became.
+    /// The version that an update with unknown result expects.
     outcome_unknown: Option<u64>,
     source: Option<DriverError>,
 }
@@ -295,7 +295,7 @@ impl UpdateLog {
     }
 }
 
-/// What is the same in every attempt.
+/// The values that all attempts share.
 struct Attempt<'a> {
     of: &'a UpdateLog,
     operation: UpdateId,

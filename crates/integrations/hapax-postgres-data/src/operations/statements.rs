@@ -37,8 +37,9 @@ fn identity(table: &TableName) -> String {
     format!("(SELECT array_to_json(i.object_names)::text FROM {names} AS i)")
 }
 
-/// Of `fields`. Answers with the new version, if there is one. Parameters are the item, the
-/// expected version, the operation's id, and what is asked; if it is `bounded`, milliseconds as well.
+/// Returns the statement of an update of `fields`. Its result is the new version, if there is one.
+/// Parameters are the item, the expected version, the operation's id, and its request; if it is
+/// `bounded`, milliseconds as well.
 pub(super) fn update<'a>(
     rows: &'a VersionedRows,
     layout: &UpdateLogBuilder,

@@ -8,20 +8,20 @@ use super::settings::FlagSettings;
 
 /// Idempotency in front of any HTTP service
 ///
-/// A request with an Idempotency-Key header runs once, however often it is sent: copies get the first
-/// one's answer. Everything else passes through. Records are kept in a file, ./hapax.db unless
-/// --store says otherwise; there is nothing to set up.
+/// A request with an Idempotency-Key header executes once, however often it is sent: duplicates get
+/// the first response. Everything else passes through. Records are stored in a file, ./hapax.db
+/// unless --store names another store; there is nothing to set up.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct GatewayArgs {
-    /// A file that says the same, and what holds on which paths; flags and environment win. On SIGHUP
-    /// it is read again
+    /// File with the same settings, and those of routes; flags and environment take precedence. On
+    /// SIGHUP it is read again
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 
-    /// Print what would hold, without what is secret, and end: with 0, or with 64 if it cannot be.
-    /// With METHOD and PATH, like `--check POST /payments/7`: print the route and the policy of that
-    /// request
+    /// Print the settings in force, without secrets, and end: with 0, or with 64 if they are
+    /// invalid. With METHOD and PATH, like `--check POST /payments/7`: print the route and the
+    /// policy of that request
     #[arg(long, num_args = 0..=2, value_names = ["METHOD", "PATH"])]
     pub(super) check: Option<Vec<String>>,
 

@@ -62,7 +62,7 @@ impl Loaded {
     }
 }
 
-/// What becomes of the request.
+/// The result for the request.
 fn effect(method: &Method, handling: RouteMode, policy: &PolicyConfig) -> String {
     match handling {
         RouteMode::Pass => "not protected: `protect = false`".to_owned(),

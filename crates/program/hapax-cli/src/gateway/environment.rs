@@ -1,4 +1,4 @@
-//! Variables that nobody reads.
+//! Variables that no setting reads.
 
 use clap::{Command, CommandFactory};
 
@@ -12,14 +12,14 @@ pub(crate) fn warn_of_unknown() {
     }
 }
 
-/// One that is no text is no name of ours, or its value is refused.
+/// A variable that is no text has no name of ours, or its value is rejected.
 pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// What to say of the variables `HAPAX_*` of the environment that mean nothing, with their values. They
-/// are not refused: Kubernetes makes some by itself.
+/// Returns a warning for each variable `HAPAX_*` without a meaning, with its value. They are not
+/// rejected: Kubernetes sets some.
 pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let known = known(crate::Cli::command());
     let mut warnings: Vec<String> = variables
@@ -49,8 +49,9 @@ fn known(command: Command) -> Vec<String> {
     command.get_subcommands().cloned().flat_map(known).chain(own).collect()
 }
 
-/// What it puts into every container of a namespace that has a service named hapax, or hapax-…:
-/// `HAPAX_SERVICE_HOST`, `HAPAX_SERVICE_PORT_HTTP`, `HAPAX_PORT=tcp://…`, `HAPAX_PORT_80_TCP_ADDR`.
+/// Returns whether Kubernetes sets the variable, in every container of a namespace that has a
+/// service named hapax, or hapax-…: `HAPAX_SERVICE_HOST`, `HAPAX_SERVICE_PORT_HTTP`,
+/// `HAPAX_PORT=tcp://…`, `HAPAX_PORT_80_TCP_ADDR`.
 fn is_of_kubernetes(name: &str, value: &str) -> bool {
     let of_port = |rest: &str| {
         let (number, rest) = rest.split_once('_').unwrap_or_default();

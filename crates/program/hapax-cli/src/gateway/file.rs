@@ -16,7 +16,7 @@ use super::settings::{gateway, policy, words};
 /// The largest file, in bytes: with ten thousand routes it is as large.
 const LARGEST: u64 = 1 << 20;
 
-/// What a file says.
+/// The content of a file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct File {
     pub(super) given: GivenSettings,
@@ -35,7 +35,7 @@ pub(super) enum Section {
     Route(usize),
 }
 
-/// In which line what is wrong, if that can be told.
+/// Returns the line of an error, if it is known.
 #[derive(Debug)]
 pub(super) struct FileError {
     pub(super) line: Option<usize>,
@@ -61,7 +61,7 @@ impl File {
         Ok(file)
     }
 
-    /// What to say of a secret in a file that every user can read.
+    /// Returns the warning of a secret in a file that every user can read.
     pub(super) fn warning(&self, name: &str) -> Option<String> {
         let field = self.is_open_to_all.then(|| self.secret()).flatten()?;
         Some(format!(

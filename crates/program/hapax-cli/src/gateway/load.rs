@@ -17,7 +17,7 @@ use super::file::{File, Section};
 use super::settings::{FlagSettings, name, value};
 use crate::exit::CliError;
 
-/// What was said, all in all.
+/// The settings of all sources.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) config: Config,
@@ -106,13 +106,13 @@ impl Loaded {
             .map(|setting| setting.info.name)
     }
 
-    /// What may surprise, a line each.
+    /// Returns warnings of settings that may surprise, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let of_file = self.said.file.as_ref().and_then(|(name, file)| file.warning(name));
         of_file.into_iter().collect()
     }
 
-    /// What holds of who the caller is where it was not said: the one depends on the other.
+    /// Returns the defaults of the caller's name, which depend on each other.
     pub(super) fn callers_by_default(&self, policy: &PolicyConfig) -> &'static str {
         let by_auth = self.config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         match (&policy.scope, policy.scope_missing) {
@@ -161,7 +161,7 @@ fn read(path: &Path) -> Result<(String, File), CliError> {
     Ok((name, file))
 }
 
-/// What a gateway's file says to whoever looks into its store.
+/// The settings of a gateway's file for commands about its store.
 #[derive(Debug, Default)]
 pub(crate) struct StoreSettings {
     pub(crate) store: Option<StoreUrl>,
@@ -173,8 +173,8 @@ pub(crate) struct StoreSettings {
 }
 
 impl StoreSettings {
-    /// Of the file at `path`, for what was not said. Where it was `said` which store it is, a file that
-    /// cannot be read is warned of: who looks into a store in an emergency may have no other.
+    /// Completes the options from the file at `path`. If a store was given, a file that cannot be
+    /// read is only a warning: in an emergency there may be no other way.
     pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, CliError> {
         match Self::read(path) {
             Err(failure) if said => {
@@ -185,7 +185,7 @@ impl StoreSettings {
         }
     }
 
-    /// Of the file at `path`; nothing where there is none.
+    /// Reads the file at `path`; nothing if there is none.
     fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
         let mut given = GivenSettings::default();
@@ -231,7 +231,7 @@ impl SettingSources {
         self.located(error.route(), &fields, &error.describe(&name))
     }
 
-    /// Likewise, for an error that is about one setting.
+    /// Adds the place of one setting to an error.
     fn failure_of(&self, field: &str, what: impl std::fmt::Display) -> CliError {
         self.located(None, &[field], &what)
     }

@@ -13,11 +13,11 @@ use http::{HeaderName, HeaderValue};
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 
-/// What a store holds: see, release and resolve keys
+/// List, show, release and resolve the records of a store
 ///
-/// While a gateway has the store open, it is asked through its admin address, which the lock file
-/// names. With a secret, records keep a sealed description, which `list` and `show` open: key,
-/// method, path and caller, of whom credentials are hashes. Without one they have ids alone, and
+/// While a gateway has the store open, the commands use its admin address, which the lock file
+/// names. With a secret, records have a sealed description, which `list` and `show` open: key,
+/// method, path and caller, with hashes of credentials. Without a secret they have ids alone, and
 /// `show` finds the id of a key.
 #[derive(Debug, Args)]
 pub(crate) struct KeysArgs {
@@ -31,24 +31,24 @@ pub(super) enum KeysCommand {
     List {
         #[command(flatten)]
         at: StoreSelector,
-        /// Only those in this state [default: all that are neither released nor expired]
+        /// Only records in this state [default: all that are neither released nor expired]
         #[arg(long, value_enum)]
         state: Option<StateArg>,
-        /// Only those of the caller that sends this value of a header of the gateway's --scope or
+        /// Only records of the caller that sends this value of a header of the gateway's --scope or
         /// --auth-scope
         #[arg(long, value_name = "VALUE")]
         caller: Option<String>,
-        /// Only those of the caller with this hash, as records show it
+        /// Only records of the caller with this hash, as records show it
         #[arg(long, value_name = "HASH", conflicts_with = "caller")]
         caller_hash: Option<String>,
-        /// Go on after this id
+        /// Continue after this id
         #[arg(long, value_name = "ID")]
         after: Option<String>,
-        /// At most so many
+        /// Largest number of records
         #[arg(long, value_name = "N", default_value_t = 100,
             value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -58,11 +58,11 @@ pub(super) enum KeysCommand {
         at: StoreSelector,
         #[command(flatten)]
         target: RecordSelector,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
-    /// Release a key: the next request with it executes; what is done needs --forget
+    /// Release a key: the next request with it executes; a completed one needs --forget
     Release {
         #[command(flatten)]
         at: StoreSelector,
@@ -70,11 +70,11 @@ pub(super) enum KeysCommand {
         target: RecordSelector,
         #[command(flatten)]
         sure: DecisionArgs,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
-    /// Say what became of a request
+    /// Resolve a request whose outcome is unknown
     Resolve {
         #[command(flatten)]
         at: StoreSelector,
@@ -82,38 +82,39 @@ pub(super) enum KeysCommand {
         target: RecordSelector,
         #[command(flatten)]
         sure: DecisionArgs,
-        /// What became of it
+        /// Whether it happened
         #[arg(long, value_enum)]
         outcome: VerdictArg,
-        /// With which status retries are answered [default: 200]
+        /// Status of the response to retries [default: 200]
         #[arg(long, value_name = "N")]
         status: Option<u16>,
-        /// With which header, like 'content-type: application/json'; may be repeated
+        /// Header of the response, like 'content-type: application/json'; may be repeated
         #[arg(long = "header", value_name = "LINE", value_parser = header_line)]
         headers: Vec<(String, String)>,
-        /// With which body: text, @PATH or @- for standard input
+        /// Body of the response: text, @PATH or @- for standard input
         #[arg(long, value_name = "BODY")]
         body: Option<String>,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
     /// Remove records that have expired
     ///
-    /// A record goes a lease after it has expired, since copies may still be under way until then.
+    /// A record is removed one lease after it has expired, since copies of a write may be under way
+    /// until then.
     Purge {
         #[command(flatten)]
         at: StoreSelector,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
 }
 
-/// Which store.
+/// Options that name the store.
 #[derive(Debug, Args)]
 pub(crate) struct StoreSelector {
-    /// The gateway's file: for what is not said here
+    /// The gateway's file, for options that are not given here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
@@ -123,25 +124,25 @@ pub(crate) struct StoreSelector {
     /// The file of its secrets [default: PATH.secret of a file, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
-    /// Ask the gateway whose admin address this is, whatever its store
+    /// Use the gateway with this admin address, whatever its store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     admin: Option<SocketAddr>,
     /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else
     /// ./hapax.admin-token]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
-    /// The file that decisions are appended to, where no gateway does it [default: PATH.audit.jsonl
+    /// The file to which decisions are appended, if no gateway does it [default: PATH.audit.jsonl
     /// beside a file: store, else ./hapax.audit.jsonl]
     #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
     audit_file: Option<PathBuf>,
 }
 
-/// Where records are, all in all.
+/// The place of the records.
 #[derive(Clone, Debug)]
 pub(super) struct StoreLocation {
     pub(super) store: StoreUrl,
     pub(super) secret_file: Option<PathBuf>,
-    /// Whom to ask instead.
+    /// The gateway that answers instead.
     pub(super) admin: Option<SocketAddr>,
     pub(super) admin_token_file: Option<PathBuf>,
     pub(super) audit_file: PathBuf,
@@ -153,9 +154,9 @@ impl StoreLocation {
     }
 }
 
-/// Reads the token of a gateway: of the file that was named, else of the one beside the store, else of
-/// the one in the working directory. Where neither is there, the gateway is asked without, and its
-/// answer says what is missing.
+/// Reads the token of a gateway: of the given file, else of the one beside the store, else of the
+/// one in the working directory. Without a token the gateway is called without, and its answer
+/// names what is missing.
 pub(super) fn token(
     store: &StoreUrl,
     named: Option<&Path>,
@@ -173,7 +174,7 @@ pub(super) fn token(
 }
 
 impl StoreSelector {
-    /// What was said, with what the gateway's file says of the rest.
+    /// Returns the options, completed by the gateway's file.
     pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
         let said = store.is_some() || self.admin.is_some();
@@ -193,38 +194,38 @@ impl StoreSelector {
     }
 }
 
-/// Which record.
+/// Options that name a record.
 #[derive(Debug, Args)]
 pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
-    /// The caller it belongs to: the value of Authorization, or 'NAME: VALUE' for each header of the
-    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope
-    /// none or --scope-missing shared
+    /// The caller of the key: the value of Authorization, or 'NAME: VALUE' for each header of the
+    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope none
+    /// or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
-    /// The record of this id, instead of a key's
+    /// The id of the record, instead of a key
     #[arg(long, value_name = "ID", conflicts_with_all = ["key", "scope"])]
     id: Option<String>,
 }
 
-/// How sure the operator is.
+/// Options of a decision.
 #[derive(Debug, Args)]
 pub(super) struct DecisionArgs {
-    /// Only if its fence is this one [default: the one it has now]
+    /// Only if the record has this fence [default: its present one]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
-    /// Even while it is executing
+    /// Even if it is executing
     #[arg(long)]
     pub(super) force: bool,
-    /// Even if it is done: its answer is forgotten, and it executes again
+    /// Even if it is completed: its response is lost, and it executes again
     #[arg(long)]
     pub(super) forget: bool,
-    /// Even if the record is not that of an HTTP request, but of a function, say
+    /// Even if the record is that of a function, not of an HTTP request
     #[arg(long)]
     pub(super) any_kind: bool,
-    /// The reason: kept with the record and in the audit file
+    /// The reason, stored with the record and in the audit file
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: String,
 }
@@ -256,7 +257,7 @@ pub(super) enum VerdictArg {
     DidNotHappen,
 }
 
-/// How a record is named.
+/// The name of a record.
 #[derive(Debug)]
 pub(super) enum RecordName {
     Id(OperationId),
@@ -266,11 +267,11 @@ pub(super) enum RecordName {
 /// The caller as it was typed.
 #[derive(Debug)]
 pub(super) enum ScopeText {
-    /// One that sends nothing.
+    /// A caller that sends nothing.
     NoCaller,
     /// The value of the one header that names the caller.
     Value(String),
-    /// Each by its name.
+    /// The headers that name the caller.
     Headers(Vec<(String, String)>),
 }
 
@@ -292,7 +293,7 @@ impl RecordSelector {
 }
 
 impl ScopeText {
-    /// As headers, a value alone being that of `Authorization`.
+    /// Returns the headers; a value alone is that of `Authorization`.
     pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
         let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());

@@ -15,14 +15,14 @@ use super::args::StoreSelector;
 use super::gateway::Remote;
 use crate::exit::CliError;
 
-/// How long a gateway may take to copy a whole store.
+/// Time within which a gateway must have copied a whole store.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Copy the records of a `file:` store to a new file, while its gateway runs or is stopped
 ///
-/// A running gateway writes the copy itself, as of one moment, and goes on meanwhile. The copy has no
-/// secret: keep PATH.secret of the store apart, without which no copy can be used. Do not use `cp`
-/// while the gateway runs: the file that it makes does not open.
+/// A running gateway writes the copy itself, as of one moment, and continues meanwhile. The copy
+/// has no secret: store PATH.secret of the store separately, without which no copy can be used. Do
+/// not use `cp` while the gateway runs: the file that it makes does not open.
 #[derive(Debug, Args)]
 pub(crate) struct BackupArgs {
     /// The new file, on the machine of the gateway; its folder must exist
@@ -32,10 +32,10 @@ pub(crate) struct BackupArgs {
     at: StoreSelector,
 }
 
-/// Make a `file:` store of a backup; keys that were used after the backup look unused
+/// Restore a `file:` store from a backup; keys that were used after the backup look unused
 ///
-/// Requests with those keys execute again when they are retried. What was in flight when the backup
-/// was made may have happened since, and becomes unknown. The backup is only read.
+/// Requests with those keys execute again when they are retried. An operation that was in flight
+/// when the backup was made may have happened since, and becomes unknown. The backup is only read.
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
     /// The backup
@@ -44,7 +44,7 @@ pub(crate) struct RestoreArgs {
     /// The file of the new store
     #[arg(value_name = "TO")]
     to: PathBuf,
-    /// Accept that what was done after the backup is forgotten, and may be done again
+    /// Accept that operations after the backup are lost, and may execute again
     #[arg(long)]
     accept_forgetting: bool,
     /// The file of the store's secrets [default: TO.secret]
@@ -112,7 +112,7 @@ async fn through(gateway: &Remote, to: &Path) -> Result<u64, CliError> {
     Ok(records)
 }
 
-/// Makes a store of a backup. Blocks on the disk.
+/// Restores a store from a backup. Blocks on the disk.
 pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let RestoreArgs { from, to, accept_forgetting, secret_file } = args;

@@ -38,7 +38,7 @@ struct Confirmed {
     replaced: bool,
 }
 
-/// What it did not do.
+/// Errors of a call.
 pub(super) struct RemoteError {
     failure: CliError,
     /// Why, as the API names it; empty if the API did not say.

@@ -132,7 +132,7 @@ fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result
     }
 }
 
-/// What was decided about which record.
+/// Prints a decision about a record.
 #[derive(Debug, Serialize)]
 pub(super) struct DecisionOutput {
     pub(super) id: String,
@@ -163,7 +163,7 @@ impl DecisionOutput {
     }
 }
 
-/// What was removed.
+/// Prints the number of removed records.
 #[derive(Debug, Serialize)]
 pub(super) struct Purged {
     pub(super) removed: u64,
@@ -182,7 +182,7 @@ impl Purged {
     }
 }
 
-/// What a decision went against, if it had to be forced.
+/// Prints the state that a forced decision replaced.
 fn although(was: &RecordBefore) -> String {
     match was {
         RecordBefore { state: StateView::Done, ended: Some(at), status: Some(status) } => {
@@ -194,7 +194,7 @@ fn although(was: &RecordBefore) -> String {
     }
 }
 
-/// What to say so that it is done all the same, after the reason why a decision was refused.
+/// Returns the option that forces a rejected decision, after the reason of the rejection.
 pub(super) fn all_the_same(code: &str, wanted: OperatorVerdict) -> &'static str {
     match (code, wanted) {
         ("in-flight", _) => " (--force)",
