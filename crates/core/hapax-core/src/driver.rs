@@ -21,24 +21,27 @@ pub trait StoreDriver: fmt::Debug + Send + Sync + 'static {
     /// Checks the options without a connection.
     ///
     /// # Errors
-    /// [`DriverError`] of the kind [`Options`](DriverErrorKind::Options).
-    fn check(&self, options: &DriverOptions) -> Result<(), DriverError>;
+    /// [`StoreDriverError`] of the kind [`Options`](StoreDriverErrorKind::Options).
+    fn check(&self, options: &DriverOptions) -> Result<(), StoreDriverError>;
 
     /// Opens the store.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// [`StoreDriverError`].
     fn open(
         &self,
         options: DriverOptions,
-    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, DriverError>>;
+    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, StoreDriverError>>;
 
     /// Checks the server for settings that break a guarantee, also if the store would not open.
     /// Changes nothing.
     ///
     /// # Errors
-    /// [`DriverError`] if the server cannot be checked.
-    fn diagnose(&self, options: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, DriverError>>;
+    /// [`StoreDriverError`] if the server cannot be checked.
+    fn diagnose(
+        &self,
+        options: DriverOptions,
+    ) -> BoxFuture<'_, Result<Vec<Finding>, StoreDriverError>>;
 }
 
 /// Options with which a [`StoreDriver`] opens a store.
@@ -100,17 +103,17 @@ impl From<(&'static str, &'static str, u64)> for StoreCount {
 
 /// Errors of a [`StoreDriver`].
 #[derive(Debug)]
-pub struct DriverError {
+pub struct StoreDriverError {
     /// The kind.
-    pub kind: DriverErrorKind,
+    pub kind: StoreDriverErrorKind,
     /// The cause.
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// Kinds of [`DriverError`].
+/// Kinds of [`StoreDriverError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum DriverErrorKind {
+pub enum StoreDriverErrorKind {
     /// The URL or an option is invalid.
     Options,
     /// The server was not reached or is starting up: another attempt may succeed.
@@ -126,26 +129,29 @@ pub enum DriverErrorKind {
     Other,
 }
 
-impl DriverError {
+impl StoreDriverError {
     /// Creates an error.
-    pub fn new(kind: DriverErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub fn new(
+        kind: StoreDriverErrorKind,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
         Self { kind, source: source.into() }
     }
 
     /// Returns whether another attempt may succeed without a change of configuration.
     #[must_use]
     pub const fn is_unreachable(&self) -> bool {
-        matches!(self.kind, DriverErrorKind::Unreachable | DriverErrorKind::Standby)
+        matches!(self.kind, StoreDriverErrorKind::Unreachable | StoreDriverErrorKind::Standby)
     }
 }
 
-impl fmt::Display for DriverError {
+impl fmt::Display for StoreDriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.source.fmt(f)
     }
 }
 
-impl Error for DriverError {
+impl Error for StoreDriverError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.source()
     }

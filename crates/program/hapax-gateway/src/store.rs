@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::driver::{
-    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+    DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
 use hapax_file::{FileOptions, FileStore, OpenError, SecretSource};
@@ -115,7 +115,7 @@ pub enum StoreOpenError {
         /// The URL, without its secrets.
         url: String,
         /// The cause.
-        source: DriverError,
+        source: StoreDriverError,
     },
     /// The server of the store returned an error or is unreachable.
     #[error("{url}: {}", chain(source))]
@@ -123,7 +123,7 @@ pub enum StoreOpenError {
         /// The URL, without its secrets.
         url: String,
         /// The cause.
-        source: DriverError,
+        source: StoreDriverError,
     },
     /// The server of the store was unreachable for the complete waiting time.
     #[error("{source} (waited {} for it: --store-wait)", seconds(*waited))]
@@ -253,7 +253,7 @@ impl StoreOpener {
     fn driver(&self, url: &ServerUrl) -> Result<&dyn StoreDriver, StoreOpenError> {
         let driver = self.drivers.of(url.scheme()).map(|driver| &**driver);
         driver.ok_or_else(|| {
-            server(url, DriverError::new(DriverErrorKind::Options, StoreUrlError::Store))
+            server(url, StoreDriverError::new(StoreDriverErrorKind::Options, StoreUrlError::Store))
         })
     }
 
@@ -418,10 +418,10 @@ impl OpenStore {
     }
 }
 
-fn server(url: &ServerUrl, source: DriverError) -> StoreOpenError {
+fn server(url: &ServerUrl, source: StoreDriverError) -> StoreOpenError {
     let url = url.to_string();
     match source.kind {
-        DriverErrorKind::Options => StoreOpenError::Url { url, source },
+        StoreDriverErrorKind::Options => StoreOpenError::Url { url, source },
         _ => StoreOpenError::Server { url, source },
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hapax_core::SystemClock;
 use hapax_core::diagnose::Finding;
 use hapax_core::driver::{
-    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+    DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::store::BoxFuture;
 use hapax_core::store::parts::QueueLimits;
@@ -35,17 +35,17 @@ impl TryFrom<DriverOptions> for PostgresOptions {
     }
 }
 
-impl From<PostgresConnectError> for DriverError {
+impl From<PostgresConnectError> for StoreDriverError {
     fn from(error: PostgresConnectError) -> Self {
         let kind = match &error {
-            PostgresConnectError::Url(_) => DriverErrorKind::Options,
-            PostgresConnectError::OtherSecret => DriverErrorKind::OtherSecret,
-            PostgresConnectError::Standby => DriverErrorKind::Standby,
-            _ if error.is_unreachable() => DriverErrorKind::Unreachable,
+            PostgresConnectError::Url(_) => StoreDriverErrorKind::Options,
+            PostgresConnectError::OtherSecret => StoreDriverErrorKind::OtherSecret,
+            PostgresConnectError::Standby => StoreDriverErrorKind::Standby,
+            _ if error.is_unreachable() => StoreDriverErrorKind::Unreachable,
             PostgresConnectError::NotMigrated { .. }
             | PostgresConnectError::TooOld { .. }
-            | PostgresConnectError::Forgetful(_) => DriverErrorKind::Unfit,
-            _ => DriverErrorKind::Other,
+            | PostgresConnectError::Forgetful(_) => StoreDriverErrorKind::Unfit,
+            _ => StoreDriverErrorKind::Other,
         };
         Self::new(kind, error)
     }
@@ -56,21 +56,24 @@ impl StoreDriver for PostgresDriver {
         &["postgres", "postgresql"]
     }
 
-    fn check(&self, options: &DriverOptions) -> Result<(), DriverError> {
+    fn check(&self, options: &DriverOptions) -> Result<(), StoreDriverError> {
         Ok(PostgresOptions::try_from(options.clone()).map(drop)?)
     }
 
     fn open(
         &self,
         options: DriverOptions,
-    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, DriverError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, StoreDriverError>> {
         Box::pin(async {
             let store = PostgresStore::connect(options.try_into()?).await?;
             Ok(Arc::new(store) as Arc<dyn DrivenStore>)
         })
     }
 
-    fn diagnose(&self, options: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, DriverError>> {
+    fn diagnose(
+        &self,
+        options: DriverOptions,
+    ) -> BoxFuture<'_, Result<Vec<Finding>, StoreDriverError>> {
         Box::pin(async { Ok(crate::diagnose(&options.try_into()?, &SystemClock).await?) })
     }
 }

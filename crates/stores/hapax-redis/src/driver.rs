@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hapax_core::SystemClock;
 use hapax_core::diagnose::Finding;
 use hapax_core::driver::{
-    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+    DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::store::BoxFuture;
 use hapax_core::store::parts::QueueLimits;
@@ -31,14 +31,14 @@ impl From<DriverOptions> for RedisOptions {
     }
 }
 
-impl From<RedisConnectError> for DriverError {
+impl From<RedisConnectError> for StoreDriverError {
     fn from(error: RedisConnectError) -> Self {
         let kind = match &error {
-            RedisConnectError::Url(_) => DriverErrorKind::Options,
-            RedisConnectError::OtherSecret => DriverErrorKind::OtherSecret,
-            RedisConnectError::Unfit(_) => DriverErrorKind::Unfit,
-            _ if error.is_unreachable() => DriverErrorKind::Unreachable,
-            _ => DriverErrorKind::Other,
+            RedisConnectError::Url(_) => StoreDriverErrorKind::Options,
+            RedisConnectError::OtherSecret => StoreDriverErrorKind::OtherSecret,
+            RedisConnectError::Unfit(_) => StoreDriverErrorKind::Unfit,
+            _ if error.is_unreachable() => StoreDriverErrorKind::Unreachable,
+            _ => StoreDriverErrorKind::Other,
         };
         Self::new(kind, error)
     }
@@ -49,21 +49,24 @@ impl StoreDriver for RedisDriver {
         &["redis", "rediss", "redis+sentinel", "rediss+sentinel"]
     }
 
-    fn check(&self, options: &DriverOptions) -> Result<(), DriverError> {
+    fn check(&self, options: &DriverOptions) -> Result<(), StoreDriverError> {
         Ok(RedisOptions::from(options.clone()).check()?)
     }
 
     fn open(
         &self,
         options: DriverOptions,
-    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, DriverError>> {
+    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, StoreDriverError>> {
         Box::pin(async {
             let store = RedisStore::connect(options.into()).await?;
             Ok(Arc::new(store) as Arc<dyn DrivenStore>)
         })
     }
 
-    fn diagnose(&self, options: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, DriverError>> {
+    fn diagnose(
+        &self,
+        options: DriverOptions,
+    ) -> BoxFuture<'_, Result<Vec<Finding>, StoreDriverError>> {
         Box::pin(async { Ok(crate::diagnose(&options.into(), &SystemClock).await?) })
     }
 }

@@ -50,7 +50,7 @@ pub enum ExecutionEnd {
     /// The operation may have had effects outside of its transaction, which is rolled back: a retry
     /// follows the policy for unknown outcomes.
     Abandon {
-        /// The outcome that was seen, for operators.
+        /// What was seen of the outcome, for operators.
         seen: Option<Outcome>,
     },
     /// The transaction lost a race: it is rolled back, and the operation is to run again.
@@ -180,7 +180,7 @@ impl Execution {
                 let _ = self.lease.abandon(None).await;
                 return ExecutionResult::Kept;
             }
-            (ClosedSlot::Back(tx), ExecutionEnd::Complete { outcome, retention })
+            (ClosedSlot::Returned(tx), ExecutionEnd::Complete { outcome, retention })
                 if outcome.bytes().len() <= MAX_OUTCOME =>
             {
                 let retention = retention.filter(|retention| !retention.is_zero());
@@ -188,21 +188,21 @@ impl Execution {
                 let committed = commit(shared, backend, tx, completing).await;
                 shared.resume_renewal().await;
                 return match committed {
-                    CommitResult::Yes(until) => {
+                    CommitResult::Committed(until) => {
                         backend.database.any_committed(&shared.key);
                         ExecutionResult::Recorded(until)
                     }
-                    CommitResult::Again => self.rerun().await,
+                    CommitResult::RolledBack => self.rerun().await,
                     CommitResult::Rejected(source) => {
                         let _ = self.lease.release().await;
                         ExecutionResult::RolledBack(source)
                     }
                     CommitResult::EndedEarly(source) => self.ended_early(source, None).await,
-                    CommitResult::Not(error) => ExecutionResult::Failed(error),
+                    CommitResult::Lost(error) => ExecutionResult::Failed(error),
                     CommitResult::Unknown => ExecutionResult::Unknown,
                 };
             }
-            (ClosedSlot::Back(tx), _) => Some(tx),
+            (ClosedSlot::Returned(tx), _) => Some(tx),
             (ClosedSlot::Unused | ClosedSlot::Kept, _) => None,
         };
         let has_written = tx.is_some();

@@ -1,4 +1,4 @@
-//! Functions: the integration for calls within a program. The manual's page `manual/functions.md`
+//! Functions: the integration for calls within a program. The manual's page, `manual/functions.md`,
 //! explains each result to users.
 
 mod declared;
@@ -18,14 +18,14 @@ use serde::de::DeserializeOwned;
 use super::idempotency::Idempotency;
 use crate::record::{FencingToken, OnUnknown};
 
-/// The value of a call.
+/// Result of a function.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Receipt<T> {
-    /// The value.
+    /// Value of the function.
     pub value: T,
-    /// True if an earlier call executed.
+    /// True if an earlier call executed it.
     pub replayed: bool,
-    /// The fence of the execution that returned it.
+    /// Fence of the execution that returned the value.
     pub fence: FencingToken,
 }
 
@@ -33,11 +33,11 @@ impl Idempotency {
     /// Executes `operation` at most once for `key`, and returns its value to every call with the
     /// same key and request. Lease and retention are those of [`Policy::default`](crate::Policy).
     ///
-    /// After an `Err`, a panic or a crash, the operation may have taken effect
-    /// ([`OutcomeClass::Unknown`](crate::OutcomeClass::Unknown)): it does not execute again, and
+    /// After an `Err`, a panic or a crash in the middle, `operation` may have taken effect
+    /// ([`OutcomeClass::Unknown`](crate::OutcomeClass::Unknown)). It does not execute again, and
     /// calls get [`RunError::OutcomeUnknown`] until an operator resolves the record. If some errors
     /// are known to have no effect, declare a [function](Idempotency::function) that classifies
-    /// them; if the operation may be repeated, call [`at_least_once`](Self::at_least_once).
+    /// them; if `operation` may be repeated, call [`at_least_once`](Self::at_least_once).
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -54,24 +54,25 @@ impl Idempotency {
     /// # Ok(()) }
     /// ```
     ///
-    /// - `operation` runs on its own task, under a lease that is renewed until it is done. Dropping
-    ///   this future before that neither stops it nor loses its value; dropping the future earlier,
-    ///   while it claims, leaves no claim behind. [`Idempotency::drain`] waits for it. There are as
-    ///   many such tasks as calls: limit them where the calls come in.
-    /// - An operation that blocks its thread belongs into `tokio::task::spawn_blocking`: it may
-    ///   keep the runtime from renewing its lease.
-    /// - Requests are equal if their values are, whatever the order of their maps and fields; [the
-    ///   manual](crate::manual::functions#which-request-it-is) lists what is distinguished.
-    /// - A value may be anything that serde can serialize and deserialize; it is stored exactly, in
-    ///   a separate format, by the names of fields and variants: a type may change between two
-    ///   releases as serde allows it (`default`, `alias`). It has at most 64 MiB and 128 levels.
-    ///   Only a replay shows that it can be deserialized, so call twice in a test.
-    /// - The record does not name its function. Two functions that are called with one key, scope
-    ///   and request would replay each other's values: give them different scopes, or names, by
+    /// - `operation` executes on its own task, under a lease that is renewed until it ends.
+    ///   Dropping this future then neither stops it nor loses its outcome; dropping this future
+    ///   earlier, during the claim, leaves nothing behind. [`Idempotency::drain`] waits for the
+    ///   task. There are as many such tasks as calls, so limit the calls where they enter the
+    ///   program.
+    /// - Pass code that blocks its thread to `tokio::task::spawn_blocking`: otherwise it may keep
+    ///   the runtime from renewing the lease.
+    /// - Requests are equal if their values are, in any order of maps and fields; [the
+    ///   manual](crate::manual::functions#which-request-it-is) lists which values differ.
+    /// - A value has any type that serde writes and reads. It is stored exactly, in a separate
+    ///   format, by the names of fields and variants: a type may change between two releases as
+    ///   serde allows (`default`, `alias`). A value has at most 64 MiB and 128 levels. A replay is
+    ///   the first to read it back, so call twice in a test.
+    /// - The record does not contain the function. Two functions that are called with the same key,
+    ///   scope and request would replay each other's outcome: use separate scopes, or names, see
     ///   [`Idempotency::function`].
     ///
     /// # Errors
-    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of their meanings.
     pub async fn at_most_once<T, E, K, W, F>(
         &self,
         key: &K,
@@ -87,13 +88,13 @@ impl Idempotency {
         Function::unnamed(self, OnUnknown::Block).run_named(key, operation).await
     }
 
-    /// Executes `operation` for `key` until one execution returns a value, and returns that to
-    /// every call with the same key and request. After an `Err`, a panic or a crash the next call
-    /// executes again, with a larger fence: for operations that may be repeated. In all else it is
-    /// like [`at_most_once`](Self::at_most_once).
+    /// Executes `operation` for `key` until one execution returns a value, and returns that value
+    /// to every call with the same key and request. After an `Err`, a panic or a crash in the
+    /// middle the next call executes again, with a larger fence: use it for an operation that may
+    /// be repeated. Everything else is as for [`at_most_once`](Self::at_most_once).
     ///
     /// # Errors
-    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of their meanings.
     pub async fn at_least_once<T, E, K, W, F>(
         &self,
         key: &K,

@@ -16,21 +16,22 @@ pub use self::function::{OperationError, TransactError};
 pub use self::run::TransactResult;
 pub use self::slot::{TakeTxError, Tx, TxHandle};
 
-/// Timeouts of transactions, and the number of reruns.
+/// Time limits of transactions, and the number of reruns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxOptions {
     /// Time for which the lease is renewed before a transaction begins; it is not renewed within. A
-    /// transaction that takes longer is not stopped, and commits unless another execution took
-    /// over. (The database may end one that idles: `hapax_postgres::PgTransactions::idle`.) After a
-    /// crash of the process the key is in flight for this time. From 100 ms to an hour; at least
-    /// the policy's lease applies. Default 30 s.
+    /// transaction that takes longer is not stopped, and commits only if there was no takeover.
+    /// (The database may end one that idles: `hapax_postgres::PgTransactions::idle`.) If the
+    /// process crashes, the key is in flight for this time. From 100 ms to an hour; a longer lease
+    /// of the policy prevails. Default 30 s.
     pub lease: Duration,
-    /// Time within which a transaction must begin, with a connection from the pool. At least 1 ms.
-    /// Default 10 s.
+    /// Time limit for the transaction to begin, with a connection from the pool. From 1 ms to an
+    /// hour. Default 10 s.
     pub begin: Duration,
-    /// Number of reruns of an operation whose transaction lost a race. Default 3.
+    /// Number of times that the operation is run again if its transaction lost against another.
+    /// Default 3.
     pub reruns: u32,
-    /// Time within which a COMMIT without a reply is checked. At most an hour. Default 10 s.
+    /// Time for which a COMMIT without a reply is checked. At most an hour. Default 10 s.
     pub commit_check: Duration,
 }
 
@@ -38,23 +39,23 @@ pub struct TxOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TxOptionsError {
-    /// The lease lapses before anything is done, or blocks the keys of a crashed process for too
-    /// long.
-    #[error("`lease` of transactions: expected 100 ms to an hour")]
+    /// The lease would lapse before anything is done, or a crashed process would block its keys for
+    /// too long.
+    #[error("`lease` of transactions has to be 100 ms to an hour")]
     Lease,
-    /// The time to begin is zero or too long.
-    #[error("`begin` of transactions: expected 1 ms to an hour")]
+    /// There is no time to begin a transaction, or too much.
+    #[error("`begin` of transactions has to be 1 ms to an hour")]
     Begin,
     /// The time to check a COMMIT is too long.
-    #[error("`commit_check` of transactions: expected at most an hour")]
+    #[error("`commit_check` of transactions has to be at most an hour")]
     CommitCheck,
 }
 
 impl TxOptions {
-    /// Checks the options. An operation that takes a transaction under invalid ones gets the error.
+    /// Checks the limits. Taking a transaction checks them too.
     ///
     /// # Errors
-    /// [`TxOptionsError`].
+    /// [`TxOptionsError`] for a value out of its range.
     pub fn check(&self) -> Result<(), TxOptionsError> {
         const HOUR: Duration = Duration::from_secs(60 * 60);
         if self.lease < Duration::from_millis(100) || self.lease > HOUR {
@@ -77,18 +78,18 @@ impl Default for TxOptions {
     }
 }
 
-/// The database of the transactions, which must be the one with the engine's records, and their
+/// The database of transactions, which must be the one with the engine's records, and their
 /// options. Cheap to clone.
 #[derive(Debug)]
 pub struct TransactionBackend<D: ?Sized = dyn AnyTransactions> {
-    /// The source of transactions, such as `hapax_postgres::PgTransactions`.
+    /// The database, such as `hapax_postgres::PgTransactions`.
     pub database: Arc<D>,
-    /// The options.
+    /// Time limits and number of reruns.
     pub terms: TxOptions,
 }
 
 impl<D: ?Sized> TransactionBackend<D> {
-    /// Creates the backend of `database`, with the default options.
+    /// Creates a backend for transactions of `database`, with the default options.
     pub fn new(database: Arc<D>) -> Self {
         Self { database, terms: TxOptions::default() }
     }
@@ -101,7 +102,8 @@ impl<D: ?Sized> Clone for TransactionBackend<D> {
 }
 
 impl<D: Transactions> TransactionBackend<D> {
-    /// Returns the backend for integrations that are not generic over the database.
+    /// Returns the same backend without the type of its database, for integrations that do not have
+    /// it.
     #[must_use]
     pub fn any(&self) -> TransactionBackend {
         TransactionBackend { database: Arc::clone(&self.database) as Arc<_>, terms: self.terms }

@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use hapax_core::diagnose::{Finding, Severity};
-use hapax_core::driver::DriverErrorKind;
+use hapax_core::driver::StoreDriverErrorKind;
 use hapax_file::{FileStore, OpenError};
 use hapax_operators::{AdminToken, is_open_to_others};
 
@@ -227,7 +227,7 @@ impl StoreOpener {
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
         match source.kind {
-            DriverErrorKind::OtherSecret => broken(
+            StoreDriverErrorKind::OtherSecret => broken(
                 "secret",
                 match self.secret_file {
                     Some(_) => {
@@ -240,7 +240,7 @@ impl StoreOpener {
                 "name the file that the others use by --secret-file, or none, where they have none",
             ),
             // Other findings cover it.
-            DriverErrorKind::Unfit | DriverErrorKind::Standby => Vec::new(),
+            StoreDriverErrorKind::Unfit | StoreDriverErrorKind::Standby => Vec::new(),
             _ => broken("start", error.to_string(), "fix this before a gateway starts"),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::driver::{
-    DrivenStore, DriverError, DriverErrorKind, DriverOptions, StoreCount, StoreDriver,
+    DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::store::{
     BoxFuture, Capabilities, Page, Reaped, Snapshot, StoreError, Swap, Swapped,
@@ -82,18 +82,23 @@ impl StoreDriver for OddDriver {
         &["odd"]
     }
 
-    fn check(&self, options: &DriverOptions) -> Result<(), DriverError> {
+    fn check(&self, options: &DriverOptions) -> Result<(), StoreDriverError> {
         match options.url.ends_with("/wrong") {
-            true => Err(DriverError::new(DriverErrorKind::Options, "expected another path")),
+            true => {
+                Err(StoreDriverError::new(StoreDriverErrorKind::Options, "expected another path"))
+            }
             false => Ok(()),
         }
     }
 
-    fn open(&self, _: DriverOptions) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, DriverError>> {
+    fn open(
+        &self,
+        _: DriverOptions,
+    ) -> BoxFuture<'_, Result<Arc<dyn DrivenStore>, StoreDriverError>> {
         Box::pin(async { Ok(Arc::new(OddStore::default()) as Arc<dyn DrivenStore>) })
     }
 
-    fn diagnose(&self, _: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, DriverError>> {
+    fn diagnose(&self, _: DriverOptions) -> BoxFuture<'_, Result<Vec<Finding>, StoreDriverError>> {
         let found = "it is odd".to_owned();
         let (severity, subject) = (Severity::Fine, "oddness");
         Box::pin(

@@ -1,4 +1,4 @@
-//! Functions with their own policy.
+//! Declared functions: a name, a policy, and classes of errors.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::claim::ClaimError;
 use super::super::idempotency::Idempotency;
-use super::outcome::{of_error, of_value};
+use super::outcome::{error_outcome, value_outcome};
 use crate::key::{CompositeKey, Key};
 use crate::machine::{HookTiming, Verdict};
 use crate::policy::{InFlight, Policy, PolicyError};
@@ -77,17 +77,18 @@ pub(super) struct Declared<E> {
     pub(super) hook: Option<ReconcileHook>,
 }
 
-/// The times of reconciliation, and the hook.
+/// Timing of the hook, and the hook.
 type ReconcileHook = (HookTiming, Box<HookFn>);
 type HookFn = dyn Fn(ReconcileCall) -> BoxFuture<'static, Verdict> + Send + Sync;
 
-/// The classification and the encoding of errors. Only errors that are recorded have to be encoded.
+/// Classification of errors, and their codec if final errors are stored. Only those have to be
+/// serialized and deserialized.
 pub(super) struct Errors<E> {
     pub(super) class: Box<dyn Fn(&E) -> OutcomeClass + Send + Sync>,
-    pub(super) keep: Option<Keep<E>>,
+    pub(super) codec: Option<ErrorCodec<E>>,
 }
 
-pub(super) struct Keep<E> {
+pub(super) struct ErrorCodec<E> {
     pub(super) write: fn(&E) -> Outcome,
     pub(super) read: fn(&[u8]) -> Result<E, ValueError>,
 }
@@ -95,16 +96,16 @@ pub(super) struct Keep<E> {
 impl Idempotency {
     /// Begins the declaration of a function called `name`.
     ///
-    /// The name is part of the scope, so that functions that are called with the same key, as all
-    /// calls of one request may be, do not replay each other's values. It must not change: under
-    /// another name no record is found, and a retry executes again. The same holds for adding a
-    /// name to calls that were made by [`Idempotency::at_most_once`] or
+    /// The name is part of the scope: functions that are called with the same key, such as all
+    /// calls made for one request, do not replay each other's outcomes. Never change the name:
+    /// under another name no record is found, and a retry executes again. The same holds for adding
+    /// a name to an operation that was called by [`Idempotency::at_most_once`] or
     /// [`Idempotency::at_least_once`].
     ///
-    /// There is no default for operations that may have taken effect: the builder needs
+    /// There is no default for the case that an earlier call may have taken effect: without
     /// [`at_most_once`](FunctionBuilder::at_most_once),
     /// [`at_least_once`](FunctionBuilder::at_least_once) or
-    /// [`reconcile_with`](FunctionBuilder::reconcile_with), or [`build`](FunctionBuilder::build)
+    /// [`reconcile_with`](FunctionBuilder::reconcile_with), [`build`](FunctionBuilder::build)
     /// fails.
     pub fn function<T, E>(&self, name: impl Into<Box<str>>) -> FunctionBuilder<T, E> {
         FunctionBuilder {
@@ -129,7 +130,7 @@ impl<T, E> Function<T, E> {
         Self { declared: Arc::new(declared), value: PhantomData }
     }
 
-    /// Returns the scope of this function's calls for a caller's scope. With it
+    /// Returns the scope of a call: the caller's scope with this function's name. With it
     /// [`Idempotency::operation_id`] names the record of a call, as operators see it.
     #[must_use]
     pub fn scope(&self, caller: &Scope) -> Scope {
@@ -143,32 +144,32 @@ impl<T, E> Function<T, E> {
     /// function's calls.
     ///
     /// # Errors
-    /// [`ClaimError::Store`]: the candidate is unknown, so do not call.
+    /// [`ClaimError::Store`]: the candidate is not known, so do not call.
     pub async fn choose(&self, caller: &Scope, key: &CompositeKey) -> Result<Key, ClaimError> {
         self.declared.engine.choose(&self.scope(caller), key).await
     }
 
-    /// Returns the outcome that replays `value`: for a program by which operators resolve a record
-    /// ([`Idempotency::resolve`]).
+    /// Returns the outcome that replays `value`, for a program by which operators resolve an
+    /// operation as happened ([`Idempotency::resolve`]).
     #[must_use]
     pub fn outcome(&self, value: &T) -> Outcome
     where
         T: Serialize,
     {
-        of_value(value)
+        value_outcome(value)
     }
 
     /// Returns the outcome that replays `error`, as a final one. Only a function that
-    /// [classifies](FunctionBuilder::classify) can decode it.
+    /// [classifies](FunctionBuilder::classify) errors can read it.
     #[must_use]
     pub fn error_outcome(&self, error: &E) -> Outcome
     where
         E: Serialize,
     {
-        of_error(error)
+        error_outcome(error)
     }
 
-    /// Returns the policy.
+    /// Returns the policy in force.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.declared.policy
@@ -190,7 +191,7 @@ impl<T, E> fmt::Debug for Function<T, E> {
     }
 }
 
-/// A builder of a function.
+/// Builder of a function.
 #[must_use]
 pub struct FunctionBuilder<T, E> {
     engine: Idempotency,
@@ -207,45 +208,46 @@ impl<T, E> fmt::Debug for FunctionBuilder<T, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FunctionBuilder")
             .field("name", &self.name)
-            .field("policy", &self.settled())
+            .field("policy", &self.effective_policy())
             .finish_non_exhaustive()
     }
 }
 
 impl<T, E> FunctionBuilder<T, E> {
-    /// Sets lease, retention, and the answer to calls in flight unless [`wait`](Self::wait) sets
-    /// it. Without this the default policy applies. `terms.on_unknown` of `policy` does not count:
-    /// one of [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) and
-    /// [`reconcile_with`](Self::reconcile_with) states it.
+    /// Sets lease, retention, and the result of calls in flight unless [`wait`](Self::wait) sets
+    /// it. Default: [`Policy::default`]. `terms.on_unknown` of `policy` is ignored:
+    /// [`at_most_once`](Self::at_most_once), [`at_least_once`](Self::at_least_once) or
+    /// [`reconcile_with`](Self::reconcile_with) sets it.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// After an execution that may have taken effect, calls get
-    /// [`OutcomeUnknown`](super::RunError::OutcomeUnknown) until an operator resolves it:
-    /// [`OnUnknown::Block`].
+    /// Blocks the key after an execution that may have taken effect: calls get
+    /// [`OutcomeUnknown`](super::RunError::OutcomeUnknown) until an operator resolves it
+    /// ([`OnUnknown::Block`]).
     ///
-    /// Each `Err` that is not classified counts as such an execution, and so does a panic. State
-    /// with [`retryable`](Self::retryable) or [`classify`](Self::classify) which errors occur
-    /// before any effect, so that they release the key.
+    /// Each `Err` that is not classified counts as such an execution, and so does a panic. Classify
+    /// the errors that happen before any effect with [`retryable`](Self::retryable) or
+    /// [`classify`](Self::classify), so that they release the key.
     pub fn at_most_once(self) -> Self {
         self.on_unknown(OnUnknown::Block)
     }
 
-    /// After an execution that may have taken effect, the next call executes again, with a larger
-    /// fence: [`OnUnknown::Reexecute`]. For operations that may be repeated.
+    /// Executes again, with a larger fence, at the first call after an execution that may have
+    /// taken effect ([`OnUnknown::Reexecute`]). For operations that may be repeated.
     pub fn at_least_once(self) -> Self {
         self.on_unknown(OnUnknown::Reexecute)
     }
 
-    /// Sets one of the three guarantees by its value, for programs that are configured.
+    /// Sets one of the three guarantees by its value, for programs that read it from a
+    /// configuration.
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.on_unknown = Some(on_unknown);
         self
     }
 
-    /// Makes calls wait this long for one that is in flight, instead of being rejected at once.
+    /// Makes calls wait this long for one in flight, instead of returning at once.
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -253,63 +255,66 @@ impl<T, E> FunctionBuilder<T, E> {
 
     /// Sets the classes of errors. Without it each error is [`OutcomeClass::Unknown`].
     ///
-    /// Final errors are replayed as they were, so that they are encoded and decoded like values. A
-    /// panic in `class` counts as one of the operation.
+    /// Final errors are replayed as they were, so they are serialized and deserialized like values.
+    /// A panic in `class` counts as one of the operation.
     pub fn classify(mut self, class: impl Fn(&E) -> OutcomeClass + Send + Sync + 'static) -> Self
     where
         E: Serialize + DeserializeOwned,
     {
-        let keep = Keep { write: of_error, read: |bytes| value::read(bytes) };
-        self.errors = Some(Errors { class: Box::new(class), keep: Some(keep) });
+        let codec = ErrorCodec { write: error_outcome, read: |bytes| value::read(bytes) };
+        self.errors = Some(Errors { class: Box::new(class), codec: Some(codec) });
         self
     }
 
-    /// Sets which errors certainly had no effect: [`OutcomeClass::Retryable`]. Any other is
-    /// [`OutcomeClass::Unknown`], and none is final, so that this accepts errors which cannot be
-    /// serialized, such as `std::io::Error`. It replaces [`classify`](Self::classify): the later of
-    /// the two counts.
-    pub fn retryable(mut self, nothing: impl Fn(&E) -> bool + Send + Sync + 'static) -> Self {
-        let class = move |error: &E| match nothing(error) {
+    /// Sets the errors after which certainly nothing happened: [`OutcomeClass::Retryable`]. Any
+    /// other error is [`OutcomeClass::Unknown`] and none is final, so this accepts errors that
+    /// cannot be serialized, such as `std::io::Error`. It replaces [`classify`](Self::classify),
+    /// and the reverse: the later call counts.
+    pub fn retryable(
+        mut self,
+        did_not_happen: impl Fn(&E) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let class = move |error: &E| match did_not_happen(error) {
             true => OutcomeClass::Retryable,
             false => OutcomeClass::Unknown,
         };
-        self.errors = Some(Errors { class: Box::new(class), keep: None });
+        self.errors = Some(Errors { class: Box::new(class), codec: None });
         self
     }
 
-    /// After an execution that may have taken effect, a later call runs the hook, at the times of
-    /// `hook`, and its verdict decides: [`OnUnknown::Reconcile`]. With
-    /// [`at_most_once`](Self::at_most_once) as well, the hook does not run.
+    /// Reconciles after an execution that may have taken effect: a later call calls `hook`, at the
+    /// times of `timing`, and its verdict decides ([`OnUnknown::Reconcile`]). With
+    /// [`at_most_once`](Self::at_most_once) as well, `hook` is never called.
     ///
-    /// A hook that takes longer than `hook.timeout`, or panics, cannot say.
+    /// A hook that takes longer than `timing.timeout`, or panics, counts as [`Verdict::CannotSay`].
     pub fn reconcile_with<A>(
         mut self,
-        hook: HookTiming,
-        ask: impl Fn(ReconcileCall) -> A + Send + Sync + 'static,
+        timing: HookTiming,
+        hook: impl Fn(ReconcileCall) -> A + Send + Sync + 'static,
     ) -> Self
     where
         T: Serialize,
         A: Future<Output = Verdict<T>> + Send + 'static,
     {
-        let ask = move |doubt| -> BoxFuture<'static, Verdict> {
-            let answer = ask(doubt);
+        let reconcile = move |call| -> BoxFuture<'static, Verdict> {
+            let verdict = hook(call);
             Box::pin(async move {
-                match answer.await {
-                    Verdict::Happened(value) => Verdict::Happened(of_value(&value)),
+                match verdict.await {
+                    Verdict::Happened(value) => Verdict::Happened(value_outcome(&value)),
                     Verdict::DidNotHappen => Verdict::DidNotHappen,
                     Verdict::CannotSay => Verdict::CannotSay,
                 }
             })
         };
-        self.hook = Some((hook, Box::new(ask)));
+        self.hook = Some((timing, Box::new(reconcile)));
         self
     }
 
-    /// Returns the policy, whatever the order of the calls that set it.
-    fn settled(&self) -> Policy {
+    /// Returns the policy in force, in whichever order it was set.
+    fn effective_policy(&self) -> Policy {
         let mut policy = self.policy;
-        if let Some((times, _)) = &self.hook {
-            policy.hook = Some(*times);
+        if let Some((timing, _)) = &self.hook {
+            policy.hook = Some(*timing);
             policy.terms.on_unknown = OnUnknown::Reconcile;
         }
         if let Some(on_unknown) = self.on_unknown {
@@ -324,9 +329,9 @@ impl<T, E> FunctionBuilder<T, E> {
     /// Builds the function.
     ///
     /// # Errors
-    /// [`FunctionError`] names a setting that would break a promise in production.
+    /// [`FunctionError`] for a declaration that would break a guarantee in production.
     pub fn build(self) -> Result<Function<T, E>, FunctionError> {
-        let policy = self.settled();
+        let policy = self.effective_policy();
         if self.name.is_empty() {
             return Err(FunctionError::NoName);
         }
@@ -345,42 +350,43 @@ impl<T, E> FunctionBuilder<T, E> {
     }
 }
 
-/// Errors of a declaration.
+/// Errors of a function's declaration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FunctionError {
-    /// A setting of the engine's policy is invalid.
+    /// The policy is invalid.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The name is empty.
-    #[error("the name of a function is empty: expected one that no other function has")]
+    /// The name is empty, so it does not separate functions.
+    #[error("the name of a function is empty: pass one that no other function has")]
     NoName,
-    /// There is no guarantee: neither at most once, nor at least once, nor reconciled.
+    /// None of the three guarantees is set.
     #[error(
         "expected a guarantee, found none: add `at_most_once()`, `at_least_once()` or \
-         `reconcile_with(hook, …)`"
+         `reconcile_with(timing, hook)`"
     )]
     NoGuarantee,
-    /// The policy has times of reconciliation, and there is no hook.
-    #[error("`policy.hook` is set, but there is no hook: add `reconcile_with`, or clear it")]
+    /// There are times for a hook, but no hook.
+    #[error("`policy.hook` is set without a hook: add `reconcile_with(timing, hook)`, or clear it")]
     NoReconcile,
-    /// The two guarantees contradict each other: unknown outcomes would be executed again without
-    /// the hook.
-    #[error("`at_least_once` and `reconcile_with` contradict each other: remove one")]
+    /// An unknown outcome would lead to an execution without reconciling.
+    #[error(
+        "`at_least_once()` and `reconcile_with(timing, hook)` contradict each other: remove one"
+    )]
     HookNeverCalled,
 }
 
 /// An execution whose outcome is unknown. Its `Debug` form shows nothing of the request.
 #[derive(Clone)]
 pub struct ReconcileCall {
-    /// The fence. A hook that returns *did not happen* must ensure that this fence is rejected from
-    /// then on.
+    /// Fence of the execution. A hook that returns [`Verdict::DidNotHappen`] must make sure that
+    /// this fence is rejected from then on.
     pub fence: FencingToken,
-    /// The idempotency key. It names the operation within its caller's scope: two customers may
-    /// have the same one.
+    /// Key of the execution. It names the operation within its caller's scope: two customers may
+    /// have the same key.
     pub key: Key,
-    /// The key that the execution had for downstream systems, as [`LeaseHandle::downstream`]
-    /// returned it.
+    /// Key that the execution had for downstream systems, as [`LeaseHandle::downstream`] returned
+    /// it.
     ///
     /// [`LeaseHandle::downstream`]: crate::LeaseHandle::downstream
     pub downstream: Key,
@@ -388,10 +394,10 @@ pub struct ReconcileCall {
 }
 
 impl ReconcileCall {
-    /// Returns the request of the call that reconciles, which equals that of the execution.
+    /// Returns the request of the call that reconciles, which is the same as that of the execution.
     ///
     /// # Errors
-    /// An error if the request cannot be decoded as `R`, or the function was called by
+    /// [`ValueError`] if `R` cannot be read from the request, or the function was called by
     /// [`run_request`](Function::run_request), which has none.
     pub fn request<R: DeserializeOwned>(&self) -> Result<R, ValueError> {
         value::read(&self.request)

@@ -7,103 +7,104 @@ use super::super::claim::ClaimError;
 use crate::record::OutcomeClass;
 use crate::value::ValueError;
 
-/// Errors of a call of a function. The table of [`functions`](crate::manual::functions) states what
-/// each means for the caller.
+/// Errors of a call of a function. The table of [`functions`](crate::manual::functions) has their
+/// meanings for the caller.
 ///
-/// Its `Debug` form shows errors, and no values. [`source`](std::error::Error::source) of `Failed`
-/// is `None`, since its error may have any type, such as `String`: match on it for its own chain.
+/// The `Debug` form shows errors, and no values. [`source`](std::error::Error::source) of `Failed`
+/// returns `None`, since its error may have any type, such as `String`: match on it for its own
+/// chain.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<T, E> {
     /// The operation returned an error.
     ///
-    /// Final: every later call gets it too. Retryable: call again, now or later. Unknown: call
-    /// again, and the policy decides whether it executes.
+    /// Final: an outcome like any other, and the result of every later call. Retryable: call again,
+    /// now or later. Unknown: call again, and the policy decides whether it executes.
     #[error("{error}")]
     Failed {
         /// The error of the operation.
         error: E,
-        /// Its class.
+        /// Class of the error.
         class: OutcomeClass,
-        /// True if an earlier call executed; only for a final error.
+        /// True if an earlier call executed it; only for a final error.
         replayed: bool,
     },
     /// The key belongs to another request. Nothing was executed.
     ///
-    /// The caller has used one key for two operations, which is a defect of the caller: do not
-    /// retry.
+    /// The caller has used one key for two operations: fix this defect, do not retry.
     #[error("the key belongs to another request")]
     KeyReused,
-    /// Another call is executing. Nothing was executed by this one.
+    /// Another call with this key is executing. This one executed nothing.
     ///
-    /// Call again after `retry_after`, or let calls wait:
+    /// Call again after `retry_after`, or make calls wait:
     /// [`InFlight::Wait`](crate::InFlight::Wait).
-    #[error("another call with this key is executing")]
+    #[error("another call with this key is executing: retry later")]
     InFlight {
-        /// The time for which the other has been executing, but no longer than its lease lasts; at
-        /// least 1 s.
+        /// Time for which the other call has been executing, but no longer than the rest of its
+        /// lease; at least 1 s.
         retry_after: Duration,
     },
-    /// An earlier execution may have taken effect, and the policy does not execute again before an
+    /// An earlier execution may have taken effect, and the policy blocks another one until an
     /// operator or the hook decides. Nothing was executed.
-    #[error(
-        "an earlier call may have taken effect: nothing executes before an operator or a hook decides"
-    )]
+    #[error("an earlier call may have taken effect: nothing is executed until that is known")]
     OutcomeUnknown,
-    /// The operation was executed, but its lease had lapsed, and another execution took over or the
-    /// record is gone. This result is not recorded.
+    /// The operation executed, but its lease had lapsed, and another execution took over or the
+    /// record is gone. The result is not stored.
     ///
-    /// Call again for the recorded one. The effects of this execution may have to be compensated.
-    #[error("another execution took over: this result is not recorded")]
+    /// Call again for the result that counts. The effects of this execution may have to be undone.
+    #[error("another execution took over: the result of this one is not stored; retry")]
     Superseded {
-        /// The result of the operation.
+        /// Result of the operation.
         result: Result<T, E>,
     },
-    /// The operation was executed, by this call or an earlier one, and the store has not accepted
-    /// its outcome yet. The write is deferred in this process until the store returns; if the
-    /// process ends before, the outcome is unknown.
+    /// The operation executed, in this call or an earlier one, and the store has not accepted its
+    /// outcome yet. The outcome is a deferred write of this process, written when the store
+    /// returns. If the process ends before, the outcome is unknown.
     ///
-    /// Call again if a result that may be lost must not be used.
-    #[error("the operation was executed, and the store has not accepted its outcome yet")]
+    /// If the caller must not act on an outcome that may be lost, it calls again; otherwise it uses
+    /// the result.
+    #[error("the operation executed, but the store has not accepted its outcome yet")]
     Pending {
-        /// The result of the operation.
+        /// Result of the operation.
         result: Result<T, E>,
     },
-    /// The operation panicked: it may have taken effect. Counts as [`OutcomeClass::Unknown`].
+    /// The operation panicked: it may have taken effect. Same as [`OutcomeClass::Unknown`].
     #[error("the operation panicked: it may have taken effect")]
     Panicked,
-    /// The runtime shut down during the execution, which may have taken effect. The key is in
-    /// flight until its lease lapses, then counts as [`OutcomeClass::Unknown`].
-    #[error("the runtime shut down during the execution: it may have taken effect")]
+    /// The runtime shut down during the operation, which may have taken effect. The key is in
+    /// flight until its lease lapses; then the same as [`OutcomeClass::Unknown`].
+    #[error("the runtime shut down during the operation: it may have taken effect")]
     Interrupted,
-    /// An earlier call executed, and its value could not be stored: too large, too deep, or its
-    /// `Serialize` failed. That call got its value; the operation does not execute again.
-    #[error("the operation was executed before, and its value could not be stored: {why}")]
+    /// An earlier call executed the operation and returned its result, but the result could not be
+    /// stored: it was too large or too deep, or its `Serialize` failed. The operation is not
+    /// executed again.
+    #[error("an earlier call executed the operation, but its result could not be stored: {why}")]
     NotRetained {
-        /// The cause.
+        /// Reason.
         why: String,
     },
-    /// An earlier call executed, and its stored value cannot be decoded here: it has another type,
-    /// a later version, or is no function's. The operation does not execute again.
+    /// An earlier call executed the operation, but its outcome cannot be read: it has another type,
+    /// is of a later version, or was not written by a function. The operation is not executed
+    /// again.
     ///
-    /// Deploy a type that can decode it; until the end of its retention nothing is lost.
+    /// Deploy a type that can read the outcome; it is stored until its retention ends.
     #[error(
-        "the operation was executed before, and its stored value ({format}) cannot be decoded: {why}"
+        "an earlier call executed the operation, but its outcome ({format}) cannot be read: {why}"
     )]
     Undecodable {
-        /// The name of its format.
+        /// Name of the outcome's format.
         format: String,
-        /// The cause.
+        /// Reason.
         why: String,
     },
     /// The claim failed, so nothing was executed.
     ///
-    /// Call again, with the same key, when the store is back. [`ClaimError::UnknownScheme`] is
-    /// different: the record has a later version, or is no function's.
+    /// Call again with the same key when the store is available. This does not help against
+    /// [`ClaimError::UnknownScheme`]: the record is of a later version, or not of a function.
     #[error(transparent)]
     NotClaimed(#[from] ClaimError),
-    /// The request cannot be serialized, so it has no fingerprint: nothing was executed, and never
-    /// will be.
+    /// The request cannot be serialized, so it has no fingerprint. Nothing was executed, and a
+    /// retry does not help.
     #[error("the request cannot be serialized")]
     Request(#[source] ValueError),
 }
@@ -140,7 +141,7 @@ impl<T, E: fmt::Debug> fmt::Debug for RunError<T, E> {
     }
 }
 
-/// A placeholder for a value.
+/// Replacement of a value in `Debug` forms.
 struct Hidden;
 
 impl fmt::Debug for Hidden {

@@ -1,7 +1,7 @@
-//! Calls, from the claim to the result.
+//! Execution of a call, from its claim to its result.
 //!
 //! The caller's future may be dropped at any await. While it claims or reconciles, the engine
-//! releases what it acquired. With the lease, the operation continues on its own task.
+//! releases a claim that has no receiver. Once there is a lease, the operation is on its own task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::Receipt;
 use super::declared::{Declared, Function, ReconcileCall};
 use super::error::RunError;
 use super::key::OperationKey;
-use super::outcome::{judge, replayed};
+use super::outcome::{classify, replayed};
 use super::request::{DescribedRequest, FunctionRequest};
 use crate::exchange::Replay;
 use crate::key::Key;
@@ -34,11 +34,11 @@ where
     E: Send + 'static,
 {
     /// Executes `operation` once for `key` of `scope`, and returns its value to every call with the
-    /// same request. It is [`Idempotency::at_most_once`](crate::Idempotency::at_most_once) under
+    /// same request. Same as [`Idempotency::at_most_once`](crate::Idempotency::at_most_once), under
     /// this function's name and policy.
     ///
     /// # Errors
-    /// [`RunError`]; [the manual](crate::manual::functions) has a table of what each means.
+    /// [`RunError`]; [the manual](crate::manual::functions) has a table of their meanings.
     pub async fn run<R, W, F>(
         &self,
         scope: &Scope,
@@ -51,11 +51,11 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let asked = FunctionRequest::of(request).map_err(RunError::Request)?;
-        self.call(scope, key, &asked, asked.bytes.clone(), operation).await
+        let request = FunctionRequest::of(request).map_err(RunError::Request)?;
+        self.call(scope, key, &request, request.bytes.clone(), operation).await
     }
 
-    /// Does the same as [`run`](Self::run) for a request that has its own fingerprint.
+    /// Executes like [`run`](Self::run), for a request that computes its fingerprint itself.
     ///
     /// # Errors
     /// [`RunError`].
@@ -73,7 +73,7 @@ where
         self.call(scope, key, request, Bytes::new(), operation).await
     }
 
-    /// Does the same as [`run`](Self::run) by the parts of `key`, for an operation that does not
+    /// Executes like [`run`](Self::run), with the parts of `key`, for an operation that does not
     /// use its lease.
     pub(super) async fn run_named<K, W, F>(
         &self,
@@ -105,19 +105,19 @@ where
         let Declared { engine, policy, name, .. } = &*self.declared;
         let scope = self.scope(scope);
         let named = DescribedRequest { request, function: name.as_deref(), key };
-        // Counted from here to its end, so that a drain waits for it.
+        // Counted from here to its end, without a gap: a drain waits for it.
         let running = engine.inner.backlog.begin_exchange();
-        // Boxed: these futures have several kilobytes.
+        // Boxed, so that the caller's future does not contain several kilobytes of them.
         let mut claim = Box::pin(engine.claim(&scope, key, &named, policy)).await;
-        while let Ok(Claim::Reconcile(question)) = claim {
-            claim = Box::pin(self.ask(key, &bytes, question, request)).await;
+        while let Ok(Claim::Reconcile(reconciliation)) = claim {
+            claim = Box::pin(self.reconcile(key, &bytes, reconciliation, request)).await;
         }
         match claim? {
-            // No await since the claim, so it cannot be dropped in between.
+            // No await since the claim succeeded: the lease cannot be dropped in between.
             Claim::Execute(lease) => {
-                let answered = self.detach(lease, running, operation);
+                let receiver = self.detach(lease, running, operation);
                 // The task ends without a result only when the runtime shuts down.
-                answered.await.unwrap_or(Err(RunError::Interrupted))
+                receiver.await.unwrap_or(Err(RunError::Interrupted))
             }
             Claim::Replay(replay) => self.replay(&replay),
             Claim::InFlight { elapsed, remaining } => {
@@ -129,24 +129,25 @@ where
         }
     }
 
-    /// Calls the hook. If the future is dropped, a later call reconciles after the timeout.
-    async fn ask(
+    /// Calls the hook. If this is dropped, the claim to reconcile lapses, and a later call
+    /// reconciles.
+    async fn reconcile(
         &self,
         key: &Key,
         bytes: &Bytes,
-        question: Reconciliation,
+        reconciliation: Reconciliation,
         request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
-        let Some((hook, ask)) = &self.declared.hook else {
-            return question.conclude(Verdict::CannotSay, request).await;
+        let Some((timing, hook)) = &self.declared.hook else {
+            return reconciliation.conclude(Verdict::CannotSay, request).await;
         };
-        let doubt = ReconcileCall {
-            fence: question.fence(),
+        let call = ReconcileCall {
+            fence: reconciliation.fence(),
             key: key.clone(),
-            downstream: question.downstream(),
+            downstream: reconciliation.downstream(),
             request: bytes.clone(),
         };
-        question.reconcile(async { ask(doubt).await }, hook.timeout, request).await
+        reconciliation.reconcile(async { hook(call).await }, timing.timeout, request).await
     }
 
     fn replay(&self, replay: &Replay) -> Result<Receipt<T>, RunError<T, E>> {
@@ -160,7 +161,7 @@ where
         }
     }
 
-    /// Executes on a task that is not cancelled.
+    /// Executes the operation on a task that is never cancelled.
     fn detach<W, F>(
         &self,
         lease: Lease,
@@ -171,7 +172,7 @@ where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (answer, answered) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let declared = Arc::clone(&self.declared);
         let task = async move {
             let _running = running;
@@ -180,15 +181,15 @@ where
             // The result is classified and encoded under the lease, which is renewed meanwhile.
             let attempt = execution.attempt(async {
                 let result = operation(handle).await;
-                let (class, end) = judge(&result, declared.errors.as_ref());
+                let (class, end) = classify(&result, declared.errors.as_ref());
                 (result, class, end)
             });
             let done = attempt.await;
             // The outcome is recorded even if the caller has gone.
-            drop(answer.send(record(execution, done).await));
+            drop(sender.send(record(execution, done).await));
         };
         self.declared.engine.inner.runtime.spawn(task.in_current_span());
-        answered
+        receiver
     }
 }
 

@@ -11,11 +11,11 @@ use crate::value::{self, ValueError};
 
 /// The key of a call, with its scope and with the request that a retry must repeat.
 ///
-/// - `(scope, key, request)`: a key that a caller sends, compared with the request. Callers are kept
-///   apart by the scope.
+/// - `(scope, key, request)`: a key that a caller sends, compared with the request. The scope
+///   separates callers.
 /// - `(scope, key)`: the same without a request: a retry with the key gets the outcome of the first
-///   call, whatever it requests.
-/// - [`NaturalKey`]: a key of business identifiers, which the service itself makes. It has no scope
+///   call, even if its request differs.
+/// - [`NaturalKey`]: a key of business identifiers, made by the service. It has no scope
 ///   ([`Scope::shared`]), so its parts name the customer if that matters.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not name a call",

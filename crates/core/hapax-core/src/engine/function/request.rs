@@ -8,10 +8,10 @@ use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::value::{self, ValueError};
 
-/// The scheme of the fingerprint of a value's canonical form.
+/// Scheme: fingerprint of the canonical form of a value.
 const SCHEME: &str = "function/1";
 
-/// A request, in the encoding of `crate::value`.
+/// A request, in the bytes of `crate::value`.
 pub(in crate::engine) struct FunctionRequest {
     pub(in crate::engine) bytes: Bytes,
     fingerprint: Fingerprint,
@@ -22,7 +22,7 @@ impl FunctionRequest {
         Self::written(value::write(request, usize::MAX)?)
     }
 
-    /// Decodes a request that [`value`] encoded.
+    /// Reads a request that [`value`] wrote.
     pub(in crate::engine) fn written(bytes: Bytes) -> Result<Self, ValueError> {
         let canonical = value::canonical(&bytes)?;
         let fingerprint = Fingerprint::builder(SCHEME).field(&canonical).finish();

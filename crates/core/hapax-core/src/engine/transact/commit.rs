@@ -1,7 +1,7 @@
 //! The end of a transaction: the swap, COMMIT, and the check of a COMMIT without a reply.
 //!
-//! It runs on its own task, from beginning to end, with the lock on the ownership, so that nothing
-//! else writes the record on behalf of this execution.
+//! All of it runs on one task, with the lock on the ownership, so that nothing else writes the
+//! record on behalf of this execution.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,30 +18,29 @@ use crate::record::Outcome;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
 
-/// Pause between checks of a COMMIT.
-const ASK: Duration = Duration::from_millis(100);
+/// Interval at which the result of a COMMIT is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Result of a transaction.
+/// Result of a commit.
 pub(in crate::engine) enum CommitResult {
-    /// Committed with its record, which is stored until then.
-    Yes(Option<Timestamp>),
-    /// Rolled back; the record is still owned.
-    Again,
-    /// Rolled back by the database; the record is still owned.
+    /// The transaction was committed with its record, which is stored until then.
+    Committed(Option<Timestamp>),
+    /// The transaction was rolled back; this execution still owns the record.
+    RolledBack,
+    /// The transaction was rolled back because the database rejected it; this execution still owns
+    /// the record.
     Rejected(Source),
-    /// The operation ended it, with unknown effect; the record is still owned.
+    /// The operation ended the transaction, with an unknown result; this execution still owns the
+    /// record.
     EndedEarly(Source),
-    /// Rolled back, and the record is no longer owned.
-    Not(FinishError),
-    /// Unknown.
+    /// The transaction was rolled back, and this execution does not own the record any more.
+    Lost(FinishError),
+    /// The result is unknown.
     Unknown,
 }
 
-/// Rolls back within the timeout of the store. If the future is dropped, the transaction is rolled
-/// back too.
-///
-/// # Errors
-/// The operation had ended the transaction.
+/// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
+/// rolled back all the same. An error: the work had ended it.
 pub(in crate::engine) async fn roll_back(
     shared: &LeaseState,
     backend: &TransactionBackend,
@@ -50,7 +49,7 @@ pub(in crate::engine) async fn roll_back(
     match timeout(shared.inner.store_timeout, backend.database.any_rollback(tx)).await {
         Ok(Err(TxError::EndedEarly(source))) => return Err(source),
         Ok(Ok(())) => {}
-        Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no answer to a rollback"),
+        Ok(Err(_)) | Err(_) => tracing::debug!(key = ?shared.key, "no reply to a rollback"),
     }
     Ok(())
 }
@@ -62,21 +61,21 @@ pub(in crate::engine) async fn commit(
     (outcome, retention): (Outcome, Option<Duration>),
 ) -> CommitResult {
     let TransactionBackend { database, terms } = backend;
-    let mut held = shared.ownership.lock().await;
+    let mut guard = shared.ownership.lock().await;
     let inner = &shared.inner;
-    let completion = match held.as_ref() {
+    let completion = match guard.as_ref() {
         Some(ownership) => ownership.completion(outcome, retention, &*inner.entropy),
         None => Ok(None),
     };
-    let (Some(ownership), Ok(Some(completion))) = (held.as_mut(), &completion) else {
+    let (Some(ownership), Ok(Some(completion))) = (guard.as_mut(), &completion) else {
         return match (roll_back(shared, backend, tx).await, completion) {
             (Err(source), _) => CommitResult::EndedEarly(source),
             (Ok(()), Err(error)) => CommitResult::Rejected(error.into()),
-            (Ok(()), Ok(_)) => CommitResult::Not(shared.lose(FinishError::Gone)),
+            (Ok(()), Ok(_)) => CommitResult::Lost(shared.lose(FinishError::Gone)),
         };
     };
-    // No other transaction has the row locked for longer than a swap takes, or than an unresolved
-    // COMMIT.
+    // Only a swap, or a transaction whose COMMIT is ambiguous, locks the row meanwhile, and neither
+    // for longer than this.
     let limit = inner.store_timeout.max(terms.commit_check);
     let swapped = timeout(limit, database.any_swap_in(&mut tx, completion.swap().clone())).await;
     let stamped = match swapped {
@@ -85,67 +84,67 @@ pub(in crate::engine) async fn commit(
         not_stored => {
             let rolled_back = roll_back(shared, backend, tx).await;
             let seen = match (not_stored, rolled_back) {
-                // The conflict was found in the transaction itself.
+                // The swap read that in its own transaction.
                 (Ok(Ok(Swapped::Conflict(seen))), _) => seen,
                 (_, Err(source)) => return CommitResult::EndedEarly(source),
-                (Ok(Err(TxError::Conflict(_))), _) => return CommitResult::Again,
+                (Ok(Err(TxError::Conflict(_))), _) => return CommitResult::RolledBack,
                 (Ok(Err(TxError::EndedEarly(source))), _) => {
                     return CommitResult::EndedEarly(source);
                 }
                 (Ok(Err(TxError::Failed(source) | TxError::Unknown(source))), _) => {
                     return CommitResult::Rejected(source);
                 }
-                _ => return CommitResult::Rejected("no answer to the last statement".into()),
+                _ => return CommitResult::Rejected("no reply to the last statement".into()),
             };
             let known = known(ownership, completion.status(seen), FinishError::Gone);
-            return shared.conclude(&mut held, known);
+            return shared.conclude(&mut guard, known);
         }
     };
-    // Not cancelled: after the timeout it continues.
+    // Not cancelled: if the timeout passes, it continues.
     let committing = inner.runtime.spawn({
         let database = Arc::clone(database);
         async move { database.any_commit(tx).await }
     });
     let known = match timeout(limit, committing).await {
         Ok(Ok(Ok(()))) => CommitState::Committed(completion.snapshot(stamped)),
-        Ok(Ok(Err(TxError::Conflict(_)))) => return CommitResult::Again,
+        Ok(Ok(Err(TxError::Conflict(_)))) => return CommitResult::RolledBack,
         Ok(Ok(Err(TxError::Failed(source)))) => return CommitResult::Rejected(source),
-        // An unknown result: no statement of the operation runs between the swap and COMMIT.
-        doubt => {
-            if let Ok(Ok(Err(error))) = doubt {
-                tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without an answer");
+        // Ambiguous. Nothing of the operation runs between the swap and COMMIT.
+        ambiguous => {
+            if let Ok(Ok(Err(error))) = ambiguous {
+                tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without a reply");
             }
-            settle(shared, ownership, completion, *terms).await
+            resolve_commit(shared, ownership, completion, *terms).await
         }
     };
-    shared.conclude(&mut held, known)
+    shared.conclude(&mut guard, known)
 }
 
-/// Known state of a COMMIT.
+/// The result of a commit, where known.
 enum CommitState {
     Committed(Snapshot),
-    Held,
-    Not(FinishError),
-    Nothing,
+    Owned,
+    Lost(FinishError),
+    Unknown,
 }
 
-fn known(ownership: &mut Ownership, told: CommitStatus, gone: FinishError) -> CommitState {
-    match told {
+fn known(ownership: &mut Ownership, status: CommitStatus, gone: FinishError) -> CommitState {
+    match status {
         CommitStatus::Committed(seen) => CommitState::Committed(seen),
         CommitStatus::Owned(seen) => {
             ownership.update(seen);
-            CommitState::Held
+            CommitState::Owned
         }
-        CommitStatus::Lost => CommitState::Not(FinishError::Lost),
-        CommitStatus::Gone => CommitState::Not(gone),
+        CommitStatus::Lost => CommitState::Lost(FinishError::Lost),
+        CommitStatus::Gone => CommitState::Lost(gone),
     }
 }
 
-/// Renews, expecting the record as it was before the transaction: see [`crate::transaction`].
+/// Renews, expecting the write id from before the transaction: see [`crate::transaction`].
 ///
-/// The last swap may land after it was given up. Then the transaction was rolled back, and the
-/// record of a crashed execution lasts a little longer.
-async fn settle(
+/// The last swap sent may be applied after it was given up. If it is, the transaction was rolled
+/// back, and the record of an ended execution lasts a little longer.
+async fn resolve_commit(
     shared: &LeaseState,
     ownership: &mut Ownership,
     completion: &Completion,
@@ -155,7 +154,7 @@ async fn settle(
     let deadline = deadline_after(terms.commit_check);
     let renew = shared.longer(terms.lease);
     let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
-        return CommitState::Nothing;
+        return CommitState::Unknown;
     };
     loop {
         let until = deadline.min(inner.deadline());
@@ -163,37 +162,40 @@ async fn settle(
         match run.await {
             Ok(WriteResult::Recorded(seen)) => {
                 ownership.update(seen);
-                return CommitState::Held;
+                return CommitState::Owned;
             }
             Ok(_) => {
                 match known(ownership, completion.status(writing.into_seen()), FinishError::Gone) {
-                    // The transaction may have been committed, and the record removed since.
-                    CommitState::Not(FinishError::Gone) => return CommitState::Nothing,
+                    // The record may have been committed, and removed since.
+                    CommitState::Lost(FinishError::Gone) => return CommitState::Unknown,
                     known => return known,
                 }
             }
-            // Most likely the row is locked by the unresolved transaction. The same swap again.
-            Err(ExchangeError::Store { swap, .. }) if Instant::now() + ASK < deadline => {
-                sleep(ASK).await;
+            // Most likely the transaction whose COMMIT is ambiguous has locked the row. Send the
+            // same swap again.
+            Err(ExchangeError::Store { swap, .. })
+                if Instant::now() + CHECK_INTERVAL < deadline =>
+            {
+                sleep(CHECK_INTERVAL).await;
                 next = Next::Send(*swap);
             }
-            Err(_) => return CommitState::Nothing,
+            Err(_) => return CommitState::Unknown,
         }
     }
 }
 
 impl LeaseState {
-    fn conclude(&self, held: &mut Option<Ownership>, known: CommitState) -> CommitResult {
+    fn conclude(&self, guard: &mut Option<Ownership>, known: CommitState) -> CommitResult {
         match known {
             CommitState::Committed(seen) => {
-                *held = None;
+                *guard = None;
                 let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                 self.inner.waiters.wake(&self.key, Some(seen));
-                CommitResult::Yes(until)
+                CommitResult::Committed(until)
             }
-            CommitState::Held => CommitResult::Again,
-            CommitState::Not(how) => CommitResult::Not(self.lose(how)),
-            CommitState::Nothing => CommitResult::Unknown,
+            CommitState::Owned => CommitResult::RolledBack,
+            CommitState::Lost(error) => CommitResult::Lost(self.lose(error)),
+            CommitState::Unknown => CommitResult::Unknown,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Functions whose calls each commit in one transaction with their record.
+//! Functions that execute each call in one transaction with its record.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,16 +24,16 @@ use crate::scope::Scope;
 use crate::transaction::{AnyTransactions, Source, Transactions};
 use crate::value::{self, ValueError};
 
-/// Format of recorded values and rejections, in the encoding of `crate::value`.
+/// Format of values and rejections, in the bytes of `crate::value`.
 const FORMAT: &str = "transact/1";
 
 /// Errors of an operation in a transaction. In both cases its writes are rolled back.
 pub enum OperationError<E> {
-    /// The operation was rejected for good: the error is recorded, and replayed.
+    /// The operation is rejected, finally: the error is stored, and replayed.
     Rejected(E),
-    /// The operation failed, and the next call executes; `?` converts any error to this. If it
-    /// means that the transaction lost a race, the operation runs again, and the caller gets the
-    /// result of that.
+    /// The operation failed, and the next call executes; `?` makes this of any error. If the error
+    /// states that the transaction lost against another, the operation runs again instead, and the
+    /// caller does not get the error.
     Failed(Source),
 }
 
@@ -46,7 +46,7 @@ impl<E, X: Into<Source>> From<X> for OperationError<E> {
 impl<E: fmt::Debug> fmt::Debug for OperationError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected(error) => f.debug_tuple("Refused").field(error).finish(),
+            Self::Rejected(error) => f.debug_tuple("Rejected").field(error).finish(),
             Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
         }
     }
@@ -56,8 +56,9 @@ impl<E: fmt::Debug> fmt::Debug for OperationError<E> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactError<E> {
-    /// The operation was rejected, now or in an earlier call: every call with this key gets this.
-    #[error("the operation was rejected")]
+    /// The operation rejected the call, now or in an earlier call: every call with this key gets
+    /// this.
+    #[error("the operation rejected the call")]
     Rejected {
         /// The error of the operation.
         error: E,
@@ -67,48 +68,49 @@ pub enum TransactError<E> {
     /// The transaction was rolled back: nothing was done. The next call executes.
     #[error("the transaction was rolled back: {0}")]
     RolledBack(#[source] Source),
-    /// The transaction lost a race each time: nothing was done. The next call executes.
-    #[error("the transaction lost a race each time: call again")]
+    /// The transaction lost against others each time: nothing was done. The next call executes.
+    #[error("the transaction lost against others each time: retry")]
     InTheWay,
-    /// No transaction began: nothing was done. The next call executes.
+    /// There was no transaction: nothing was done. The next call executes.
     #[error(transparent)]
     NotBegun(TakeTxError),
-    /// The transaction may have been committed. Call again with the same key, which is safe.
-    #[error("it is unknown whether the transaction was committed: call again with the same key")]
+    /// The result of COMMIT is unknown. A retry with the same key is safe, and returns the result.
+    #[error("it is not known yet whether the transaction was committed: retry with the same key")]
     CommitUnknown,
     /// The operation panicked, kept its transaction, or ended it itself: its effect is unknown. The
     /// key follows its policy for unknown outcomes.
-    #[error("the operation panicked, kept its transaction, or ended it: its effect is unknown")]
+    #[error("the operation panicked, or did not return its transaction as it was")]
     Broken,
-    /// The operation was rejected, and the store has not accepted that yet.
-    #[error("the operation was rejected, and the store has not accepted that yet")]
+    /// The operation rejected the call, and the store has not accepted that yet: it is a deferred
+    /// write.
+    #[error("the operation rejected the call, but the store has not accepted that yet")]
     Pending,
     /// Another execution took over; the writes of this one were rolled back.
     #[error("another execution took over")]
     Superseded,
-    /// The first call is still under way.
-    #[error("the first call with this key is under way")]
+    /// The first call is still executing.
+    #[error("the first call with this key has no outcome yet")]
     InFlight {
-        /// Time after which to call again.
+        /// Time to wait before the next call.
         retry_after: Duration,
     },
     /// The key belongs to another request.
-    #[error("the key belongs to another request")]
+    #[error("the key was used for another request")]
     KeyReused,
-    /// An earlier call may have happened, and does not execute again automatically.
-    #[error("it is unknown whether an earlier call took effect")]
+    /// An earlier call may have happened, and must not execute again automatically.
+    #[error("an earlier call may have taken effect: nothing is executed until that is known")]
     OutcomeUnknown,
-    /// The key belongs to an operation that is no function in a transaction. Nothing was executed.
-    #[error("the recorded outcome has another format: {format}")]
+    /// The key was not used by a function in a transaction. Nothing was executed.
+    #[error("expected an outcome of a function in a transaction, found the format `{format}`")]
     OtherFormat {
-        /// The name of the format.
+        /// Name of the format.
         format: String,
     },
-    /// The recorded value has another type, or the value cannot be encoded.
-    #[error("the value cannot be decoded or encoded: {0}")]
+    /// The stored outcome has no value of this type, or the value cannot be serialized.
+    #[error("the value cannot be read or written: {0}")]
     Unreadable(#[source] ValueError),
-    /// The request cannot be encoded.
-    #[error("the request cannot be encoded")]
+    /// The request cannot be serialized.
+    #[error("the request cannot be written")]
     Request(#[source] ValueError),
     /// The claim failed. Nothing was executed.
     #[error(transparent)]
@@ -120,14 +122,15 @@ impl Idempotency {
     /// record of its value, and returns that value to every call with the same request: see
     /// [`crate::transaction`].
     ///
-    /// - `operation` runs on its own task, again and from the beginning if its transaction lost a
-    ///   race. It drops its [`Tx`] when it has written, at the latest at its end, and has no other
-    ///   effects.
-    /// - Its value is stored, and requests are compared, as by [`Idempotency::at_most_once`].
-    /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: an interrupted transaction
-    ///   was rolled back, so that a second execution has no second effect. Under `Block`, the
-    ///   default, and under `Reconcile`, which has no hook here, an operator decides first.
-    /// - Dropping this future leaves no claim behind while it claims, and stops nothing afterwards.
+    /// - `operation` runs on its own task, and runs again from the beginning if its transaction
+    ///   lost against another. It drops its [`Tx`] when it has written, at the latest at its end,
+    ///   and has no effect outside of it.
+    /// - Its result is stored, and requests are compared, as by [`Idempotency::at_most_once`].
+    /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: the transaction of a
+    ///   crashed process was rolled back, so a second execution has no second effect. Under
+    ///   `Block`, the default, and under `Reconcile`, which has no hook here, an operator decides
+    ///   first.
+    /// - Dropping this future leaves nothing behind during the claim, and stops nothing afterwards.
     ///
     /// # Errors
     /// [`TransactError`].
@@ -147,15 +150,15 @@ impl Idempotency {
         W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, OperationError<E>>> + Send + 'static,
     {
-        let asked = FunctionRequest::of(request).map_err(TransactError::Request)?;
-        // Counted from here on: a drain waits for this claim.
+        let request = FunctionRequest::of(request).map_err(TransactError::Request)?;
+        // Counted from here on: a drain waits for what this claim begins.
         let _running = self.inner.backlog.begin_exchange();
-        let mut claim = self.claim(scope, key, &asked, policy).await;
-        while let Ok(Claim::Reconcile(question)) = claim {
-            claim = question.conclude(Verdict::CannotSay, &asked).await;
+        let mut claim = self.claim(scope, key, &request, policy).await;
+        while let Ok(Claim::Reconcile(reconciliation)) = claim {
+            claim = reconciliation.conclude(Verdict::CannotSay, &request).await;
         }
         let lease = match claim? {
-            // No await since the claim, so it cannot be dropped in between.
+            // No await since the claim succeeded: the lease cannot be dropped in between.
             Claim::Execute(lease) => lease,
             Claim::Replay(replay) => return replayed(&replay),
             Claim::InFlight { elapsed, remaining } => {
@@ -168,12 +171,12 @@ impl Idempotency {
             }
         };
         let fence = lease.fence();
-        let judge: Arc<dyn AnyTransactions> = Arc::clone(&backend.database) as _;
+        let database: Arc<dyn AnyTransactions> = Arc::clone(&backend.database) as _;
         let ran = lease.transact(backend, move |tx, lease| {
-            let (working, judge) = (operation(tx, lease), Arc::clone(&judge));
+            let (working, database) = (operation(tx, lease), Arc::clone(&database));
             async move {
                 let given = working.await;
-                match ending(&*judge, &given) {
+                match ending(&*database, &given) {
                     Ok(ending) => (ending, given),
                     Err(error) => {
                         (ExecutionEnd::Release, Err(OperationError::Failed(Box::new(error))))
@@ -203,7 +206,7 @@ where
 }
 
 fn ending<T: Serialize, E: Serialize>(
-    judge: &dyn AnyTransactions,
+    database: &dyn AnyTransactions,
     given: &Result<T, OperationError<E>>,
 ) -> Result<ExecutionEnd, ValueError> {
     let kept =
@@ -213,7 +216,7 @@ fn ending<T: Serialize, E: Serialize>(
         Err(OperationError::Rejected(error)) => {
             ExecutionEnd::Reject { outcome: kept(Err(error))?, retention: None }
         }
-        Err(OperationError::Failed(error)) if judge.any_is_conflict(&**error) => {
+        Err(OperationError::Failed(error)) if database.any_is_conflict(&**error) => {
             ExecutionEnd::Rerun
         }
         Err(OperationError::Failed(_)) => ExecutionEnd::Release,
@@ -233,7 +236,7 @@ fn conclude<T, E>(
         TransactResult::Panicked => return Err(TransactError::Broken),
     };
     match (ended, given) {
-        // A failed operation was rolled back, whatever happened to the record since.
+        // A failed operation was rolled back, whether or not its release was recorded.
         (
             ExecutionResult::Recorded(_) | ExecutionResult::Failed(_),
             Err(OperationError::Failed(error)),

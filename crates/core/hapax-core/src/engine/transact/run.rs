@@ -1,4 +1,4 @@
-//! Executions in transactions, driven by a function.
+//! Operations in transactions, as functions.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::transaction::Transactions;
 /// Result of an operation in a transaction.
 #[derive(Debug)]
 pub enum TransactResult<X> {
-    /// The operation ran, perhaps more than once: the end of its last run, and its value. Never
+    /// It ran, perhaps more than once; what the last run gave, and what became of that. Never
     /// [`ExecutionResult::Rerun`].
     Ended(ExecutionResult, X),
-    /// The operation did not run, and its key is released: no transaction began.
+    /// It did not run, and its key is released: there was no transaction to be had.
     NotBegun(TakeTxError),
     /// The operation panicked, or its runtime is shutting down. Its transaction is rolled back; the
-    /// record says that the outcome is unknown.
+    /// record states that the outcome is unknown.
     Panicked,
 }
 
 impl Lease {
-    /// Executes `operation` in a transaction that commits with its outcome: see
-    /// [`crate::transaction`]. An operation whose transaction lost a race runs again.
+    /// Runs `operation` in a transaction that commits with its outcome: see [`crate::transaction`].
+    /// An operation whose transaction lost against another runs again.
     ///
-    /// It runs on its own task, and continues if its caller is dropped.
+    /// All of it runs on its own task, and continues if its caller is dropped.
     pub async fn transact<D, W, F, X>(
         self,
         backend: &TransactionBackend<D>,

@@ -1,4 +1,4 @@
-//! The slot through which an operation takes and returns its transaction.
+//! Access of an operation to its transaction, and its return.
 
 use std::any::Any;
 use std::fmt;
@@ -18,26 +18,26 @@ use crate::transaction::{AnyTransactions, AnyTx, TxError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TakeTxError {
-    /// Another part of the operation has it.
-    #[error("the transaction is taken")]
+    /// The transaction is in use.
+    #[error("the transaction is taken: drop it before taking it again")]
     Taken,
     /// The run of the transaction has ended.
-    #[error("the run of the transaction has ended")]
+    #[error("the run of the transaction has ended: take it while the operation runs")]
     Ended,
     /// The transaction has another type.
-    #[error("the transaction is of another type")]
+    #[error("the transaction has another type: take that of its database")]
     OtherType,
-    /// The options of transactions are invalid.
+    /// The options for transactions are invalid.
     #[error(transparent)]
     Terms(#[from] TxOptionsError),
     /// No transaction began in time: the pool has no free connection, or the database does not
     /// answer.
     #[error("no transaction began in time")]
     TimedOut,
-    /// The lease could not be renewed for it.
+    /// The lease could not be renewed before the transaction.
     #[error("the lease could not be renewed: {0}")]
     Lease(#[from] FinishError),
-    /// The database returned an error.
+    /// The database could not begin a transaction.
     #[error(transparent)]
     Begin(#[from] TxError),
     /// The runtime is shutting down.
@@ -45,8 +45,8 @@ pub enum TakeTxError {
     Shutdown,
 }
 
-/// The handle by which one run of an operation takes its transaction. Cheap to clone; no
-/// transaction begins before it is taken.
+/// Source of the transaction of one run of the operation. Cheap to clone; nothing begins before the
+/// transaction is taken.
 #[derive(Clone)]
 pub struct TxHandle {
     slot: Arc<Slot>,
@@ -58,35 +58,36 @@ struct Slot {
     terms: TxOptions,
     state: Mutex<State>,
     ended: Arc<AtomicBool>,
-    /// True if the operation has or had the transaction.
+    /// True if the operation has received the transaction.
     taken: AtomicBool,
 }
 
 enum State {
     Idle,
-    /// The transaction is being begun.
+    /// The transaction is on its way to the caller that takes it.
     Beginning,
-    Out,
-    Back(AnyTx),
-    /// The run has ended: a transaction that arrives later is dropped, and so rolled back.
+    HandedOut,
+    Returned(AnyTx),
+    /// The run has ended: a transaction that arrives now is dropped, and so rolled back.
     Closed,
 }
 
 /// State of the slot at the end of a run.
 pub(in crate::engine) enum ClosedSlot {
-    /// No transaction was taken.
+    /// None was taken.
     Unused,
-    Back(AnyTx),
+    Returned(AnyTx),
     /// The operation still has it.
     Kept,
 }
 
-/// A transaction, with its connection, while the operation has it. Dropping it returns it to the
-/// engine, which commits it; it cannot be committed here.
+/// A transaction, with its connection, for the operation. Dropping it returns it to be committed;
+/// it cannot be committed here.
 ///
-/// An operation that keeps it beyond its end prevents the commit: see [`ExecutionResult::Kept`].
+/// A transaction that is not dropped when the operation ends is not committed: see
+/// [`TransactionResult::Kept`].
 ///
-/// [`ExecutionResult::Kept`]: super::super::ExecutionResult::Kept
+/// [`Ended::Kept`]: super::ExecutionResult::Kept
 pub struct Tx<T: Send + 'static> {
     tx: Option<Box<T>>,
     slot: Arc<Slot>,
@@ -103,25 +104,25 @@ impl TxHandle {
         Self { slot: Arc::new(Slot { lease, database, terms, state, ended, taken }) }
     }
 
-    /// Returns whether the operation has or had a transaction in this run.
+    /// Returns whether the operation has a transaction in this run, or had it.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.slot.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes the transaction of the run, which begins with the first call. After it was dropped it
-    /// can be taken again, and is the same.
+    /// Takes the run's transaction, which begins with the first call. Once dropped it may be taken
+    /// again, and is the same one then.
     ///
-    /// Dropping this future takes none, and neither does one that takes longer than
-    /// [`TxOptions::begin`]. A transaction that is being begun then returns to the slot; until it
-    /// has, none can be taken.
+    /// Dropping this future takes no transaction, and neither does a call that takes longer than
+    /// [`TxOptions::begin`]. A transaction that is then on its way is returned automatically; until
+    /// then none can be taken.
     ///
     /// # Errors
     /// [`TakeTxError`].
     pub async fn take<T: Send + 'static>(&self) -> Result<Tx<T>, TakeTxError> {
         self.slot.terms.check()?;
-        if let Some(there) = self.slot.reserve::<T>()? {
-            return Ok(Tx { tx: Some(there), slot: Arc::clone(&self.slot) });
+        if let Some(tx) = self.slot.reserve::<T>()? {
+            return Ok(Tx { tx: Some(tx), slot: Arc::clone(&self.slot) });
         }
         let slot = Arc::clone(&self.slot);
         let task = self.slot.lease.inner.runtime.spawn(async move {
@@ -129,14 +130,14 @@ impl TxHandle {
             let begun = begun.and_then(|tx| tx.downcast().map_err(|_| TakeTxError::OtherType));
             let tx = begun.and_then(|tx| slot.hand_out(tx));
             if tx.is_err() {
-                slot.give_up().await;
+                slot.reset().await;
             }
-            // If the caller is gone, the guard is dropped with the task's output, which returns the
-            // transaction.
+            // If the receiver is gone, the guard is dropped with the task's output, which returns
+            // the transaction.
             tx.map(|tx| Tx { tx: Some(tx), slot })
         });
         match timeout(self.slot.terms.begin, task).await {
-            Ok(Ok(Ok(tx))) => match self.slot.receive() {
+            Ok(Ok(Ok(tx))) => match self.slot.mark_received() {
                 true => Ok(tx),
                 // Dropped here, it is rolled back.
                 false => Err(TakeTxError::Ended),
@@ -147,39 +148,39 @@ impl TxHandle {
         }
     }
 
-    /// Ends the run, and returns the state of the slot.
+    /// Ends the run.
     pub(in crate::engine) fn close(&self) -> ClosedSlot {
         self.slot.ended.store(true, Ordering::Relaxed);
         let mut state = self.slot.lock();
         match mem::replace(&mut *state, State::Closed) {
-            // A transaction that is being begun was not used, and will not be.
+            // A transaction on its way was not used for anything, and will not be.
             State::Idle | State::Beginning | State::Closed => ClosedSlot::Unused,
-            State::Out if !self.is_taken() => ClosedSlot::Unused,
-            State::Out => ClosedSlot::Kept,
-            State::Back(tx) => ClosedSlot::Back(tx),
+            State::HandedOut if !self.is_taken() => ClosedSlot::Unused,
+            State::HandedOut => ClosedSlot::Kept,
+            State::Returned(tx) => ClosedSlot::Returned(tx),
         }
     }
 }
 
 impl Slot {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Held for an assignment only.
+        // Locked for an assignment only.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the transaction that is in the slot, or `None` if the caller has to begin one.
+    /// Returns the transaction if it has begun, or `None` if the caller has to begin it.
     fn reserve<T: Send + 'static>(&self) -> Result<Option<Box<T>>, TakeTxError> {
         let mut state = self.lock();
         match mem::replace(&mut *state, State::Beginning) {
             State::Idle => Ok(None),
-            State::Back(tx) => match tx.downcast() {
+            State::Returned(tx) => match tx.downcast() {
                 Ok(tx) => {
-                    *state = State::Out;
+                    *state = State::HandedOut;
                     self.taken.store(true, Ordering::Relaxed);
                     Ok(Some(tx))
                 }
                 Err(tx) => {
-                    *state = State::Back(tx);
+                    *state = State::Returned(tx);
                     Err(TakeTxError::OtherType)
                 }
             },
@@ -187,7 +188,7 @@ impl Slot {
                 *state = State::Closed;
                 Err(TakeTxError::Ended)
             }
-            taken @ (State::Out | State::Beginning) => {
+            taken @ (State::HandedOut | State::Beginning) => {
                 *state = taken;
                 Err(TakeTxError::Taken)
             }
@@ -195,7 +196,7 @@ impl Slot {
     }
 
     async fn begin(&self) -> Result<AnyTx, TakeTxError> {
-        // The connection first: while the pool makes it wait, the lease is renewed as usual.
+        // The connection first: during the wait for the pool the lease is renewed as usual.
         let mut tx = self.database.any_connect().await?;
         if matches!(*self.lock(), State::Closed) {
             return Err(TakeTxError::Ended);
@@ -205,17 +206,18 @@ impl Slot {
         Ok(tx)
     }
 
-    /// Marks the transaction as taken, and returns true, unless the run has ended meanwhile.
-    fn receive(&self) -> bool {
+    /// Marks the transaction as received by the operation, unless the run has ended meanwhile.
+    /// Returns whether it was marked.
+    fn mark_received(&self) -> bool {
         let state = self.lock();
         let open = !matches!(*state, State::Closed);
-        // Under the lock, because the end of the run reads it there.
+        // Under the lock, with which the end of the run reads it.
         self.taken.fetch_or(open, Ordering::Relaxed);
         open
     }
 
-    /// Notes that no transaction has begun, so that another attempt is possible.
-    async fn give_up(&self) {
+    /// Resets the slot after a failed begin: the transaction may be taken again.
+    async fn reset(&self) {
         self.lease.resume_renewal_unless(&self.ended).await;
         let mut state = self.lock();
         if matches!(*state, State::Beginning) {
@@ -223,14 +225,14 @@ impl Slot {
         }
     }
 
-    /// Returns the transaction to its taker, unless the run has ended meanwhile: nothing of it
-    /// would be committed.
+    /// Returns the transaction for the caller that takes it, unless the run has ended meanwhile:
+    /// then nothing of it would be committed.
     fn hand_out<T>(&self, tx: Box<T>) -> Result<Box<T>, TakeTxError> {
         let mut state = self.lock();
         if !matches!(*state, State::Beginning) {
             return Err(TakeTxError::Ended);
         }
-        *state = State::Out;
+        *state = State::HandedOut;
         Ok(tx)
     }
 }
@@ -238,14 +240,14 @@ impl Slot {
 impl<T: Send + 'static> Drop for Tx<T> {
     fn drop(&mut self) {
         let Some(tx) = self.tx.take() else { return };
-        // An operation that panics has not written everything, even if the panic is caught: its
+        // An operation that panics has not made all of its writes, even if the panic is caught: the
         // transaction counts as kept, and is not committed.
         let whole = !thread::panicking();
         let mut state = self.slot.lock();
-        if whole && matches!(*state, State::Out) {
-            *state = State::Back(tx);
+        if whole && matches!(*state, State::HandedOut) {
+            *state = State::Returned(tx);
         } else {
-            // The rollback does not happen under the lock.
+            // The rollback is not done under the lock.
             drop(state);
             drop(tx as Box<dyn Any + Send>);
         }
@@ -259,7 +261,7 @@ impl<T: Send + 'static> Deref for Tx<T> {
     fn deref(&self) -> &T {
         match &self.tx {
             Some(tx) => tx,
-            None => unreachable!("a transaction that was given back"),
+            None => unreachable!("a transaction that was returned"),
         }
     }
 }
@@ -269,7 +271,7 @@ impl<T: Send + 'static> DerefMut for Tx<T> {
     fn deref_mut(&mut self) -> &mut T {
         match &mut self.tx {
             Some(tx) => tx,
-            None => unreachable!("a transaction that was given back"),
+            None => unreachable!("a transaction that was returned"),
         }
     }
 }
