@@ -92,6 +92,9 @@ pub enum DemoError {
 }
 
 /// Runs the demo, or the part of it that the arguments name.
+///
+/// # Errors
+/// [`DemoError`] if the demo has no result.
 pub async fn run(args: DemoArgs) -> Result<ExitCode, DemoError> {
     match args.part {
         Some(Part::Service(args)) => Ok(service::run(args).await.map(|()| ExitCode::SUCCESS)?),

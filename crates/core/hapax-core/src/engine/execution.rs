@@ -50,7 +50,7 @@ pub enum ExecutionEnd {
     /// The operation may have had effects outside of its transaction, which is rolled back: a retry
     /// follows the policy for unknown outcomes.
     Abandon {
-        /// What was seen of the outcome, for operators.
+        /// The outcome that was seen, for operators.
         seen: Option<Outcome>,
     },
     /// The transaction lost a race: it is rolled back, and the operation is to run again.

@@ -13,10 +13,10 @@ use crate::transaction::Transactions;
 /// Result of an operation in a transaction.
 #[derive(Debug)]
 pub enum TransactResult<X> {
-    /// It ran, perhaps more than once; what the last run gave, and what became of that. Never
+    /// The operation ran, perhaps more than once: the end of its last run, and its value. Never
     /// [`ExecutionResult::Rerun`].
     Ended(ExecutionResult, X),
-    /// It did not run, and its key is released: there was no transaction to be had.
+    /// The operation did not run, and its key is released: no transaction began.
     NotBegun(TakeTxError),
     /// The operation panicked, or its runtime is shutting down. Its transaction is rolled back; the
     /// record states that the outcome is unknown.
