@@ -80,6 +80,8 @@
 //!   [`Idempotency::transact`]; brings `tokio` and `serde`.
 //! - `keys`: keys made of time and randomness ([`KeyMaker`]), and of payloads; brings `serde`.
 //! - `serde`: [`canonicalize_value`], and [`value`], which encodes serializable values.
+//! - `unstable-store`: shows the modules for implementors of stores in the documentation: [`codec`],
+//!   [`exchange`], [`machine`] and [`value`]. They may change in any release.
 //!
 //! The [`manual`] has the reasons for each default, the failures and their consequences, the
 //! limits, and how to choose a policy.
@@ -90,15 +92,18 @@
 )]
 
 mod clock;
+#[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod codec;
 pub mod diagnose;
 pub mod driver;
 #[cfg(feature = "tokio")]
 mod engine;
 mod entropy;
+#[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod exchange;
 mod fingerprint;
 mod key;
+#[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod machine;
 pub mod manual;
 mod memory;
@@ -110,6 +115,7 @@ mod secret;
 pub mod store;
 pub mod transaction;
 #[cfg(feature = "serde")]
+#[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod value;
 
 pub use clock::{Clock, SystemClock, Timestamp};
