@@ -52,16 +52,16 @@ say "The first request is executed."
 run "$pay -H 'Idempotency-Key: \"k-1\"' -d '{\"amount\": 100}'"
 expect "201 Created"; expect "idempotency-replayed: false"; expect '"ch_1"'
 
-say "Asked again, even with the members written differently, it is answered with the same bytes."
+say "A retry, even with other white space, is answered with the same bytes."
 run "$pay -H 'Idempotency-Key: k-1' -d '{ \"amount\":100 }'"
 expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_1"'
 [ "$(charges)" = 1 ] || fail "one charge"
 
-say "Another request under the same key is refused."
+say "Another request under the same key is rejected."
 run "$pay -H 'Idempotency-Key: \"k-1\"' -d '{\"amount\": 999}'"
 expect "422"; expect '"key-reused"'
 
-say "A copy of a request that is still running is told to come again."
+say "A duplicate of a request in flight is rejected, with the time after which to retry."
 eval "$pay -H 'Idempotency-Key: \"k-2\"' -d '{\"amount\": 200, \"seconds\": 2}'" >/dev/null &
 first=$!
 reached begun 2
@@ -69,7 +69,7 @@ run "$pay -H 'Idempotency-Key: \"k-2\"' -d '{\"amount\": 200, \"seconds\": 2}'"
 expect "409"; expect '"in-flight"'; expect "retry-after: "
 wait "$first"
 
-say "A client that hangs up loses nothing: the charge goes on, and the retry hears of it."
+say "A client disconnects: the charge continues, and the retry gets its response."
 run "$pay -H 'Idempotency-Key: \"k-3\"' -d '{\"amount\": 300, \"seconds\": 2}' --max-time 1"
 reached charges 3
 # From the charge to its record.
@@ -103,7 +103,7 @@ expect "201 Created"; expect "idempotency-replayed: false"; expect '"ch_5"'
 [ "$(charges)" = 5 ] || fail "five charges: one twice"
 stop -TERM
 
-say "--on-unknown block, the default: it never runs again by itself; an operator says what happened."
+say "--on-unknown block, the default: the retry does not execute; an operator decides what happened."
 start --on-unknown block
 killed k-5 500
 start --on-unknown block
@@ -115,7 +115,7 @@ expect "201 Created"; expect "idempotency-replayed: true"; expect '"ch_6"'
 [ "$(charges)" = 6 ] || fail "six charges"
 stop -TERM
 
-say "--on-unknown reconcile: the service is asked, and its answer is the answer."
+say "--on-unknown reconcile: the service returns the response, which is replayed."
 ask="--on-unknown reconcile --reconcile-url http://127.0.0.1:$port/charges/by-operation"
 # shellcheck disable=SC2086
 start $ask
@@ -132,7 +132,7 @@ cat "$work/out"
 expect "201 Created"; expect '"ch_7"'
 [ "$(charges)" = 7 ] || fail "seven charges"
 
-say "A second gateway on the same file says so, and ends with 69."
+say "A second gateway on the same file prints an error, and ends with 69."
 run "$hapax gateway --upstream http://127.0.0.1:$port --listen 127.0.0.1:0 --admin off --store file:$work/hapax.db; echo \"exit \$?\""
 expect "exit 69"
 stop -TERM
