@@ -31,7 +31,7 @@ enum Command {
     Store(store::StoreArgs),
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
-    /// Show it at work: a flaky payments service, clients that retry, and four set-ups between them
+    /// Compare four setups under faults: no gateway, and the gateway with each --on-unknown
     #[cfg(feature = "demo")]
     Demo(hapax_torture::demo::DemoArgs),
 }

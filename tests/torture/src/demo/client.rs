@@ -1,5 +1,5 @@
-//! A client as it should be: a key for each payment, made before the first attempt, and the same
-//! key for every attempt, until there is a final answer.
+//! Clients that retry correctly: each payment has an idempotency key, made before the first
+//! attempt, and every attempt sends it until the response is final.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,49 +22,49 @@ use super::plan::{Plan, Slip};
 use super::times;
 use crate::dice::Dice;
 
-/// The largest answer that is read, in bytes.
+/// The limit of a response that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// What all clients of one set-up share.
+/// State that all clients of one setup share.
 #[derive(Debug)]
 pub(crate) struct ClientPool {
     address: SocketAddr,
-    /// Makes the keys of this run differ from those of others.
+    /// Prefix that makes the keys of this run differ from those of others.
     run: String,
     payments: u32,
     plan: Plan,
-    /// Goes up when a process is about to be killed, and when it is back.
+    /// Number of times that a process was about to be killed, or was running again.
     upsets: AtomicU32,
-    /// Orders below this number may begin.
+    /// The limit of the orders that may begin.
     open: watch::Sender<u32>,
     next: AtomicU32,
     sent: AtomicU32,
     ended: AtomicU32,
 }
 
-/// A payment, and how it ended for the client.
+/// A payment, and its end for the client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PaymentEnd {
     pub(crate) key: String,
     pub(crate) end: PaymentOutcome,
-    /// What the client did wrong.
+    /// The client's mistake.
     pub(crate) slip: Option<Slip>,
-    /// Whether a process was killed meanwhile.
+    /// True if a process was killed meanwhile.
     pub(crate) upset: bool,
 }
 
-/// How a payment ended for its client.
+/// The end of a payment for its client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum PaymentOutcome {
-    /// It was told that this charge was made.
+    /// The response names this charge.
     Paid(u32),
-    /// It was told to the last that nobody knows, or was told nothing final at all.
+    /// Every response said that the outcome is unknown, or none was final.
     Unresolved,
-    /// An answer that no correct set-up gives.
+    /// A response that no correct setup sends.
     Unexpected(String),
 }
 
-/// What an answer means for the payment.
+/// Consequence of a response for the payment.
 #[derive(Debug)]
 enum Meaning {
     Final(PaymentOutcome),
@@ -73,7 +73,7 @@ enum Meaning {
 }
 
 impl ClientPool {
-    /// Of orders `0..payments` those below `open` may begin.
+    /// Creates a pool for orders `0..payments`; those below `open` may begin.
     pub(crate) fn new(
         address: SocketAddr,
         run: String,
@@ -86,7 +86,7 @@ impl ClientPool {
         Self { address, run, payments, plan, upsets, open, next, sent, ended }
     }
 
-    /// A process is about to be killed, or back.
+    /// Counts a process that is about to be killed, or runs again.
     pub(crate) fn upset(&self) {
         self.upsets.fetch_add(1, Ordering::Relaxed);
     }
@@ -96,18 +96,18 @@ impl ClientPool {
         self.open.send_modify(|open| *open = until.max(*open));
     }
 
-    /// Requests sent so far, by all clients.
+    /// Returns the number of requests sent so far, by all clients.
     pub(crate) fn sent(&self) -> u32 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Payments that have ended so far.
+    /// Returns the number of payments that have ended so far.
     pub(crate) fn ended(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// One client: makes payments one after another until all are made. To those of which nobody
-    /// knows what became it comes back later, and meanwhile goes on.
+    /// Runs one client, which makes payments one after another until all are made. A payment whose
+    /// outcome is unknown is retried on a separate task, while the client continues with others.
     pub(crate) async fn client(self: Arc<Self>, mut dice: Dice) -> Vec<PaymentEnd> {
         let mut ends = Vec::new();
         let mut later = JoinSet::new();
@@ -116,7 +116,7 @@ impl ClientPool {
             if order >= self.payments {
                 break;
             }
-            // An error would mean that the sender is gone; it is in `self`.
+            // An error would mean that the sender was dropped; it is in `self`.
             let _ = self.open.subscribe().wait_for(|open| order < *open).await;
             let payment = Payment {
                 key: format!("{}-{order}-{:08x}", self.run, dice.roll() >> 32),
@@ -144,15 +144,15 @@ struct Payment {
     key: String,
     order: u32,
     slip: Option<Slip>,
-    /// The upsets when it began.
+    /// The number of upsets when the payment began.
     calm: u32,
     shop: Arc<ClientPool>,
     dice: Dice,
 }
 
 impl Payment {
-    /// Asks until there is a final answer, or gives itself back when it is told that the outcome
-    /// is unknown.
+    /// Retries until a response is final. Returns the payment as the error if its outcome is
+    /// unknown.
     async fn pay(mut self) -> Result<PaymentEnd, Self> {
         let deadline = Instant::now() + times::DEADLINE;
         let mut pause = Duration::from_millis(25);
@@ -170,7 +170,7 @@ impl Payment {
         Ok(self.end(PaymentOutcome::Unresolved))
     }
 
-    /// Asks again and again what became of it.
+    /// Retries at long intervals until the outcome is known.
     async fn come_back(mut self) -> PaymentEnd {
         let deadline = Instant::now() + times::TIMEOUT;
         let mut pause = times::PAUSE / 2;
@@ -192,7 +192,7 @@ impl Payment {
         PaymentEnd { key: self.key, end, slip: self.slip, upset }
     }
 
-    /// The first request, or what the client makes of it.
+    /// Sends the first request, with the client's mistake if the plan has one.
     async fn ask_first(&mut self) -> Meaning {
         self.slip = self.shop.plan.slip(self.order);
         match self.slip {
@@ -206,7 +206,7 @@ impl Payment {
                 let soon = Duration::from_millis(self.dice.below(20));
                 let ClientPool { address, .. } = *self.shop;
                 if post_and_hang_up(address, &self.key, &self.body(), soon).await.is_err() {
-                    // It never got so far.
+                    // The request was not sent.
                     self.slip = None;
                 }
                 Meaning::Again(None)
@@ -222,12 +222,13 @@ impl Payment {
         self.shop.sent.fetch_add(1, Ordering::Relaxed);
         match timeout(times::REQUEST, post(self.shop.address, &self.key, self.body())).await {
             Ok(Ok(answer)) => answer.meaning(),
-            // Whether it happened is just what the client cannot know. So: the same key again.
+            // The client cannot know whether the payment happened, so that it retries with the same
+            // key.
             Ok(Err(_)) | Err(_) => Meaning::Again(None),
         }
     }
 
-    /// Between half of `pause` and all of it.
+    /// Returns a random duration between half of `pause` and `pause`.
     fn jitter(&mut self, pause: Duration) -> Duration {
         let half = pause / 2;
         half + self.dice.up_to(half)
@@ -235,7 +236,7 @@ impl Payment {
 }
 
 impl Meaning {
-    /// What is the more definite of both.
+    /// Returns the more definite of both.
     fn or(self, other: Self) -> Self {
         match (self, other) {
             (end @ Self::Final(_), _) | (_, end @ Self::Final(_)) => end,
@@ -286,12 +287,12 @@ impl ServiceResponse {
     }
 }
 
-/// One request on a connection of its own, so that no request is ever sent again unseen.
+/// One request on a separate connection, so that no library retries a request unseen.
 async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceResponse, NoAnswer> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Dropped, and so ended, with this future.
+    // Dropping this future ends the connection.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let request = Request::builder()
@@ -309,7 +310,7 @@ async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceRes
     Ok(ServiceResponse { status: head.status, retry_after, body })
 }
 
-/// Sends a request, whole, and closes the connection before or while the answer comes.
+/// Sends a complete request, and closes the connection before or during the response.
 async fn post_and_hang_up(
     address: SocketAddr,
     key: &str,
@@ -327,7 +328,7 @@ async fn post_and_hang_up(
     Ok(())
 }
 
-/// The connection failed somewhere; where does not matter to who must ask again anyway.
+/// The connection failed. The client retries wherever it failed.
 #[derive(Debug)]
 struct NoAnswer;
 

@@ -1,13 +1,13 @@
-//! The payments service's books: a file of lines that only grows.
+//! The ledger of the payments service: an append-only file of lines.
 //!
-//! A charge was made if, and only if, it is written here; a write is synced before anybody is told
-//! of it. So the books outlive every kill of the service, and the demo counts in them, not in what
+//! A charge was made if and only if it is written here; a write is synced before it is
+//! acknowledged. So the ledger survives every kill of the service, and the demo counts in it, not
+//! in the responses.
 //! the service or its clients say.
-//!
-//! The service does *not* look for an earlier charge with the same key before it charges: what
-//! guards against duplicates stands in front of it, or nothing does. What it does keep is its
-//! promise about fences: once it has said of a fence that nothing happened, it refuses that fence
-//! and every lower one of the same operation, for ever.
+//! The service does *not* look for an earlier charge with the same key before it charges: only the
+//! gateway prevents duplicates. It does enforce fences: once it has answered that an operation did
+//! not happen, it rejects the fence of that request, and every lower one of the same operation, for
+//! ever.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,82 +18,82 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Fault;
 
-/// One line of the books.
+/// One line of the ledger.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry")]
 pub(crate) enum LedgerEntry {
-    /// A request for a payment came in, and will meet this fault.
+    /// A request for a payment arrived, and gets this fault.
     Arrived {
-        /// Of which order.
+        /// The order.
         order: u32,
-        /// What goes wrong with it.
+        /// The fault.
         fault: Option<Fault>,
     },
-    /// A request took long by itself: what stands in front of the service may have given it up.
+    /// A request took long without a planned fault: the gateway may have timed out.
     Slow {
-        /// Of which order.
+        /// The order.
         order: u32,
     },
-    /// Money was taken.
+    /// A charge was made.
     Charged(Charge),
-    /// A charge under a fence that had been refused: not made.
+    /// A charge under a rejected fence: not made.
     Stale {
-        /// The operation it was for.
+        /// The operation.
         operation: String,
     },
-    /// Somebody asked what became of an operation.
+    /// A reconcile request for an operation.
     Asked {
         /// The operation.
         operation: String,
-        /// The fence that is refused from now on; `None` if a charge was found, or nothing was
-        /// said.
+        /// The fence that is rejected from now on; `None` if a charge was found, or no answer was
+        /// given.
         refused: Option<u64>,
     },
 }
 
-/// Money that was taken.
+/// A charge that was made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Charge {
     /// Its number, from 1.
     pub(crate) id: u32,
-    /// For which order.
-    pub(crate) order: u32,
-    /// The idempotency key that the request bore.
-    pub(crate) key: String,
-    /// The operation that the request was for.
-    pub(crate) operation: String,
-}
-
-/// What the service is asked to charge.
-#[derive(Clone, Debug)]
-pub(crate) struct Order {
-    /// Its number.
+    /// The order.
     pub(crate) order: u32,
     /// The idempotency key of the request.
     pub(crate) key: String,
-    /// The operation id of the request; its key where nothing in front of the service sends one.
+    /// The operation id of the request.
     pub(crate) operation: String,
-    /// The fence of the request, if something in front of the service sent one.
+}
+
+/// A request to charge.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    /// The number of the order.
+    pub(crate) order: u32,
+    /// The idempotency key of the request.
+    pub(crate) key: String,
+    /// The operation id of the request; its key where no gateway sends one.
+    pub(crate) operation: String,
+    /// The fence of the request, if a gateway sent one.
     pub(crate) fence: Option<u64>,
 }
 
-/// What became of an operation, as far as the books say.
+/// Result of looking an operation up in the ledger.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChargeLookup {
-    /// It was charged.
+    /// The charge was made.
     Charged(Charge),
-    /// It was not, and will not be under the fence that was asked about.
+    /// It was not made, and will not be under the given fence.
     Nothing,
 }
 
-/// What the books know of questions about an operation.
+/// The reconcile requests of one operation.
 #[derive(Clone, Copy, Default, Debug)]
 struct ReconcileCount {
     times: u32,
     refused: Option<u64>,
 }
 
-/// The books, opened by their one writer.
+/// The ledger, opened by its only writer.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     file: File,
@@ -105,11 +105,11 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// The most lines. A service left running with `--keep` stops charging there.
+    /// The limit of lines. A service that is left running with `--keep` stops charging there.
     const MAX_ENTRIES: usize = 1_000_000;
 
-    /// Opens the books at `path`, or begins them. A line that a kill cut short was never
-    /// acknowledged, and is dropped.
+    /// Opens or creates the ledger at `path`. A line that a kill cut short was never acknowledged,
+    /// and is dropped.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file =
             OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path)?;
@@ -133,7 +133,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Notes a request for `order`, which is the `n`th (from 0), and what it meets: `meets(n)`.
+    /// Records a request for `order`, the `n`th (from 0), with its fault `meets(n)`.
     pub(crate) fn arrive(
         &mut self,
         order: u32,
@@ -144,7 +144,7 @@ impl Ledger {
         Ok(fault)
     }
 
-    /// Takes the money, unless the fence has been refused (`None`).
+    /// Makes the charge, unless the fence is rejected (`None`).
     pub(crate) fn charge(&mut self, order: Order) -> io::Result<Option<Charge>> {
         let Order { order, key, operation, fence } = order;
         let refused = self.asked.get(&operation).and_then(|asked| asked.refused);
@@ -160,7 +160,8 @@ impl Ledger {
         Ok(Some(charge))
     }
 
-    /// What became of `operation`. If nothing did, `fence` is refused before that is said.
+    /// Looks `operation` up. If there is no charge, `fence` is rejected from then on, durably,
+    /// before the answer.
     pub(crate) fn look_up(&mut self, operation: &str, fence: u64) -> io::Result<ChargeLookup> {
         if let Some(charge) = self.charges.get(operation).cloned() {
             self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })?;
@@ -171,24 +172,24 @@ impl Ledger {
         Ok(ChargeLookup::Nothing)
     }
 
-    /// Notes that a request for `order` took long.
+    /// Records that a request for `order` took long.
     pub(crate) fn slow(&mut self, order: u32) -> io::Result<()> {
         self.append(LedgerEntry::Slow { order })
     }
 
-    /// How often somebody has asked what became of `operation`.
+    /// Returns the number of reconcile requests for `operation`.
     pub(crate) fn times_asked(&self, operation: &str) -> u32 {
         self.asked.get(operation).map_or(0, |asked| asked.times)
     }
 
-    /// Notes that somebody asked, and was not told.
+    /// Records a reconcile request without an answer.
     pub(crate) fn withhold(&mut self, operation: &str) -> io::Result<()> {
         self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })
     }
 
     fn append(&mut self, entry: LedgerEntry) -> io::Result<()> {
         if self.entries >= Self::MAX_ENTRIES {
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the books are full"));
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the ledger is full"));
         }
         let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
@@ -203,7 +204,7 @@ impl Ledger {
             LedgerEntry::Arrived { order, .. } => *self.arrivals.entry(order).or_default() += 1,
             LedgerEntry::Charged(charge) => {
                 self.charged = self.charged.max(charge.id);
-                // The first: its answer is the one that is given again.
+                // The first charge: its response is repeated.
                 self.charges.entry(charge.operation.clone()).or_insert(charge);
             }
             LedgerEntry::Asked { operation, refused } => {
@@ -216,7 +217,7 @@ impl Ledger {
     }
 }
 
-/// Reads the books of a service that has ended.
+/// Reads the ledger of a service that has ended.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<LedgerEntry>> {
     let text = std::fs::read_to_string(path)?;
     let whole = text.rfind('\n').map_or(0, |end| end + 1);

@@ -1,14 +1,13 @@
-//! `hapax demo`: what idempotency is for, seen in one command.
+//! `hapax demo`: the effect of idempotency, counted.
 //!
-//! A payments service that loses replies, stalls, fails and is killed; clients that ask again with
-//! the same key; and four set-ups between them: nothing, and the gateway with each of its
-//! `--on-unknown` policies. Everything is real: processes of this program, HTTP over loopback,
-//! SIGKILL, files. Nothing in the result is expected in advance; it is counted in the service's
-//! own books ([`ledger`]).
+//! A payments service loses replies, stalls, fails and is killed. Clients retry with the same key.
+//! Four setups are compared: no gateway, and the gateway with each policy of `--on-unknown`.
+//! Everything is real: processes of this program, HTTP over loopback, SIGKILL, files. The results
+//! are counted in the [`ledger`] of the service.
 //!
-//! Exit codes: 0 when every set-up kept its promise and met every fault, 1 when one did not, 69
-//! when a process could not be started, 130 when it was interrupted. On all of these, and when it
-//! panics, no process and no file is left behind.
+//! Exit codes: 0 if every setup kept its promise and every fault happened, 1 if not, 69 if a
+//! process could not be started, 130 after an interrupt. In all of these cases, and after a panic,
+//! no process and no file is left behind.
 
 mod client;
 mod ledger;
@@ -39,34 +38,33 @@ use setup::{DemoContext, FinishedSetup, Setup};
 /// The hidden command that runs the payments service.
 const SERVICE: &str = "payments-service";
 
-/// The most payments in each set-up.
+/// The limit of payments in each setup.
 const MAX_PAYMENTS: i64 = 2000;
 
-/// What `hapax demo` takes.
+/// Arguments of `hapax demo`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct DemoArgs {
     #[arg(
         long, value_name = "N", default_value_t = 120,
-        help = format!("Payments in each set-up, {} to {MAX_PAYMENTS}", Plan::MIN_PAYMENTS),
+        help = format!("Payments in each setup, {} to {MAX_PAYMENTS}", Plan::MIN_PAYMENTS),
         value_parser = clap::value_parser!(u16).range(i64::from(Plan::MIN_PAYMENTS)..=MAX_PAYMENTS)
     )]
     payments: u16,
-    /// Deals the faults to the payments as an earlier run did; the timing differs [default: a new
-    /// one]
+    /// Distribute the faults as in an earlier run; the timing differs [default: a random one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Print the table as JSON
     #[arg(long)]
     json: bool,
-    /// Leave the last gateway and its admin page up until Ctrl-C
+    /// Leave the last gateway and its operators' address up until Ctrl-C
     #[arg(long)]
     keep: bool,
     #[command(subcommand)]
     part: Option<Part>,
 }
 
-/// The processes of the demo that are this program again.
+/// Subcommands that the demo starts as processes.
 #[derive(Debug, clap::Subcommand)]
 enum Part {
     /// The flaky payments service
@@ -77,13 +75,13 @@ enum Part {
 /// Errors of the demo.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// A process did not start, or ended.
+    /// A process did not start, or ended early.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// A file or a terminal failed.
+    /// An operation on a file or terminal failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The system has no randomness.
+    /// The system provides no randomness.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
     /// The whole demo took too long.
@@ -91,7 +89,7 @@ pub enum DemoError {
     Late,
 }
 
-/// Runs the demo, or the part of it that the arguments name.
+/// Runs the demo, or the subcommand that the arguments name.
 ///
 /// # Errors
 /// [`DemoError`] if the demo has no result.
@@ -104,7 +102,7 @@ pub async fn run(args: DemoArgs) -> Result<ExitCode, DemoError> {
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
     let folder = tempfile::Builder::new().prefix("hapax-demo-").tempdir()?;
-    // Known before the interrupt that `--keep` waits for.
+    // Set before `--keep` waits for the interrupt.
     let verdict = OnceLock::new();
     let done = tokio::select! {
         done = Box::pin(whole(&args, folder.path(), &verdict)) => done,
@@ -112,7 +110,7 @@ async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
             .map(|()| verdict.get().copied().unwrap_or(ExitCode::from(130)))
             .map_err(Into::into),
     };
-    // Every process has been killed by now; one that is not quite gone may still make a file.
+    // Every process has been killed by now; one that has not ended yet may still create a file.
     remove(folder).await?;
     done
 }
@@ -132,7 +130,7 @@ async fn whole(
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        // A folder that is gone is below nothing.
+        // Without a current folder, the path is absolute.
         let here = std::env::current_dir().unwrap_or_default();
         let called = text::called(&std::env::current_exe()?, &here);
         let said = text::words(&rows, &called, args.keep);
@@ -152,7 +150,7 @@ async fn whole(
     Ok(code)
 }
 
-/// Runs the set-ups, two at a time: most of it is waiting.
+/// Runs the setups, two at a time: most of their time is waiting.
 async fn play(
     args: &DemoArgs,
     seed: u64,
@@ -175,7 +173,7 @@ async fn play(
     Ok(([first, second, third, fourth], last))
 }
 
-/// Says where the gateway can be found, and what to do there.
+/// Prints the addresses of the gateway, and a request to try.
 fn point_at(last: &FinishedSetup) {
     let Some(gateway) = last.gateway() else { return };
     let address = gateway.address;
@@ -191,7 +189,7 @@ fn point_at(last: &FinishedSetup) {
     );
 }
 
-/// Ctrl-C, or what else asks a process to end.
+/// Waits for Ctrl-C or another signal that ends a process.
 async fn interrupted() -> io::Result<()> {
     #[cfg(unix)]
     {

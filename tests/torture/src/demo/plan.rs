@@ -1,48 +1,48 @@
-//! Which payment meets which fault: dealt like cards, by a seed.
+//! The plan of faults, which a seed distributes to payments.
 //!
-//! Dealt rather than rolled, so that even a short run meets every fault, and in the same shares
-//! with every seed. What the seed does not decide is timing: which requests are under way when a
-//! process is killed.
+//! Faults are shuffled, not drawn independently, so that even a short run has every fault, with the
+//! same shares for every seed. The seed does not decide timing: the requests that are under way
+//! when a process is killed.
 
 use serde::{Deserialize, Serialize};
 
 use crate::dice::Dice;
 
-/// What the payments service does wrong.
+/// Faults of the payments service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
-    /// It charges, and closes the connection instead of answering.
+    /// Charges, and closes the connection without a response.
     LoseReply,
-    /// It charges, and answers 500.
+    /// Charges, and responds 500.
     FailAfterCharge,
-    /// It falls asleep, and charges when everybody has given up.
+    /// Stalls, and charges after its callers have timed out.
     StallBeforeCharge,
-    /// It charges, and falls asleep.
+    /// Charges, and stalls.
     StallAfterCharge,
-    /// It answers 503, and does not charge.
+    /// Responds 503 without a charge.
     Refuse,
-    /// It charges, says so to the demo, and gets no further: some process is killed now.
+    /// Charges, reports it to the demo and responds nothing: a process is killed now.
     Hold,
 }
 
-/// What a client does wrong, with a service that does its work.
+/// Mistakes of a client, with a service that works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Slip {
-    /// It hangs up once its request is sent, and asks again.
+    /// Disconnects once its request is sent, and retries.
     HangUp,
-    /// It sends the request twice at the same time.
+    /// Sends the request twice at the same time.
     DoubleClick,
 }
 
-/// Who does something wrong, and what.
+/// A fault or a mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Card {
     Service(Fault),
     Client(Slip),
 }
 
-/// What is dealt, each with its share of all payments in per cent.
+/// The share of each card, in per cent of all payments.
 const SHARES: [(Card, usize); 7] = [
     (Card::Service(Fault::LoseReply), 12),
     (Card::Service(Fault::FailAfterCharge), 6),
@@ -53,18 +53,19 @@ const SHARES: [(Card, usize); 7] = [
     (Card::Client(Slip::DoubleClick), 6),
 ];
 
-/// What goes wrong, if anything, with the first request of each payment. Retries go well.
+/// The fault of the first request of each payment, if any. Retries have none.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     cards: Vec<Option<Card>>,
 }
 
 impl Plan {
-    /// The fewest payments whose first third has room for every fault and some without any.
+    /// The lowest number of payments whose first third has every fault and some payments without
+    /// any.
     pub(crate) const MIN_PAYMENTS: u16 = 24;
 
-    /// Deals faults to the payments of orders `0..payments`. The first third gets at least one of
-    /// every fault: no process is killed before it is over, so nothing keeps them from happening.
+    /// Distributes faults to the payments of orders `0..payments`. The first third gets at least
+    /// one of every fault: no process is killed before it is over, so that all of them happen.
     pub(crate) fn deal(seed: u64, payments: u16) -> Self {
         let payments = usize::from(payments);
         let mut dice = Dice::new(seed);
@@ -85,12 +86,12 @@ impl Plan {
         Self { cards }
     }
 
-    /// Orders below this number are the first third.
+    /// Returns the number of orders in the first third.
     pub(crate) fn early(&self) -> u32 {
         u32::try_from(self.cards.len() / 3).unwrap_or(u32::MAX)
     }
 
-    /// How many payments of the first third meet a stall.
+    /// Returns the number of payments in the first third that have a stall.
     pub(crate) fn early_stalls(&self) -> usize {
         let stalls = [Fault::StallBeforeCharge, Fault::StallAfterCharge];
         let stalls = stalls.map(|fault| Some(Card::Service(fault)));
@@ -98,7 +99,7 @@ impl Plan {
         early.iter().filter(|card| stalls.contains(card)).count()
     }
 
-    /// What the `arrival`th request (from 0) for `order` meets.
+    /// Returns the fault of the `arrival`th request (from 0) for `order`.
     pub(crate) fn fault(&self, order: u32, arrival: u32) -> Option<Fault> {
         match self.card(order)? {
             Card::Service(fault) if arrival == 0 => Some(fault),
@@ -106,7 +107,7 @@ impl Plan {
         }
     }
 
-    /// What the client does wrong with its first request for `order`.
+    /// Returns the client's mistake in its first request for `order`.
     pub(crate) fn slip(&self, order: u32) -> Option<Slip> {
         match self.card(order)? {
             Card::Client(slip) => Some(slip),

@@ -1,4 +1,4 @@
-//! What was counted, and whether it is as promised.
+//! Counts of a run, compared with the promises.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,16 +17,16 @@ pub(crate) struct Kills {
     pub(crate) gateway: u32,
 }
 
-/// What went wrong on purpose.
+/// The faults that happened.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub(crate) struct Faults {
     /// Charged, and the connection closed instead of an answer.
     pub(crate) replies_lost: u32,
     /// Charged, and answered 500.
     pub(crate) errors_after_charging: u32,
-    /// Fell asleep before charging.
+    /// Stalls before a charge.
     pub(crate) stalls_before_charging: u32,
-    /// Fell asleep after charging.
+    /// Stalls after a charge.
     pub(crate) stalls_after_charging: u32,
     /// Answered 503 without charging.
     pub(crate) refusals: u32,
@@ -34,42 +34,42 @@ pub(crate) struct Faults {
     pub(crate) service_kills: u32,
     /// SIGKILLs of the gateway between a charge and its reply.
     pub(crate) gateway_kills: u32,
-    /// Clients that hung up once their request was sent.
+    /// Clients that disconnected once their request was sent.
     pub(crate) hang_ups: u32,
     /// Clients that sent their request twice at the same time.
     pub(crate) double_clicks: u32,
 }
 
-/// One set-up's count.
+/// The counts of one setup.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) setup: &'static str,
-    /// Payments asked for, each with a key of its own.
+    /// Payments, each with a separate key.
     pub(crate) payments: u32,
     /// Requests that clients sent for them.
     pub(crate) requests: u32,
-    /// Charges in the books.
+    /// Charges in the ledger.
     pub(crate) charges: u32,
-    /// Charges in the books beyond the first of each payment.
+    /// Charges in the ledger beyond the first of each payment.
     pub(crate) duplicates: u32,
-    /// Those of them where nothing went wrong but a client.
+    /// Duplicates of payments with a client's mistake only.
     pub(crate) client_side: u32,
-    /// All others.
+    /// All other duplicates.
     pub(crate) server_side: u32,
-    /// Payments whose client got no final answer.
+    /// Payments whose client got no final response.
     pub(crate) unknown: u32,
-    /// Final answers that name no charge of that payment in the books.
+    /// Final responses that name no charge of that payment in the ledger.
     pub(crate) wrong_answers: u32,
     /// Reconcile requests.
     pub(crate) questions: u32,
-    /// Charges that came late, with a fence that had been refused: not made.
+    /// Charges that came late, with a rejected fence: not made.
     pub(crate) stale_refused: u32,
     pub(crate) faults: Faults,
     pub(crate) seconds: f64,
 }
 
 impl Row {
-    /// Counts in the books, and compares with what the clients were told.
+    /// Counts in the ledger, and compares with the responses that clients got.
     pub(crate) fn count(
         setup: Setup,
         entries: &[LedgerEntry],
@@ -98,7 +98,7 @@ impl Row {
             seconds: took.as_secs_f64(),
         };
         let mut charges: HashMap<&str, Vec<&Charge>> = HashMap::new();
-        // Orders of which something behind the clients went wrong.
+        // Orders with a fault of the service or a kill.
         let mut failed = HashSet::new();
         for entry in entries {
             match entry {
@@ -151,29 +151,30 @@ impl Faults {
             Some(Fault::StallBeforeCharge) => self.stalls_before_charging += 1,
             Some(Fault::StallAfterCharge) => self.stalls_after_charging += 1,
             Some(Fault::Refuse) => self.refusals += 1,
-            // Counted where the kill is.
+            // Counted by the code that kills.
             Some(Fault::Hold) | None => {}
         }
     }
 
-    /// The first fault that did not happen.
+    /// Returns the first fault that did not happen.
     fn missing(&self, gateway: bool) -> Option<&'static str> {
         let happened = [
             (self.replies_lost > 0, "no reply was lost"),
             (self.errors_after_charging > 0, "no charge was answered 500"),
             (self.stalls_before_charging > 0, "nothing stalled before a charge"),
             (self.stalls_after_charging > 0, "nothing stalled after a charge"),
-            (self.refusals > 0, "nothing was refused"),
+            (self.refusals > 0, "no request got 503"),
             (self.service_kills > 0, "the payments service was not killed"),
             (self.gateway_kills > 0 || !gateway, "the gateway was not killed"),
-            (self.hang_ups > 0, "no client hung up"),
+            (self.hang_ups > 0, "no client disconnected"),
             (self.double_clicks > 0, "no client clicked twice"),
         ];
         happened.into_iter().find(|(happened, _)| !happened).map(|(_, missing)| missing)
     }
 }
 
-/// Everything that is not as promised, or that makes the run prove nothing. Empty: all is well.
+/// Returns every deviation from a promise, and every reason why the run proves nothing; empty if
+/// there is none.
 pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
     let mut failings = Vec::new();
     for row in rows {
@@ -185,10 +186,10 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
             fail(missing);
         }
         if row.wrong_answers > 0 {
-            fail(&format!("{} answers name a charge that was not made", row.wrong_answers));
+            fail(&format!("{} responses name a charge that was not made", row.wrong_answers));
         }
         if safe && row.duplicates > 0 {
-            fail(&format!("{} duplicates got through", row.duplicates));
+            fail(&format!("{} duplicate charges", row.duplicates));
         }
         if !safe && row.server_side == 0 {
             fail("no duplicates, so the faults did no harm and the run proves nothing");
@@ -197,13 +198,13 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
             fail("clients did no harm, so the run proves nothing");
         }
         if gateway && !safe && row.client_side > 0 {
-            fail(&format!("{} duplicates by clients alone got through", row.client_side));
+            fail(&format!("{} duplicate charges by clients alone", row.client_side));
         }
         if row.setup == Setup::Block.name() && row.unknown == 0 {
-            fail("nothing was unknown, so the run proves nothing");
+            fail("no outcome was unknown, so the run proves nothing");
         }
         if reconciles && row.questions == 0 {
-            fail("nobody was asked what became of a payment");
+            fail("no reconcile request was sent");
         }
         if reconciles && row.unknown > 0 {
             fail(&format!("{} payments were left unresolved", row.unknown));
@@ -212,12 +213,12 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
     failings
 }
 
-/// The whole result for machines.
+/// The result as JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     pub(crate) seed: u64,
     pub(crate) rows: &'a [Row],
-    /// Empty if everything is as promised.
+    /// Empty if every promise was kept.
     pub(crate) failings: &'a [String],
 }
 
@@ -234,7 +235,7 @@ mod tests {
         LedgerEntry::Charged(Charge { id, order: 1, key: key.into(), operation: key.into() })
     }
 
-    /// Of an order that no fault was dealt to.
+    /// An order without a fault.
     fn clean(id: u32, key: &str) -> LedgerEntry {
         LedgerEntry::Charged(Charge { id, order: 2, key: key.into(), operation: key.into() })
     }
@@ -251,7 +252,7 @@ mod tests {
         PaymentEnd { slip: Some(slip), ..ended(key, end) }
     }
 
-    /// A run in which everything is as it should be for `setup`.
+    /// Returns a run that keeps every promise of `setup`.
     fn well(setup: Setup) -> Row {
         let faults = [
             Fault::LoseReply,
@@ -330,7 +331,7 @@ mod tests {
     #[test]
     fn a_duplicate_is_found_where_none_is_allowed_and_missed_where_one_must_be() {
         for setup in [Setup::Block, Setup::Reconcile] {
-            assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicates got through"));
+            assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicate charges"));
         }
         for setup in [Setup::NoGateway, Setup::Reexecute] {
             assert!(failing(setup, |row| row.server_side = 0).contains("proves nothing"));
@@ -338,7 +339,7 @@ mod tests {
         let none = failing(Setup::NoGateway, |row| row.client_side = 0);
         assert!(none.contains("clients did no harm"), "{none}");
         let one = failing(Setup::Reexecute, |row| row.client_side = 1);
-        assert!(one.contains("1 duplicates by clients alone"), "{one}");
+        assert!(one.contains("1 duplicate charges by clients alone"), "{one}");
     }
 
     #[test]
@@ -358,7 +359,9 @@ mod tests {
             failing(Setup::Reconcile, |row| spoil(&mut row.faults));
         }
         assert!(failing(Setup::Block, |row| row.unknown = 0).contains("proves nothing"));
-        assert!(failing(Setup::Reconcile, |row| row.questions = 0).contains("nobody was asked"));
+        assert!(
+            failing(Setup::Reconcile, |row| row.questions = 0).contains("no reconcile request")
+        );
     }
 
     #[test]

@@ -1,16 +1,17 @@
-//! The payments service of the demo: a process of its own, and deliberately flaky.
+//! The payments service of the demo: a separate process that fails deliberately.
 //!
-//! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` takes money: 201. What goes
-//!   wrong on the way is the [`Plan`]'s.
-//! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` says what
-//!   became of an operation: 200 with the answer that the charge got or should have got; 404 with
-//!   `Idempotency-Outcome: did-not-happen` if there was none, and then the fence is refused from now on;
-//!   503 if it cannot say just now. Fence 0 is the gateway's probe, for an operation that never was.
+//! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` charges: 201. The [`Plan`] has
+//!   its faults.
+//! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` looks an
+//!   operation up: 200 with the response that the charge had or should have had; 404 with
+//!   `Idempotency-Outcome: did-not-happen` if there is no charge, and from then on the fence is
+//!   rejected; 503 if it cannot answer now. Fence 0 is the gateway's probe, for an operation that
+//!   does not exist.
 //!
 //! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
-//! ORDER` when a request is at the worst moment to be killed: charged, and not answered. When its standard input ends it takes no more,
-//! finishes what it has in hand (a charge that was asked for may come late, but it comes) and
-//! exits. So it does not outlive the demo either.
+//! ORDER` when a request is charged and not answered, the worst instant for a kill. When its
+//! standard input ends, it accepts no more requests, finishes those under way, whose charges may
+//! come late, and exits. So it does not outlive the demo either.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -37,28 +38,28 @@ use super::plan::{Fault, Plan};
 use super::times;
 use crate::dice::Dice;
 
-/// The most requests in hand; more are answered 503.
+/// The limit of requests under way; more are answered 503.
 const MAX_WORK: u32 = 1024;
 
-/// The largest request body, in bytes.
+/// The limit of a request body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How to run the service.
+/// Arguments of the service.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServiceArgs {
-    /// Where to listen.
+    /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     /// The file that charges are written to.
     #[arg(long)]
     ledger: PathBuf,
-    /// Decides which payments meet which fault.
+    /// Decides which payments get which fault.
     #[arg(long)]
     seed: u64,
-    /// How many payments the faults are dealt to.
+    /// Number of payments with planned faults.
     #[arg(long)]
     payments: u16,
-    /// The first request for this order or a later one is held, whatever it was to meet.
+    /// The first request for this order or a later one is held, in place of its planned fault.
     #[arg(long)]
     hold_from: Option<u32>,
 }
@@ -81,7 +82,7 @@ pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => drop(tokio::spawn(Arc::clone(&service).connection(stream))),
-                // The client's fault, or a lack of descriptors that will pass.
+                // A client closed the connection, or descriptors are short for the moment.
                 Err(_) => sleep(times::WORK).await,
             }
         }
@@ -91,7 +92,7 @@ pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
         () = input_ended() => {}
     }
     close.send_replace(true);
-    // All permits free: nothing is in hand. New requests find none free from here on.
+    // Once all permits are free, no request is under way. New requests get none from here on.
     let _ = service.work.acquire_many(MAX_WORK).await;
     Ok(())
 }
@@ -107,14 +108,14 @@ struct Service {
     work: Arc<Semaphore>,
 }
 
-/// What a request gets.
+/// The reply to a request.
 enum Reply {
     Answer(Response<Full<Bytes>>),
-    /// The connection is closed instead.
+    /// The connection is closed without a response.
     None,
 }
 
-/// The body of a request for a charge; what else is in it does not matter.
+/// The body of a request for a charge; other members are ignored.
 #[derive(Deserialize)]
 struct Wish {
     order: u32,
@@ -123,14 +124,14 @@ struct Wish {
 impl Service {
     async fn connection(self: Arc<Self>, stream: TcpStream) {
         let answer = service_fn(move |request| Arc::clone(&self).answer(request));
-        // An error here is a client that went away, or a reply that was lost on purpose.
+        // An error here is a client that disconnected, or a reply that is lost as planned.
         let _ = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(stream), answer)
             .await;
     }
 
-    /// Does the work on a task of its own: hyper drops this future when the client hangs up, and a
-    /// charge that was asked for goes through all the same. That is what makes retries dangerous.
+    /// Executes on a separate task: hyper drops this future when the client disconnects, and a
+    /// requested charge is made all the same. That is why retries are dangerous.
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
@@ -158,7 +159,7 @@ impl Service {
             (Some(key), Ok(fence)) => (key, fence),
             _ => return Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "key or fence"))),
         };
-        // Another caller's same key is another operation.
+        // The same key of another caller is another operation.
         let operation =
             text(&head.headers, "idempotency-operation-id").unwrap_or_else(|| key.clone());
         match (&head.method, head.uri.path()) {
@@ -188,7 +189,7 @@ impl Service {
         match fault {
             Some(Fault::Refuse) => {
                 let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, "try again");
-                // Nothing was charged. Without this header a 503 leaves open whether it was.
+                // No charge was made. Without this header a 503 leaves open whether it was.
                 let retryable = HeaderValue::from_static("retryable");
                 answer.headers_mut().insert("idempotency-outcome", retryable);
                 return Ok(Reply::Answer(answer));
@@ -205,7 +206,7 @@ impl Service {
         }
         let Some(charge) = charge else {
             let mut answer = problem(StatusCode::CONFLICT, "stale fence");
-            // Nothing happened and nothing will: not an outcome to keep for the key.
+            // No charge was made and none will be: this is not an outcome to record for the key.
             let retryable = HeaderValue::from_static("retryable");
             answer.headers_mut().insert("idempotency-outcome", retryable);
             return Ok(Reply::Answer(answer));
@@ -238,12 +239,13 @@ impl Service {
         fence: u64,
     ) -> io::Result<Response<Full<Bytes>>> {
         if fence == 0 {
-            // The gateway's probe is not in the books: they count questions about charges.
+            // The gateway's probe is not in the ledger, which counts reconcile requests about
+            // charges.
             return Ok(did_not_happen());
         }
         let became = self
             .on_the_books(move |books| {
-                // One operation in three has to be asked about twice.
+                // One operation in three needs a second reconcile request.
                 let withheld = operation.bytes().map(u32::from).sum::<u32>() % 3 == 0;
                 if withheld && books.times_asked(&operation) == 0 {
                     return books.withhold(&operation).map(|()| None);
@@ -256,7 +258,7 @@ impl Service {
             Some(ChargeLookup::Nothing) => did_not_happen(),
             Some(ChargeLookup::Charged(charge)) => {
                 let mut answer = charged(StatusCode::OK, charge.id, charge.order);
-                // What the charge was, or should have been, answered with.
+                // The status that the charge was, or should have been, answered with.
                 answer.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));
                 answer
             }
@@ -269,20 +271,20 @@ impl Service {
         if hold { Some(Fault::Hold) } else { self.plan.fault(order, arrival) }
     }
 
-    /// How long a charge takes.
+    /// The duration of a charge.
     fn pace(&self) -> Duration {
         let mut dice = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         times::WORK + Duration::from_millis(dice.below(20))
     }
 
-    /// Runs `work` on the books, one at a time, where waiting for the disk blocks nobody else.
+    /// Runs `work` on the ledger, one at a time, on a thread that may wait for the disk.
     async fn on_the_books<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&mut Ledger) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let this = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
-            // A panic while it was held leaves the books as they are on disk, or ahead by nothing.
+            // A panic under the lock leaves the ledger as it is on disk.
             work(&mut this.ledger.lock().unwrap_or_else(PoisonError::into_inner))
         })
         .await
@@ -290,7 +292,7 @@ impl Service {
     }
 }
 
-/// A header's text, without the quotes of a structured field.
+/// Returns a header's text, without the quotes of a structured field.
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?.trim_matches('"');
     (!value.is_empty()).then(|| value.to_owned())
@@ -304,7 +306,7 @@ fn charged(status: StatusCode, id: u32, order: u32) -> Response<Full<Bytes>> {
     json(status, format!("{{\"charge\":{id},\"order\":{order}}}\n"))
 }
 
-/// A bare 404 would say nothing: any router answers it for a path that it does not know.
+/// A bare 404 does not say that nothing happened: any router answers it for an unknown path.
 fn did_not_happen() -> Response<Full<Bytes>> {
     let mut answer = problem(StatusCode::NOT_FOUND, "no charge");
     let marker = HeaderValue::from_static("did-not-happen");
@@ -312,7 +314,7 @@ fn did_not_happen() -> Response<Full<Bytes>> {
     answer
 }
 
-/// `title` is one of ours: nothing in it needs escaping.
+/// `title` is a literal of this file: nothing in it needs escaping.
 fn problem(status: StatusCode, title: &str) -> Response<Full<Bytes>> {
     json(status, format!("{{\"title\":\"{title}\"}}\n"))
 }
@@ -324,7 +326,7 @@ fn json(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     response
 }
 
-/// One line to the demo, at once.
+/// Prints one line for the demo, without a buffer.
 fn say(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;

@@ -1,4 +1,4 @@
-//! One set-up from start to end: its processes, its clients, the kills, the count.
+//! One setup from start to end: its processes, clients, kills and counts.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,28 +20,28 @@ use super::times;
 use crate::dice::Dice;
 use crate::process::{Listens, Process, ProcessError, Recipe};
 
-/// How many clients pay at the same time.
+/// Number of clients that pay at the same time.
 const CLIENTS: u32 = 8;
 
-/// What stands between the clients and the payments service.
+/// The intermediary between clients and the payments service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Setup {
-    /// Nothing.
+    /// No gateway.
     NoGateway,
-    /// The gateway with this `--on-unknown`.
+    /// The gateway with `--on-unknown reexecute`.
     Reexecute,
-    /// The gateway with this `--on-unknown`.
+    /// The gateway with `--on-unknown block`.
     Block,
-    /// The gateway with this `--on-unknown`, and the URL to ask at.
+    /// The gateway with `--on-unknown reconcile` and its URL.
     Reconcile,
 }
 
 impl Setup {
-    /// All of them, as the table lists them.
+    /// All setups in the order of the table.
     pub(crate) const ALL: [Self; 4] =
         [Self::NoGateway, Self::Reexecute, Self::Block, Self::Reconcile];
 
-    /// How the table names it: for a gateway, its `--on-unknown`.
+    /// Returns the name in the table: for a gateway, its `--on-unknown`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoGateway => "no gateway",
@@ -51,7 +51,7 @@ impl Setup {
         }
     }
 
-    /// The same without a space, for files and keys.
+    /// Returns the name without a space, for files and keys.
     const fn slug(self) -> &'static str {
         match self {
             Self::NoGateway => "none",
@@ -60,19 +60,19 @@ impl Setup {
     }
 }
 
-/// What all set-ups of a run have in common.
+/// State that all setups of a run share.
 #[derive(Debug)]
 pub(crate) struct DemoContext<'a> {
     /// This program.
     pub(crate) program: PathBuf,
-    /// Where each set-up makes a folder.
+    /// The folder in which each setup creates its own.
     pub(crate) folder: &'a Path,
     pub(crate) seed: u64,
     pub(crate) payments: u16,
     pub(crate) progress: &'a Progress,
 }
 
-/// A set-up after its run, with the gateway still up.
+/// A finished setup, with the gateway still up.
 #[derive(Debug)]
 pub(crate) struct FinishedSetup {
     service: Process,
@@ -87,12 +87,12 @@ impl FinishedSetup {
         &self.token_file
     }
 
-    /// Where the gateway listens, if there is one.
+    /// Returns the gateway's addresses, if there is one.
     pub(crate) fn gateway(&self) -> Option<Listens> {
         self.gateway.as_ref().map(|(_, listens)| *listens)
     }
 
-    /// Ends the processes, and waits until they are gone.
+    /// Ends the processes, and waits until they have exited.
     pub(crate) async fn end(mut self) -> Result<(), ProcessError> {
         if let Some((gateway, _)) = &mut self.gateway {
             gateway.kill().await?;
@@ -102,14 +102,14 @@ impl FinishedSetup {
 }
 
 impl DemoContext<'_> {
-    /// Runs one set-up: all payments, a kill of the service, a kill of the gateway; then counts.
+    /// Runs one setup: all payments, a kill of the service and one of the gateway; then counts.
     ///
     /// Dropping this future kills every process that it started.
     pub(crate) async fn run(&self, setup: Setup) -> Result<(Row, FinishedSetup), DemoError> {
         let started = Instant::now();
         let mut scene = RunningSetup::open(self, setup).await?;
         let (ends, sent) = scene.play().await?;
-        // Late charges count: the service finishes what it was asked for, whoever gave up on it.
+        // Late charges count: the service finishes a request also after its callers have timed out.
         scene.service.finish().await?;
         let entries = ledger::read(&scene.books())?;
         scene.service = scene.start_service(Some(scene.service_address), None).await?;
@@ -131,7 +131,7 @@ impl DemoContext<'_> {
     }
 }
 
-/// A set-up that is running.
+/// A running setup.
 #[derive(Debug)]
 struct RunningSetup<'a> {
     stage: &'a DemoContext<'a>,
@@ -159,12 +159,12 @@ impl<'a> RunningSetup<'a> {
         Ok(scene)
     }
 
-    /// Lets the clients pay, and kills what is to be killed. How all payments ended, and how many
-    /// requests it took.
+    /// Lets the clients pay, and kills the processes. Returns the ends of all payments, and the
+    /// number of requests.
     async fn play(&mut self) -> Result<(Vec<PaymentEnd>, u32), DemoError> {
         let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
         let payments = u32::from(self.stage.payments);
-        // The rest begins when the stalls among the first payments are over, late charges included.
+        // The rest begins when the stalls of the first payments are over, with their late charges.
         let plan = Plan::deal(self.stage.seed, self.stage.payments);
         let run = self.setup.slug().to_owned();
         let shop = Arc::new(ClientPool::new(address, run, payments, plan.early(), plan.clone()));
@@ -190,7 +190,7 @@ impl<'a> RunningSetup<'a> {
                     Some(line) if line.starts_with("rested ") => {
                         stalls += 1;
                         if stalls >= plan.early_stalls() {
-                            // So that there is something left to do when the gateway is killed.
+                            // Payments are left for after the kill of the gateway.
                             shop.open(self.stage.kills_gateway_at());
                         }
                     }
@@ -211,7 +211,7 @@ impl<'a> RunningSetup<'a> {
     }
 
     /// Kills the service the first time, the gateway the second time, and starts it again. A
-    /// request is held meanwhile: its charge is in the books, its reply has not left.
+    /// request is held meanwhile: its charge is in the ledger, its reply not sent.
     async fn kill(&mut self) -> Result<(), DemoError> {
         let started = Instant::now();
         let victim = if self.kills.service == 0 {

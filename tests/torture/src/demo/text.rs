@@ -1,4 +1,4 @@
-//! What the demo says: before it runs, and after.
+//! Texts of the demo, before the run and after.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,31 +6,31 @@ use std::path::Path;
 use super::report::Row;
 use super::setup::Setup;
 
-/// Up to this many payments the time that [`intro`] names is about right.
+/// The number of payments up to which the time in [`intro`] is about right.
 const USUAL: u16 = 150;
 
-/// What will happen, and what the table's columns mean.
+/// Returns a description of the run and of the table's columns.
 pub(crate) fn intro(payments: u16, seed: u64) -> String {
     let time = if payments <= USUAL { " It takes\nabout 20 seconds." } else { "" };
     format!(
-        "Four set-ups: no gateway, and the gateway with each --on-unknown. Behind it a payments \
-         service\nthat loses replies, fails, stalls and is killed; in front of it clients that hang \
-         up, click twice,\nand ask again with the same key until they hear something. All are real \
-         processes.{time}\n\n\
-         payments  asked for in each set-up, each with a key of its own: {payments}\n\
+        "Four setups: no gateway, and the gateway with each --on-unknown. Behind it a payments \
+         service\nthat loses replies, fails, stalls and is killed; in front of it clients that \
+         disconnect, click twice,\nand retry with the same key until a response is final. All are \
+         real processes.{time}\n\n\
+         payments  made in each setup, each with its own key: {payments}\n\
          requests  sent for them, retries included\n\
-         charges   in the service's books: more than payments are too many\n\
-         client    duplicates where only the client was at fault: it hung up, or clicked twice\n\
+         charges   in the service's ledger: more than payments are too many\n\
+         client    duplicates where only the client was at fault: it disconnected or clicked twice\n\
          server    duplicates where service or gateway failed between a charge and its reply\n\
-         unknown   payments whose client never got a final answer\n\n\
-         --seed {seed} deals the same faults to the same payments again; the timing differs.\n"
+         unknown   payments whose client never got a final response\n\n\
+         --seed {seed} gives the same payments the same faults again; the timing differs.\n"
     )
 }
 
-/// The table, a line for each set-up.
+/// Returns the table, one line for each setup.
 pub(crate) fn table(rows: &[Row]) -> String {
-    let head = ["set-up", "payments", "requests", "charges", "client", "server", "unknown"];
-    // Above the two columns that it speaks of.
+    let head = ["setup", "payments", "requests", "charges", "client", "server", "unknown"];
+    // The heading of two columns.
     let mut text = format!("{:>62}\n", "duplicates by fault of");
     line(&mut text, head.map(str::to_owned));
     for row in rows {
@@ -51,8 +51,8 @@ fn line(text: &mut String, [name, cells @ ..]: [String; 7]) {
     text.push('\n');
 }
 
-/// What the table shows, and what to do next with this program, which is `called` so. `kept`: it is
-/// still there to be tried.
+/// Returns a summary of the table, and commands to try next, with this program's path `called`;
+/// `kept`: the gateway is still up.
 pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     let of = |setup: Setup, number: fn(&Row) -> u32| {
         rows.iter().find(|row| row.setup == setup.name()).map_or(0, number)
@@ -61,11 +61,11 @@ pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     let next =
         if kept { String::new() } else { format!("; or {called} demo --keep, to try this one") };
     format!(
-        "Clients that hung up or clicked twice: {} charges too many without a gateway, {} with one, \
-         whatever\nits --on-unknown.\n\
-         Failures behind the gateway, after which the charge may have been made: reexecute ran it \
-         again\n({} too many; {} without a gateway). block, the default, did not ({}), and left {} \
-         payments to a\nperson. reconcile asked the service: {} too many, {} left open.\n\
+        "Clients that disconnected or clicked twice: {} charges too many without a gateway, {} with \
+         one, with\nany --on-unknown.\n\
+         Failures behind the gateway, after which the charge may have been made: reexecute executed \
+         it again\n({} too many; {} without a gateway). block, the default, did not ({}), and left {} \
+         payments to an\noperator. reconcile queried the service: {} too many, {} left open.\n\
          Next: {called} gateway --upstream http://127.0.0.1:3000\n\
          in front of your own service{next}.\n",
         of(Setup::NoGateway, |row| row.client_side),
@@ -79,7 +79,7 @@ pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     )
 }
 
-/// How a reader whose shell is in `here` calls `program`.
+/// Returns the command with which a shell in the folder `here` starts `program`.
 pub(crate) fn called(program: &Path, here: &Path) -> String {
     let name = match program.strip_prefix(here) {
         Ok(below) if below.components().count() > 1 => below.display().to_string(),

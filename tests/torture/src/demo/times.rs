@@ -1,44 +1,44 @@
-//! How long things take in the demo: short, so that it ends soon.
+//! Durations of the demo: short, so that it ends soon.
 //!
-//! None of these decides what the demo shows. A slow machine makes leases lapse and clients retry
-//! more often, which the safe set-ups have to stand; only that `reconcile` settles everything
-//! needs [`TIMEOUT`] to be long enough.
+//! None of these decides the result. A slow machine makes leases lapse and clients retry more
+//! often, which the safe setups have to withstand; only the promise that `reconcile` resolves
+//! everything needs a [`TIMEOUT`] that is long enough.
 
 use std::time::Duration;
 
-/// What a charge takes at least.
+/// The minimum duration of a charge.
 pub(crate) const WORK: Duration = Duration::from_millis(5);
 
 /// `--upstream-timeout` of the gateway.
 pub(crate) const UPSTREAM: Duration = Duration::from_millis(600);
 
-/// What takes the service as long as this counts as slow: the gateway may have given it up.
+/// A request of the service that takes this long counts as slow: the gateway may have timed out.
 pub(crate) const SLOW: Duration = Duration::from_millis(300);
 
-/// After this a client gives a request up and sends it again.
+/// The timeout of a client's request, after which it retries.
 pub(crate) const REQUEST: Duration = Duration::from_millis(1_200);
 
-/// What the service sleeps when it stalls: longer than anybody waits.
+/// The duration of a stall: longer than every timeout.
 pub(crate) const STALL: Duration = Duration::from_millis(2_500);
 
-/// How long a held request waits to be killed. It does not wait that long.
+/// The limit for which a held request waits to be killed.
 pub(crate) const HOLD: Duration = Duration::from_secs(10);
 
 /// `--lease` of the gateway.
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
-/// The longest pause of a client between two tries.
+/// The longest pause of a client between two attempts.
 pub(crate) const PAUSE: Duration = Duration::from_millis(400);
 
-/// How long a client goes on with a payment that gets no final answer.
+/// The time for which a client retries a payment without a final response.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 
-/// How long a client comes back to a payment of which it was told that the outcome is unknown. A
-/// dead gateway's lease has to lapse in it, and the service to be asked.
+/// The time for which a client retries a payment whose outcome is unknown. In it the lease of a
+/// killed gateway has to lapse, and the service has to be queried.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(7);
 
-/// The longest pause of a client between two tries of such a payment.
+/// The longest pause of a client between two such attempts.
 pub(crate) const LATER: Duration = Duration::from_millis(1_200);
 
-/// After this the demo gives up: something is broken, not slow.
+/// The timeout of the demo: something is broken, not slow.
 pub(crate) const WHOLE: Duration = Duration::from_secs(120);

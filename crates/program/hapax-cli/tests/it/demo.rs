@@ -134,11 +134,11 @@ fn it_says_what_it_does_and_how_to_call_it() {
     let (out, err) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "{err}");
-    let head = out.lines().find(|line| line.starts_with("set-up")).unwrap();
+    let head = out.lines().find(|line| line.starts_with("setup")).unwrap();
     for column in head.split_whitespace().skip(1) {
         assert!(err.lines().any(|line| line.starts_with(column)), "{column} is not said:\n{err}");
     }
-    assert!(err.contains("--seed 5 deals the same faults"), "{err}");
+    assert!(err.contains("--seed 5 gives the same payments"), "{err}");
     let called = program.strip_prefix(above).unwrap().display();
     assert!(out.contains(&format!("Next: {called} gateway --upstream ")), "{out}");
     assert!(out.contains(&format!("{called} demo --keep")), "{out}");
