@@ -14,7 +14,7 @@ use tokio::time::timeout;
 /// Time within which a process must listen.
 const START: Duration = Duration::from_secs(20);
 
-/// Time within which a process must end after it was told to.
+/// Time within which a process must end after SIGTERM.
 const END: Duration = Duration::from_secs(20);
 
 /// Program and arguments of a process, which can be started several times.
