@@ -82,7 +82,7 @@ pub(crate) struct Order {
 pub(crate) enum ChargeLookup {
     /// The charge was made.
     Charged(Charge),
-    /// It was not made, and will not be under the given fence.
+    /// The charge was not made, and will not be under the given fence.
     Nothing,
 }
 
