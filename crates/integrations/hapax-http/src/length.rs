@@ -55,14 +55,14 @@ impl DeclaredLength {
 
 /// Whether a length in this status's answer to such a request is that of its body. Answers to HEAD
 /// and 304 say what another answer would have (RFC 9110, 8.6), and 204 has no length.
-pub(crate) fn is_of_the_body(request: &Method, status: StatusCode) -> bool {
+pub(crate) fn describes_body(request: &Method, status: StatusCode) -> bool {
     *request != Method::HEAD
         && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
 }
 
 /// Whether `Content-Length` cannot stand in a message of this status with these trailers: a 204
 /// has none (RFC 9110, 8.6), and after a length HTTP/1.1 sends no trailers.
-pub(crate) fn must_go(status: StatusCode, trailers: Option<&HeaderMap>) -> bool {
+pub(crate) fn excludes_length(status: StatusCode, trailers: Option<&HeaderMap>) -> bool {
     status == StatusCode::NO_CONTENT || trailers.is_some_and(|trailers| !trailers.is_empty())
 }
 

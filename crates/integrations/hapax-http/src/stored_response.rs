@@ -59,7 +59,7 @@ impl FullResponse {
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
-        let no_length = length::must_go(response.status(), trailers);
+        let no_length = length::excludes_length(response.status(), trailers);
         let keep = |name: &HeaderName, _: &HeaderValue| {
             !(is_protocol_header(name)
                 || (*name == CONTENT_LENGTH && no_length)

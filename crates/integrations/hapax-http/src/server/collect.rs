@@ -24,8 +24,8 @@ pub(super) enum Collected {
 }
 
 /// Holds at most `limit` bytes and one frame, however small the frames are, with a share of `pool`
-/// for what is more than [`SMALL`]; `patience` is how long it may wait for that. `headers` are those
-/// of the message, where a length among them is that of its body.
+/// for what is more than [`SMALL`]; `patience` is how long it may wait for that. `headers` are
+/// those of the message, where a length among them is that of its body.
 ///
 /// The share is of the whole body, or of the limit where the length is unknown, and it is taken
 /// once: what waits for it holds nothing that others wait for.

@@ -1,8 +1,8 @@
 //! How many keys of a caller are in flight.
 //!
-//! 1. Counted are keys, not requests: copies of one that is in flight take nothing. A key is counted
-//!    from just before its claim until its outcome is recorded or held back, whether or not its
-//!    client is still there.
+//! 1. Counted are keys, not requests: copies of one that is in flight take nothing. A key is
+//!    counted from just before its claim until its outcome is recorded or held back, whether or not
+//!    its client is still there.
 //! 2. At its limit, a caller's further keys are refused before the store is asked. That includes
 //!    those whose outcomes are kept: whether there is one is what the store would have to be asked,
 //!    and sparing it a flood is what this is for. The refusal says when to come again, and then the

@@ -1,9 +1,9 @@
 //! A request as operators see it: its key, method, path and caller.
 //!
 //! 1. It is sealed in the record, and kept only where the engine has a secret.
-//! 2. The value of a scope header is shown where the header's name says that it names somebody, like
-//!    `X-Tenant`. Any other value may be a credential: of it there is a short keyed hash, which an
-//!    operator finds by giving the value again.
+//! 2. The value of a scope header is shown where the header's name says that it names somebody,
+//!    like `X-Tenant`. Any other value may be a credential: of it there is a short keyed hash,
+//!    which an operator finds by giving the value again.
 //! 3. The query is left out, since keys of APIs are sent in it.
 
 use bytes::Bytes;

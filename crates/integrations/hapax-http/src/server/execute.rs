@@ -1,4 +1,4 @@
-//! An execution, from the claim to its outcome, on a task that nobody cancels.
+//! Executions, from the claim to the outcome. They run on tasks that are never cancelled.
 
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,17 +39,17 @@ use crate::length;
 use crate::problem::{Code, Problem};
 use crate::stored_response::{FullResponse, StoredResponse};
 
-/// What holds around an execution.
+/// The context of one execution.
 pub(super) struct RequestExecution {
     pub(super) layer: Arc<IdempotencyLayer>,
     pub(super) policy: Arc<RoutePolicy>,
     pub(super) error_format: ErrorFormat,
-    /// Given up last: a drain waits until the outcome is written, or held back.
+    /// Dropped last, so that a drain waits until the outcome is stored or its write is deferred.
     pub(super) permit: DrainPermit,
-    pub(super) named: ExecutionLabel,
+    pub(super) label: ExecutionLabel,
 }
 
-/// How an execution is named in logs: its key must not be there.
+/// The name of an execution in logs, where its key must not appear.
 pub(super) struct ExecutionLabel {
     id: OperationId,
     method: Method,
@@ -62,24 +62,24 @@ impl ExecutionLabel {
     }
 }
 
-/// What a handler gave.
+/// A handler's response.
 pub(super) struct HandlerResponse {
     pub(super) head: response::Parts,
-    /// What is in memory of the body.
+    /// The part of the body that is in memory.
     read: Bytes,
     rest: Rest,
-    /// Of the memory for responses, and for their copies.
+    /// Reservations of the memory for responses, and for the copies that are made while recording.
     reservations: [Reservation; 2],
 }
 
 impl HandlerResponse {
-    /// The error that its handler failed by.
-    pub(super) fn failed_by(&self) -> Option<&HandlerErrorExtension> {
+    /// Returns the error that the handler failed with.
+    pub(super) fn handler_error(&self) -> Option<&HandlerErrorExtension> {
         self.head.extensions.get()
     }
 
     pub(super) fn log_failure(&self) {
-        if let Some(HandlerErrorExtension(error)) = self.failed_by() {
+        if let Some(HandlerErrorExtension(error)) = self.handler_error() {
             tracing::error!(error = &**error as &dyn Error, "a handler failed");
         }
     }
@@ -87,20 +87,20 @@ impl HandlerResponse {
 
 enum Rest {
     Trailers(Option<HeaderMap>),
-    /// Too large, or a stream: the rest is still to come.
-    Coming(Erased),
+    /// The unread rest of a body that is too large, or a stream.
+    Unread(Erased),
 }
 
 /// The response broke off.
 struct Broken;
 
-/// What is to be recorded.
+/// The data to record about an execution.
 pub(super) struct Recording {
     pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
-    pub(super) kept: Option<Outcome>,
-    /// Whether what the handler wrote in a transaction commits with it, if it is final; `None` if
-    /// the response does not tell whether it is a refusal.
+    pub(super) outcome: Option<Outcome>,
+    /// True if the handler's transaction commits with a final response, false if it is rolled back;
+    /// `None` if the response does not show whether it is a success.
     pub(super) commits: Option<bool>,
 }
 
@@ -109,18 +109,18 @@ pub(super) enum ExecutionReply {
     Problem(Problem),
 }
 
-/// What one call of the handler came to.
+/// The result of one call of the handler.
 pub(super) enum HandlerResult<E> {
     Response(Recording, HandlerResponse),
-    /// The service's own error.
+    /// The service returned an error.
     Failed(E),
-    /// No response, or not all of one.
+    /// There is no complete response.
     Problem(Problem),
-    /// The handler was not called: time was up before.
-    NotBegun,
+    /// The handler was not called: the drain's grace ended before.
+    NotStarted,
 }
 
-/// A request, read to its end.
+/// A request whose body was read to its end.
 pub(super) struct BufferedRequest {
     pub(super) parts: Parts,
     pub(super) body: Bytes,
@@ -132,16 +132,16 @@ impl BufferedRequest {
         Request::from_parts(self.parts, Body::whole(self.body, self.trailers))
     }
 
-    /// The same once more.
+    /// Returns a copy of the request.
     pub(super) fn copy(&self) -> Request<Body> {
         let Self { parts, body, trailers } = self;
         Request::from_parts(parts.clone(), Body::whole(body.clone(), trailers.clone()))
     }
 }
 
-/// A mark on the response of a request that was claimed and not executed.
+/// A response extension: the request was claimed and not executed.
 #[derive(Clone, Copy)]
-pub(super) struct NotBegun;
+pub(super) struct NotStarted;
 
 impl RequestExecution {
     pub(super) async fn run<S, B>(
@@ -156,8 +156,8 @@ impl RequestExecution {
         B::Error: Into<BoxError>,
     {
         if self.permit.gate().is_stopping() {
-            // It would be cut off at once.
-            return Ok(self.not_begun(lease).await);
+            // The execution would be cut off at once.
+            return Ok(self.not_started(lease).await);
         }
         if let Some(database) = self.policy.options.transactions.clone() {
             return self.run_in(&database, lease, inner, received).await;
@@ -165,35 +165,36 @@ impl RequestExecution {
         let began = Instant::now();
         let attempt = self.attempt(&lease, &mut inner, received.request()).await;
         let took = began.elapsed();
-        let (ending, answer) = match attempt {
-            HandlerResult::Response(ending, given) => {
-                given.log_failure();
-                (ending, ExecutionReply::Handler(given))
+        let (recording, reply) = match attempt {
+            HandlerResult::Response(recording, response) => {
+                response.log_failure();
+                (recording, ExecutionReply::Handler(response))
             }
             HandlerResult::Problem(problem) => {
                 (Recording::unknown(), ExecutionReply::Problem(problem))
             }
-            HandlerResult::NotBegun => return Ok(self.not_begun(lease).await),
+            HandlerResult::NotStarted => return Ok(self.not_started(lease).await),
             HandlerResult::Failed(error) => {
                 self.record(lease, Recording::unknown(), took).await;
                 return Err(error);
             }
         };
-        let class = ending.class;
-        let (recorded, until) = self.record(lease, ending, took).await;
-        Ok(self.answer(class, recorded, until, answer))
+        let class = recording.class;
+        let (recorded, until) = self.record(lease, recording, took).await;
+        Ok(self.respond(class, recorded, until, reply))
     }
 
-    /// Time was up before the handler was called.
-    pub(super) async fn not_begun(&self, lease: Lease) -> Response<Body> {
-        // If the store does not take the release, it is held back.
+    /// Releases the lease and rejects the request: the drain's grace ended before the handler was
+    /// called.
+    pub(super) async fn not_started(&self, lease: Lease) -> Response<Body> {
+        // If the store does not accept the release, its write is deferred.
         let _ = lease.release().await;
         let mut response = self.layer.reject(&self.policy, self.error_format, &draining());
-        response.extensions_mut().insert(NotBegun);
+        response.extensions_mut().insert(NotStarted);
         response
     }
 
-    /// Calls the handler and reads its response, until time is up.
+    /// Calls the handler and reads its response, until the drain's grace ends.
     pub(super) async fn attempt<S, B>(
         &self,
         lease: &Lease,
@@ -206,27 +207,29 @@ impl RequestExecution {
         B::Error: Into<BoxError>,
     {
         let execution =
-            ExecutionHandle::new(self.named.id, lease.handle(), lease.checkpoint().cloned());
+            ExecutionHandle::new(self.label.id, lease.handle(), lease.checkpoint().cloned());
         request.extensions_mut().insert(execution.clone());
-        // In one future, so that a panic in `call`, in a body or in a route's function counts like
-        // one in a handler.
-        let begun = AtomicBool::new(false);
-        let work = catch(async {
-            begun.store(true, Ordering::Relaxed);
+        // One future has all of it, so that a panic in `call`, in a body or in a route's function
+        // is treated like one in a handler.
+        let started = AtomicBool::new(false);
+        let call = catch(async {
+            started.store(true, Ordering::Relaxed);
             let response = inner.call(request).await?;
             Ok(match self.receive(response).await {
-                Ok(given) => Ok(self.judge(execution.handler_override(), given)),
+                Ok(response) => Ok(self.evaluate(execution.handler_override(), response)),
                 Err(broken) => Err(broken),
             })
         });
-        let given = tokio::select! {
-            // An answer that is there when time is up is not thrown away.
+        let result = tokio::select! {
+            // A response that is ready when the grace ends is not discarded.
             biased;
-            given = lease.keep_alive(work) => Some(given),
+            result = lease.keep_alive(call) => Some(result),
             () = self.permit.gate().stopping() => None,
         };
-        let problem = match given {
-            Some(Ok(Ok(Ok((ending, given))))) => return HandlerResult::Response(ending, given),
+        let problem = match result {
+            Some(Ok(Ok(Ok((recording, response))))) => {
+                return HandlerResult::Response(recording, response);
+            }
             Some(Ok(Err(error))) => return HandlerResult::Failed(error),
             Some(Ok(Ok(Err(Broken)))) => Problem::new(
                 Code::UpstreamBroken,
@@ -234,15 +237,15 @@ impl RequestExecution {
             ),
             Some(Err(Panicked)) => Problem::new(
                 Code::HandlerFailed,
-                "The handler failed in the middle: the request may have taken effect.",
+                "The handler panicked: the request may have taken effect.",
             ),
-            None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
+            None if !started.load(Ordering::Relaxed) => return HandlerResult::NotStarted,
             None => cut_off(),
         };
         HandlerResult::Problem(problem)
     }
 
-    /// Reads a response as far as it is to be kept.
+    /// Reads the part of a response that is stored. A stream is not read.
     async fn receive<B>(&self, response: Response<B>) -> Result<HandlerResponse, Broken>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -250,10 +253,10 @@ impl RequestExecution {
     {
         let options = &self.policy.options;
         let (head, body) = response.into_parts();
-        // What a handler says to this layer is not for clients, in trailers either.
+        // Protocol headers are for this layer, not for clients, also as trailers.
         let mut body = erase(WithoutTrailers { body, drop: is_protocol_header });
         if options.stream || is_event_stream(&head.headers) {
-            let rest = Rest::Coming(body);
+            let rest = Rest::Unread(body);
             return Ok(HandlerResponse {
                 head,
                 read: Bytes::new(),
@@ -262,18 +265,18 @@ impl RequestExecution {
             });
         }
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
-        let headers = length::is_of_the_body(&self.named.method, head.status);
+        let headers = length::describes_body(&self.label.method, head.status);
         let headers = headers.then_some(&head.headers);
-        let gathered = collect(&mut body, headers, limit, &memory.responses, None).await;
-        let (read, rest, reservation) = match gathered {
+        let collected = collect(&mut body, headers, limit, &memory.responses, None).await;
+        let (read, rest, reservation) = match collected {
             Collected::Whole { body, trailers, reservation } => {
                 (body, Rest::Trailers(trailers), reservation)
             }
-            Collected::TooLarge { read, reservation } => (read, Rest::Coming(body), reservation),
-            // It waits as long as it takes.
+            Collected::TooLarge { read, reservation } => (read, Rest::Unread(body), reservation),
+            // Without a timeout, `collect` waits until there is memory.
             Collected::MemoryFull => return Err(Broken),
             Collected::Broken(error) => {
-                let ExecutionLabel { id, method, uri } = &self.named;
+                let ExecutionLabel { id, method, uri } = &self.label;
                 let path = uri.path();
                 tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);
@@ -289,39 +292,40 @@ impl RequestExecution {
         Ok(HandlerResponse { head, read, rest, reservations: [reservation, copies] })
     }
 
-    /// What a response means for its key; and the response as the client gets it.
-    fn judge(
+    /// Returns the record that a response leads to, and the response as the client receives it.
+    fn evaluate(
         &self,
         overrides: HandlerOverride,
-        given: HandlerResponse,
+        response: HandlerResponse,
     ) -> (Recording, HandlerResponse) {
-        let HandlerResponse { mut head, read, rest, reservations } = given;
+        let HandlerResponse { mut head, read, rest, reservations } = response;
         let trailers = match &rest {
             Rest::Trailers(trailers) => Some(trailers.as_ref()),
-            Rest::Coming(_) => None,
+            Rest::Unread(_) => None,
         };
-        let commits = overrides.commits.or_else(|| is_good(&head, trailers));
-        let (ending, mut head) = match &rest {
+        let commits = overrides.commits.or_else(|| is_success(&head, trailers));
+        let (recording, mut head) = match &rest {
             Rest::Trailers(trailers) => {
-                let no_length = length::must_go(head.status, trailers.as_ref());
-                // Read whole, it is framed anew: chunks would contradict the length it has now.
+                let no_length = length::excludes_length(head.status, trailers.as_ref());
+                // A body that was read to its end has a length now, which `Transfer-Encoding` would
+                // contradict.
                 head.headers = retain(&head.headers, |name, _| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
                 let (class, retention) = self.classify(overrides, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
-                let kept = (class != OutcomeClass::Retryable)
-                    .then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
-                (Recording { class, retention, kept, commits }, response.into_parts().0)
+                let outcome = (class != OutcomeClass::Retryable)
+                    .then(|| outcome_of(FullResponse::of(&response, trailers.as_ref(), cookies)));
+                (Recording { class, retention, outcome, commits }, response.into_parts().0)
             }
-            Rest::Coming(_) => {
+            Rest::Unread(_) => {
                 let (class, retention) = self.classify(overrides, &head, None);
-                let kept = (class == OutcomeClass::Final).then(|| {
+                let outcome = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()
                 });
-                (Recording { class, retention, kept, commits }, head)
+                (Recording { class, retention, outcome, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -329,10 +333,11 @@ impl RequestExecution {
             self.error_format.mark(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-        (ending, HandlerResponse { head, read, rest, reservations })
+        (recording, HandlerResponse { head, read, rest, reservations })
     }
 
-    /// In the order that [`crate::classify`] gives. `trailers`: of a response read to its end.
+    /// Returns the class, found in the order that [`crate::classify`] documents, and the retention.
+    /// `trailers` are `None` unless the response was read to its end.
     fn classify(
         &self,
         overrides: HandlerOverride,
@@ -364,31 +369,32 @@ impl RequestExecution {
         (class, overrides.retention.or(by_response.retention))
     }
 
-    /// Also until when a final outcome is kept, where that is known and not for ever.
+    /// Writes the outcome. Returns also the time at which a final outcome expires, if it is known
+    /// and there is one.
     async fn record(
         &self,
         lease: Lease,
-        ending: Recording,
+        recording: Recording,
         took: Duration,
     ) -> (RecordStatus, Option<Timestamp>) {
-        let Recording { class, retention, kept, .. } = ending;
-        let reason = match &kept {
-            Some(_) => "its response leaves it unknown",
-            None => "it gave no whole response",
+        let Recording { class, retention, outcome, .. } = recording;
+        let reason = match &outcome {
+            Some(_) => "the response does not decide it",
+            None => "there is no complete response",
         };
         let attempt = lease.attempt();
         if class == OutcomeClass::Unknown {
             tracing::warn!(
-                operation = %self.named.id, route = &*self.policy.options.name, attempt, reason,
+                operation = %self.label.id, route = &*self.policy.options.name, attempt, reason,
                 "an execution ended and its outcome is unknown"
             );
         }
-        let finished = match (class, kept) {
+        let finished = match (class, outcome) {
             (OutcomeClass::Final, Some(outcome)) => lease.complete(outcome, retention).await,
             (OutcomeClass::Retryable, _) => lease.release().await.map(|()| None),
-            // What is final has something that is kept; without it, nobody could be answered.
-            (OutcomeClass::Final | OutcomeClass::Unknown, seen) => {
-                lease.abandon(seen).await.map(|()| None)
+            // A final recording always has an outcome; without one there is nothing to replay.
+            (OutcomeClass::Final | OutcomeClass::Unknown, response) => {
+                lease.abandon(response).await.map(|()| None)
             }
         };
         let (recorded, until) = match finished {
@@ -400,32 +406,33 @@ impl RequestExecution {
         (recorded, until)
     }
 
-    /// The answer, once its outcome is recorded, or known not to be.
-    pub(super) fn answer(
+    /// Returns the client's response, after the outcome was recorded or found not to be.
+    pub(super) fn respond(
         &self,
         class: OutcomeClass,
         recorded: RecordStatus,
         until: Option<Timestamp>,
-        answer: ExecutionReply,
+        reply: ExecutionReply,
     ) -> Response<Body> {
         let withhold = class == OutcomeClass::Final
             && self.policy.options.completion_outage == CompletionOutage::Withhold;
-        let problem = match (recorded, answer) {
+        let problem = match (recorded, reply) {
             (RecordStatus::Lost, _) => Problem::new(
                 Code::Superseded,
-                "Another execution of this request took over. Ask again for its outcome.",
+                "Another execution of this request took over. Retry with the same key for its \
+                 outcome.",
             ),
             (_, ExecutionReply::Problem(problem)) => problem,
             (RecordStatus::Pending, ExecutionReply::Handler(_)) if withhold => pending(),
-            (_, ExecutionReply::Handler(mut given)) => {
+            (_, ExecutionReply::Handler(mut response)) => {
                 if recorded == RecordStatus::Pending {
                     let pending = HeaderValue::from_static("pending");
-                    given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
+                    response.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
                 }
                 if let Some(until) = until.filter(|_| self.policy.options.expires) {
-                    given.head.headers.insert(IDEMPOTENCY_EXPIRES, header::date(until));
+                    response.head.headers.insert(IDEMPOTENCY_EXPIRES, header::date(until));
                 }
-                match self.deliver(class, given) {
+                match self.deliver(class, response) {
                     Ok(response) => return response,
                     Err(problem) => problem,
                 }
@@ -434,79 +441,83 @@ impl RequestExecution {
         self.layer.reject(&self.policy, self.error_format, &problem)
     }
 
-    /// From the memory for what is recorded to that for what clients read, without waiting.
+    /// Moves a response from the memory for responses to the memory for clients, without waiting.
     fn deliver(
         &self,
         class: OutcomeClass,
-        given: HandlerResponse,
+        response: HandlerResponse,
     ) -> Result<Response<Body>, Problem> {
-        let HandlerResponse { head, read, rest, reservations } = given;
+        let HandlerResponse { head, read, rest, reservations } = response;
         let held = self.layer.memory.answers.hold_now(read);
         drop(reservations);
         let body = match (held, rest) {
             (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
-            (Some(read), Rest::Coming(body)) => Body::resumed(read, body),
-            (None, rest) => return Err(no_room(class, &rest, head.status)),
+            (Some(read), Rest::Unread(body)) => Body::resumed(read, body),
+            (None, rest) => return Err(no_memory(class, &rest, head.status)),
         };
         Ok(Response::from_parts(head, body))
     }
 }
 
-/// Clients read so slowly that there is no room for an answer. It is recorded all the same.
-fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
+/// Returns the problem for a response that finds no memory because clients read slowly. Its outcome
+/// is recorded.
+fn no_memory(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (OutcomeClass::Retryable, _) => {
-            let detail = "There is no room now for the answer, which said that nothing happened: ask \
-                          again with the same key.";
+            let detail = "The server has no memory for the response, which reported that nothing \
+                          happened: retry with the same key.";
             Problem::new(Code::Overloaded, detail)
         }
-        // A retry would hear the same.
-        (OutcomeClass::Final, Rest::Coming(_)) => Problem::new(
+        // A retry would get the same.
+        (OutcomeClass::Final, Rest::Unread(_)) => Problem::new(
             Code::ResponseNotRetained,
-            "This request was executed just now, and will not be again. Its response is too large to \
-             keep, and there was no room to send it.",
+            "This attempt executed the request; no retry will. Its response is too large to store, \
+             and the server had no memory to send it.",
         )
         .original_status(status),
         (OutcomeClass::Final | OutcomeClass::Unknown, _) => Problem::new(
             Code::OutcomePending,
-            "The request was executed. There is no room for its answer now.",
+            "The request was executed. The server has no memory for its response now: retry with \
+             the same key.",
         ),
     }
     .retry_after(RETRY_AFTER)
 }
 
-/// The answer to an execution whose outcome is not in the store yet, where it is withheld.
+/// Returns the problem for an execution whose outcome is not stored yet, on routes that withhold
+/// it.
 pub(super) fn pending() -> Problem {
-    let detail = "The request was executed. Its outcome is on its way to the store.";
+    let detail = "The request was executed. The store has not accepted its outcome yet.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
 impl Recording {
     pub(super) const fn unknown() -> Self {
-        Self { class: OutcomeClass::Unknown, retention: None, kept: None, commits: None }
+        Self { class: OutcomeClass::Unknown, retention: None, outcome: None, commits: None }
     }
 }
 
-/// What is kept of a response that is at hand. A record holds no more than so much.
-pub(super) fn keep(whole: FullResponse) -> Outcome {
+/// Returns the outcome to store for a complete response. A response that exceeds the size of a
+/// record is stored by its status only.
+pub(super) fn outcome_of(whole: FullResponse) -> Outcome {
     let status = whole.status;
-    let kept = StoredResponse::Whole(whole).outcome();
-    if kept.bytes().len() <= hapax_core::codec::MAX_OUTCOME {
-        return kept;
+    let outcome = StoredResponse::Whole(whole).outcome();
+    if outcome.bytes().len() <= hapax_core::codec::MAX_OUTCOME {
+        return outcome;
     }
     StoredResponse::NotRetained { status }.outcome()
 }
 
-/// What a client hears whose handler was stopped at the end of a drain.
+/// Returns the problem for a request whose handler was stopped at the end of a drain.
 pub(super) fn cut_off() -> Problem {
     let detail =
-        "The server is shutting down and could not wait: the request may have taken effect.";
+        "The server shut down before the handler returned: the request may have taken effect.";
     Problem::new(Code::UpstreamTimeout, detail)
 }
 
-/// Whether a response says that all went well, as far as it is known. gRPC-Web says it in its body,
-/// which is not looked into.
-fn is_good(head: &response::Parts, trailers: Option<Option<&HeaderMap>>) -> Option<bool> {
+/// Returns whether a response is a success; `None` if that is not known. gRPC-Web has its status in
+/// the body, which is not parsed.
+fn is_success(head: &response::Parts, trailers: Option<Option<&HeaderMap>>) -> Option<bool> {
     if is_grpc_web(&head.headers) {
         None
     } else if is_grpc(&head.headers) {
@@ -522,10 +533,10 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     media.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// A future panicked. Its own message went to the panic hook.
+/// A future panicked. The panic hook received its message.
 pub(super) struct Panicked;
 
-/// Runs a future that may panic. After a panic it is not polled again, only dropped.
+/// Polls a future that may panic. After a panic the future is not polled again, only dropped.
 pub(super) async fn catch<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = pin!(future);
     std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {

@@ -1,4 +1,4 @@
-//! What a handler may know and say of its execution.
+//! A handler's view of its execution.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use hapax_core::{FencingToken, FinishError, LeaseHandle, OperationId};
 
 use crate::classify::OutcomeClass;
 
-/// A request extension: the execution that a handler is.
+/// A request extension: the execution that a handler runs in.
 ///
 /// ```
 /// use hapax_http::classify::OutcomeClass;
@@ -29,7 +29,7 @@ pub struct ExecutionHandle {
     overrides: Arc<Mutex<HandlerOverride>>,
 }
 
-/// What the handler said of its outcome.
+/// The handler's decisions about its outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HandlerOverride {
     pub(super) class: Option<OutcomeClass>,
@@ -42,44 +42,46 @@ impl ExecutionHandle {
         Self { id, lease, checkpoint, overrides: Arc::default() }
     }
 
-    /// Returns the operation id: the name of scope and key, the same for every attempt and another
-    /// one for another caller's same key. Handlers look operations up by it, never by the key alone.
-    /// It names the record in the store, and in logs, where a key must not be.
+    /// Returns the operation id: a hash of scope and key. It is the same for every attempt and
+    /// differs between callers with equal keys. Handlers find operations by it, never by the key
+    /// alone. It names the record in the store, and in logs, where a key must not appear.
     #[must_use]
     pub const fn id(&self) -> OperationId {
         self.id
     }
 
-    /// The fencing token: downstream systems refuse what bears a smaller one than they have seen.
+    /// Returns the fence. Downstream systems reject a request with a fence below the highest that
+    /// they have accepted.
     #[must_use]
     pub fn fence(&self) -> FencingToken {
         self.lease.fence()
     }
 
-    /// Which execution of the record it is, from 1.
+    /// Returns the number of the execution within its record, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.lease.attempt()
     }
 
-    /// Resolves when another execution may have taken over: work that can stop should.
+    /// Resolves when another execution may have taken over. An execution that can stop should stop
+    /// then.
     pub async fn lost(&self) {
         self.lease.lost().await;
     }
 
-    /// Whether another execution may have taken over.
+    /// Returns whether another execution may have taken over.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lease.is_lost()
     }
 
-    /// The recovery point that an earlier execution of the record left.
+    /// Returns the checkpoint that an earlier execution of the record saved.
     #[must_use]
     pub const fn checkpoint(&self) -> Option<&Bytes> {
         self.checkpoint.as_ref()
     }
 
-    /// Saves a recovery point for later executions of the record.
+    /// Saves a checkpoint for later executions of the record.
     ///
     /// # Errors
     /// [`FinishError`]; after `Pending` it may have been saved.
@@ -87,27 +89,27 @@ impl ExecutionHandle {
         self.lease.save(checkpoint).await
     }
 
-    /// Says what the response will mean, whatever its status.
+    /// Sets the class of the response, whatever its status.
     pub fn outcome(&self, class: OutcomeClass) {
         self.lock().class = Some(class);
     }
 
-    /// Says for how long the response is kept, if it is final. Zero, which would forget at once
-    /// what just happened, counts as not said.
+    /// Sets the retention of the response, if it is final. Zero would expire the record at once,
+    /// and is ignored.
     pub fn retention(&self, retention: Duration) {
         if !retention.is_zero() {
             self.lock().retention = Some(retention);
         }
     }
 
-    /// Says that what was written in the [transaction](super::transaction) commits with the
-    /// response, if that is final, whatever its status: with a refusal it is rolled back else.
+    /// Commits the [transaction](super::transaction) with the response if that is final, whatever
+    /// its status. By default a final response that is not a success rolls it back.
     pub fn commit(&self) {
         self.lock().commits = Some(true);
     }
 
-    /// Says that what was written in the [transaction](super::transaction) is rolled back, whatever
-    /// the response's status: for answers that refuse with 200, such as GraphQL's.
+    /// Rolls the [transaction](super::transaction) back, whatever the response's status: for
+    /// rejections with status 200, such as those of GraphQL.
     pub fn roll_back(&self) {
         self.lock().commits = Some(false);
     }
@@ -117,19 +119,19 @@ impl ExecutionHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, HandlerOverride> {
-        // Held for an assignment only.
+        // The lock is held for one assignment only.
         self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Without what the recovery point holds.
+/// Leaves out the contents of the checkpoint.
 impl fmt::Debug for ExecutionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Execution")
+        f.debug_struct("ExecutionHandle")
             .field("id", &self.id)
             .field("lease", &self.lease)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
-            .field("said", &self.handler_override())
+            .field("overrides", &self.handler_override())
             .finish()
     }
 }

@@ -99,9 +99,9 @@ impl IdempotencyLayer {
     ///
     /// 1. Three eighths are for requests: one for which there is no room waits before it claims, up
     ///    to 30 s, and then gets 503 `overloaded`.
-    /// 2. A quarter is for responses until they are recorded, also while they are held back: one for
-    ///    which there is no room waits for others to be recorded, never for clients. Of a response
-    ///    that does not say its length, the limit counts until it is read.
+    /// 2. A quarter is for responses until they are recorded, also while they are held back: one
+    ///    for which there is no room waits for others to be recorded, never for clients. Of a
+    ///    response that does not say its length, the limit counts until it is read.
     /// 3. An eighth is for the copies of it while it is recorded.
     /// 4. A quarter is for answers on their way to clients. One for which there is no room because
     ///    clients read slowly is recorded and not sent: 503 `outcome-pending`, and the client asks
@@ -110,7 +110,8 @@ impl IdempotencyLayer {
     ///
     /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
     /// sixteen times the largest response and thrice the largest request to be held to it. What
-    /// replays take before they are answers is for [`hapax_core::EngineLimits::claims`] and the store to bound.
+    /// replays take before they are answers is for [`hapax_core::EngineLimits::claims`] and the
+    /// store to bound.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = BodyBudgets::bounded(bytes);
@@ -206,7 +207,8 @@ impl IdempotencyLayerBuilder {
 
     /// Commits what handlers write together with the record: see
     /// [`transaction`](super::transaction). A key is then required. Where handlers have no effect
-    /// outside of the transaction, [`OnUnknown::Reexecute`] fits: what did not commit was rolled back.
+    /// outside of the transaction, [`OnUnknown::Reexecute`] fits: what did not commit was rolled
+    /// back.
     pub fn transactions<D: Transactions>(self, database: D) -> Self {
         let mut builder = self.require_key();
         builder.options.transactions = Some(TransactionBackend::new(Arc::new(database)));

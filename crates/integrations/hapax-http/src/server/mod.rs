@@ -26,8 +26,8 @@
 //! actix-web is not made of tower services: its handlers live on the thread that accepted the
 //! request and are no `Send` futures, while an execution here is a task of its own that outlives
 //! its client's connection. There, put the gateway in front; or claim in the handler, by
-//! [`Idempotency::claim`](hapax_core::Idempotency::claim) with [`header::key`](crate::header::key) and
-//! a [`fingerprint::Asked`](crate::fingerprint::HttpRequest), keep answers as
+//! [`Idempotency::claim`](hapax_core::Idempotency::claim) with [`header::key`](crate::header::key)
+//! and a [`fingerprint::Asked`](crate::fingerprint::HttpRequest), keep answers as
 //! [`stored_response::Stored`](crate::stored_response::StoredResponse), and run the work under
 //! [`Lease::keep_alive`](hapax_core::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
 //! that hangs up does not cancel it.

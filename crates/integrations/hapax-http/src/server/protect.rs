@@ -1,8 +1,8 @@
-//! A request with a key, from its body to its answer.
+//! A request with a key, from its body to its response.
 //!
-//! Everything here runs on the client's connection and may be dropped at any await. Before the
-//! claim there is nothing to undo. While claiming, the engine releases what was claimed for
-//! nobody. From the moment a lease is held, the work is on a task of its own.
+//! This code runs on the client's connection, which may drop it at any await. Before the claim
+//! there is nothing to undo. During the claim the engine releases a lease whose claim was dropped.
+//! Once there is a lease, the execution is on a task of its own.
 
 use std::error::Error;
 use std::io;
@@ -24,7 +24,8 @@ use super::collect::{Collected, collect};
 use super::concurrency::ConcurrencyPermit;
 use super::describe::DescribedHttpRequest;
 use super::execute::{
-    BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, catch, cut_off, keep, pending,
+    BufferedRequest, ExecutionLabel, NotStarted, RequestExecution, catch, cut_off, outcome_of,
+    pending,
 };
 use super::layer::IdempotencyLayer;
 use super::observe::RequestEvent;
@@ -46,17 +47,17 @@ use crate::length::{self, DeclaredLength};
 use crate::problem::{Code, Problem, retry_after};
 use crate::stored_response::{FullResponse, StoredResponse};
 
-/// How long a request may wait for room for its body. What holds the room may be handlers that
-/// hang, and whoever waits behind them takes up a connection.
-const ROOM: Duration = Duration::from_secs(30);
+/// Time that a request may wait for memory for its body. Handlers that hang may own that memory,
+/// and each request that waits occupies a connection.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a refusal says that is for now. Only of this attempt: another one with the same key may have
-/// been executed.
-const NOTHING: &str = "This attempt executed nothing: ask again with the same key.";
+/// The end of a problem's detail that holds for now. It covers this attempt only: another one with
+/// the same key may have been executed.
+const NOTHING_EXECUTED: &str = "This attempt executed nothing: retry with the same key.";
 
 pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
-    ticket: AdmittedRequest,
+    admitted: AdmittedRequest,
     mut inner: S,
     mut parts: Parts,
     body: Q,
@@ -70,15 +71,15 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
+    let AdmittedRequest { policy, error_format, key, scope, permit } = admitted;
 
     let claimed = {
         let claiming = async {
             let (body, trailers) = read(&layer, &policy, &parts.headers, body).await?;
             if parts.version == Version::HTTP_2 {
-                // A stream that its client reset without an error (RFC 9113, 8.1) ends its body as a
-                // whole one does. The server drops the request of a stream that was reset once that
-                // waits: it gets to, before anything is claimed for half a request.
+                // If a client resets a stream without an error (RFC 9113, 8.1), its body ends like
+                // a complete one. The server drops the request of such a stream at the next await.
+                // This await is before the claim, so that half a request claims nothing.
                 tokio::task::yield_now().await;
             }
             let concurrency = take_permit(&layer, &policy, &scope, &key)?;
@@ -102,10 +103,10 @@ where
                 route,
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
-            while let Ok(Claim::Reconcile(question)) = claim {
+            while let Ok(Claim::Reconcile(reconciliation)) = claim {
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
-                let fence = question.fence();
-                claim = ask(&policy, &key, &parts, question, &request).await;
+                let fence = reconciliation.fence();
+                claim = reconcile(&policy, &key, &parts, reconciliation, &request).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -119,7 +120,8 @@ where
             Ok((claim, concurrency, body, trailers))
         };
         tokio::select! {
-            // What is claimed is answered or, when time is up, released: not left to lapse.
+            // A finished claim gets its response or, if the drain's grace ended, is released; its
+            // lease does not lapse.
             biased;
             claimed = claiming => claimed,
             () = permit.gate().stopping() => Err(draining()),
@@ -134,11 +136,11 @@ where
         None => permit,
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
-        // After a length HTTP/1.1 would forward no trailers.
+        // HTTP/1.1 would forward no trailers after a `Content-Length`.
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    match settle(&layer, &policy, error_format, claim) {
+    match decide(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response
                 .extensions()
@@ -148,16 +150,16 @@ where
             response.extensions_mut().insert(ResponseInfo { operation, by });
             Ok(response)
         }
-        // No await since the claim was granted: it cannot be dropped in between.
+        // There is no await after the claim: the lease cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
-            let named = ExecutionLabel::new(operation, &received.parts);
-            let work = RequestExecution { layer, policy, error_format, permit, named };
-            let mut response = detach(work, inner, received, lease).await?;
+            let label = ExecutionLabel::new(operation, &received.parts);
+            let execution = RequestExecution { layer, policy, error_format, permit, label };
+            let mut response = detach(execution, inner, received, lease).await?;
             let operation = Some(operation);
-            let by = match response.extensions_mut().remove::<NotBegun>() {
-                Some(NotBegun) => ResponseSource::Rejection,
+            let by = match response.extensions_mut().remove::<NotStarted>() {
+                Some(NotStarted) => ResponseSource::Rejection,
                 None => by,
             };
             response.extensions_mut().insert(ResponseInfo { operation, by });
@@ -174,7 +176,9 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_protocol_header });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
+                () = permit.gate().stopping() => {
+                    return Ok(layer.reject(&policy, error_format, &cut_off()));
+                }
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -196,10 +200,11 @@ where
     let limit = policy.options.max_request_body;
     let mut body = erase(WithoutTrailers { body, drop: is_sent_upstream });
     let requests = &layer.memory.requests;
-    match collect(&mut body, Some(headers), limit, requests, Some(ROOM)).await {
+    match collect(&mut body, Some(headers), limit, requests, Some(BODY_TIMEOUT)).await {
         Collected::Whole { body, trailers, reservation } => Ok((reservation.hold(body), trailers)),
         Collected::MemoryFull => {
-            let detail = format!("There is no room for the request's body now. {NOTHING}");
+            let detail =
+                format!("The server has no memory for the request's body now. {NOTHING_EXECUTED}");
             Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER))
         }
         Collected::TooLarge { .. } => {
@@ -207,7 +212,7 @@ where
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
         Collected::Broken(error) if is_timed_out(&*error) => {
-            let detail = format!("The request body came too slowly. {NOTHING}");
+            let detail = format!("The request body arrived too slowly. {NOTHING_EXECUTED}");
             Err(Problem::new(Code::RequestTimeout, detail))
         }
         Collected::Broken(error) => {
@@ -231,7 +236,7 @@ fn is_timed_out(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Among the keys of this caller in flight; `None` where any number may be.
+/// Returns a permit for the key among the caller's keys in flight; `None` without a limit.
 fn take_permit(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
@@ -242,59 +247,61 @@ fn take_permit(
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
     let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
     permit.ok_or_else(|| {
-        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING_EXECUTED}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
     })
 }
 
-/// Asks the hook. Dropped, the question lapses, and a later claim asks again.
-async fn ask(
+/// Calls the hook. If this is dropped, the reconciliation lapses, and a later claim begins another.
+async fn reconcile(
     policy: &RoutePolicy,
     key: &Key,
     parts: &Parts,
-    question: Reconciliation,
-    request: &HttpRequest<'_>,
+    reconciliation: Reconciliation,
+    retry: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
-    let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
-        return question.conclude(Verdict::CannotSay, request).await;
+    let (Some(hook), Some(timing)) = (&options.reconcile, options.policy.hook) else {
+        return reconciliation.conclude(Verdict::CannotSay, retry).await;
     };
-    let doubt = ReconcileRequest {
-        fence: question.fence(),
-        id: question.id(),
-        attempt: question.attempt(),
+    let request = ReconcileRequest {
+        fence: reconciliation.fence(),
+        id: reconciliation.id(),
+        attempt: reconciliation.attempt(),
         key: key.clone(),
         request: parts.clone(),
     };
-    // In one future, so that a panic in making the answer counts like one in awaiting it.
-    let answer = catch(async { reconcile.reconcile(doubt).await });
-    let verdict = match tokio::time::timeout(hook.timeout, answer).await {
+    // One future has all of it, so that a panic of the call is treated like one of its future.
+    let verdict = catch(async { hook.reconcile(request).await });
+    let verdict = match tokio::time::timeout(timing.timeout, verdict).await {
         Ok(Ok(Verdict::Happened(ReconciledResponse { response, trailers }))) => {
             happened(policy, parts, response, trailers)
         }
         Ok(Ok(Verdict::DidNotHappen)) => Verdict::DidNotHappen,
         Ok(Ok(Verdict::CannotSay)) => Verdict::CannotSay,
         Ok(Err(_)) | Err(_) => {
-            tracing::warn!(fence = %question.fence(), "the reconcile hook gave no answer");
+            let fence = reconciliation.fence();
+            tracing::warn!(%fence, "the reconcile hook panicked or timed out");
             Verdict::CannotSay
         }
     };
-    question.conclude(verdict, request).await
+    reconciliation.conclude(verdict, retry).await
 }
 
-/// What the hook's answer makes of the key. One that is not as long as it says is no answer.
+/// Returns the verdict for the response that a hook found. It is *cannot say* if the body's length
+/// differs from the declared one.
 fn happened(
     policy: &RoutePolicy,
     retry: &Parts,
     response: Response<Bytes>,
     trailers: Option<HeaderMap>,
 ) -> Verdict {
-    if length::is_of_the_body(&retry.method, response.status()) {
+    if length::describes_body(&retry.method, response.status()) {
         let hint = SizeHint::new();
-        let announced = DeclaredLength::new(response.headers(), &hint);
-        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
+        let declared = DeclaredLength::new(response.headers(), &hint);
+        let checked = declared.and_then(|declared| declared.check_end(response.body().len()));
         if let Err(error) = checked {
-            tracing::warn!(%error, "the reconcile hook's answer is none");
+            tracing::warn!(%error, "the response of the reconcile hook is not valid");
             return Verdict::CannotSay;
         }
     }
@@ -302,7 +309,7 @@ fn happened(
     if is_grpc(&retry.headers) {
         whole = whole.for_grpc();
     }
-    Verdict::Happened(keep(whole))
+    Verdict::Happened(outcome_of(whole))
 }
 
 enum ClaimDecision {
@@ -311,7 +318,7 @@ enum ClaimDecision {
     Unprotected,
 }
 
-fn settle(
+fn decide(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
     error_format: ErrorFormat,
@@ -336,7 +343,7 @@ fn settle(
         ),
         Ok(Claim::Unknown { reconcile_in }) => {
             let problem = unknown();
-            // Without it an operator has to decide, and coming again does not help.
+            // Without a time, an operator has to decide, and a retry does not help.
             match reconcile_in {
                 Some(reconcile_in) => problem.retry_after(reconcile_in),
                 None => problem,
@@ -352,34 +359,35 @@ fn settle(
 }
 
 fn unknown() -> Problem {
-    let detail = "An earlier request with this key may have taken effect. It is not run again until that is \
-         known.";
+    let detail = "An earlier request with this key may have taken effect. It is not executed \
+         again until that is known.";
     Problem::new(Code::OutcomeUnknown, detail)
 }
 
-/// The refusal, or `None` where the route executes without a record. Only where the store is
-/// away, and was before it said anything: a record that is there but cannot be read, or that
-/// the store told of before it went away, may be that of a first execution.
+/// Returns the problem, or `None` if the route executes without a record. That is only allowed if
+/// the store was unavailable before it returned anything: a record that cannot be read, or that was
+/// read before the store became unavailable, may be that of a first execution.
 fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
-    let outage_log = matches!(
+    let unavailable = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
     );
-    // While the store is away every request would have its own line, with the same error.
-    let due = if outage_log { layer.outage_log.due() } else { Some(0) };
+    // While the store is unavailable, every request would log the same error.
+    let due = if unavailable { layer.outage_log.due() } else { Some(0) };
     if let Some(left_out) = due {
         let error = error as &dyn Error;
         tracing::warn!(error, left_out, "no claim could be made");
     }
-    if outage_log && policy.options.store_outage == StoreOutage::Open {
+    if unavailable && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
-    let detail = format!("Whether this request was made before cannot be told now. {NOTHING}");
+    let detail =
+        format!("It is unknown now whether this request was executed before. {NOTHING_EXECUTED}");
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER))
 }
 
-/// What was kept, given again; or why it cannot be.
+/// Returns the stored response, or the problem for one that cannot be replayed.
 fn replayed(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
@@ -388,22 +396,23 @@ fn replayed(
     if replay.deferred && policy.options.completion_outage == CompletionOutage::Withhold {
         return Err(pending());
     }
-    let FullResponse { status, headers, body, trailers } =
-        match StoredResponse::from_outcome(&replay.outcome) {
-            Ok(StoredResponse::Whole(whole)) => whole,
-            Ok(StoredResponse::NotRetained { status }) => {
-                let detail =
-                    "The request took effect. Its response was too large to keep, or was streamed.";
-                return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
-            }
-            Err(error) => {
-                tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
-                let detail = "The request took effect. What was kept of it is no HTTP response.";
-                return Err(Problem::new(Code::ResponseNotRetained, detail));
-            }
-        };
+    let FullResponse { status, headers, body, trailers } = match StoredResponse::from_outcome(
+        &replay.outcome,
+    ) {
+        Ok(StoredResponse::Whole(whole)) => whole,
+        Ok(StoredResponse::NotRetained { status }) => {
+            let detail =
+                "The request took effect. Its response was too large to store, or was streamed.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail).original_status(status));
+        }
+        Err(error) => {
+            tracing::error!(%error, fence = %replay.fence, "an outcome cannot be replayed");
+            let detail = "The request took effect. Its record has no HTTP response.";
+            return Err(Problem::new(Code::ResponseNotRetained, detail));
+        }
+    };
     let Some(body) = layer.memory.answers.hold_now(body) else {
-        let detail = format!("There is no room for the answer now. {NOTHING}");
+        let detail = format!("The server has no memory for the response now. {NOTHING_EXECUTED}");
         return Err(Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER));
     };
     let mut response = Response::new(Body::whole(body, trailers));
@@ -420,9 +429,9 @@ fn replayed(
     Ok(response)
 }
 
-/// Runs the work on a task of its own, and waits for its answer as long as the client does.
+/// Executes on a task of its own, and waits for the response as long as the client does.
 async fn detach<S, B>(
-    work: RequestExecution,
+    execution: RequestExecution,
     inner: S,
     received: BufferedRequest,
     lease: Lease,
@@ -435,16 +444,16 @@ where
     B::Error: Into<BoxError>,
 {
     let (layer, policy, error_format) =
-        (Arc::clone(&work.layer), Arc::clone(&work.policy), work.error_format);
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    let work = async move {
-        // Nobody listens any more: the outcome is recorded all the same.
-        drop(answer.send(work.run(lease, inner, received).await));
+        (Arc::clone(&execution.layer), Arc::clone(&execution.policy), execution.error_format);
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    let task = async move {
+        // If the client is gone, the response is dropped; its outcome was recorded.
+        drop(sender.send(execution.run(lease, inner, received).await));
     };
-    tokio::spawn(work.in_current_span());
-    answered.await.unwrap_or_else(|_| {
-        // The task ends without an answer only when the runtime shuts down.
-        let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
+    tokio::spawn(task.in_current_span());
+    receiver.await.unwrap_or_else(|_| {
+        // The task ends without a response only when the runtime shuts down.
+        let problem = Problem::new(Code::HandlerFailed, "The server stopped during the execution.");
         Ok(layer.reject(&policy, error_format, &problem))
     })
 }

@@ -1,4 +1,4 @@
-//! The service: what is let through, refused, or guarded, by a request's head alone.
+//! The service. A request's head alone decides whether it passes, is rejected or is protected.
 
 use std::mem;
 use std::sync::Arc;
@@ -54,15 +54,15 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        // The one that is ready is called; a clone of it need not be.
+        // The service that is ready is called; its clone may not be ready.
         let clone = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, clone);
         let (mut parts, body) = request.into_parts();
         let admission = admit(&self.layer, &parts);
-        // Whoever asks what became of an execution names it by its fence, with a safe method that the
-        // route does not protect; nothing is executed by that.
-        let asks = matches!(admission, Admission::Pass) && parts.method.is_safe();
-        if !asks
+        // A gateway in front reconciles an execution by its fence, with a safe method that the
+        // route does not protect. Such a request executes nothing, and keeps its fence.
+        let reconciles = matches!(admission, Admission::Pass) && parts.method.is_safe();
+        if !reconciles
             && !matches!(admission, Admission::Other)
             && parts.headers.keys().any(is_sent_upstream)
         {
@@ -78,21 +78,21 @@ where
                 ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
             }
             Admission::Reject(response) => ResponseFuture::rejected(response),
-            Admission::Guard(ticket) => {
+            Admission::Protect(admitted) => {
                 let layer = Arc::clone(&self.layer);
-                ResponseFuture::guarded(Box::pin(protect(layer, ticket, inner, parts, body)))
+                ResponseFuture::protected(Box::pin(protect(layer, admitted, inner, parts, body)))
             }
         }
     }
 }
 
 enum Admission {
-    /// Of no route: untouched.
+    /// The request is in no route, and passes untouched.
     Other,
-    /// Not protected: unmarked, and untouched but for what only we say to handlers.
+    /// The request is not protected. Only headers that this layer alone may set are removed.
     Pass,
     Reject(Response<Body>),
-    Guard(AdmittedRequest),
+    Protect(AdmittedRequest),
 }
 
 /// A request that has a key and a scope.
@@ -132,7 +132,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         }
         Err(error) => {
             let name = &options.key_header;
-            let detail = format!("The header `{name}` holds no key: {error}.");
+            let detail = format!("The header `{name}` has no valid idempotency key: {error}.");
             let problem = Problem::new(Code::InvalidKey, detail);
             return Admission::Reject(layer.reject(&policy, error_format, &problem));
         }
@@ -140,21 +140,23 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
         Err(problem) => Admission::Reject(layer.reject(&policy, error_format, &problem)),
-        Ok(scope) => Admission::Guard(AdmittedRequest { policy, error_format, key, scope, permit }),
+        Ok(scope) => {
+            Admission::Protect(AdmittedRequest { policy, error_format, key, scope, permit })
+        }
     }
 }
 
-/// A sender that has the key, its scope or what else counts of the request removed on the way would
-/// have it mean something else here than behind the next hop.
+/// Rejects a `Connection` header that names the key, the scope or another header that counts. The
+/// next hop would remove it, and the request would mean something else there than here.
 fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
     let named = named_by_connection(&parts.headers);
-    let ours = |name: &HeaderName| {
+    let counts = |name: &HeaderName| {
         *name == policy.options.key_header
             || policy.scope.names().contains(name)
             || policy.options.fingerprint.headers().contains(name)
             || METHOD_OVERRIDES.contains(name)
     };
-    match named.iter().find(|name| ours(name)) {
+    match named.iter().find(|name| counts(name)) {
         Some(name) => {
             let detail = format!("Connection must not name {name}.");
             Err(Problem::new(Code::MalformedRequest, detail))
@@ -163,7 +165,8 @@ fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> 
     }
 }
 
-/// A header that some services behind would take for the key, or for who the caller is.
+/// Returns the problem for a header that some services would read as the key, or as the caller's
+/// name.
 fn misspelt(field: &HeaderName, name: &HeaderName) -> Problem {
     let detail = format!(
         "The header `{field}` has an underscore; `{name}` is expected, because some services take \

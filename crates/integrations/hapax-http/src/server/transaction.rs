@@ -1,36 +1,37 @@
-//! Responses that commit with what their handlers wrote, in one transaction.
+//! Responses that commit together with their handlers' writes, in one transaction.
 //!
-//! For routes whose effects are rows in the database that keeps the records too; how both stay
-//! together, whatever fails, is said in [`hapax_core::transaction`]. A route with
-//! [`RouteOptions::transactions`](super::RouteOptions) has a [`TxHandle`] in the extensions of each
-//! request; a handler takes its transaction from that, in axum by the extractor
-//! `hapax_http::axum::InTransaction`. It begins then, and not before: copies that wait or are
-//! answered hold no connection, nor do handlers that want none.
+//! For routes whose effects are rows of the database that also stores the records;
+//! [`hapax_core::transaction`] explains how both stay together after any failure. On a route with
+//! [`RouteOptions::transactions`](super::RouteOptions), each request has a [`TxHandle`] in its
+//! extensions. A handler takes its transaction from it, in axum with the extractor
+//! `hapax_http::axum::InTransaction`. The transaction begins then, and not before: no connection is
+//! used by duplicates that wait or get a replay, nor by handlers that take no transaction.
 //!
-//! | response | what was written | the record |
+//! | response | the handler's writes | the record |
 //! | --- | --- | --- |
-//! | final, and good: 2xx or 3xx; in gRPC *ok* (0); or after [`Execution::commit`](super::ExecutionHandle::commit) | commits | with it |
-//! | final, any other: a refusal; or after [`Execution::roll_back`](super::ExecutionHandle::roll_back) | is rolled back | after that, by itself |
-//! | final, but not known whether it is good: gRPC-Web, a gRPC answer that is a stream or too large to keep | is rolled back | released |
-//! | retryable | is rolled back | released |
-//! | unknown; a panic; cut off | is rolled back | unknown |
-//! | [`HandlerErrorExtension`] an error that says that another transaction won | is rolled back | the handler is called again |
-//! | [`HandlerErrorExtension`] any other | is rolled back | released |
+//! | final and a success: 2xx or 3xx; in gRPC *ok* (0); or after [`ExecutionHandle::commit`](super::ExecutionHandle::commit) | are committed | commits with them |
+//! | any other final response; or after [`ExecutionHandle::roll_back`](super::ExecutionHandle::roll_back) | are rolled back | is final, written after the rollback |
+//! | final, and its success is not known: gRPC-Web, a gRPC response that is a stream or too large to store | are rolled back | is released |
+//! | retryable | are rolled back | is released |
+//! | unknown; a panic; cut off | are rolled back | is unknown |
+//! | [`HandlerErrorExtension`] with an error that is a lost race | are rolled back | stays in flight, and the handler is called again |
+//! | [`HandlerErrorExtension`] with any other error | are rolled back | is released |
 //!
-//! The client is answered after COMMIT, and gets 503 where that failed: `store-unavailable` or, where
-//! others were in the way each time, `overloaded`, and nothing was done; `outcome-pending` where
-//! nobody knows yet. Asking again under the same key is right in each case.
+//! The client is answered after COMMIT. If COMMIT failed, it gets 503: `store-unavailable` or, if
+//! other transactions conflicted each time, `overloaded`, and nothing was done; `outcome-pending`
+//! if the result is not known yet. A retry with the same key is right in each case.
 //!
-//! A handler that drops its transaction before it answers has it committed with the answer all the
-//! same. One that is given none, or takes none, is recorded as on any other route, and so is its
-//! failure: nobody knows what it did. One that keeps it beyond its answer, in a task or a streamed
-//! body, or ends it by a statement, gets its client 500 `handler-failed`, and the key goes by the policy
-//! for what is unknown.
+//! A transaction that the handler drops before it returns is still committed with the response. A
+//! handler that has no transaction is recorded as on any other route, and its failure leads to
+//! *unknown*. A handler must neither keep its transaction after its response, in a task or a
+//! streamed body, nor end it with a statement: then the client gets 500 `handler-failed`, and the
+//! outcome is unknown.
 //!
-//! A handler may be called more than once under one lease, with the same request: what it does
-//! outside of the transaction may be done again, and so belongs elsewhere. Before it is called again it
-//! is asked whether it is ready: a limit of concurrency belongs above the layer, since copies that wait
-//! count in one below it, and would keep the handler from running again until they give up.
+//! A handler may be called several times under one lease, with the same request. An effect outside
+//! of the transaction may then happen several times, and does not belong into such a handler.
+//! Before each further call the layer waits until the service is ready. A concurrency limit
+//! therefore belongs above the layer. Below it, waiting duplicates count, and would keep the
+//! handler from being called again until they time out.
 
 use std::error::Error;
 use std::fmt;
@@ -58,29 +59,28 @@ pub use hapax_core::transaction::{
     LostRace, TakeTxError, TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
 };
 
-/// A response extension: the error that a handler failed by, after which its transaction is rolled
-/// back, whatever else the response says. If it says that the transaction lost against another, the
-/// response is dropped, and the handler called again; else the key is released, and the error
-/// logged.
+/// A response extension: the error that a handler failed with. Its transaction is rolled back,
+/// whatever else the response says. If the error is a lost race, the response is dropped and the
+/// handler is called again; otherwise the key is released and the error is logged.
 ///
-/// Without a transaction the response goes by what else it says, and the error is logged.
+/// Without a transaction the response is classified as usual, and the error is logged.
 #[derive(Clone)]
 pub struct HandlerErrorExtension(pub Arc<dyn Error + Send + Sync>);
 
 impl fmt::Debug for HandlerErrorExtension {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("FailedBy").field(&self.0).finish()
+        f.debug_tuple("HandlerErrorExtension").field(&self.0).finish()
     }
 }
 
 impl RequestExecution {
-    /// Like [`RequestExecution::run`], with transactions to be had.
+    /// Executes like [`RequestExecution::run`], with a transaction for the handler.
     pub(super) async fn run_in<S, B>(
         self,
         route: &TransactionBackend,
         lease: Lease,
         mut inner: S,
-        received: BufferedRequest,
+        request: BufferedRequest,
     ) -> Result<Response<Body>, S::Error>
     where
         S: Service<Request<Body>, Response = Response<B>>,
@@ -89,50 +89,51 @@ impl RequestExecution {
     {
         let number = lease.attempt();
         let began = Instant::now();
-        let mut transacting = TransactionalLease::new(lease, route.clone());
+        let mut transaction = TransactionalLease::new(lease, route.clone());
         loop {
-            let run = transacting.run();
-            let mut request = received.copy();
-            request.extensions_mut().insert(run.clone());
-            let attempt = self.attempt(transacting.lease(), &mut inner, request).await;
+            let handle = transaction.run();
+            let mut copy = request.copy();
+            copy.extensions_mut().insert(handle.clone());
+            let attempt = self.attempt(transaction.lease(), &mut inner, copy).await;
             let took = began.elapsed();
-            let (class, end, answer) = match attempt {
-                HandlerResult::Response(ending, given) => {
-                    let (class, end, answer) = self.fate(route, run.is_taken(), ending, given);
-                    (class, end, Ok(answer))
+            let (class, end, reply) = match attempt {
+                HandlerResult::Response(recording, response) => {
+                    let (class, end, reply) =
+                        self.transaction_end(route, handle.is_taken(), recording, response);
+                    (class, end, Ok(reply))
                 }
                 HandlerResult::Problem(problem) => (
                     OutcomeClass::Unknown,
                     end(Recording::unknown()),
                     Ok(ExecutionReply::Problem(problem)),
                 ),
-                HandlerResult::NotBegun => {
-                    return Ok(self.not_begun(transacting.into_lease()).await);
+                HandlerResult::NotStarted => {
+                    return Ok(self.not_started(transaction.into_lease()).await);
                 }
                 HandlerResult::Failed(error) => {
                     (OutcomeClass::Unknown, end(Recording::unknown()), Err(error))
                 }
             };
-            // On a task of its own from here on; this one is not cancelled either.
-            let ended = transacting.end(run, end).await;
+            // The end runs on a task of its own; this task is not cancelled either.
+            let ended = transaction.end(handle, end).await;
             let (class, recorded, until, instead) = match ended {
-                TransactionResult::Rerun(again) => {
+                TransactionResult::Rerun(next) => {
                     let ready = catch(poll_fn(|cx| inner.poll_ready(cx)));
                     let ready = tokio::select! {
                         biased;
                         () = self.permit.gate().stopping() => None,
-                        ready = again.lease().keep_alive(ready) => Some(ready),
+                        ready = next.lease().keep_alive(ready) => Some(ready),
                     };
                     if let Some(Ok(Ok(()))) = ready {
-                        transacting = again;
+                        transaction = next;
                         continue;
                     }
-                    let lease = again.into_lease();
+                    let lease = next.into_lease();
                     let problem = match ready {
-                        None | Some(Ok(Ok(()))) => return Ok(self.not_begun(lease).await),
+                        None | Some(Ok(Ok(()))) => return Ok(self.not_started(lease).await),
                         Some(other) => other.map(Result::err),
                     };
-                    // If the store does not take it, it is held back.
+                    // If the store does not accept the release, its write is deferred.
                     let _ = lease.release().await;
                     return match problem {
                         Ok(Some(error)) => Err(error),
@@ -143,7 +144,7 @@ impl RequestExecution {
                 }
                 TransactionResult::Recorded(until) => (class, RecordStatus::Stored, until, None),
                 TransactionResult::Exhausted => {
-                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(in_the_way()))
+                    (OutcomeClass::Retryable, RecordStatus::Stored, None, Some(conflicts()))
                 }
                 TransactionResult::RolledBack(error) => {
                     tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
@@ -156,7 +157,7 @@ impl RequestExecution {
                 TransactionResult::EndedEarly(error) => {
                     tracing::error!(
                         error = &*error as &dyn Error,
-                        "a handler ended its transaction by itself"
+                        "a handler ended its transaction itself"
                     );
                     (OutcomeClass::Unknown, RecordStatus::Stored, None, Some(ended_early()))
                 }
@@ -170,83 +171,83 @@ impl RequestExecution {
             };
             let event = RequestEvent::Executed { class, recorded, attempt: number, took };
             self.layer.observe(&self.policy, event);
-            let answer = match (instead, answer) {
+            let reply = match (instead, reply) {
                 (Some(problem), _) => ExecutionReply::Problem(problem),
-                (None, answer) => answer?,
+                (None, reply) => reply?,
             };
-            return Ok(self.answer(class, recorded, until, answer));
+            return Ok(self.respond(class, recorded, until, reply));
         }
     }
 
-    /// What a response means for its transaction, if one was taken, and for its key.
-    fn fate(
+    /// Returns the end of the transaction, if one was taken, and the class and reply of the
+    /// execution.
+    fn transaction_end(
         &self,
         route: &TransactionBackend,
         taken: bool,
-        ending: Recording,
-        mut given: HandlerResponse,
+        recording: Recording,
+        mut response: HandlerResponse,
     ) -> (OutcomeClass, End, ExecutionReply) {
-        let failed = given.failed_by().filter(|_| taken);
+        let failed = response.handler_error().filter(|_| taken);
         if let Some(HandlerErrorExtension(error)) = failed {
             if route.database.any_is_conflict(&**error) {
-                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Handler(given));
+                return (OutcomeClass::Retryable, End::Rerun, ExecutionReply::Handler(response));
             }
-            given.log_failure();
-            self.error_format.mark(&mut given.head.headers, OutcomeClass::Retryable);
-            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Handler(given));
+            response.log_failure();
+            self.error_format.mark(&mut response.head.headers, OutcomeClass::Retryable);
+            return (OutcomeClass::Retryable, End::Release, ExecutionReply::Handler(response));
         }
-        given.log_failure();
-        if taken && ending.class == OutcomeClass::Final && ending.commits.is_none() {
+        response.log_failure();
+        if taken && recording.class == OutcomeClass::Final && recording.commits.is_none() {
             tracing::error!(
-                "a response does not tell whether it is a refusal: its handler has to say so, by \
-                 `Execution::commit` or `Execution::roll_back`"
+                "it is not known whether a response is a success: its handler has to call \
+                 `ExecutionHandle::commit` or `ExecutionHandle::roll_back`"
             );
             return (OutcomeClass::Retryable, End::Release, ExecutionReply::Problem(undecided()));
         }
-        (ending.class, end(ending), ExecutionReply::Handler(given))
+        (recording.class, end(recording), ExecutionReply::Handler(response))
     }
 }
 
-fn end(ending: Recording) -> End {
-    let Recording { class, retention, kept, commits } = ending;
-    match (class, kept) {
+fn end(recording: Recording) -> End {
+    let Recording { class, retention, outcome, commits } = recording;
+    match (class, outcome) {
         (OutcomeClass::Final, Some(outcome)) if commits == Some(true) => {
             End::Complete { outcome, retention }
         }
         (OutcomeClass::Final, Some(outcome)) => End::Reject { outcome, retention },
         (OutcomeClass::Retryable, _) => End::Release,
-        // What is final has something that is kept.
+        // A final recording always has an outcome.
         (OutcomeClass::Final | OutcomeClass::Unknown, seen) => End::Abandon { seen },
     }
 }
 
-fn in_the_way() -> Problem {
-    let detail = "Others were in the way of the request's transaction. Nothing of it was done.";
+fn conflicts() -> Problem {
+    let detail = "Other transactions conflicted with the request each time. Nothing was done.";
     Problem::new(Code::Overloaded, detail).retry_after(RETRY_AFTER)
 }
 
 fn rolled_back() -> Problem {
-    let detail = "The request's transaction was not committed. Nothing of it was done.";
+    let detail = "The request's transaction was not committed. Nothing was done.";
     Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER)
 }
 
 fn commit_unknown() -> Problem {
-    let detail = "Whether the request's transaction was committed is not known yet.";
+    let detail = "It is not known yet whether the request's transaction was committed.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
 fn undecided() -> Problem {
-    let detail = "Whether the response refuses the request is not known. Nothing of it was done.";
+    let detail = "It is not known whether the response is a success. Nothing was done.";
     Problem::new(Code::HandlerFailed, detail)
 }
 
 fn ended_early() -> Problem {
-    let detail = "The handler ended its transaction by itself: the request may have taken effect.";
+    let detail = "The handler ended its transaction itself: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }
 
 fn kept() -> Problem {
-    let detail =
-        "The handler did not give its transaction back: the request may have taken effect.";
+    let detail = "The handler kept its transaction: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }
