@@ -1,23 +1,24 @@
-//! A bound on the memory that bodies take, over all requests.
+//! The memory budget for the bodies of all requests.
 //!
-//! What is small is not counted: it is part of what a connection takes. Of what is larger there
-//! are four pools, and what holds a share of one may wait for the next, never the other way round,
-//! so that nobody waits for each other. A share is taken whole, for the same reason.
+//! Small bodies are not counted: they are part of what a connection takes. For larger ones there
+//! are four pools. The owner of a reservation in one pool may wait for the next pool, never the
+//! other way round, so that there is no deadlock. A reservation is taken whole, for the same
+//! reason.
 //!
-//! 1. *Requests*: from the first byte of a body until the handler has let go of it. Waiting here,
-//!    a request has claimed and executed nothing.
-//! 2. *Responses*: from a response's head until its outcome is recorded, also while it is held back
-//!    for a store that is away. This wait comes after the effect, so that what holds a share must
+//! 1. *Requests*: from the first byte of a body until the handler has dropped it. A request that
+//!    waits here has claimed and executed nothing.
+//! 2. *Responses*: from a response's head until its outcome is recorded, also while its write is
+//!    deferred because the store is unavailable. This wait is after the effect, so its end must
 //!    depend on handlers and the store only.
-//! 3. *Recording*: while a response is recorded it is there [`COPIES`] times more: for the client,
-//!    and sealed.
-//! 4. *Answers*: from there until the client has read it, which may be never. Nobody waits here:
-//!    an outcome that is recorded has lost nothing, so that the client for whose answer there is
-//!    no room is told to ask again. One pool with those before would let a client that does not
-//!    read keep the payments of others from being recorded.
+//! 3. *Recording*: a response that is being recorded is in memory [`COPIES`] times more: for the
+//!    client, and sealed.
+//! 4. *Answers*: from there until the client has read the response, which may never happen. There
+//!    is no wait here: the outcome is recorded, so nothing is lost if the client has to retry
+//!    because there is no memory for the response. If this pool were part of the former ones, a
+//!    client that does not read could prevent the recording of other clients' outcomes.
 //!
-//! To reserve an answer's room before the handler runs would need no such refusal. But it would be
-//! room for the largest answer, for as long as the handler takes.
+//! A reservation for the response before the handler runs would avoid that rejection. But it would
+//! have to be for the largest response, for as long as the handler takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,13 +27,14 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// Bytes of one permit: a semaphore counts no further than 2^61, and a share no further than 2^32.
+/// Bytes of one permit. A semaphore counts up to 2^61, and a reservation up to 2^32.
 const UNIT: usize = 1024;
 
-/// Bytes of a body that need no share.
+/// Largest body in bytes that needs no reservation.
 pub(super) const SMALL: usize = 16 * 1024;
 
-/// What is being recorded is there as it was read, as it is kept, and sealed.
+/// Copies that exist while a response is recorded, besides the one that was read: encoded, and
+/// sealed.
 const COPIES: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ pub(super) struct BodyBudgets {
     pub(super) answers: MemoryBudget,
 }
 
-/// One of the pools; `None` for no bound.
+/// One pool; `None` without a bound.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudget(Option<Bounded>);
 
@@ -51,7 +53,7 @@ pub(super) struct MemoryBudget(Option<Bounded>);
 struct Bounded {
     free: Arc<Semaphore>,
     units: u32,
-    /// How often a body is in memory.
+    /// Number of copies of a body in memory.
     copies: usize,
 }
 
@@ -80,7 +82,7 @@ impl BodyBudgets {
     }
 }
 
-/// A part of a pool.
+/// A reservation of a pool.
 #[derive(Debug)]
 pub(super) struct Reservation(Option<ReservedUnits>);
 
@@ -91,11 +93,11 @@ struct ReservedUnits {
 }
 
 impl MemoryBudget {
-    /// A share for a body of which at most `most` bytes and a frame are held; `None` if there is
-    /// none within `patience`. A body that is larger than the pool gets all of it: it waits until
-    /// it is alone.
+    /// Reserves memory for a body of which at most `most` bytes and a frame are in memory; `None`
+    /// if there is none within `wait_for`. A body larger than the pool gets all of it: it waits
+    /// until it is alone.
     ///
-    /// Dropped while it waits, it leaves its place in the queue.
+    /// If the future is dropped, it leaves the queue.
     pub(super) async fn reserve(
         &self,
         most: usize,
@@ -110,12 +112,12 @@ impl MemoryBudget {
             Some(wait_for) => timeout(wait_for, permit).await.ok()?,
             None => permit.await,
         };
-        // The pool is never closed, so that there always is one.
+        // The pool is never closed, so the acquisition does not fail.
         Some(Reservation(Some(ReservedUnits { permit: permit.ok()?, copies: *copies })))
     }
 
-    /// Ties a share to what is on its way to a client, if there is room now. What is small needs
-    /// none: its connection takes more.
+    /// Attaches a reservation to bytes that are sent to a client, if there is memory now. Small
+    /// bytes need none: their connection takes more.
     pub(super) fn hold_now(&self, bytes: Bytes) -> Option<Bytes> {
         let Some(Bounded { free, units: all, copies }) = &self.0 else { return Some(bytes) };
         if bytes.len() <= SMALL {
@@ -128,7 +130,7 @@ impl MemoryBudget {
 }
 
 impl Reservation {
-    /// Of no pool.
+    /// Returns the empty reservation, of no pool.
     pub(super) const fn none() -> Self {
         Self(None)
     }
@@ -137,14 +139,14 @@ impl Reservation {
         self.0.is_none()
     }
 
-    /// Ties the share to what was read: it is given back with the last reference to the bytes,
-    /// wherever they went.
+    /// Attaches the reservation to the bytes that were read: it is returned with the last reference
+    /// to them, wherever that is.
     pub(super) fn hold(self, bytes: Bytes) -> Bytes {
         let Some(part) = self.0 else { return bytes };
         Bytes::from_owner(HeldBytes { bytes, _part: part })
     }
 
-    /// Gives back what more than `bytes` do not need.
+    /// Returns the part that more than `bytes` bytes would need.
     pub(super) fn trim(&mut self, bytes: usize) {
         if let Some(ReservedUnits { permit, copies }) = &mut self.0 {
             let needed = units(bytes.saturating_mul(*copies)) as usize;

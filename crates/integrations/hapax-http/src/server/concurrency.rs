@@ -1,16 +1,15 @@
-//! How many keys of a caller are in flight.
+//! The limit of a caller's keys in flight.
 //!
-//! 1. Counted are keys, not requests: copies of one that is in flight take nothing. A key is
-//!    counted from just before its claim until its outcome is recorded or held back, whether or not
-//!    its client is still there.
-//! 2. At its limit, a caller's further keys are refused before the store is asked. That includes
-//!    those whose outcomes are kept: whether there is one is what the store would have to be asked,
-//!    and sparing it a flood is what this is for. The refusal says when to come again, and then the
-//!    outcome is given.
-//! 3. It counts in this process. Several processes allow as many times as much.
+//! 1. Keys count, not requests: duplicates of a key in flight need no permit. A key counts from
+//!    just before its claim until its outcome is recorded or its write is deferred, even if its
+//!    client is gone.
+//! 2. At the limit, a caller's further keys are rejected before the store is queried. That includes
+//!    keys with a stored outcome: only a query would find it, and the limit protects the store from
+//!    floods. The rejection has a `Retry-After`, and the retry gets the outcome.
+//! 3. The count is for this process. Several processes together allow a multiple of the limit.
 //!
-//! There is an entry for each key in flight and none for others, so that what this takes is bounded
-//! by [`MOST`], and by whatever bounds the requests that are in hand.
+//! There is an entry for each key in flight and none for others. The memory is bounded by [`MOST`],
+//! and by any bound of the requests under way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -18,15 +17,15 @@ use std::hash::{BuildHasher, Hash};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most keys that are counted in all: at about 100 bytes each, 10 MiB. Beyond it nobody with a
-/// limit gets another one.
+/// Most keys that are counted in all: at about 100 bytes each, 10 MiB. Beyond it, callers with a
+/// limit get no further key.
 const MOST: usize = 100_000;
 
-/// Shared by all routes of a layer.
+/// Keys in flight of all callers, shared by all routes of a layer.
 #[derive(Debug, Default)]
 pub(super) struct ConcurrencyLimits {
-    /// Names would take memory as clients like. What they are hashed with is unknown to clients, so
-    /// that nobody can make himself another's twin.
+    /// Names are hashed, since clients choose their size. Clients do not have the hash key, so that
+    /// no caller can choose a name with the hash of another.
     hasher: RandomState,
     taken: Mutex<KeysInFlight>,
 }
@@ -37,7 +36,7 @@ struct KeysInFlight {
     keys: usize,
 }
 
-/// A key's place; given up when dropped.
+/// A permit for a key, returned when it is dropped.
 #[derive(Debug)]
 pub(super) struct ConcurrencyPermit {
     concurrency: Arc<ConcurrencyLimits>,
@@ -46,7 +45,7 @@ pub(super) struct ConcurrencyPermit {
 }
 
 impl ConcurrencyLimits {
-    /// A place for `key` of `caller`, one of at most `limit`.
+    /// Returns a permit for `key` of `caller`, who may have at most `limit` keys.
     pub(super) fn enter(
         self: &Arc<Self>,
         caller: impl Hash,
@@ -75,9 +74,9 @@ impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let mut taken = self.concurrency.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(keys) = taken.callers.get_mut(&self.caller) else { return };
-        let Some(copies) = keys.get_mut(&self.key) else { return };
-        *copies -= 1;
-        if *copies > 0 {
+        let Some(duplicates) = keys.get_mut(&self.key) else { return };
+        *duplicates -= 1;
+        if *duplicates > 0 {
             return;
         }
         keys.remove(&self.key);
@@ -95,17 +94,17 @@ mod tests {
     const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
     #[test]
-    fn keys_count_and_copies_do_not() {
+    fn keys_count_and_duplicates_do_not() {
         let concurrency = Arc::new(ConcurrencyLimits::default());
         let enter = |caller: &str, key: &str| concurrency.enter(caller, key, TWO);
         let first = enter("a", "1").unwrap();
-        let copy = enter("a", "1").unwrap();
+        let duplicate = enter("a", "1").unwrap();
         let second = enter("a", "2").unwrap();
         assert!(enter("a", "3").is_none());
         assert!(enter("b", "3").is_some());
         drop(first);
-        assert!(enter("a", "3").is_none(), "a copy still holds it");
-        drop(copy);
+        assert!(enter("a", "3").is_none(), "a duplicate is still in flight");
+        drop(duplicate);
         assert!(enter("a", "3").is_some());
         drop(second);
         let taken = concurrency.taken.lock().unwrap();
@@ -113,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_bounded() {
+    fn the_number_of_counted_keys_is_bounded() {
         let concurrency = Arc::new(ConcurrencyLimits::default());
-        let places: Vec<_> =
+        let permits: Vec<_> =
             (0..MOST).map(|caller| concurrency.enter(caller, "k", TWO).unwrap()).collect();
         assert!(concurrency.enter(MOST, "k", TWO).is_none());
-        assert!(concurrency.enter(0_usize, "k", TWO).is_some(), "a copy takes nothing more");
-        drop(places);
+        assert!(concurrency.enter(0_usize, "k", TWO).is_some(), "a duplicate needs no permit");
+        drop(permits);
         assert!(concurrency.taken.lock().unwrap().callers.is_empty());
     }
 }

@@ -26,7 +26,7 @@ use crate::error_format::ErrorFormat;
 use crate::log_throttle::LogThrottle;
 use crate::problem::{DocsUrl, Problem};
 
-/// Makes every service it wraps idempotent. See the [module](super) for what that means.
+/// A tower layer that makes services idempotent, as the [module](super) explains.
 ///
 /// Clones, and all services they wrap, share one engine and drain together.
 #[derive(Clone, Debug)]
@@ -38,12 +38,12 @@ pub struct IdempotencyLayer {
     pub(super) memory: BodyBudgets,
     pub(super) concurrency: Arc<ConcurrencyLimits>,
     pub(super) gate: Arc<DrainGate>,
-    /// Log lines about a store that is away.
+    /// Limits log lines about a store that is unavailable.
     pub(super) outage_log: Arc<LogThrottle>,
 }
 
 impl IdempotencyLayer {
-    /// Begins a layer over `store`. [`IdempotencyLayerBuilder`] has the defaults.
+    /// Returns the builder of a layer over `store`. [`IdempotencyLayerBuilder`] has the defaults.
     pub fn builder(store: impl Store) -> IdempotencyLayerBuilder {
         IdempotencyLayerBuilder {
             engine: Idempotency::builder(store),
@@ -52,13 +52,15 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Returns a layer that applies one policy to every request, on an engine that others use too.
+    /// Returns a layer that applies one policy to every request, on an engine that others may
+    /// share.
     #[must_use]
     pub fn new(engine: Idempotency, policy: RoutePolicy) -> Self {
         Self::with(engine, Routes::One(Arc::new(policy)))
     }
 
-    /// A layer that asks `route` for the policy of each request; without one it passes through.
+    /// Returns a layer that calls `route` for the policy of each request. A request without a
+    /// policy passes through.
     #[must_use]
     pub fn routed(
         engine: Idempotency,
@@ -80,62 +82,64 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Where refusals are documented. Default: nowhere, their type is a URN.
+    /// Sets the URL at which rejections are documented. By default there is none, and the type of a
+    /// problem is a URN.
     #[must_use]
     pub fn docs(mut self, docs: DocsUrl) -> Self {
         self.docs = Some(docs);
         self
     }
 
-    /// Who counts. Default: nobody.
+    /// Sets the observer. By default there is none.
     #[must_use]
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = observer;
         self
     }
 
-    /// How many bytes of bodies are held in memory at one time, those of up to 16 KiB not counted.
-    /// Default: no bound but the limits of each.
+    /// Sets the bytes of memory that all bodies together may take. Bodies of up to 16 KiB do not
+    /// count. By default only the limits for each body apply.
     ///
-    /// 1. Three eighths are for requests: one for which there is no room waits before it claims, up
-    ///    to 30 s, and then gets 503 `overloaded`.
-    /// 2. A quarter is for responses until they are recorded, also while they are held back: one
-    ///    for which there is no room waits for others to be recorded, never for clients. Of a
-    ///    response that does not say its length, the limit counts until it is read.
-    /// 3. An eighth is for the copies of it while it is recorded.
-    /// 4. A quarter is for answers on their way to clients. One for which there is no room because
-    ///    clients read slowly is recorded and not sent: 503 `outcome-pending`, and the client asks
-    ///    again; a replay gets 503 `overloaded`. What could not be asked for again, being too large
-    ///    to be kept, gets 409 `response-not-retained`.
+    /// 1. Three eighths are for requests. A request for which there is no memory waits before its
+    ///    claim, up to 30 s, and then gets 503 `overloaded`.
+    /// 2. A quarter is for responses until they are recorded, also while their writes are deferred.
+    ///    A response for which there is no memory waits until others are recorded, never for
+    ///    clients. A response without a declared length counts with the limit until it is read.
+    /// 3. An eighth is for copies of responses while they are recorded.
+    /// 4. A quarter is for responses that are being sent to clients. If there is no memory because
+    ///    clients read slowly, a response is recorded and not sent: the client gets 503
+    ///    `outcome-pending` and retries. A replay gets 503 `overloaded`. A response that is too
+    ///    large to store, which no retry could get, gets 409 `response-not-retained`.
     ///
-    /// At least 2 MiB, and never less than one body of each kind at its route's limit: give it
-    /// sixteen times the largest response and thrice the largest request to be held to it. What
-    /// replays take before they are answers is for [`hapax_core::EngineLimits::claims`] and the
-    /// store to bound.
+    /// The minimum is 2 MiB, and one body of each kind at its route's limit always fits. The bound
+    /// is strict from sixteen times the largest response and three times the largest request. The
+    /// memory that replays take before they are sent is bounded by
+    /// [`hapax_core::EngineLimits::claims`] and by the store.
     #[must_use]
     pub fn body_memory(mut self, bytes: usize) -> Self {
         self.memory = BodyBudgets::bounded(bytes);
         self
     }
 
-    /// Ends the layer's work: new requests get 503 `draining`; what is inside may end within
-    /// `grace`; then it is cut off, and its outcomes are recorded as unknown.
+    /// Drains the layer. New requests get 503 `draining`; requests inside may finish within
+    /// `grace`; then they are cut off, and their outcomes are recorded as unknown.
     ///
-    /// Inside is a request with a key of a route, until its outcome is recorded or held back. What
-    /// this does not wait for is what the server does with its connections: requests without a
-    /// key that are under way, and the rest of answers that are recorded, be they on their way to a
-    /// client, streams, or too large to keep. That is for the server's own shutdown, and for its
-    /// bound: a client that does not read would hold it up for ever.
+    /// A request with a key of a route is inside until its outcome is recorded or its write is
+    /// deferred. The drain does not wait for connections of the server: requests without a key that
+    /// are under way, and responses that are recorded but not sent to the end. The server's own
+    /// shutdown waits for those, and has to have a bound: a client that does not read would delay
+    /// it without end.
     ///
     /// Resolves when nothing is inside, at the latest twice the engine's
-    /// [`store_timeout`](Idempotency::store_timeout) after the grace: what is inside then is not
-    /// recorded, and its leases lapse unless it ends after all. What is held back for a store that
-    /// is away is a matter for [`Idempotency::drain`]. Dropping this stops waiting, not draining.
+    /// [`store_timeout`](Idempotency::store_timeout) after the grace. Executions that are inside
+    /// then are not recorded; their leases lapse unless they still finish. Deferred writes are
+    /// drained by [`Idempotency::drain`]. If the future is dropped, the wait ends and the layer
+    /// stays draining.
     pub async fn drain(&self, grace: Duration) -> DrainReport {
         self.gate.drain(grace, self.engine.store_timeout().saturating_mul(2)).await
     }
 
-    /// Tells the observer. One that panics must cost nobody a lease or an answer.
+    /// Passes an event to the observer. A panic of the observer must cost no lease and no response.
     pub(super) fn observe(&self, policy: &RoutePolicy, event: RequestEvent) {
         let observe = || self.observer.observe(&policy.options.name, event);
         if catch_unwind(AssertUnwindSafe(observe)).is_err() {
@@ -143,7 +147,7 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Answers with a problem.
+    /// Returns a problem as the response.
     pub(super) fn reject(
         &self,
         policy: &RoutePolicy,
@@ -158,11 +162,10 @@ impl IdempotencyLayer {
     }
 }
 
-/// Builds an [`IdempotencyLayer`].
+/// A builder of an [`IdempotencyLayer`].
 ///
 /// By default:
-/// 1. A caller is named by the header `Authorization`; a request without it gets 400
-///    `missing-scope`.
+/// 1. The header `Authorization` names the caller; a request without it gets 400 `missing-scope`.
 /// 2. A key is optional: a request without one passes through unprotected.
 /// 3. POST and PATCH are protected.
 /// 4. After an unknown outcome nothing executes until an operator decides ([`OnUnknown::Block`]).
@@ -175,7 +178,7 @@ pub struct IdempotencyLayerBuilder {
 }
 
 impl IdempotencyLayerBuilder {
-    /// Sets where the caller's name comes from.
+    /// Sets the source of the caller's name.
     pub fn scope(mut self, scope: ScopeSource) -> Self {
         self.scope = Some(scope);
         self
@@ -187,50 +190,51 @@ impl IdempotencyLayerBuilder {
         self
     }
 
-    /// Sets what a retry after an unknown outcome leads to.
+    /// Sets the treatment of a retry after an unknown outcome.
     pub const fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.options.policy.terms.on_unknown = on_unknown;
         self
     }
 
-    /// Sets how long a duplicate waits for a request in flight. By default it gets 409 at once.
+    /// Sets the time that a duplicate waits for a request in flight. By default it gets 409 at
+    /// once.
     pub const fn wait(mut self, timeout: Duration) -> Self {
         self.options.policy.in_flight = InFlight::Wait(timeout);
         self
     }
 
-    /// Sets how long an outcome is replayed. By default 24 h.
+    /// Sets the time for which an outcome is replayed. By default 24 h.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.options.policy.terms.retention = retention;
         self
     }
 
-    /// Commits what handlers write together with the record: see
-    /// [`transaction`](super::transaction). A key is then required. Where handlers have no effect
-    /// outside of the transaction, [`OnUnknown::Reexecute`] fits: what did not commit was rolled
-    /// back.
+    /// Commits the handlers' writes together with the record, as
+    /// [`transaction`](super::transaction) explains. A key is then required. If handlers have no
+    /// effect outside of the transaction, [`OnUnknown::Reexecute`] fits: without a commit all was
+    /// rolled back.
     pub fn transactions<D: Transactions>(self, database: D) -> Self {
         let mut builder = self.require_key();
         builder.options.transactions = Some(TransactionBackend::new(Arc::new(database)));
         builder
     }
 
-    /// Sets the time that the store has to answer. By default 2 s.
+    /// Sets the timeout of the store. By default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.engine = self.engine.store_timeout(timeout);
         self
     }
 
-    /// Replaces all options of the route, also those set so far.
+    /// Replaces all options of the route, including those set so far.
     pub fn options(mut self, options: RouteOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Starts the engine on the runtime of the caller.
+    /// Starts the engine on the caller's runtime and returns the layer.
     ///
     /// # Errors
-    /// [`LayerError`] names the option or the limit that cannot hold.
+    /// [`LayerError`] names the option or the limit that is not valid.
     pub fn build(self) -> Result<IdempotencyLayer, LayerError> {
         let Self { engine, scope, options } = self;
         let scope =
@@ -244,7 +248,7 @@ impl IdempotencyLayerBuilder {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The options of the route do not go together.
+    /// The options of the route contradict each other.
     #[error(transparent)]
     Route(#[from] RouteError),
     /// The engine cannot start.
@@ -262,7 +266,7 @@ impl<S> Layer<S> for IdempotencyLayer {
 
 type RouteFn = dyn Fn(&Parts) -> Option<Arc<RoutePolicy>> + Send + Sync;
 
-/// Which policy holds for a request.
+/// Source of the policy for a request.
 #[derive(Clone)]
 pub(super) enum Routes {
     One(Arc<RoutePolicy>),

@@ -1,41 +1,43 @@
 //! The tower layer.
 //!
 //! 1. A request is protected if its route has a policy, its method is among the policy's, and it
-//!    has an `Idempotency-Key` (or needs one). Any other passes through untouched.
-//! 2. Its body is read, up to a limit, before anything is claimed. A bad key or an unknown caller
-//!    is refused before that.
-//! 3. From the claim on, the handler runs on a task of its own: a client that hangs up neither
-//!    cancels it nor loses its outcome. The handler finds an [`ExecutionHandle`] in the request's
-//!    extensions.
-//! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only
-//!    then does the client get it. One that is too large, or a stream, is final without its body
-//!    before the client gets any of it; a client that hangs up after that does cancel the stream.
-//! 5. The handler's own errors are untouched. What they mean for the key is *unknown*.
-//! 6. Where a route has [`RouteOptions::transactions`], what the handler writes in its
-//!    [`transaction`] commits with its response.
+//!    has an `Idempotency-Key` (or needs one). Any other request passes through untouched.
+//! 2. The body is read, up to a limit, before the claim. An invalid key or a missing scope is
+//!    rejected before that.
+//! 3. From the claim on, the handler runs on a task of its own: if the client disconnects, the
+//!    handler is not cancelled and its outcome is recorded. The handler finds an
+//!    [`ExecutionHandle`] in the request's extensions.
+//! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only then
+//!    is it sent to the client. A response that is too large, or a stream, is recorded as final
+//!    without its body before any of it is sent; a client that disconnects after that cancels the
+//!    stream.
+//! 5. Errors that the handler returns are passed on unchanged. They make the outcome *unknown*.
+//! 6. On a route with [`RouteOptions::transactions`], the handler's writes in its [`transaction`]
+//!    commit with its response.
 //!
 //! # Frameworks
 //!
-//! | framework | how | example, run by the tests |
+//! | framework | use | example, executed by the tests |
 //! | --- | --- | --- |
 //! | axum | `Router::layer` | `examples/axum.rs`, with a drain at the end |
-//! | tonic | `Server::builder().layer`; refusals are gRPC statuses | `examples/tonic` |
+//! | tonic | `Server::builder().layer`; rejections are gRPC statuses | `examples/tonic` |
 //! | bare hyper | around a `service_fn` | `examples/hyper.rs` |
 //! | actix-web | not this layer: see below | |
 //!
-//! actix-web is not made of tower services: its handlers live on the thread that accepted the
-//! request and are no `Send` futures, while an execution here is a task of its own that outlives
-//! its client's connection. There, put the gateway in front; or claim in the handler, by
-//! [`Idempotency::claim`](hapax_core::Idempotency::claim) with [`header::key`](crate::header::key)
-//! and a [`fingerprint::Asked`](crate::fingerprint::HttpRequest), keep answers as
-//! [`stored_response::Stored`](crate::stored_response::StoredResponse), and run the work under
+//! actix-web does not use tower services. Its handlers stay on the thread that accepted the
+//! request, and their futures are not `Send`, while an execution of this layer is a task that
+//! outlives its client's connection. Two ways remain. One is the gateway, in front of the service.
+//! The other is a claim in the handler: claim with
+//! [`Idempotency::claim`](hapax_core::Idempotency::claim), with [`header::key`](crate::header::key)
+//! and a [`fingerprint::HttpRequest`](crate::fingerprint::HttpRequest); store responses as
+//! [`stored_response::StoredResponse`](crate::stored_response::StoredResponse); execute with
 //! [`Lease::keep_alive`](hapax_core::Lease::keep_alive) in `actix_web::rt::spawn`, so that a client
-//! that hangs up does not cancel it.
+//! that disconnects does not cancel the execution.
 //!
-//! What answers web pages, such as `CorsLayer` of tower-http, goes around this layer: then scripts
-//! may read refusals and replays as they may read any answer, and preflights are answered.
+//! Middleware for browsers, such as `CorsLayer` of tower-http, belongs around this layer. Scripts
+//! can then read rejections and replays like any response, and preflight requests are answered.
 //!
-//! A layer inside of a router that strips a path prefix sees the stripped path: give
+//! Inside of a router that strips a path prefix, the layer sees the stripped path. Set
 //! [`RouteOptions::target`] there, or two routes may count as one.
 //!
 //! ```

@@ -312,8 +312,8 @@ impl fmt::Debug for ReconciledResponse {
     }
 }
 
-/// Hook that finds out whether an execution happened. Asynchronous functions of a [`ReconcileRequest`] implement
-/// it.
+/// Hook that finds out whether an execution happened. Asynchronous functions of a
+/// [`ReconcileRequest`] implement it.
 ///
 /// A call that takes longer than `policy.hook.timeout`, or panics, counts as *cannot say*.
 pub trait Reconcile: Send + Sync + 'static {

@@ -1,30 +1,30 @@
-//! A mark on responses, for those who log them.
+//! A response extension for access logs.
 
 use hapax_core::{FencingToken, OperationId};
 
-/// A response extension: the way in which the layer answered a request of a protected route. A
-/// request that has no key and needs none gets a response without it.
+/// A response extension: the source of the response to a request of a protected route. A response
+/// to a request that has no key and needs none has no such extension.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResponseInfo {
-    /// The name of scope and key; `None` where the request was rejected before it had one.
+    /// The operation id; `None` if the request was rejected before it had one.
     pub operation: Option<OperationId>,
-    /// The way.
+    /// The source of the response.
     pub by: ResponseSource,
 }
 
-/// A way to answer a request.
+/// The sources of responses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ResponseSource {
-    /// It was executed.
+    /// The request was executed.
     Execution {
-        /// The fencing token of the execution.
+        /// The fence of the execution.
         fence: FencingToken,
-        /// Its number among those of the record, from 1.
+        /// Number of the execution within its record, from 1.
         attempt: u32,
     },
     /// An outcome was replayed.
     Replay,
-    /// It was rejected by a problem.
+    /// The request was rejected with a problem.
     Rejection,
 }
