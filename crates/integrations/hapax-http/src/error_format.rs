@@ -1,12 +1,13 @@
-//! How refusals are written for whoever gets them.
+//! Formats of rejections, by request.
 //!
-//! 1. A client that asked in gRPC gets a trailers-only answer: status 200, `grpc-status` and
-//!    `grpc-message` among the headers, no body. Its message begins with the [`Code`]'s word; where
-//!    there is a time to come again, `grpc-retry-pushback-ms` says it (gRPC retry design, A6).
-//! 2. Anybody else gets RFC 9457 problem details.
-//! 3. A client that sent an `Idempotency-Fence` is itself a layer or a gateway, which keeps what it
-//!    gets for its own clients. It is told in `Idempotency-Outcome` what a refusal means for its key
-//!    ([`class`]): that a first request is in flight here must not become its answer for good.
+//! 1. A gRPC client gets a trailers-only response: status 200, `grpc-status` and `grpc-message`
+//!    among the headers, no body. The message begins with the [`Code`]; a time to retry is in
+//!    `grpc-retry-pushback-ms` (gRPC retry design, A6).
+//! 2. Any other client gets RFC 9457 problem details.
+//! 3. A client that sent an `Idempotency-Fence` is itself a layer or a gateway, which stores
+//!    responses for its own clients. It gets the class of a rejection for its key in
+//!    `Idempotency-Outcome` ([`class`]): a rejection because a first request is in flight here must
+//!    not become its stored outcome.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -17,23 +18,23 @@ use crate::classify::{OutcomeClass, is_grpc};
 use crate::header::{IDEMPOTENCY_FENCE, IDEMPOTENCY_OUTCOME};
 use crate::problem::{Code, DocsUrl, Problem};
 
-/// How a request's refusals are to be written. By default as problem details.
+/// Format of a request's rejections. By default problem details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ErrorFormat {
-    /// As a gRPC status.
+    /// True for a gRPC status.
     grpc: bool,
-    /// For one like us.
+    /// True if the client is a layer or a gateway.
     fenced: bool,
 }
 
 impl ErrorFormat {
-    /// For a request with these headers.
+    /// Returns the format for a request with these headers.
     #[must_use]
     pub fn of(request: &HeaderMap) -> Self {
         Self { grpc: is_grpc(request), fenced: request.contains_key(IDEMPOTENCY_FENCE) }
     }
 
-    /// The answer that says `problem`; with `docs`, problem details lead there.
+    /// Returns the response for `problem`; with `docs`, problem details refer to them.
     #[must_use]
     pub fn render(self, problem: &Problem, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let mut response = match self.grpc {
@@ -44,7 +45,7 @@ impl ErrorFormat {
         response
     }
 
-    /// Says what an answer that no handler gave means, to a client that keeps answers.
+    /// Sets the class of a response that no handler returned, for a client that stores responses.
     pub(crate) fn mark(self, headers: &mut HeaderMap, class: OutcomeClass) {
         if self.fenced {
             headers.insert(IDEMPOTENCY_OUTCOME, HeaderValue::from_static(class.as_str()));
@@ -52,15 +53,15 @@ impl ErrorFormat {
     }
 }
 
-/// What a refusal means for the key of a layer or gateway in front.
+/// Returns the class of a rejection for the key of a layer or gateway in front.
 ///
 /// | class | code |
 /// | --- | --- |
-/// | final: a retry would hear the same | `invalid-key`, `missing-key`, `missing-scope`, `unstable-scope`, `response-not-retained` |
+/// | final: a retry would get the same | `invalid-key`, `missing-key`, `missing-scope`, `unstable-scope`, `response-not-retained` |
 /// | unknown: it was executed, or may have been | `outcome-unknown`, `outcome-pending`, `superseded`, `upstream-broken`, `upstream-timeout`, `handler-failed` |
 /// | retryable: this attempt executed nothing | all others |
 ///
-/// `key-reused` is retryable: nothing was executed, and kept in front it would stand in the way of
+/// `key-reused` is retryable: nothing was executed, and if it were stored in front, it would block
 /// the request whose key it is.
 #[must_use]
 pub const fn class(code: Code) -> OutcomeClass {
@@ -90,15 +91,15 @@ pub const fn class(code: Code) -> OutcomeClass {
     }
 }
 
-/// The gRPC status of a refusal.
+/// Returns the gRPC status of a rejection.
 ///
 /// | status | code |
 /// | --- | --- |
-/// | 3 invalid argument | whatever is 400 over HTTP |
+/// | 3 invalid argument | any that is 400 over HTTP |
 /// | 8 resource exhausted | `body-too-large`, `too-many-in-flight` |
 /// | 9 failed precondition | `key-reused`, `outcome-unknown`, `response-not-retained` |
 /// | 10 aborted | `in-flight`, `superseded` |
-/// | 14 unavailable | `request-timeout`, `store-unavailable`, whatever else is 503, `upstream-unreachable` |
+/// | 14 unavailable | `request-timeout`, `upstream-unreachable`, any that is 503 over HTTP |
 /// | 4 deadline exceeded, 2 unknown, 13 internal | `upstream-timeout`, `upstream-broken`, `handler-failed` |
 #[must_use]
 pub const fn grpc_status(code: Code) -> u8 {
@@ -124,7 +125,7 @@ pub const fn grpc_status(code: Code) -> u8 {
     }
 }
 
-/// What a gRPC message escapes: all but printable ASCII, and the sign it escapes with.
+/// Characters that a gRPC message escapes: all but printable ASCII, and the escape character.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 fn trailers_only(problem: &Problem) -> Response<Bytes> {
@@ -135,7 +136,7 @@ fn trailers_only(problem: &Problem) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert("grpc-status", u16::from(grpc_status(code)).into());
-    // Escaped, it is printable ASCII, which every header value may hold.
+    // The escaped text is printable ASCII, which every header value may contain.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert("grpc-message", message);
     }

@@ -1,12 +1,12 @@
 //! Idempotency over HTTP.
 //!
-//! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
+//! - [`server`]: the tower layer, for axum, tonic, bare hyper and other tower services.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
-//! - [`problem`]: refusals, as RFC 9457 problem details.
-//! - [`error_format`]: refusals for clients that asked in gRPC.
-//! - [`fingerprint`]: whether a retry is the same request.
-//! - [`classify`]: what a response means for its key.
-//! - [`statuses`]: what a route says of statuses.
+//! - [`problem`]: rejections, as RFC 9457 problem details.
+//! - [`error_format`]: rejections for gRPC clients.
+//! - [`fingerprint`]: fingerprints of requests.
+//! - [`classify`]: outcome classes of responses.
+//! - [`statuses`]: a route's lists of statuses.
 //! - [`stored_response`]: responses as outcomes.
 
 #[cfg(feature = "axum")]

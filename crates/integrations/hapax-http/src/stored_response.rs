@@ -1,11 +1,11 @@
-//! Responses as outcomes: what is kept of them, and in which bytes.
+//! Responses as outcomes: their stored parts and their encoding.
 //!
-//! 1. Kept: status, headers, body and trailers. Not kept: hop-by-hop headers, those that
-//!    `Connection` names, `Date`, every `Idempotency-*`, and `Set-Cookie` unless asked for: a
-//!    cookie may be a credential of one attempt.
-//! 2. The bytes (format [`FORMAT`]) are length-prefixed, big-endian:
-//!    `form u8` (0 whole, 1 not retained), `status u16`; if whole: headers, `body`, trailers. A map
-//!    is `count u32`, then name and value of each line; a text is `length u32` and that many bytes.
+//! 1. Status, headers, body and trailers are stored. Hop-by-hop headers are not stored, nor those
+//!    that `Connection` names, `Date`, every `Idempotency-*`, and by default `Set-Cookie`: a cookie
+//!    may be a credential of one attempt.
+//! 2. The bytes (format [`FORMAT`]) are length-prefixed, big-endian: `form u8` (0 whole, 1 not
+//!    retained), `status u16`; if whole: headers, `body`, trailers. A map is `count u32`, then name
+//!    and value of each line; a text is `length u32` and that many bytes.
 //! 3. Any bytes decode to a response or an error.
 
 use std::fmt;
@@ -21,7 +21,7 @@ use http::{Response, StatusCode};
 use crate::header::{is_protocol_header, retain};
 use crate::length;
 
-/// The name of the format in a record's outcome.
+/// The name of the format in an outcome.
 pub const FORMAT: &str = "http/1";
 
 const GRPC_STATUS: &str = "grpc-status";
@@ -29,14 +29,14 @@ const GRPC_STATUS: &str = "grpc-status";
 const WHOLE: u8 = 0;
 const NOT_RETAINED: u8 = 1;
 
-/// What is kept of a response. Its `Debug` form shows no contents.
+/// A stored response. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoredResponse {
-    /// All of it.
+    /// The whole response.
     Whole(FullResponse),
-    /// That it was given, not what it said: it was too large, or streamed.
+    /// The status alone: the response was too large, or streamed.
     NotRetained {
-        /// The status it was given with.
+        /// The status of the response.
         status: StatusCode,
     },
 }
@@ -55,12 +55,12 @@ pub struct FullResponse {
 }
 
 impl FullResponse {
-    /// What is to be kept of a response.
+    /// Returns the parts of a response that are stored.
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
         let no_length = length::excludes_length(response.status(), trailers);
-        let keep = |name: &HeaderName, _: &HeaderValue| {
+        let is_stored = |name: &HeaderName, _: &HeaderValue| {
             !(is_protocol_header(name)
                 || (*name == CONTENT_LENGTH && no_length)
                 || hop_by_hop(name)
@@ -70,19 +70,20 @@ impl FullResponse {
         };
         Self {
             status: response.status(),
-            headers: retain(response.headers(), keep),
+            headers: retain(response.headers(), is_stored),
             body: response.body().clone(),
             trailers: trailers
                 .map(|trailers| retain(trailers, |name, _| !is_protocol_header(name))),
         }
     }
 
-    /// The same answer as gRPC clients read it, for what was not told in gRPC: its `grpc-*` headers
-    /// are trailers if `grpc-status` is not there already, and if it is nowhere it is 0.
+    /// Converts a response that was not made for gRPC into one that gRPC clients can read. Its
+    /// `grpc-*` headers become trailers unless `grpc-status` is a trailer already; without any
+    /// `grpc-status` it is 0.
     #[must_use]
     pub fn for_grpc(self) -> Self {
         let Self { status, mut headers, body, trailers } = self;
-        // What its message is encoded in belongs to the head.
+        // The encoding of the message belongs to the head.
         let moves = |name: &HeaderName| {
             name.as_str().starts_with("grpc-") && !name.as_str().ends_with("-encoding")
         };
@@ -106,7 +107,7 @@ impl FullResponse {
 
 impl fmt::Debug for FullResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Whole")
+        f.debug_struct("FullResponse")
             .field("status", &self.status)
             .field("headers", &self.headers.len())
             .field("body_bytes", &self.body.len())
@@ -115,27 +116,27 @@ impl fmt::Debug for FullResponse {
     }
 }
 
-/// Whether `Set-Cookie` is kept.
+/// Treatment of `Set-Cookie`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Cookies {
-    /// It is not.
+    /// Drops the header.
     #[default]
     Drop,
-    /// It is, and every replay sets the same cookie.
+    /// Stores the header: every replay sets the same cookie.
     Keep,
 }
 
 impl StoredResponse {
-    /// As a record keeps it.
+    /// Returns the response as an outcome.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         Outcome::new(FORMAT, self.encode())
     }
 
-    /// As a record kept it.
+    /// Decodes an outcome.
     ///
     /// # Errors
-    /// [`StoredResponseError`] if the record is another door's, or damaged.
+    /// [`StoredResponseError`] if the outcome is of another integration, or damaged.
     pub fn from_outcome(outcome: &Outcome) -> Result<Self, StoredResponseError> {
         if outcome.format() == FORMAT {
             Self::decode(outcome.bytes())
@@ -144,7 +145,7 @@ impl StoredResponse {
         }
     }
 
-    /// The status.
+    /// Returns the status.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         match self {
@@ -154,7 +155,7 @@ impl StoredResponse {
     }
 
     fn encode(&self) -> Bytes {
-        // Exactly as much as is needed: what is held back for a store is counted by its length.
+        // The capacity is exact: the deferred backlog counts the length.
         let mut out = BytesMut::with_capacity(self.encoded_len());
         match self {
             Self::NotRetained { status } => {
@@ -213,7 +214,7 @@ impl StoredResponse {
 #[error("the outcome is not a stored HTTP response")]
 pub struct StoredResponseError;
 
-/// Whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
+/// Returns whether a header belongs to one connection (RFC 9110, 7.6.1), not to the message.
 #[must_use]
 pub fn hop_by_hop(name: &HeaderName) -> bool {
     [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION]
@@ -221,13 +222,13 @@ pub fn hop_by_hop(name: &HeaderName) -> bool {
         || matches!(name.as_str(), "keep-alive" | "proxy-connection")
 }
 
-/// Whether responses of this status have no body (RFC 9110, 6.4.1 and 15.3.6).
+/// Returns whether responses of this status have no body (RFC 9110, 6.4.1 and 15.3.6).
 #[must_use]
 pub const fn bodiless(status: StatusCode) -> bool {
     matches!(status.as_u16(), 204 | 205 | 304)
 }
 
-/// The headers that `Connection` says belong to one connection.
+/// Returns the headers that `Connection` names: they belong to one connection.
 #[must_use]
 pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     headers
@@ -239,7 +240,7 @@ pub fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
 }
 
 fn put(out: &mut BytesMut, bytes: &[u8]) {
-    // Nothing here comes near 4 GiB: bodies have a limit, and so have the heads of messages.
+    // No length is near 4 GiB: bodies have a limit, and so have the heads of messages.
     out.put_u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
     out.put_slice(bytes);
 }
@@ -252,7 +253,7 @@ fn put_map(out: &mut BytesMut, map: &HeaderMap) {
     }
 }
 
-/// The bytes that [`put_map`] writes.
+/// Returns the number of bytes that [`put_map`] writes.
 fn map_len(map: &HeaderMap) -> usize {
     4 + map.iter().map(|(name, value)| 8 + name.as_str().len() + value.len()).sum::<usize>()
 }

@@ -10,8 +10,8 @@
 //! 2. *Responses*: from a response's head until its outcome is recorded, also while its write is
 //!    deferred because the store is unavailable. This wait is after the effect, so its end must
 //!    depend on handlers and the store only.
-//! 3. *Recording*: a response that is being recorded is in memory [`COPIES`] times more: for the
-//!    client, and sealed.
+//! 3. *Recording*: a response that is being recorded is in memory [`COPIES`] times more:
+//!    encoded, and sealed.
 //! 4. *Answers*: from there until the client has read the response, which may never happen. There
 //!    is no wait here: the outcome is recorded, so nothing is lost if the client has to retry
 //!    because there is no memory for the response. If this pool were part of the former ones, a

@@ -17,9 +17,10 @@
 //! | [`HandlerErrorExtension`] with an error that is a lost race | are rolled back | stays in flight, and the handler is called again |
 //! | [`HandlerErrorExtension`] with any other error | are rolled back | is released |
 //!
-//! The client is answered after COMMIT. If COMMIT failed, it gets 503: `store-unavailable` or, if
-//! other transactions conflicted each time, `overloaded`, and nothing was done; `outcome-pending`
-//! if the result is not known yet. A retry with the same key is right in each case.
+//! The client gets its response after COMMIT. If COMMIT failed, it gets 503: `store-unavailable`
+//! or, if other transactions conflicted each time, `overloaded`, and nothing was done;
+//! `outcome-pending` if the result is not known yet. A retry with the same key is right in each
+//! case.
 //!
 //! A transaction that the handler drops before it returns is still committed with the response. A
 //! handler that has no transaction is recorded as on any other route, and its failure leads to
