@@ -1,4 +1,5 @@
-//! For handlers in axum, of routes with [transactions](crate::server::transaction).
+//! An extractor and an error for axum handlers on routes with
+//! [transactions](crate::server::transaction).
 
 use std::error::Error;
 use std::fmt;
@@ -15,8 +16,8 @@ use crate::classify::{ClassifiedResponse, OutcomeClass};
 use crate::problem::{Code, Problem};
 use crate::server::transaction::{HandlerErrorExtension, TakeTxError, Tx, TxHandle};
 
-/// An extractor: the handler's transaction, which begins here and commits with the response. `T` is
-/// as the route's database has it, such as `hapax_postgres::PgTx`.
+/// An extractor of the handler's transaction, which begins here and commits with the response. `T`
+/// is the type of the route's database, such as `hapax_postgres::PgTx`.
 ///
 /// ```
 /// # struct PgTx;
@@ -48,14 +49,14 @@ impl<T: Send + 'static> DerefMut for InTransaction<T> {
     }
 }
 
-/// Why a handler was given no transaction. Nothing was written, and the key is released.
+/// Reasons for which a handler has no transaction. Nothing was written, and the key is released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionRejection {
-    /// The request is none of a route with transactions, or has no key.
-    #[error("the request is in no route with transactions")]
+    /// The request is on no route with transactions, or has no key.
+    #[error("the request is on no route with transactions")]
     NoRoute,
-    /// There is none to be had.
+    /// A transaction cannot begin.
     #[error(transparent)]
     Take(#[from] TakeTxError),
 }
@@ -71,8 +72,8 @@ impl<S: Send + Sync, T: Send + 'static> FromRequestParts<S> for InTransaction<T>
 
 impl IntoResponse for TransactionRejection {
     fn into_response(self) -> Response {
-        tracing::warn!(error = &self as &dyn Error, "a handler was given no transaction");
-        let detail = "There was no transaction to be had. Nothing was done.";
+        tracing::warn!(error = &self as &dyn Error, "a handler has no transaction");
+        let detail = "No transaction could begin. Nothing was done.";
         let problem = match self {
             Self::Take(
                 TakeTxError::Begin(_)
@@ -83,7 +84,7 @@ impl IntoResponse for TransactionRejection {
                 let soon = Duration::from_secs(1);
                 Problem::new(Code::StoreUnavailable, detail).retry_after(soon)
             }
-            // The handler is at fault, and is again the next time.
+            // The handler is at fault, and would be again on a retry.
             Self::Take(_) | Self::NoRoute => Problem::new(Code::HandlerFailed, detail),
         };
         let mut response = response(&problem);
@@ -109,7 +110,7 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {
 
 impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Failed").field(&self.0).finish()
+        f.debug_tuple("HandlerError").field(&self.0).finish()
     }
 }
 

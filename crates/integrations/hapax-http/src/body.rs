@@ -1,4 +1,4 @@
-//! The one body type of this crate.
+//! The body type of this crate.
 
 use std::error::Error;
 use std::fmt;
@@ -29,7 +29,7 @@ where
 }
 
 pin_project! {
-    /// A body without those trailers that `drop` names.
+    /// A body without the trailers for which `drop` returns true.
     pub(crate) struct WithoutTrailers<B> {
         #[pin]
         pub(crate) body: B,
@@ -68,9 +68,9 @@ impl<B: http_body::Body> http_body::Body for WithoutTrailers<B> {
     }
 }
 
-/// A body: whole in memory, or streamed from elsewhere.
+/// A body, in memory or streamed.
 ///
-/// Handlers behind the layer get their requests with one, and its answers have one.
+/// Handlers behind the layer receive requests with it, and the layer returns responses with it.
 pub struct Body {
     /// The bytes that come first.
     read: Option<Bytes>,
@@ -85,13 +85,13 @@ enum Rest {
 }
 
 impl Body {
-    /// A body without content.
+    /// Returns a body without content.
     #[must_use]
     pub const fn empty() -> Self {
         Self { read: None, rest: Rest::Nothing }
     }
 
-    /// A body that streams `body`.
+    /// Returns a body that streams `body`.
     pub fn new<B>(body: B) -> Self
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -100,7 +100,7 @@ impl Body {
         Self::resumed(Bytes::new(), erase(body))
     }
 
-    /// A body in memory, with its trailers.
+    /// Returns a body in memory, with its trailers.
     #[must_use]
     pub fn whole(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
         Self { read: some(bytes), rest: trailers.map_or(Rest::Nothing, Rest::Trailers) }
@@ -148,12 +148,13 @@ impl http_body::Body for Body {
         let read = self.read.as_ref().map_or(0, Bytes::len) as u64;
         let rest = match &self.rest {
             Rest::Nothing => SizeHint::with_exact(0),
-            // Unsaid, so that HTTP/1.1 sends it in chunks: after a length there are no trailers.
+            // The length is not declared, so that HTTP/1.1 sends the body in chunks: after a length
+            // there are no trailers.
             Rest::Trailers(_) => SizeHint::new(),
             Rest::Stream(body) => body.size_hint(),
         };
         let mut hint = SizeHint::new();
-        // Upper first: a hint's lower bound must never pass its upper one.
+        // The upper bound is set first: the lower bound of a hint must never exceed it.
         if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(read)) {
             hint.set_upper(upper);
         }

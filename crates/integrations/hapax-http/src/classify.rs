@@ -1,17 +1,17 @@
 //! Classes of responses: the meaning of a response for its key.
 //!
-//! A response is *final* (kept, and replayed), *retryable* (the key is released) or *unknown* (it
-//! may or may not have happened). Which one, is decided in this order:
+//! A response is *final* (stored, and replayed), *retryable* (the key is released) or *unknown*
+//! (the operation may have happened). The first of these that applies decides:
 //!
-//! 1. The handler's own word, through [`Execution::outcome`](crate::server::ExecutionHandle::outcome).
-//! 2. [`ClassifiedResponse`] in the response's extensions: for a response that no handler gave.
+//! 1. The handler, by [`ExecutionHandle::outcome`](crate::server::ExecutionHandle::outcome).
+//! 2. [`ClassifiedResponse`] in the response's extensions, for a response that no handler returned.
 //! 3. The response's headers `Idempotency-Outcome` and `Idempotency-Retention`.
-//! 4. The route's own function.
+//! 4. The route's function.
 //! 5. For gRPC (`application/grpc`), the status in `grpc-status`: [`classify_grpc`]. gRPC-Web has
-//!    its status in its body, which is not looked into: it goes by the HTTP status, as does whatever
-//!    follows.
+//!    its status in the body, which is not parsed: the HTTP status decides, by the rules below.
 //! 6. The route's [lists](crate::statuses::StatusLists) of HTTP statuses.
-//! 7. The route's [`Profile`], by the HTTP status. Lists and profiles say nothing of gRPC.
+//! 7. The route's [`Profile`], by the HTTP status. Lists and profiles do not apply to gRPC
+//!    statuses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,27 +24,27 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use crate::header::{IDEMPOTENCY_OUTCOME, IDEMPOTENCY_RETENTION};
 
-/// A response extension: the class of a response that no handler gave. A proxy marks with it what
-/// it answers itself, such as *unknown* when the upstream broke off.
+/// A response extension: the class of a response that no handler returned. A proxy adds it to its
+/// own responses, such as *unknown* when the upstream broke off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClassifiedResponse(pub OutcomeClass);
 
-/// A whole table of classes by HTTP status.
+/// A table of classes by HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Profile {
-    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which say that nothing was
-    /// done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
-    /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services answer it after effects too.
+    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which mean that nothing
+    /// was done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
+    /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services return it after effects too.
     #[default]
     Standard,
     /// Every status is final, 500 included; 409 and 429 are retryable.
     StripeV1,
-    /// 2xx is final, anything else retryable: errors are never kept.
+    /// 2xx is final, anything else retryable: errors are never stored.
     SuccessOnly,
 }
 
 impl Profile {
-    /// Returns the class of a status that a handler gave, on a route with this policy.
+    /// Returns the class of a handler's response with this status, on a route with this policy.
     #[must_use]
     pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> OutcomeClass {
         match (self, status.as_u16()) {
@@ -66,9 +66,9 @@ impl Profile {
     }
 }
 
-/// The class of *unavailable*, 503 or 14. A service that is overloaded answers it before it does
-/// anything, another one after an effect whose confirmation it lost. Where a second execution does no
-/// harm it is retryable.
+/// Returns the class of *unavailable*, 503 or 14. An overloaded service returns it before it does
+/// anything, another one after an effect whose confirmation it lost. It is retryable if a second
+/// execution is harmless.
 const fn unavailable(on_unknown: OnUnknown) -> OutcomeClass {
     match on_unknown {
         OnUnknown::Reexecute => OutcomeClass::Retryable,
@@ -103,16 +103,16 @@ pub struct UnknownProfile;
 pub struct HeaderOverride {
     /// Its class.
     pub class: Option<OutcomeClass>,
-    /// For how long it is kept, if it is final.
+    /// Its retention, if it is final.
     pub retention: Option<Duration>,
-    /// How many of the headers were ignored because their values are invalid.
+    /// Number of the headers that were ignored because their values are invalid.
     pub invalid: u32,
 }
 
 impl HeaderOverride {
     /// Reads `Idempotency-Outcome` and `Idempotency-Retention`.
     ///
-    /// A retention is 1 to 9,999,999,999 seconds; zero would forget what just happened.
+    /// A retention is 1 to 9,999,999,999 seconds. Zero would expire the record at once.
     #[must_use]
     pub fn from_headers(headers: &HeaderMap) -> Self {
         let mut found = Self::default();
@@ -140,14 +140,14 @@ impl HeaderOverride {
     }
 }
 
-/// Whether messages with these headers are gRPC.
+/// Returns whether messages with these headers are gRPC.
 #[must_use]
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     after_kind(headers, b"application/grpc")
         .is_some_and(|rest| matches!(rest, [] | [b'+' | b';', ..]))
 }
 
-/// Whether these headers are of gRPC-Web, whose status is in its body.
+/// Returns whether these headers are of gRPC-Web, which has its status in the body.
 pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
     after_kind(headers, b"application/grpc-web").is_some()
 }
@@ -159,7 +159,7 @@ fn after_kind<'a>(headers: &'a HeaderMap, kind: &[u8]) -> Option<&'a [u8]> {
     start.eq_ignore_ascii_case(kind).then_some(rest)
 }
 
-/// Whether a gRPC answer that was read to its end says *ok* (0).
+/// Returns whether a gRPC response that was read to its end has the status *ok* (0).
 pub(crate) fn is_grpc_ok(headers: &HeaderMap, trailers: Option<&HeaderMap>) -> bool {
     grpc_status(headers, trailers) == Some(b"0")
 }
@@ -169,15 +169,20 @@ fn grpc_status<'a>(headers: &'a HeaderMap, trailers: Option<&'a HeaderMap>) -> O
     status.map(HeaderValue::as_bytes)
 }
 
-/// Returns the class of a unary gRPC answer on a route with this policy: *resource exhausted* (8) says
-/// that nothing was done; *unavailable* (14) does so under [`OnUnknown::Reexecute`] and leaves it open
-/// otherwise, like 503; 2, 4, 13 and 15 leave it open, and so does an answer without a status, or with
-/// one that is none of gRPC's, 0 to 16. *Cancelled* (1), *permission denied* (7) and
-/// *unauthenticated* (16) are final as the others: a service that did nothing then says so by
-/// `Idempotency-Outcome`.
+/// Returns the class of a unary gRPC response on a route with this policy.
 ///
-/// An answer that is not read to its end, being too large to keep or a stream, has no status yet
-/// when its class is needed: its head decides, by the profile.
+/// | status | class |
+/// | --- | --- |
+/// | 8 *resource exhausted* | retryable: nothing was done |
+/// | 14 *unavailable* | retryable under [`OnUnknown::Reexecute`], otherwise unknown, like 503 |
+/// | 2, 4, 13, 15; no status; one outside of 0 to 16 | unknown |
+/// | any other of 0 to 16 | final |
+///
+/// *Cancelled* (1), *permission denied* (7) and *unauthenticated* (16) are final too: a service
+/// that did nothing then sets `Idempotency-Outcome`.
+///
+/// A response that is not read to its end, because it is too large to store or a stream, has no
+/// status when its class is needed. Its head decides, by the profile.
 #[must_use]
 pub fn classify_grpc(
     headers: &HeaderMap,

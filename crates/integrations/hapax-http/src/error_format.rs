@@ -20,20 +20,20 @@ use crate::problem::{Code, DocsUrl, Problem};
 /// The format of a request's rejections. By default problem details.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ErrorFormat {
-    /// As a gRPC status.
+    /// True for a gRPC status.
     grpc: bool,
-    /// For one like us.
+    /// True if the client is a layer or a gateway.
     fenced: bool,
 }
 
 impl ErrorFormat {
-    /// For a request with these headers.
+    /// Returns the format for a request with these headers.
     #[must_use]
     pub fn of(request: &HeaderMap) -> Self {
         Self { grpc: is_grpc(request), fenced: request.contains_key(IDEMPOTENCY_FENCE) }
     }
 
-    /// The answer that says `problem`; with `docs`, problem details lead there.
+    /// Returns the response for `problem`; with `docs`, problem details refer to them.
     #[must_use]
     pub fn render(self, problem: &Problem, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let mut response = match self.grpc {
@@ -44,7 +44,7 @@ impl ErrorFormat {
         response
     }
 
-    /// Says what an answer that no handler gave means, to a client that keeps answers.
+    /// Sets the class of a response that no handler returned, for a client that stores responses.
     pub(crate) fn mark(self, headers: &mut HeaderMap, class: OutcomeClass) {
         if self.fenced {
             headers.insert(IDEMPOTENCY_OUTCOME, HeaderValue::from_static(class.as_str()));
@@ -56,11 +56,11 @@ impl ErrorFormat {
 ///
 /// | class | code |
 /// | --- | --- |
-/// | final: a retry would hear the same | `invalid-key`, `missing-key`, `missing-scope`, `unstable-scope`, `response-not-retained` |
+/// | final: a retry would get the same | `invalid-key`, `missing-key`, `missing-scope`, `unstable-scope`, `response-not-retained` |
 /// | unknown: it was executed, or may have been | `outcome-unknown`, `outcome-pending`, `superseded`, `upstream-broken`, `upstream-timeout`, `handler-failed` |
 /// | retryable: this attempt executed nothing | all others |
 ///
-/// `key-reused` is retryable: nothing was executed, and kept in front it would stand in the way of
+/// `key-reused` is retryable: nothing was executed, and if it were stored in front, it would block
 /// the request whose key it is.
 #[must_use]
 pub const fn class(code: Code) -> OutcomeClass {
@@ -94,11 +94,11 @@ pub const fn class(code: Code) -> OutcomeClass {
 ///
 /// | status | code |
 /// | --- | --- |
-/// | 3 invalid argument | whatever is 400 over HTTP |
+/// | 3 invalid argument | any that is 400 over HTTP |
 /// | 8 resource exhausted | `body-too-large`, `too-many-in-flight` |
 /// | 9 failed precondition | `key-reused`, `outcome-unknown`, `response-not-retained` |
 /// | 10 aborted | `in-flight`, `superseded` |
-/// | 14 unavailable | `request-timeout`, `store-unavailable`, whatever else is 503, `upstream-unreachable` |
+/// | 14 unavailable | `request-timeout`, `upstream-unreachable`, any that is 503 over HTTP |
 /// | 4 deadline exceeded, 2 unknown, 13 internal | `upstream-timeout`, `upstream-broken`, `handler-failed` |
 #[must_use]
 pub const fn grpc_status(code: Code) -> u8 {
@@ -136,7 +136,7 @@ fn trailers_only(problem: &Problem) -> Response<Bytes> {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert("grpc-status", u16::from(grpc_status(code)).into());
-    // Escaped, it is printable ASCII, which every header value may hold.
+    // The escaped text is printable ASCII, which every header value may contain.
     if let Ok(message) = HeaderValue::try_from(message) {
         headers.insert("grpc-message", message);
     }

@@ -1,16 +1,16 @@
-//! Whether two requests are the same request.
+//! Fingerprints of requests.
 //!
 //! 1. Method and path count as received, byte by byte.
 //! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
 //!    their order.
-//! 3. Chosen headers count with all their values; those that name another method for a POST
-//!    ([`METHOD_OVERRIDES`]) count wherever they are.
-//! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`)
-//!    is compared by [`hapax_core::canonicalize`] and `multipart/form-data` without its boundary, which
-//!    clients make anew for every attempt. What has no canonical form, any other body, and one
-//!    with two content types, is compared by its bytes.
+//! 3. The chosen headers count with all their values. Headers that override the method of a POST
+//!    ([`METHOD_OVERRIDES`]) always count if they are present.
+//! 4. The body counts in its [`BodyForm`]. In canonical form, JSON (`application/json`, `+json`) is
+//!    compared by [`hapax_core::canonicalize`], and `multipart/form-data` without its boundary,
+//!    which clients generate for every attempt. A body without a canonical form, any other body,
+//!    and one with two content types, is compared by its bytes.
 //!
-//! A canonical body and the same bytes compared raw never give the same fingerprint.
+//! A canonical body and a raw body of the same bytes never have the same fingerprint.
 //!
 //! A record has the scheme of its fingerprint, and a retry is compared by that one. An unknown
 //! scheme was written by a newer version: it is then unknown whether the retry is the same request,
@@ -31,35 +31,35 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-/// Headers by which clients have a POST count as another method. Where one is there it is part of
-/// what is asked for, chosen or not.
+/// Headers by which clients have a POST treated as another method. If one is present, it is part of
+/// the request, chosen or not.
 pub const METHOD_OVERRIDES: [HeaderName; 3] = [
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-method-override"),
 ];
 
-/// How the body counts.
+/// Forms in which a body counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum BodyForm {
-    /// JSON and form data by what they say, anything else by its bytes.
+    /// JSON and form data by their content, anything else by its bytes.
     #[default]
     Canonical,
-    /// By its bytes, whatever it is.
+    /// Any body by its bytes.
     Raw,
-    /// Not at all.
+    /// The body does not count.
     Ignored,
 }
 
-/// Which parts of a JSON body count, in canonical form.
+/// Parts of a JSON body that count, in canonical form.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum JsonParts {
-    /// All of it.
+    /// The whole body.
     #[default]
     All,
     /// The content at these pointers; the absence of content counts too.
     Only(JsonPointers),
-    /// All but what these pointers lead to: time stamps, trace ids.
+    /// All but the values at these pointers, such as time stamps and trace ids.
     Except(JsonPointers),
 }
 
@@ -85,7 +85,7 @@ pub struct HttpFingerprintScheme {
 }
 
 impl HttpFingerprintScheme {
-    /// A scheme by which these headers count, and the body in this form.
+    /// Returns a scheme in which these headers count, and the body in this form.
     ///
     /// # Errors
     /// [`SchemeTooLong`] if the names of the headers do not fit.
@@ -100,8 +100,8 @@ impl HttpFingerprintScheme {
         Ok(Self { body, json: JsonParts::All, headers, name })
     }
 
-    /// The scheme by which only these parts of a JSON body count. It says nothing where bodies
-    /// are not compared in canonical form.
+    /// Returns the scheme in which only these parts of a JSON body count. It has no effect if
+    /// bodies are not compared in canonical form.
     ///
     /// # Errors
     /// [`SchemeTooLong`] if the pointers do not fit.
@@ -111,7 +111,7 @@ impl HttpFingerprintScheme {
         Ok(Self { json, name, ..self })
     }
 
-    /// The scheme of this name; `None` if it is not one that this version knows.
+    /// Returns the scheme of this name; `None` if this version does not support it.
     #[must_use]
     pub fn named(name: &FingerprintScheme) -> Option<Self> {
         let mut fields = name.as_str().strip_prefix("http/1;body=")?.split(';');
@@ -131,35 +131,35 @@ impl HttpFingerprintScheme {
             }
         }
         let scheme = Self::new(body, headers).ok()?.json(json).ok()?;
-        // Names have one form: another spelling is not ours.
+        // A name has one form: another spelling is not of this version.
         (scheme.name == *name).then_some(scheme)
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub const fn name(&self) -> &FingerprintScheme {
         &self.name
     }
 
-    /// How the body counts.
+    /// Returns the form in which the body counts.
     #[must_use]
     pub const fn body_form(&self) -> BodyForm {
         self.body
     }
 
-    /// Which parts of a JSON body count.
+    /// Returns the parts of a JSON body that count.
     #[must_use]
     pub const fn json_parts(&self) -> &JsonParts {
         &self.json
     }
 
-    /// Which headers count, sorted by name.
+    /// Returns the headers that count, sorted by name.
     #[must_use]
     pub fn headers(&self) -> &[HeaderName] {
         &self.headers
     }
 
-    /// The fingerprint of a request.
+    /// Returns the fingerprint of a request.
     #[must_use]
     pub fn fingerprint(
         &self,
@@ -179,7 +179,7 @@ impl HttpFingerprintScheme {
         }
         let body: Vec<_> = body.iter().map(AsRef::as_ref).collect();
         fields = list(fields, &body);
-        // Only where they are there: without them nothing follows the body.
+        // Only headers that are present: without any, nothing follows the body.
         for name in METHOD_OVERRIDES.iter().filter(|name| headers.contains_key(*name)) {
             let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
             fields = list(fields.field(name.as_str().as_bytes()), &values);
@@ -187,7 +187,7 @@ impl HttpFingerprintScheme {
         fields.finish()
     }
 
-    /// The domain to hash in, and the body as fields.
+    /// Returns the hash domain, and the body as fields.
     fn body_fields<'a>(&self, headers: &HeaderMap, body: &'a [u8]) -> Fields<'a> {
         let raw = || ("http/1 raw", vec![Cow::Borrowed(body)]);
         match self.body {
@@ -244,7 +244,7 @@ impl BodyForm {
     }
 }
 
-/// `/` stands for itself; all that means something in a name, or is not ASCII, is escaped.
+/// Escapes all characters that have a meaning in a name or are not ASCII. `/` is not escaped.
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 
@@ -272,7 +272,8 @@ fn name(
     FingerprintScheme::new(name)
 }
 
-/// A list of nothing at all has no `=`: after one, nothing is the pointer to everything.
+/// Returns the pointers of a list. An empty list has no `=`: an empty text after `=` is the pointer
+/// to the whole body.
 fn pointers(list: Option<&str>) -> Option<JsonPointers> {
     let texts: Result<Vec<_>, _> = list
         .into_iter()
@@ -282,8 +283,8 @@ fn pointers(list: Option<&str>) -> Option<JsonPointers> {
     JsonPointers::new(texts.ok()?).ok()
 }
 
-/// A request as it is claimed: what counts of it, and by which scheme. Its `Debug` form shows
-/// nothing that was sent but the method and the body's length.
+/// A request as it is claimed, with the scheme in force. Its `Debug` form shows only the scheme,
+/// the method and the body's length.
 #[derive(Clone)]
 pub struct HttpRequest<'a> {
     /// The scheme in force.
@@ -300,7 +301,7 @@ pub struct HttpRequest<'a> {
 
 impl fmt::Debug for HttpRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asked")
+        f.debug_struct("HttpRequest")
             .field("scheme", &self.scheme.name())
             .field("method", &self.method)
             .field("body_bytes", &self.body.len())
@@ -322,7 +323,7 @@ impl hapax_core::OperationRequest for HttpRequest<'_> {
     }
 }
 
-/// Adds a list so that it cannot be taken for a longer or a shorter one.
+/// Adds a list with its length, so that no longer or shorter list has the same fields.
 fn list(fields: FingerprintBuilder, items: &[&[u8]]) -> FingerprintBuilder {
     let fields = fields.field(&(items.len() as u64).to_be_bytes());
     items.iter().fold(fields, |fields, item| fields.field(item))
@@ -330,7 +331,7 @@ fn list(fields: FingerprintBuilder, items: &[&[u8]]) -> FingerprintBuilder {
 
 fn pairs(query: Option<&str>) -> Vec<&[u8]> {
     let mut pairs: Vec<_> = query.into_iter().flat_map(|query| query.split('&')).collect();
-    // Stable: values of one name keep their order.
+    // The sort is stable: values of one name keep their order.
     pairs.sort_by_key(|pair| pair.split_once('=').map_or(*pair, |(name, _)| name));
     pairs.into_iter().map(str::as_bytes).collect()
 }

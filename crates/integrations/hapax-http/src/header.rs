@@ -1,12 +1,12 @@
 //! The headers, and the grammar of `Idempotency-Key`.
 //!
-//! 1. The value is a Structured Field Item of type String (RFC 9651, RFC 8941), as
-//!    draft-ietf-httpapi-idempotency-key-header-07 has it: `"8e03978e"`. Parameters are parsed and
+//! 1. The value is a Structured Field Item of type String (RFC 9651, RFC 8941), as in
+//!    draft-ietf-httpapi-idempotency-key-header-07: `"8e03978e"`. Parameters are parsed and
 //!    ignored.
-//! 2. [`Grammar::Lenient`] also takes a bare value, because most clients in the field send one:
-//!    visible ASCII without `"`, `,`, `;` and `\`. `abc` and `"abc"` are the same key.
-//! 3. There is one field line with one key. Two lines, or a list, are no key: no reader may pick
-//!    one where another reader would pick the other.
+//! 2. [`Grammar::Lenient`] also accepts a bare value, because most clients send one: visible ASCII
+//!    without `"`, `,`, `;` and `\`. `abc` and `"abc"` are the same key.
+//! 3. There must be one field line with one key. Two lines, or a list, are invalid: two readers
+//!    could pick different keys.
 
 use hapax_core::{Key, KeyError, OperationId, Timestamp};
 use http::header::{
@@ -18,37 +18,37 @@ use sfv::visitor::{Ignored, ParameterVisitor, parameter_visitor_with};
 
 use crate::stored_response::hop_by_hop;
 
-/// Request: the key, unless a route names another header.
+/// Request header: the key, unless a route names another header.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Request to an upstream: the fencing token of this execution, a decimal number.
+/// Request header to an upstream: the fence of this execution, a decimal number.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
-/// Request to an upstream: which execution of the record it is, from 1.
+/// Request header to an upstream: the number of the execution within its record, from 1.
 pub const IDEMPOTENCY_ATTEMPT: HeaderName = HeaderName::from_static("idempotency-attempt");
-/// Request to an upstream: the operation id, the name of scope and key. It is the same for every
-/// attempt, and another one for another caller's same key: services look operations up by it.
+/// Request header to an upstream: the operation id, a hash of scope and key. It is the same for
+/// every attempt and differs between callers with equal keys: services find operations by it.
 pub const IDEMPOTENCY_OPERATION_ID: HeaderName =
     HeaderName::from_static("idempotency-operation-id");
 /// Header of a handler's response: `final`, `retryable` or `unknown`, instead of the class of its
 /// status. Rejections have it for a layer or gateway in front ([`crate::error_format`]).
 pub const IDEMPOTENCY_OUTCOME: HeaderName = HeaderName::from_static("idempotency-outcome");
-/// Response of a handler: for how many seconds this outcome is replayed.
+/// Response header of a handler: the retention of this outcome in seconds.
 pub const IDEMPOTENCY_RETENTION: HeaderName = HeaderName::from_static("idempotency-retention");
-/// Response: `true` on a replay, `false` on the answer of the execution itself.
+/// Response header: `true` on a replay, `false` on the response of the execution itself.
 pub const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-/// Response: `pending` where the store has not taken the outcome yet.
+/// Response header: `pending` if the store has not accepted the outcome yet.
 pub const IDEMPOTENCY_RECORDED: HeaderName = HeaderName::from_static("idempotency-recorded");
-/// Response: `false` where the store was away and the route executes all the same.
+/// Response header: `false` if the store was unavailable and the route executes nevertheless.
 pub const IDEMPOTENCY_PROTECTED: HeaderName = HeaderName::from_static("idempotency-protected");
 
-/// Response, where a route says so: from when on the key may be used anew, as a Date (RFC 9651,
-/// 3.3.7): `@` and seconds since 1970, by the store's clock.
+/// Response header, if a route has enabled it: the time from which the key may be used again, as a
+/// Date (RFC 9651, 3.3.7): `@` and seconds since 1970, by the store's clock.
 pub const IDEMPOTENCY_EXPIRES: HeaderName = HeaderName::from_static("idempotency-expires");
 
 /// Returns the value of [`IDEMPOTENCY_EXPIRES`], rounded up, so that no client retries too early.
 #[must_use]
 pub fn date(moment: Timestamp) -> HeaderValue {
     let date = format!("@{}", moment.as_micros().div_ceil(1_000_000));
-    // Digits are fit for every header.
+    // Every header value may contain digits.
     HeaderValue::try_from(date).unwrap_or_else(|_| HeaderValue::from_static("@0"))
 }
 
@@ -57,7 +57,7 @@ pub fn strip(headers: &mut HeaderMap) {
     *headers = retain(headers, |name, _| !is_protocol_header(name));
 }
 
-/// Whether a header is an `Idempotency-*` one.
+/// Returns whether a header is an `Idempotency-*` one.
 pub(crate) fn is_protocol_header(name: &HeaderName) -> bool {
     name.as_str().starts_with("idempotency-")
 }
@@ -71,24 +71,24 @@ pub(crate) fn is_sent_upstream(name: &HeaderName) -> bool {
 /// Returns the value of [`IDEMPOTENCY_OPERATION_ID`]: 64 hexadecimal digits.
 #[must_use]
 pub fn operation_id(id: OperationId) -> HeaderValue {
-    // Digits are fit for every header.
+    // Every header value may contain digits.
     HeaderValue::try_from(id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
-/// The lines that `keep` keeps, in their order; `HeaderMap::remove` would disturb it.
+/// Returns the lines that `keep` accepts, in their order, which `HeaderMap::remove` would change.
 pub(crate) fn retain(
     headers: &HeaderMap,
     keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
 ) -> HeaderMap {
-    let mut kept = HeaderMap::with_capacity(headers.keys_len());
+    let mut retained = HeaderMap::with_capacity(headers.keys_len());
     for (name, value) in headers.iter().filter(|(name, value)| keep(name, value)) {
-        kept.append(name, value.clone());
+        retained.append(name, value.clone());
     }
-    kept
+    retained
 }
 
-/// Returns whether a key may be in this header: not in one that describes a message, its sender or
-/// its connection, nor in another one of ours.
+/// Returns whether this header may carry a key. A header that describes a message, its sender or
+/// its connection may not, nor may another `Idempotency-*` header.
 #[must_use]
 pub fn may_have_key(name: &HeaderName) -> bool {
     let plain = name.as_str().replace('_', "-");
@@ -101,7 +101,7 @@ pub fn may_have_key(name: &HeaderName) -> bool {
 }
 
 /// Returns a header of the request that differs from one of `names` only in an underscore for a
-/// hyphen, with the name that it resembles: CGI and its heirs take one for the other.
+/// hyphen, with the name that it resembles: CGI and similar interfaces take one for the other.
 pub fn other_spelling<'a, 'n>(
     headers: &'a HeaderMap,
     names: impl IntoIterator<Item = &'n HeaderName>,
@@ -116,17 +116,17 @@ pub fn other_spelling<'a, 'n>(
     })
 }
 
-/// Which values of `Idempotency-Key` are keys.
+/// Grammars of `Idempotency-Key`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Grammar {
     /// A String Item, or a bare value.
     #[default]
     Lenient,
-    /// A String Item only, as the draft says.
+    /// A String Item only, as in the draft.
     Strict,
 }
 
-/// The key of a request; `None` where it has none.
+/// Returns the key of a request; `None` if it has none.
 ///
 /// ```
 /// use hapax_http::header::{Grammar, IDEMPOTENCY_KEY, key};
@@ -138,7 +138,7 @@ pub enum Grammar {
 /// ```
 ///
 /// # Errors
-/// [`InvalidKey`] says what is wrong with it; it never repeats the value.
+/// [`InvalidKey`] names the error; it never contains the value.
 pub fn key(headers: &HeaderMap, grammar: Grammar) -> Result<Option<Key>, InvalidKey> {
     key_in(headers, &IDEMPOTENCY_KEY, grammar)
 }
@@ -160,7 +160,7 @@ pub fn key_in(
     }
 }
 
-/// The key in one value of the header.
+/// Returns the key of one header value.
 ///
 /// # Errors
 /// [`InvalidKey`].
@@ -185,7 +185,7 @@ pub fn decode(value: &[u8], grammar: Grammar) -> Result<Key, InvalidKey> {
     }
 }
 
-/// The key as a String Item: the one form that every grammar reads.
+/// Returns the key as a String Item, which every grammar accepts.
 ///
 /// ```
 /// use hapax_http::header::{Grammar, decode, encode};
@@ -205,16 +205,16 @@ pub fn encode(key: &Key) -> HeaderValue {
         item.push(character);
     }
     item.push('"');
-    // A key is printable ASCII, which every header value may hold.
+    // A key is printable ASCII, which every header value may contain.
     HeaderValue::try_from(item).unwrap_or_else(|_| HeaderValue::from_static("\"\""))
 }
 
-/// Why the value of `Idempotency-Key` is no key.
+/// Reasons for which the value of `Idempotency-Key` is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
     /// There is more than one field line.
-    #[error("it was sent more than once")]
+    #[error("expected one header line, found several")]
     Repeated,
     /// The value does not match the grammar.
     #[error("it is neither one quoted string nor one bare word")]
@@ -224,7 +224,7 @@ pub enum InvalidKey {
     Key(KeyError),
 }
 
-/// An Item is a String with parameters, or not what is wanted.
+/// Returns the visitor of a String Item, which ignores its parameters; any other type is an error.
 fn as_string(
     item: BareItemFromInput<'_>,
 ) -> Result<impl ParameterVisitor<'_, Out = String>, NotString> {

@@ -1,20 +1,20 @@
-//! Whether a body is as long as its message says.
+//! The check of a body's length against the declared one.
 //!
-//! A body that ends early and one that ends look alike where a transport does not tell them apart:
-//! HTTP/2 ends a stream that was reset without an error, and a handler may forward what it got of
-//! another service. A length that was announced does tell them apart, so that it is never mended.
+//! Some transports do not distinguish a body that broke off from a complete one: HTTP/2 ends the
+//! body of a stream that was reset without an error, and a handler may forward a partial body of
+//! another service. A declared length distinguishes them. It is therefore never corrected.
 
 use http::header::{CONTENT_LENGTH, HeaderMap};
 use http::{Method, StatusCode};
 use http_body::SizeHint;
 
-/// The lengths that a message announces: in `Content-Length`, and by its body.
+/// The declared lengths of a message: `Content-Length`, and the size hint of its body.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct DeclaredLength([Option<u64>; 2]);
 
-/// A message contradicts itself about its length.
+/// The length of a message differs from the declared one, or two declared lengths differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the body is not as long as its message says")]
+#[error("the length of the body differs from the declared one")]
 pub(crate) struct LengthMismatch;
 
 impl DeclaredLength {
@@ -22,7 +22,7 @@ impl DeclaredLength {
     /// read.
     ///
     /// # Errors
-    /// [`LengthMismatch`] if there is a `Content-Length` that is none (RFC 9110, 8.6), or several.
+    /// [`LengthMismatch`] if `Content-Length` is invalid (RFC 9110, 8.6), or has several values.
     pub(crate) fn new(headers: &HeaderMap, hint: &SizeHint) -> Result<Self, LengthMismatch> {
         let mut length = None;
         let lines = headers.get_all(CONTENT_LENGTH).iter();
@@ -39,31 +39,36 @@ impl DeclaredLength {
         Ok(Self([length, hint.exact()]))
     }
 
+    /// Checks the part of a body that was read so far.
+    ///
     /// # Errors
-    /// [`LengthMismatch`] if `read` bytes are more than were announced.
+    /// [`LengthMismatch`] if `read` bytes are more than declared.
     pub(crate) fn check_so_far(self, read: usize) -> Result<(), LengthMismatch> {
         let more = self.0.iter().flatten().any(|length| read as u64 > *length);
         if more { Err(LengthMismatch) } else { Ok(()) }
     }
 
+    /// Checks a body that ended.
+    ///
     /// # Errors
-    /// [`LengthMismatch`] if a body that ended with `read` bytes is not what was announced.
+    /// [`LengthMismatch`] if `read` bytes are not the declared length.
     pub(crate) fn check_end(self, read: usize) -> Result<(), LengthMismatch> {
         let other = self.0.iter().flatten().any(|length| read as u64 != *length);
         if other { Err(LengthMismatch) } else { Ok(()) }
     }
 }
 
-/// Whether a length in this status's answer to such a request is that of its body. Answers to HEAD
-/// and 304 say what another answer would have (RFC 9110, 8.6), and 204 has no length.
-pub(crate) fn is_of_the_body(request: &Method, status: StatusCode) -> bool {
+/// Returns whether `Content-Length` in a response with this status is the length of its body. A
+/// response to HEAD, and a 304, have the length of another response (RFC 9110, 8.6), and a 204 has
+/// none.
+pub(crate) fn describes_body(request: &Method, status: StatusCode) -> bool {
     *request != Method::HEAD
         && ![StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status)
 }
 
-/// Whether `Content-Length` cannot stand in a message of this status with these trailers: a 204
-/// has none (RFC 9110, 8.6), and after a length HTTP/1.1 sends no trailers.
-pub(crate) fn must_go(status: StatusCode, trailers: Option<&HeaderMap>) -> bool {
+/// Returns whether a message with this status and these trailers must have no `Content-Length`: a
+/// 204 has none (RFC 9110, 8.6), and after a length HTTP/1.1 sends no trailers.
+pub(crate) fn excludes_length(status: StatusCode, trailers: Option<&HeaderMap>) -> bool {
     status == StatusCode::NO_CONTENT || trailers.is_some_and(|trailers| !trailers.is_empty())
 }
 
@@ -73,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    fn announced(
+    fn declared(
         lines: &[&'static str],
         hint: Option<u64>,
     ) -> Result<DeclaredLength, LengthMismatch> {
@@ -86,24 +91,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_must_be_there() {
+    fn a_body_has_the_declared_length() {
         for (lines, hint) in [(&["4"][..], None), (&["4", "4"], None), (&["4, 4"], Some(4))] {
-            let announced = announced(lines, hint).unwrap();
-            assert_eq!(announced.check_so_far(4), Ok(()));
-            assert_eq!(announced.check_so_far(5), Err(LengthMismatch));
-            assert_eq!(announced.check_so_far(3), Ok(()));
-            assert_eq!(announced.check_end(3), Err(LengthMismatch));
-            assert_eq!(announced.check_end(4), Ok(()));
+            let declared = declared(lines, hint).unwrap();
+            assert_eq!(declared.check_so_far(4), Ok(()));
+            assert_eq!(declared.check_so_far(5), Err(LengthMismatch));
+            assert_eq!(declared.check_so_far(3), Ok(()));
+            assert_eq!(declared.check_end(3), Err(LengthMismatch));
+            assert_eq!(declared.check_end(4), Ok(()));
         }
-        assert_eq!(announced(&[], None).unwrap().check_end(7), Ok(()));
-        assert_eq!(announced(&["4"], Some(5)).unwrap().check_end(4), Err(LengthMismatch));
+        assert_eq!(declared(&[], None).unwrap().check_end(7), Ok(()));
+        assert_eq!(declared(&["4"], Some(5)).unwrap().check_end(4), Err(LengthMismatch));
     }
 
     #[test]
-    fn what_is_no_length_contradicts_every_body() {
+    fn an_invalid_length_is_an_error() {
         for lines in [&[""][..], &["+4"], &["-1"], &["4;"], &["4", "5"], &["99999999999999999999"]]
         {
-            assert!(announced(lines, None).is_err(), "{lines:?}");
+            assert!(declared(lines, None).is_err(), "{lines:?}");
         }
     }
 }

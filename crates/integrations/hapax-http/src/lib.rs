@@ -1,6 +1,6 @@
 //! Idempotency over HTTP.
 //!
-//! - [`server`]: the tower layer, for axum, tonic, bare hyper, and anything else of tower.
+//! - [`server`]: the tower layer, for axum, tonic, bare hyper and other tower services.
 //! - [`header`]: the headers, and the grammar of `Idempotency-Key`.
 //! - [`problem`]: rejections, as RFC 9457 problem details.
 //! - [`error_format`]: rejections for gRPC clients.

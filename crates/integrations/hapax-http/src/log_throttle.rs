@@ -1,4 +1,4 @@
-//! Log lines that come with each of many requests.
+//! A limit for log lines that every request would write.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// Time between two lines.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Lets one log line through a minute and counts the others.
+/// A throttle that allows one log line a minute and counts the others.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle(Mutex<Lines>);
 
@@ -19,7 +19,8 @@ struct Lines {
 }
 
 impl LogThrottle {
-    /// Returns how many lines were left out since the last one, if another one is due now.
+    /// Returns the number of lines that were left out since the last one, if another one is due
+    /// now.
     #[must_use]
     pub(crate) fn due(&self) -> Option<u64> {
         // Nothing here panics half way through a change.
@@ -39,12 +40,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_line_a_minute_says_how_many_were_left_out() {
-        let seldom = LogThrottle::default();
-        assert_eq!([seldom.due(), seldom.due(), seldom.due()], [Some(0), None, None]);
+    async fn one_line_a_minute_is_due_with_the_number_left_out() {
+        let throttle = LogThrottle::default();
+        assert_eq!([throttle.due(), throttle.due(), throttle.due()], [Some(0), None, None]);
         tokio::time::advance(EVERY).await;
-        assert_eq!([seldom.due(), seldom.due()], [Some(2), None]);
+        assert_eq!([throttle.due(), throttle.due()], [Some(2), None]);
         tokio::time::advance(EVERY).await;
-        assert_eq!(seldom.due(), Some(1));
+        assert_eq!(throttle.due(), Some(1));
     }
 }

@@ -1,7 +1,7 @@
 //! Rejections: RFC 9457 problem details.
 //!
-//! Every answer that is not a handler's is one of these. Its [`Code`] is for programs, its
-//! `detail` for people; neither ever holds a key, a scope or a body.
+//! Every response that is not a handler's is a problem. Its [`Code`] is for programs, its `detail`
+//! for people. Neither ever contains a key, a scope or a body.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Code {
-    /// `invalid-key`, 400: `Idempotency-Key` holds no key.
+    /// `invalid-key`, 400: `Idempotency-Key` has no valid key.
     InvalidKey,
     /// `missing-key`, 400: the route needs a key.
     MissingKey,
@@ -30,48 +30,49 @@ pub enum Code {
     /// `unstable-scope`, 400: the credentials change with every request, so that a retry would have
     /// another caller.
     UnstableScope,
-    /// `malformed-request`, 400: the body broke off, or a header is abused.
+    /// `malformed-request`, 400: the body broke off, or a header is not allowed.
     MalformedRequest,
-    /// `request-timeout`, 408: the request's body came too slowly.
+    /// `request-timeout`, 408: the request's body arrived too slowly.
     RequestTimeout,
-    /// `in-flight`, 409: the first request with this key is still running.
+    /// `in-flight`, 409: the first request with this key is still executing.
     InFlight,
-    /// `outcome-unknown`, 409: it may have happened, and must not run again by itself.
+    /// `outcome-unknown`, 409: an earlier request may have happened, and is not executed again
+    /// without a decision.
     OutcomeUnknown,
-    /// `superseded`, 409: another execution took over; whether this one had an effect is for the
-    /// downstream system's fence to say.
+    /// `superseded`, 409: another execution took over. The downstream system's fence decides
+    /// whether this one had an effect.
     Superseded,
-    /// `response-not-retained`, 409: it happened; the response was not kept.
+    /// `response-not-retained`, 409: the request happened; its response was not stored.
     ResponseNotRetained,
     /// `body-too-large`, 413: the request's body is over the limit.
     BodyTooLarge,
     /// `key-reused`, 422: the key belongs to another request.
     KeyReused,
-    /// `too-many-in-flight`, 429: as many keys of this caller are in flight as may be.
+    /// `too-many-in-flight`, 429: the keys of this caller in flight are at their limit.
     TooManyInFlight,
-    /// `store-unavailable`, 503: nothing can be promised now.
+    /// `store-unavailable`, 503: idempotency cannot be ensured now.
     StoreUnavailable,
     /// `auth-unavailable`, 503: the auth service gave no usable answer.
     AuthUnavailable,
-    /// `outcome-pending`, 503: it ran, and its outcome is on its way to the store, or cannot be
-    /// sent now. Asking again is safe.
+    /// `outcome-pending`, 503: the request was executed, and its outcome is not in the store yet,
+    /// or the response cannot be sent now. A retry is safe.
     OutcomePending,
-    /// `draining`, 503: this server is going away.
+    /// `draining`, 503: this server is shutting down.
     Draining,
-    /// `overloaded`, 503: too much is under way here already.
+    /// `overloaded`, 503: too much is under way.
     Overloaded,
-    /// `handler-failed`, 500: the handler panicked; it may have happened.
+    /// `handler-failed`, 500: the handler panicked; the request may have happened.
     HandlerFailed,
-    /// `upstream-unreachable`, 502: nothing was sent; the key is free again.
+    /// `upstream-unreachable`, 502: nothing was sent; the key is released.
     UpstreamUnreachable,
-    /// `upstream-broken`, 502: the answer broke off; it may have happened.
+    /// `upstream-broken`, 502: the response broke off; the request may have happened.
     UpstreamBroken,
-    /// `upstream-timeout`, 504: no answer in time; it may have happened.
+    /// `upstream-timeout`, 504: no response in time; the request may have happened.
     UpstreamTimeout,
 }
 
 impl Code {
-    /// All of them, in the order of their documentation.
+    /// All codes, in the order of their documentation.
     pub const ALL: [Self; 22] = [
         Self::InvalidKey,
         Self::MissingKey,
@@ -97,19 +98,19 @@ impl Code {
         Self::UpstreamTimeout,
     ];
 
-    /// The word on the wire.
+    /// Returns the code as it is sent.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         self.words().0
     }
 
-    /// One line for people, the same for every occurrence.
+    /// Returns one line for people, the same for every occurrence.
     #[must_use]
     pub const fn title(self) -> &'static str {
         self.words().1
     }
 
-    /// The status it is answered with.
+    /// Returns the status of the response.
     #[must_use]
     pub const fn status(self) -> StatusCode {
         match self {
@@ -137,7 +138,7 @@ impl Code {
         }
     }
 
-    /// The member `type` of the member `error`, in the words of payment APIs.
+    /// Returns the member `type` of the member `error`, in the terms of payment APIs.
     #[must_use]
     pub const fn error_type(self) -> &'static str {
         match self.status() {
@@ -211,39 +212,40 @@ impl Problem {
         Self { code, detail: detail.into(), retry_after: None, original_status: None }
     }
 
-    /// Says when to come again, in whole seconds, rounded up, at least 1: as the header
-    /// `Retry-After`, and for [`Code::InFlight`] as the member `retry_after` too.
+    /// Sets when to retry, in whole seconds, rounded up, at least 1: as the header `Retry-After`,
+    /// and for [`Code::InFlight`] as the member `retry_after` too.
     pub fn retry_after(mut self, after: Duration) -> Self {
         let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
         self.retry_after = Some(seconds.max(1));
         self
     }
 
-    /// Says with which status the operation was answered, as the member `original_status`.
+    /// Sets the status of the operation's response, as the member `original_status`.
     pub fn original_status(mut self, status: StatusCode) -> Self {
         self.original_status = Some(status);
         self
     }
 
-    /// Why.
+    /// Returns the code.
     #[must_use]
     pub const fn code(&self) -> Code {
         self.code
     }
 
-    /// The sentence about this occurrence.
+    /// Returns the sentence about this occurrence.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// When to come again, in seconds, where that is said.
+    /// Returns the seconds after which to retry, if they are set.
     #[must_use]
     pub const fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after
     }
 
-    /// The response as problem details; [`crate::error_format`] knows the others. With `docs`, its `type` and a `Link` lead to the documentation.
+    /// Returns the response as problem details; [`crate::error_format`] has the other format. With
+    /// `docs`, its `type` and a `Link` refer to the documentation.
     #[must_use]
     pub fn response(&self, docs: Option<&DocsUrl>) -> Response<Bytes> {
         let code = self.code;
@@ -257,7 +259,7 @@ impl Problem {
         members.insert("status".into(), code.status().as_u16().into());
         members.insert("detail".into(), self.detail.as_str().into());
         members.insert("code".into(), code.as_str().into());
-        // SDKs that look for `body.error` take a body without it for success, whatever the status.
+        // SDKs that look for `body.error` take a body without it as a success, whatever the status.
         let mut error = Map::new();
         error.insert("type".into(), code.error_type().into());
         error.insert("code".into(), code.as_str().into());
@@ -283,7 +285,7 @@ impl Problem {
     }
 }
 
-/// An error's text as a sentence, for a detail: errors begin small and end without a full stop.
+/// Returns an error's text as a sentence: errors begin in lower case and end without a full stop.
 #[must_use]
 pub fn sentence(clause: &str) -> String {
     let mut letters = clause.chars();
@@ -299,7 +301,7 @@ pub struct DocsUrl {
 }
 
 impl DocsUrl {
-    /// The URL without a fragment: `#CODE` is added to it.
+    /// Returns the documentation URL. It has no fragment: `#CODE` is appended.
     ///
     /// # Errors
     /// [`DocsUrlError`] if it is not an absolute URI that fits between `<` and `>`.
@@ -313,20 +315,21 @@ impl DocsUrl {
         Ok(Self { link: link.map_err(|_| DocsUrlError)?, url })
     }
 
-    /// The URL, as it was given.
+    /// Returns the URL as it was passed.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.url
     }
 }
 
-/// Not a URL that documentation can be found at.
+/// The URL cannot be that of documentation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the documentation URL must be absolute, without a fragment")]
 pub struct DocsUrlError;
 
-/// When a copy of a request in flight should come again: what remains of the lease, but no later
-/// than the first has been running for. So it doubles while the first runs on, and ends with it.
+/// Returns when a duplicate of a request in flight should retry: after the rest of the lease, but
+/// at most after the time that the first request has taken so far. The interval doubles while the
+/// first request executes, and ends with its lease.
 #[must_use]
 pub fn retry_after(elapsed: Duration, remaining: Duration) -> Duration {
     elapsed.min(remaining).max(Duration::from_secs(1))

@@ -77,7 +77,7 @@ impl fmt::Display for StatusRange {
     }
 }
 
-/// A text that names no status.
+/// The text is not a status nor a range of statuses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected a status from 200 to 599, such as 503, or a range, such as 5xx or 500-502")]
 pub struct StatusError;
@@ -85,14 +85,15 @@ pub struct StatusError;
 /// The classes of statuses that a route sets. A status in none of the lists goes by the route's
 /// [`Profile`](crate::classify::Profile).
 ///
-/// Lists speak of statuses that a handler gave. An answer that broke off or never came stays unknown.
+/// The lists apply to statuses that a handler returned. A response that broke off or never came
+/// stays unknown.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StatusLists {
-    /// Kept and replayed.
+    /// The outcome is stored and replayed.
     pub final_statuses: Vec<StatusRange>,
     /// The key is released: the next request executes.
     pub retryable_statuses: Vec<StatusRange>,
-    /// The operation may or may not have happened.
+    /// The operation may have happened.
     pub unknown_statuses: Vec<StatusRange>,
 }
 
@@ -198,8 +199,9 @@ mod tests {
             (both.one, both.other, both.status),
             (OutcomeClass::Retryable, OutcomeClass::Unknown, 502)
         );
-        let said = "--final-statuses and --unknown-statuses both have 404: leave it in one of them";
-        assert_eq!(lists(&[], &["4xx"]).check().unwrap_err().to_string(), said);
+        let message =
+            "--final-statuses and --unknown-statuses both have 404: leave it in one of them";
+        assert_eq!(lists(&[], &["4xx"]).check().unwrap_err().to_string(), message);
     }
 
     proptest! {

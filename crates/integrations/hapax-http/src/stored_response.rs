@@ -21,7 +21,7 @@ use http::{Response, StatusCode};
 use crate::header::{is_protocol_header, retain};
 use crate::length;
 
-/// The name of the format in a record's outcome.
+/// The name of the format in an outcome.
 pub const FORMAT: &str = "http/1";
 
 const GRPC_STATUS: &str = "grpc-status";
@@ -59,8 +59,8 @@ impl FullResponse {
     #[must_use]
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
-        let no_length = length::must_go(response.status(), trailers);
-        let keep = |name: &HeaderName, _: &HeaderValue| {
+        let no_length = length::excludes_length(response.status(), trailers);
+        let is_stored = |name: &HeaderName, _: &HeaderValue| {
             !(is_protocol_header(name)
                 || (*name == CONTENT_LENGTH && no_length)
                 || hop_by_hop(name)
@@ -70,7 +70,7 @@ impl FullResponse {
         };
         Self {
             status: response.status(),
-            headers: retain(response.headers(), keep),
+            headers: retain(response.headers(), is_stored),
             body: response.body().clone(),
             trailers: trailers
                 .map(|trailers| retain(trailers, |name, _| !is_protocol_header(name))),
@@ -106,7 +106,7 @@ impl FullResponse {
 
 impl fmt::Debug for FullResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Whole")
+        f.debug_struct("FullResponse")
             .field("status", &self.status)
             .field("headers", &self.headers.len())
             .field("body_bytes", &self.body.len())

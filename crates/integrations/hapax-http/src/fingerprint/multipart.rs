@@ -1,23 +1,23 @@
 //! `multipart/form-data` (RFC 7578, RFC 2046) without its boundary.
 //!
-//! 1. A body has parts if it is nothing but delimiters and what is between them, each line break
-//!    of a delimiter written as CR LF; a last one, after the closing delimiter, may be left out, and
-//!    one before the first delimiter may be there, which some clients write.
+//! 1. A body has parts if it consists only of delimiters and the bytes between them. Each line
+//!    break of a delimiter is CR LF. The one after the closing delimiter may be absent, and there
+//!    may be one before the first delimiter, which some clients write.
 //! 2. A part counts byte for byte, its head included.
-//! 3. Whatever else there is makes it odd, and an odd body has no parts: a preamble, an epilogue,
-//!    white space after a delimiter, a part that begins with a delimiter, more than [`MAX_PARTS`];
-//!    a boundary of characters that neither RFC 2046 nor a token allows, or more than one. Two readers could read it in two
-//!    ways.
+//! 3. Any other body has no parts, since two readers could read it differently: one with a
+//!    preamble, an epilogue, white space after a delimiter, a part that begins with a delimiter, or
+//!    more than [`MAX_PARTS`]; one whose boundary has characters that neither RFC 2046 nor a token
+//!    allows; one with more than one boundary.
 
 use std::borrow::Cow;
 
 use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 
-/// More parts than any form has.
+/// Most parts of a body; no form has as many.
 pub(super) const MAX_PARTS: usize = 4096;
 
-/// The one content type of a request; empty where there is none, or more than one.
+/// Returns the content type of a request; empty if there is none, or more than one.
 pub(super) fn content_type(headers: &HeaderMap) -> &str {
     let mut lines = headers.get_all(CONTENT_TYPE).iter();
     match (lines.next(), lines.next()) {
@@ -26,7 +26,7 @@ pub(super) fn content_type(headers: &HeaderMap) -> &str {
     }
 }
 
-/// The parts of a body of this content type.
+/// Returns the parts of a body of this content type.
 pub(super) fn parts<'a>(kind: &str, body: &'a [u8]) -> Option<Vec<Cow<'a, [u8]>>> {
     let delimiter = format!("\r\n--{}", boundary(kind)?).into_bytes();
     // The first delimiter has no line before it, or an empty one.
@@ -37,7 +37,8 @@ pub(super) fn parts<'a>(kind: &str, body: &'a [u8]) -> Option<Vec<Cow<'a, [u8]>>
         if let Some(end) = rest.strip_prefix(b"--") {
             return (end.is_empty() || end == b"\r\n").then_some(parts);
         }
-        // From the line break that ends the delimiter: with it, another one may begin.
+        // The part begins with the line break that ends the delimiter, since that may also begin
+        // the next one.
         let part = rest.get(..find(rest, &delimiter)?)?.strip_prefix(b"\r\n")?;
         if parts.len() == MAX_PARTS {
             return None;
@@ -47,7 +48,7 @@ pub(super) fn parts<'a>(kind: &str, body: &'a [u8]) -> Option<Vec<Cow<'a, [u8]>>
     }
 }
 
-/// The boundary of `multipart/form-data`.
+/// Returns the boundary of `multipart/form-data`.
 fn boundary(kind: &str) -> Option<String> {
     let (media, mut rest) = kind.split_once(';')?;
     if !media.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -65,15 +66,16 @@ fn boundary(kind: &str) -> Option<String> {
     boundary.filter(|boundary| is_boundary(boundary))
 }
 
-/// RFC 2046, 5.1.1: 1 to 70 characters, the last of them no space. What any token may hold (RFC
-/// 9110, 5.6.2) is taken as well: boundaries of asterisks are widespread.
+/// Returns whether a text is a boundary: 1 to 70 characters, the last of them no space (RFC 2046,
+/// 5.1.1). All characters of tokens (RFC 9110, 5.6.2) are accepted too: boundaries of asterisks are
+/// widespread.
 fn is_boundary(text: &str) -> bool {
     let others = b"'()+_,-./:=? !#$%&*^`|~";
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
     (1..=70).contains(&text.len()) && text.bytes().all(allowed) && !text.ends_with(' ')
 }
 
-/// A parameter's value, a token or a quoted string, and what follows its semicolon.
+/// Returns a parameter's value, a token or a quoted string, and the text after its semicolon.
 fn parameter(value: &str) -> Option<(String, &str)> {
     let Some(quoted) = value.trim_start().strip_prefix('"') else {
         let (text, after) = value.split_once(';').unwrap_or((value, ""));
@@ -95,8 +97,7 @@ fn parameter(value: &str) -> Option<(String, &str)> {
     None
 }
 
-/// Where `needle`, which begins with its only carriage return, first occurs in `text`: no byte
-/// is looked at twice.
+/// Returns the first position of `needle` in `text`.
 fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
     text.windows(needle.len()).position(|window| window == needle)
 }

@@ -1,4 +1,4 @@
-//! A bound on the memory that bodies take, over all requests.
+//! The memory budget for the bodies of all requests.
 //!
 //! Small bodies are not counted: they are part of the cost of a connection. For larger ones there
 //! are four pools. A reservation of one pool may wait for the next pool, never the other way round,
@@ -26,10 +26,10 @@ use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// Bytes of one permit: a semaphore counts no further than 2^61, and a share no further than 2^32.
+/// Bytes of one permit. A semaphore counts up to 2^61, and a reservation up to 2^32.
 const UNIT: usize = 1024;
 
-/// Bytes of a body that need no share.
+/// Largest body in bytes that needs no reservation.
 pub(super) const SMALL: usize = 16 * 1024;
 
 /// While it is recorded, a response is in memory as it was read, as it is stored, and sealed.
@@ -43,7 +43,7 @@ pub(super) struct BodyBudgets {
     pub(super) answers: MemoryBudget,
 }
 
-/// One of the pools; `None` for no bound.
+/// One pool; `None` without a bound.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudget(Option<Bounded>);
 
@@ -51,7 +51,7 @@ pub(super) struct MemoryBudget(Option<Bounded>);
 struct Bounded {
     free: Arc<Semaphore>,
     units: u32,
-    /// How often a body is in memory.
+    /// Number of copies of a body in memory.
     copies: usize,
 }
 
@@ -80,7 +80,7 @@ impl BodyBudgets {
     }
 }
 
-/// A part of a pool.
+/// A reservation of a pool.
 #[derive(Debug)]
 pub(super) struct Reservation(Option<ReservedUnits>);
 
@@ -91,11 +91,11 @@ struct ReservedUnits {
 }
 
 impl MemoryBudget {
-    /// A share for a body of which at most `most` bytes and a frame are held; `None` if there is
-    /// none within `patience`. A body that is larger than the pool gets all of it: it waits until
-    /// it is alone.
+    /// Reserves memory for a body of which at most `most` bytes and a frame are in memory; `None`
+    /// if there is none within `wait_for`. A body larger than the pool gets all of it: it waits
+    /// until it is alone.
     ///
-    /// Dropped while it waits, it leaves its place in the queue.
+    /// If the future is dropped, it leaves the queue.
     pub(super) async fn reserve(
         &self,
         most: usize,
@@ -110,12 +110,12 @@ impl MemoryBudget {
             Some(wait_for) => timeout(wait_for, permit).await.ok()?,
             None => permit.await,
         };
-        // The pool is never closed, so that there always is one.
+        // The pool is never closed, so the acquisition does not fail.
         Some(Reservation(Some(ReservedUnits { permit: permit.ok()?, copies: *copies })))
     }
 
-    /// Ties a share to what is on its way to a client, if there is room now. What is small needs
-    /// none: its connection takes more.
+    /// Attaches a reservation to bytes that are sent to a client, if there is memory now. Small
+    /// bytes need none: their connection takes more.
     pub(super) fn hold_now(&self, bytes: Bytes) -> Option<Bytes> {
         let Some(Bounded { free, units: all, copies }) = &self.0 else { return Some(bytes) };
         if bytes.len() <= SMALL {
@@ -137,14 +137,14 @@ impl Reservation {
         self.0.is_none()
     }
 
-    /// Ties the share to what was read: it is given back with the last reference to the bytes,
-    /// wherever they went.
+    /// Attaches the reservation to the bytes that were read: it is returned with the last reference
+    /// to them, wherever that is.
     pub(super) fn hold(self, bytes: Bytes) -> Bytes {
         let Some(part) = self.0 else { return bytes };
         Bytes::from_owner(HeldBytes { bytes, _part: part })
     }
 
-    /// Gives back what more than `bytes` do not need.
+    /// Returns the part that more than `bytes` bytes would need.
     pub(super) fn trim(&mut self, bytes: usize) {
         if let Some(ReservedUnits { permit, copies }) = &mut self.0 {
             let needed = units(bytes.saturating_mul(*copies)) as usize;

@@ -1,4 +1,4 @@
-//! Reads a body up to a limit.
+//! Reading of a body up to a limit.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use crate::length::DeclaredLength;
 
 /// Result of reading a body.
 pub(super) enum Collected {
-    /// All of it.
+    /// The whole body.
     Whole { body: Bytes, trailers: Option<HeaderMap>, reservation: Reservation },
     /// The body is larger than the limit. This much was read; the rest is still to come.
     TooLarge { read: Bytes, reservation: Reservation },
-    /// There was no room for it in time.
+    /// There was no memory for the body in time.
     MemoryFull,
     /// The body broke off, or its length differs from the declared one.
     Broken(BoxError),
 }
 
-/// Holds at most `limit` bytes and one frame, however small the frames are, with a share of `pool`
-/// for what is more than [`SMALL`]; `patience` is how long it may wait for that. `headers` are those
-/// of the message, where a length among them is that of its body.
+/// Reads at most `limit` bytes and one frame, however small the frames are. More than [`SMALL`]
+/// bytes need a reservation of `budget`, for which this waits up to `wait_for`. `headers` are those
+/// of the message, if a length among them is that of its body.
 ///
-/// The share is of the whole body, or of the limit where the length is unknown, and it is taken
-/// once: what waits for it holds nothing that others wait for.
+/// The reservation is for the whole body, or for the limit if the length is unknown. It is taken
+/// once: while it waits, it holds nothing that others wait for.
 pub(super) async fn collect(
     body: &mut Erased,
     headers: Option<&HeaderMap>,
@@ -37,17 +37,18 @@ pub(super) async fn collect(
     wait_for: Option<Duration>,
 ) -> Collected {
     let mut reservation = Reservation::none();
-    let announced = headers.map(|headers| DeclaredLength::new(headers, &body.size_hint()));
-    let announced = match announced.transpose() {
-        Ok(announced) => announced.unwrap_or_default(),
-        Err(contradicted) => return Collected::Broken(contradicted.into()),
+    let declared = headers.map(|headers| DeclaredLength::new(headers, &body.size_hint()));
+    let declared = match declared.transpose() {
+        Ok(declared) => declared.unwrap_or_default(),
+        Err(mismatch) => return Collected::Broken(mismatch.into()),
     };
     if body.size_hint().lower() > limit as u64 {
         return Collected::TooLarge { read: Bytes::new(), reservation };
     }
     let upper = body.size_hint().upper().and_then(|upper| usize::try_from(upper).ok());
     let most = upper.map_or(limit, |upper| upper.min(limit));
-    // What has a share is read without growing, which would take up to twice as much.
+    // A body with a reservation is read into a buffer of the final size: growing takes up to twice
+    // as much.
     let length = body.size_hint().exact().map_or(0, |length| length as usize);
     let mut read = Read { first: Bytes::new(), more: BytesMut::new(), length };
     let mut trailers = None;
@@ -68,8 +69,8 @@ pub(super) async fn collect(
         match frame.into_data() {
             Ok(data) => {
                 read.push(data);
-                if let Err(contradicted) = announced.check_so_far(read.len()) {
-                    return Collected::Broken(contradicted.into());
+                if let Err(mismatch) = declared.check_so_far(read.len()) {
+                    return Collected::Broken(mismatch.into());
                 }
                 if read.len() > limit {
                     return Collected::TooLarge { read: read.finish(), reservation };
@@ -78,14 +79,14 @@ pub(super) async fn collect(
             Err(frame) => trailers = frame.into_trailers().ok().or(trailers),
         }
     }
-    if let Err(contradicted) = announced.check_end(read.len()) {
-        return Collected::Broken(contradicted.into());
+    if let Err(mismatch) = declared.check_end(read.len()) {
+        return Collected::Broken(mismatch.into());
     }
     reservation.trim(read.len());
     Collected::Whole { body: read.finish(), trailers, reservation }
 }
 
-/// Most bodies are one frame, which need not be copied.
+/// A body being read. Most bodies are one frame, which is not copied.
 struct Read {
     first: Bytes,
     more: BytesMut,

@@ -1,4 +1,4 @@
-//! How many keys of a caller are in flight.
+//! The limit of a caller's keys in flight.
 //!
 //! 1. Keys are counted, not requests: duplicates of a key in flight need no permit. A key is
 //!    counted from just before its claim until its outcome is recorded or deferred, whether or not
@@ -8,8 +8,8 @@
 //!    flood. The rejection states when to retry, and then the outcome is replayed.
 //! 3. The limit is that of this process. Several processes allow as many times as much.
 //!
-//! There is an entry for each key in flight and none for others, so that what this takes is bounded
-//! by [`MOST`], and by whatever bounds the requests that are in hand.
+//! There is an entry for each key in flight and none for others. The memory is bounded by [`MOST`],
+//! and by any bound of the requests under way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// caller with a limit gets another permit.
 const MOST: usize = 100_000;
 
-/// Shared by all routes of a layer.
+/// Keys in flight of all callers, shared by all routes of a layer.
 #[derive(Debug, Default)]
 pub(super) struct ConcurrencyLimits {
     /// Names would take as much memory as clients choose. The hash has a random key, so that no
@@ -36,7 +36,7 @@ struct KeysInFlight {
     keys: usize,
 }
 
-/// A key's place; given up when dropped.
+/// A permit for a key, returned when it is dropped.
 #[derive(Debug)]
 pub(super) struct ConcurrencyPermit {
     concurrency: Arc<ConcurrencyLimits>,
@@ -45,7 +45,7 @@ pub(super) struct ConcurrencyPermit {
 }
 
 impl ConcurrencyLimits {
-    /// A place for `key` of `caller`, one of at most `limit`.
+    /// Returns a permit for `key` of `caller`, who may have at most `limit` keys.
     pub(super) fn enter(
         self: &Arc<Self>,
         caller: impl Hash,
@@ -74,9 +74,9 @@ impl Drop for ConcurrencyPermit {
     fn drop(&mut self) {
         let mut taken = self.concurrency.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(keys) = taken.callers.get_mut(&self.caller) else { return };
-        let Some(copies) = keys.get_mut(&self.key) else { return };
-        *copies -= 1;
-        if *copies > 0 {
+        let Some(duplicates) = keys.get_mut(&self.key) else { return };
+        *duplicates -= 1;
+        if *duplicates > 0 {
             return;
         }
         keys.remove(&self.key);
@@ -94,17 +94,17 @@ mod tests {
     const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 
     #[test]
-    fn keys_count_and_copies_do_not() {
+    fn keys_count_and_duplicates_do_not() {
         let concurrency = Arc::new(ConcurrencyLimits::default());
         let enter = |caller: &str, key: &str| concurrency.enter(caller, key, TWO);
         let first = enter("a", "1").unwrap();
-        let copy = enter("a", "1").unwrap();
+        let duplicate = enter("a", "1").unwrap();
         let second = enter("a", "2").unwrap();
         assert!(enter("a", "3").is_none());
         assert!(enter("b", "3").is_some());
         drop(first);
-        assert!(enter("a", "3").is_none(), "a copy still holds it");
-        drop(copy);
+        assert!(enter("a", "3").is_none(), "a duplicate is still in flight");
+        drop(duplicate);
         assert!(enter("a", "3").is_some());
         drop(second);
         let taken = concurrency.taken.lock().unwrap();
@@ -112,13 +112,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_bounded() {
+    fn the_number_of_counted_keys_is_bounded() {
         let concurrency = Arc::new(ConcurrencyLimits::default());
-        let places: Vec<_> =
+        let permits: Vec<_> =
             (0..MOST).map(|caller| concurrency.enter(caller, "k", TWO).unwrap()).collect();
         assert!(concurrency.enter(MOST, "k", TWO).is_none());
-        assert!(concurrency.enter(0_usize, "k", TWO).is_some(), "a copy takes nothing more");
-        drop(places);
+        assert!(concurrency.enter(0_usize, "k", TWO).is_some(), "a duplicate needs no permit");
+        drop(permits);
         assert!(concurrency.taken.lock().unwrap().callers.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! A request as operators see it: its key, method, path and caller.
+//! The description of a request for operators: its key, method, path and caller.
 //!
 //! 1. It is sealed in the record, and stored only if the engine has a secret.
 //! 2. The value of a scope header is shown if the header's name says that it names a caller, like
@@ -40,7 +40,7 @@ const NAMES: [&str; 16] = [
     "workspace",
 ];
 
-/// Parts of the names of headers that may be credentials, whatever else is in the name.
+/// Parts of the names of headers that may be credentials, whatever else the name contains.
 const CREDENTIALS: [&str; 13] = [
     "api",
     "assertion",
@@ -57,15 +57,15 @@ const CREDENTIALS: [&str; 13] = [
     "token",
 ];
 
-/// A request, and what it is claimed with.
+/// A request with the data of its claim.
 pub(super) struct DescribedHttpRequest<'a> {
     pub(super) request: &'a HttpRequest<'a>,
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
     pub(super) parts: &'a Parts,
-    /// The headers that are its scope.
+    /// The headers that form its scope.
     pub(super) scope: &'a [HeaderName],
-    /// The name of its route; that of the rest is empty.
+    /// The name of its route; empty for the default route.
     pub(super) route: &'a str,
 }
 
@@ -106,7 +106,7 @@ impl DescribedHttpRequest<'_> {
     /// Returns a header of the scope as operators see it.
     fn caller(&self, name: &HeaderName, value: &HeaderValue) -> Option<Value> {
         let shown =
-            value.to_str().ok().filter(|text| names_somebody(name) && text.len() <= MAX_VALUE);
+            value.to_str().ok().filter(|text| names_caller(name) && text.len() <= MAX_VALUE);
         match shown {
             Some(text) => Some(json!({ "header": name.as_str(), "value": text })),
             None => {
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn headers_that_may_be_credentials_are_not_shown() {
         for name in ["x-tenant", "x-user-id", "x-customer", "host", "x-org"] {
-            assert!(names_somebody(&HeaderName::from_static(name)), "{name}");
+            assert!(names_caller(&HeaderName::from_static(name)), "{name}");
         }
         for name in [
             "authorization",
@@ -144,7 +144,7 @@ mod tests {
             "x-forwarded-access",
             "apikey",
         ] {
-            assert!(!names_somebody(&HeaderName::from_static(name)), "{name}");
+            assert!(!names_caller(&HeaderName::from_static(name)), "{name}");
         }
     }
 }

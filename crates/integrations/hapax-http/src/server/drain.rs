@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::concurrency::ConcurrencyPermit;
 
-/// Counts the requests inside, and keeps new ones out once it is draining.
+/// A gate that counts the requests inside and rejects new ones while it drains.
 #[derive(Debug)]
 pub(super) struct DrainGate {
     state: watch::Sender<State>,
@@ -23,9 +23,9 @@ struct State {
 
 /// The requests and writes that a drain left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[must_use = "work that was cut off left outcomes that nobody knows"]
+#[must_use = "executions that were cut off have unknown outcomes"]
 pub struct DrainReport {
-    /// Requests that did not end within the grace and were cut off.
+    /// Number of requests that did not finish within the grace and were cut off.
     pub cut_off: usize,
     /// The requests that were under way at the end of the drain: their handlers did not end, or
     /// their outcomes wait for memory of the backlog.
@@ -37,28 +37,29 @@ impl DrainGate {
         Arc::new(Self { state: watch::Sender::default() })
     }
 
-    /// Lets a request in; `None` once it is draining. One look and one count under one lock: a
-    /// drain that begins later waits for it.
+    /// Admits a request; `None` during a drain. The check and the count are under one lock, so that
+    /// a drain that begins later waits for the request.
     pub(super) fn enter(self: &Arc<Self>) -> Option<DrainPermit> {
         let entered = self.state.send_if_modified(|state| {
             state.inside += usize::from(!state.draining);
             !state.draining
         });
-        entered.then(|| DrainPermit { gate: Arc::clone(self), place: None })
+        entered.then(|| DrainPermit { gate: Arc::clone(self), concurrency: None })
     }
 
-    /// Whether what is inside must end.
+    /// Returns whether the requests inside must end.
     pub(super) fn is_stopping(&self) -> bool {
         self.state.borrow().stopping
     }
 
-    /// Resolves when what is inside must end.
+    /// Resolves when the requests inside must end.
     pub(super) async fn stopping(&self) {
-        // The sender is `self`: it outlives the wait.
+        // The sender is part of `self`, which outlives the wait.
         let _ = self.state.subscribe().wait_for(|state| state.stopping).await;
     }
 
-    /// `last`: how long what was cut off may take to record that.
+    /// Rejects new requests and waits until none is inside. `last` is the time to record the
+    /// requests that were cut off after `grace`.
     pub(super) async fn drain(&self, grace: Duration, last: Duration) -> DrainReport {
         self.state.send_modify(|state| state.draining = true);
         let mut state = self.state.subscribe();
@@ -73,12 +74,12 @@ impl DrainGate {
     }
 }
 
-/// A place inside; given up when dropped.
+/// A permit to be inside, returned when it is dropped.
 #[derive(Debug)]
 pub(super) struct DrainPermit {
     gate: Arc<DrainGate>,
-    /// Among the caller's keys in flight, for as long.
-    place: Option<ConcurrencyPermit>,
+    /// The permit among the caller's keys in flight, returned together with this one.
+    concurrency: Option<ConcurrencyPermit>,
 }
 
 impl DrainPermit {
@@ -86,9 +87,9 @@ impl DrainPermit {
         &self.gate
     }
 
-    /// Gives `place` up together with this.
-    pub(super) fn with(mut self, place: ConcurrencyPermit) -> Self {
-        self.place = Some(place);
+    /// Adds a concurrency permit, which is returned together with this one.
+    pub(super) fn with(mut self, concurrency: ConcurrencyPermit) -> Self {
+        self.concurrency = Some(concurrency);
         self
     }
 }

@@ -12,7 +12,8 @@ use pin_project_lite::pin_project;
 use crate::body::{Body, BoxError};
 
 pin_project! {
-    /// An answer on its way. Dropping it never leaves a claim without work, nor stops work.
+    /// The future of a response. Dropping it neither stops an execution nor leaves a lease without
+    /// one.
     pub struct ResponseFuture<F, E> {
         #[pin]
         kind: Kind<F, E>,
@@ -23,7 +24,7 @@ pin_project! {
     #[project = KindProjection]
     enum Kind<F, E> {
         Passing { #[pin] inner: F },
-        Guarded { guard: BoxFuture<'static, Result<Response<Body>, E>> },
+        Protected { future: BoxFuture<'static, Result<Response<Body>, E>> },
         Rejected { response: Option<Response<Body>> },
     }
 }
@@ -33,8 +34,8 @@ impl<F, E> ResponseFuture<F, E> {
         Self { kind: Kind::Passing { inner } }
     }
 
-    pub(super) fn guarded(guard: BoxFuture<'static, Result<Response<Body>, E>>) -> Self {
-        Self { kind: Kind::Guarded { guard } }
+    pub(super) fn protected(future: BoxFuture<'static, Result<Response<Body>, E>>) -> Self {
+        Self { kind: Kind::Protected { future } }
     }
 
     pub(super) const fn rejected(response: Response<Body>) -> Self {
@@ -56,8 +57,8 @@ where
                 let response = ready!(inner.poll(cx))?;
                 Poll::Ready(Ok(response.map(Body::new)))
             }
-            KindProjection::Guarded { guard } => guard.as_mut().poll(cx),
-            // Polled again after it was ready, it stays pending, as futures may.
+            KindProjection::Protected { future } => future.as_mut().poll(cx),
+            // As futures may, it stays pending if it is polled again after it was ready.
             KindProjection::Rejected { response } => match response.take() {
                 Some(response) => Poll::Ready(Ok(response)),
                 None => Poll::Pending,
@@ -70,8 +71,8 @@ impl<F, E> fmt::Debug for ResponseFuture<F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             Kind::Passing { .. } => "ResponseFuture(passing)",
-            Kind::Guarded { .. } => "ResponseFuture(guarded)",
-            Kind::Rejected { .. } => "ResponseFuture(refused)",
+            Kind::Protected { .. } => "ResponseFuture(protected)",
+            Kind::Rejected { .. } => "ResponseFuture(rejected)",
         })
     }
 }

@@ -118,7 +118,7 @@ impl ExecutionHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, HandlerOverride> {
-        // Held for an assignment only.
+        // The lock is held for one assignment only.
         self.overrides.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -126,11 +126,11 @@ impl ExecutionHandle {
 /// Leaves out the content of the checkpoint.
 impl fmt::Debug for ExecutionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Execution")
+        f.debug_struct("ExecutionHandle")
             .field("id", &self.id)
             .field("lease", &self.lease)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
-            .field("said", &self.handler_override())
+            .field("overrides", &self.handler_override())
             .finish()
     }
 }

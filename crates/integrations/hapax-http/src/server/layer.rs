@@ -43,7 +43,7 @@ pub struct IdempotencyLayer {
 }
 
 impl IdempotencyLayer {
-    /// Begins a layer over `store`. [`IdempotencyLayerBuilder`] has the defaults.
+    /// Returns the builder of a layer over `store`. [`IdempotencyLayerBuilder`] has the defaults.
     pub fn builder(store: impl Store) -> IdempotencyLayerBuilder {
         IdempotencyLayerBuilder {
             engine: Idempotency::builder(store),
@@ -52,7 +52,8 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Returns a layer that applies one policy to every request, on an engine that others use too.
+    /// Returns a layer that applies one policy to every request, on an engine that others may
+    /// share.
     #[must_use]
     pub fn new(engine: Idempotency, policy: RoutePolicy) -> Self {
         Self::with(engine, Routes::One(Arc::new(policy)))
@@ -158,11 +159,10 @@ impl IdempotencyLayer {
     }
 }
 
-/// Builds an [`IdempotencyLayer`].
+/// A builder of an [`IdempotencyLayer`].
 ///
 /// By default:
-/// 1. A caller is named by the header `Authorization`; a request without it gets 400
-///    `missing-scope`.
+/// 1. The header `Authorization` names the caller; a request without it gets 400 `missing-scope`.
 /// 2. A key is optional: a request without one passes through unprotected.
 /// 3. POST and PATCH are protected.
 /// 4. After an unknown outcome nothing executes until an operator decides ([`OnUnknown::Block`]).
@@ -175,7 +175,7 @@ pub struct IdempotencyLayerBuilder {
 }
 
 impl IdempotencyLayerBuilder {
-    /// Sets where the caller's name comes from.
+    /// Sets the source of the caller's name.
     pub fn scope(mut self, scope: ScopeSource) -> Self {
         self.scope = Some(scope);
         self
@@ -187,49 +187,51 @@ impl IdempotencyLayerBuilder {
         self
     }
 
-    /// Sets what a retry after an unknown outcome leads to.
+    /// Sets the treatment of a retry after an unknown outcome.
     pub const fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.options.policy.terms.on_unknown = on_unknown;
         self
     }
 
-    /// Sets how long a duplicate waits for a request in flight. By default it gets 409 at once.
+    /// Sets the time that a duplicate waits for a request in flight. By default it gets 409 at
+    /// once.
     pub const fn wait(mut self, timeout: Duration) -> Self {
         self.options.policy.in_flight = InFlight::Wait(timeout);
         self
     }
 
-    /// Sets how long an outcome is replayed. By default 24 h.
+    /// Sets the time for which an outcome is replayed. By default 24 h.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.options.policy.terms.retention = retention;
         self
     }
 
-    /// Commits what handlers write together with the record: see
-    /// [`transaction`](super::transaction). A key is then required. Where handlers have no effect
-    /// outside of the transaction, [`OnUnknown::Reexecute`] fits: what did not commit was rolled back.
+    /// Commits the handlers' writes together with the record, as
+    /// [`transaction`](super::transaction) explains. A key is then required. If handlers have no
+    /// effect outside of the transaction, [`OnUnknown::Reexecute`] fits: without a commit all was
+    /// rolled back.
     pub fn transactions<D: Transactions>(self, database: D) -> Self {
         let mut builder = self.require_key();
         builder.options.transactions = Some(TransactionBackend::new(Arc::new(database)));
         builder
     }
 
-    /// Sets the time that the store has to answer. By default 2 s.
+    /// Sets the timeout of the store. By default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.engine = self.engine.store_timeout(timeout);
         self
     }
 
-    /// Replaces all options of the route, also those set so far.
+    /// Replaces all options of the route, including those set so far.
     pub fn options(mut self, options: RouteOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Starts the engine on the runtime of the caller.
+    /// Starts the engine on the caller's runtime and returns the layer.
     ///
     /// # Errors
-    /// [`LayerError`] names the option or the limit that cannot hold.
+    /// [`LayerError`] names the option or the limit that is not valid.
     pub fn build(self) -> Result<IdempotencyLayer, LayerError> {
         let Self { engine, scope, options } = self;
         let scope =
@@ -243,7 +245,7 @@ impl IdempotencyLayerBuilder {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The options of the route do not go together.
+    /// The options of the route contradict each other.
     #[error(transparent)]
     Route(#[from] RouteError),
     /// The engine cannot start.

@@ -16,7 +16,7 @@
 //!
 //! # Frameworks
 //!
-//! | framework | how | example, run by the tests |
+//! | framework | use | example, executed by the tests |
 //! | --- | --- | --- |
 //! | axum | `Router::layer` | `examples/axum.rs`, with a drain at the end |
 //! | tonic | `Server::builder().layer`; rejections are gRPC statuses | `examples/tonic` |
@@ -35,7 +35,7 @@
 //! Middleware for web pages, such as `CorsLayer` of tower-http, goes around this layer: then scripts
 //! may read rejections and replays like any response, and preflights are answered.
 //!
-//! A layer inside of a router that strips a path prefix sees the stripped path: give
+//! Inside of a router that strips a path prefix, the layer sees the stripped path. Set
 //! [`RouteOptions::target`] there, or two routes may count as one.
 //!
 //! ```

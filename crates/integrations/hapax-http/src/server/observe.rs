@@ -1,8 +1,8 @@
 //! Events that an operator may count.
 //!
-//! A trait with one method, and no metrics facade: the recorder of a facade is global, so that two layers
-//! of a process, or two tests, would share it, and every user would depend on it. An exporter needs a few
-//! lines.
+//! [`Observer`] is a trait with one method. A metrics facade has a global recorder: two layers of a
+//! process, or two tests, would share it, and every user would depend on it. An exporter for the
+//! trait needs a few lines.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub enum RequestEvent {
     Executed {
         /// Class of its response.
         class: OutcomeClass,
-        /// Whether the store has the outcome.
+        /// State of the outcome in the store.
         recorded: RecordStatus,
         /// Number of the execution within its record, from 1.
         attempt: u32,
@@ -27,7 +27,8 @@ pub enum RequestEvent {
     },
     /// A stored response was replayed.
     Replayed {
-        /// Time until it expires, if known. Retries shortly before that show that the retention is too short.
+        /// Time until it expires, if known. Retries shortly before that show that the retention is
+        /// too short.
         expires_in: Option<Duration>,
     },
     /// A problem was returned instead of a handler's response.
@@ -42,22 +43,23 @@ pub enum RequestEvent {
     ReconcileStarted,
 }
 
-/// Whether the store has an outcome.
+/// State of an outcome in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RecordStatus {
     /// The store has it.
     Stored,
-    /// The store gets it as soon as it is available.
+    /// The write is deferred until the store is available.
     Pending,
-    /// The store never gets it, since another execution took over; or the record is gone, and the outcome may
-    /// have been stored before. This execution is not replayed, and the client gets `superseded`.
+    /// The store never gets it, since another execution took over; or the record is gone, and the
+    /// outcome may have been stored before. This execution is not replayed, and the client gets
+    /// `superseded`.
     Lost,
 }
 
 /// Observer of all events. It is called on the path of requests: it counts, and returns. A panic is
 /// logged, and changes no response.
 pub trait Observer: fmt::Debug + Send + Sync + 'static {
-    /// `route` is the name in the route's options.
+    /// Receives an event. `route` is the name in the route's options.
     fn observe(&self, route: &str, event: RequestEvent);
 }
 

@@ -20,13 +20,13 @@ use crate::header::{self, Grammar, IDEMPOTENCY_KEY};
 use crate::statuses::{StatusLists, StatusOverlap};
 use crate::stored_response::Cookies;
 
-/// Whether a protected request needs a key.
+/// Rule for the key of a protected request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeyRule {
-    /// Optional: a request without a key passes through, unchanged and unprotected.
+    /// A request without a key passes through, unchanged and unprotected.
     #[default]
     Optional,
-    /// Required: a request without a key is rejected: 400 `missing-key`.
+    /// A request without a key is rejected: 400 `missing-key`.
     Required,
 }
 
@@ -36,16 +36,16 @@ pub enum StoreOutage {
     /// The request is rejected: 503 `store-unavailable`.
     #[default]
     Closed,
-    /// The request executes unprotected, and its response has `Idempotency-Protected: false`. Rejected
-    /// together with [`OnUnknown::Block`], the default.
+    /// The request executes unprotected, and its response has `Idempotency-Protected: false`.
+    /// Rejected together with [`OnUnknown::Block`], the default.
     Open,
 }
 
 /// Response while the store is unavailable between execution and completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CompletionOutage {
-    /// The response, with `Idempotency-Recorded: pending`; so have duplicates until the store accepts the
-    /// outcome.
+    /// The response, with `Idempotency-Recorded: pending`; so have duplicates until the store
+    /// accepts the outcome.
     #[default]
     Deliver,
     /// 503 `outcome-pending`, also for duplicates: an outcome that could be lost is not delivered.
@@ -63,7 +63,7 @@ pub type ClassifyFn = dyn Fn(&http::response::Parts) -> Option<OutcomeClass> + S
 pub struct RouteOptions {
     /// Name of the route in metrics; of a fixed set, since each is a label. Default: empty.
     pub name: Arc<str>,
-    /// Whether a key is needed. Default: optional.
+    /// Rule for keys. Default: optional.
     pub key: KeyRule,
     /// Header that carries the key. Default: `Idempotency-Key`.
     pub key_header: HeaderName,
@@ -77,35 +77,35 @@ pub struct RouteOptions {
     pub reconcile: Option<Arc<dyn Reconcile>>,
     /// Parts of a request that are compared with a retry.
     pub fingerprint: HttpFingerprintScheme,
-    /// The request's target as clients send it, for a layer behind a router that strips a prefix. Default:
-    /// the request's own target.
+    /// The request's target as clients send it, for a layer behind a router that strips a prefix.
+    /// Default: the request's own target.
     pub target: Option<Arc<TargetFn>>,
     /// Table of classes by status. Default: standard.
     pub profile: Profile,
     /// Statuses whose class the route sets itself. Default: none.
     pub statuses: StatusLists,
-    /// Function that classifies responses whose status does not tell; `None` leaves it to the lists and the
-    /// profile.
+    /// Function that classifies responses whose status does not determine their class. For `None`
+    /// the lists and the profile decide.
     pub classify: Option<Arc<ClassifyFn>>,
-    /// Whether `Set-Cookie` is stored and replayed. Default: no.
+    /// Treatment of `Set-Cookie`. Default: it is not stored.
     pub cookies: Cookies,
-    /// Whether responses are streamed instead of stored, so that a key is final at the headers. Default:
-    /// only for `text/event-stream`.
+    /// True if responses are streamed instead of stored, so that a key is final at the headers.
+    /// Default: false; `text/event-stream` is always streamed.
     pub stream: bool,
-    /// Whether final responses and replays have `Idempotency-Expires`, from when the key can be used anew.
-    /// Default: no.
+    /// True if final responses and replays have `Idempotency-Expires`, the time from which the key
+    /// can be used again. Default: false.
     pub expires: bool,
     /// Largest body of a request with a key, in bytes. Default: 1 MiB.
     pub max_request_body: usize,
     /// Largest body of a stored response, in bytes. Default: 1 MiB; at most
     /// [`RouteOptions::MAX_RESPONSE_BODY`].
     pub max_response_body: usize,
-    /// Number of keys of one caller that may be in flight in this process, under all routes of this name;
-    /// a further one gets 429 `too-many-in-flight`. Default: unlimited.
+    /// Number of keys of one caller that may be in flight in this process, under all routes of this
+    /// name; a further one gets 429 `too-many-in-flight`. Default: unlimited.
     pub max_in_flight_per_scope: Option<NonZeroU32>,
     /// Transactions for handlers, which commit with their responses: see
-    /// [`transaction`](super::transaction). Default: none. With them, [`OnUnknown::Reexecute`] fits if
-    /// handlers have no other effects: a crash rolls back.
+    /// [`transaction`](super::transaction). Default: none. With them, [`OnUnknown::Reexecute`] fits
+    /// if handlers have no other effects: a crash rolls back.
     pub transactions: Option<TransactionBackend>,
     /// Treatment of requests while the store is unavailable. Default: rejected.
     pub store_outage: StoreOutage,
@@ -159,7 +159,7 @@ impl fmt::Debug for RouteOptions {
     }
 }
 
-/// Policy of a route: a scope, and options that go together.
+/// Policy of a route: a scope, and options that do not contradict each other.
 #[derive(Clone, Debug)]
 pub struct RoutePolicy {
     pub(super) scope: ScopeSource,
@@ -167,10 +167,10 @@ pub struct RoutePolicy {
 }
 
 impl RoutePolicy {
-    /// Returns the policy, if its options go together.
+    /// Returns the policy, if its options do not contradict each other.
     ///
     /// # Errors
-    /// [`RouteError`] names the options that would break a promise.
+    /// [`RouteError`] names options that contradict each other.
     pub fn new(scope: ScopeSource, options: RouteOptions) -> Result<Self, RouteError> {
         options.policy.check()?;
         let reexecute = options.policy.terms.on_unknown == OnUnknown::Reexecute;
@@ -212,45 +212,48 @@ impl RoutePolicy {
     }
 }
 
-/// Reasons for which options do not go together.
+/// Errors of a policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
-    /// The engine's part of the policy cannot hold.
+    /// The engine's part of the policy is not valid.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// *Open* executes without a record, while *block* and *reconcile* promise that nothing executes a second
-    /// time without a decision.
+    /// *Open* executes without a record, while *block* and *reconcile* promise that nothing
+    /// executes a second time without a decision.
     #[error(
         "`open` executes without a record, which breaks the promise of `block` and `reconcile`: \
          set `reexecute`, or `closed`"
     )]
     OpenWithoutReexecute,
     /// There is a hook without timing.
-    #[error("a reconcile hook needs `policy.hook`: when it may be asked, and for how long")]
+    #[error("there is a reconcile hook without times: set `policy.hook`")]
     NoHookTimes,
     /// There is timing without a hook.
-    #[error("`policy.hook` needs a reconcile hook to ask")]
+    #[error("`policy.hook` has times for a hook, but there is none: set `reconcile`")]
     NoReconcile,
     /// The limit exceeds the size of a record.
-    #[error("responses above 63 MiB cannot be kept")]
+    #[error("a record stores at most 63 MiB of a response: set a smaller `max_response_body`")]
     LargeResponses,
     /// A transaction commits with a record, and *open* executes without one.
-    #[error("`open` executes without a record, and transactions commit with one")]
+    #[error(
+        "`open` executes without a record, and transactions commit with one: set `closed`, or no \
+         transactions"
+    )]
     OpenTransactions,
     /// A transaction commits with a record, and a request without a key has none.
     #[error("transactions commit with a record: the route needs `key = required`")]
     KeylessTransactions,
-    /// The terms of transactions cannot hold.
+    /// The options of transactions are not valid.
     #[error(transparent)]
     Transactions(#[from] TxOptionsError),
     /// No method is protected.
-    #[error("no method is protected")]
+    #[error("no method is protected: set `methods`")]
     NoMethods,
-    /// The header of the key has another meaning.
+    /// The header for the key has another meaning.
     #[error(
-        "the key header cannot be a scope header, nor one that describes the message, its sender or \
-         its connection"
+        "the key header must not be a scope header, nor one that describes the message, its sender \
+         or its connection: choose another"
     )]
     KeyHeader,
     /// A status has two classes.
@@ -258,14 +261,14 @@ pub enum RouteError {
     Statuses(#[from] StatusOverlap),
 }
 
-/// Question about an execution with an unknown outcome. Its `Debug` form shows no contents.
+/// A request to reconcile an execution with an unknown outcome. Its `Debug` form shows no contents.
 #[derive(Clone)]
 pub struct ReconcileRequest {
-    /// Fence of the execution. A hook that answers *did not happen* must ensure that this fence is rejected
-    /// from then on.
+    /// Fence of the execution. A hook that answers *did not happen* must ensure that this fence is
+    /// rejected from then on.
     pub fence: FencingToken,
-    /// Operation id, as in [`ExecutionHandle::id`](super::ExecutionHandle::id). Two callers may use the same
-    /// key, and never have the same operation id: look the operation up by this.
+    /// Operation id, as in [`ExecutionHandle::id`](super::ExecutionHandle::id). Two callers may use
+    /// the same key, and never have the same operation id: find the operation by this id.
     pub id: OperationId,
     /// Number of the execution within its record, from 1.
     pub attempt: u32,
@@ -288,7 +291,8 @@ impl fmt::Debug for ReconcileRequest {
 /// A response that a hook found. Its `Debug` form shows only status and length.
 ///
 /// A `Content-Length` that differs from the body's length makes the verdict *cannot say*. If the
-/// retry is gRPC, `grpc-*` headers become trailers, and a response without `grpc-status` is *ok* (0).
+/// retry is gRPC, `grpc-*` headers become trailers, and a response without `grpc-status` is *ok*
+/// (0).
 pub struct ReconciledResponse {
     /// The response with its whole body.
     pub response: Response<Bytes>,
@@ -308,14 +312,15 @@ impl fmt::Debug for ReconciledResponse {
     }
 }
 
-/// Hook that finds out what happened. Asynchronous functions of a [`ReconcileRequest`] implement it.
+/// Hook that finds out whether an execution happened. Asynchronous functions of a
+/// [`ReconcileRequest`] implement it.
 ///
 /// A call that takes longer than `policy.hook.timeout`, or panics, counts as *cannot say*.
 pub trait Reconcile: Send + Sync + 'static {
     /// Returns the verdict.
     fn reconcile(
         &self,
-        question: ReconcileRequest,
+        request: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>>;
 }
 
@@ -326,11 +331,11 @@ where
 {
     fn reconcile(
         &self,
-        question: ReconcileRequest,
+        request: ReconcileRequest,
     ) -> BoxFuture<'static, Verdict<ReconciledResponse>> {
-        Box::pin(self(question))
+        Box::pin(self(request))
     }
 }
 
-/// Time after which a client should retry, where nothing better is known.
+/// Time after which a client should retry, if none is computed.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

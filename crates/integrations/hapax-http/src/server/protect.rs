@@ -56,7 +56,7 @@ const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
 
 pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
-    ticket: AdmittedRequest,
+    admitted: AdmittedRequest,
     mut inner: S,
     mut parts: Parts,
     body: Q,
@@ -70,7 +70,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
+    let AdmittedRequest { policy, error_format, key, scope, permit } = admitted;
 
     let claimed = {
         let claiming = async {
@@ -102,10 +102,10 @@ where
                 route,
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
-            while let Ok(Claim::Reconcile(question)) = claim {
+            while let Ok(Claim::Reconcile(reconciliation)) = claim {
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
-                let fence = question.fence();
-                claim = ask(&policy, &key, &parts, question, &request).await;
+                let fence = reconciliation.fence();
+                claim = reconcile(&policy, &key, &parts, reconciliation, &request).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -139,7 +139,7 @@ where
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    match settle(&layer, &policy, error_format, claim) {
+    match decide(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response
                 .extensions()
@@ -153,12 +153,12 @@ where
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
-            let named = ExecutionLabel::new(operation, &received.parts);
-            let work = RequestExecution { layer, policy, error_format, permit, named };
-            let mut response = detach(work, inner, received, lease).await?;
+            let label = ExecutionLabel::new(operation, &received.parts);
+            let execution = RequestExecution { layer, policy, error_format, permit, label };
+            let mut response = detach(execution, inner, received, lease).await?;
             let operation = Some(operation);
-            let by = match response.extensions_mut().remove::<NotBegun>() {
-                Some(NotBegun) => ResponseSource::Rejection,
+            let by = match response.extensions_mut().remove::<NotStarted>() {
+                Some(NotStarted) => ResponseSource::Rejection,
                 None => by,
             };
             response.extensions_mut().insert(ResponseInfo { operation, by });
@@ -175,7 +175,9 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_protocol_header });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
+                () = permit.gate().stopping() => {
+                    return Ok(layer.reject(&policy, error_format, &cut_off()));
+                }
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -208,7 +210,7 @@ where
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
         Collected::Broken(error) if is_timed_out(&*error) => {
-            let detail = format!("The request body came too slowly. {NOTHING}");
+            let detail = format!("The request body arrived too slowly. {NOTHING_EXECUTED}");
             Err(Problem::new(Code::RequestTimeout, detail))
         }
         Collected::Broken(error) => {
@@ -243,7 +245,7 @@ fn take_permit(
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
     let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
     permit.ok_or_else(|| {
-        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING_EXECUTED}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
     })
 }
@@ -253,17 +255,17 @@ async fn ask(
     policy: &RoutePolicy,
     key: &Key,
     parts: &Parts,
-    question: Reconciliation,
-    request: &HttpRequest<'_>,
+    reconciliation: Reconciliation,
+    retry: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
-    let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
-        return question.conclude(Verdict::CannotSay, request).await;
+    let (Some(hook), Some(timing)) = (&options.reconcile, options.policy.hook) else {
+        return reconciliation.conclude(Verdict::CannotSay, retry).await;
     };
-    let doubt = ReconcileRequest {
-        fence: question.fence(),
-        id: question.id(),
-        attempt: question.attempt(),
+    let request = ReconcileRequest {
+        fence: reconciliation.fence(),
+        id: reconciliation.id(),
+        attempt: reconciliation.attempt(),
         key: key.clone(),
         request: parts.clone(),
     };
@@ -287,10 +289,10 @@ fn happened(
     response: Response<Bytes>,
     trailers: Option<HeaderMap>,
 ) -> Verdict {
-    if length::is_of_the_body(&retry.method, response.status()) {
+    if length::describes_body(&retry.method, response.status()) {
         let hint = SizeHint::new();
-        let announced = DeclaredLength::new(response.headers(), &hint);
-        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
+        let declared = DeclaredLength::new(response.headers(), &hint);
+        let checked = declared.and_then(|declared| declared.check_end(response.body().len()));
         if let Err(error) = checked {
             tracing::warn!(%error, "the reconcile hook's response has another length than declared");
             return Verdict::CannotSay;
@@ -300,7 +302,7 @@ fn happened(
     if is_grpc(&retry.headers) {
         whole = whole.for_grpc();
     }
-    Verdict::Happened(keep(whole))
+    Verdict::Happened(outcome_of(whole))
 }
 
 enum ClaimDecision {
@@ -309,7 +311,7 @@ enum ClaimDecision {
     Unprotected,
 }
 
-fn settle(
+fn decide(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
     error_format: ErrorFormat,
@@ -359,7 +361,7 @@ fn unknown() -> Problem {
 /// store that was unavailable from the start: a record that cannot be read, or that the store
 /// returned before it became unavailable, may be that of a first execution.
 fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
-    let outage_log = matches!(
+    let unavailable = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
@@ -370,7 +372,7 @@ fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) ->
         let error = error as &dyn Error;
         tracing::warn!(error, left_out, "no claim could be made");
     }
-    if outage_log && policy.options.store_outage == StoreOutage::Open {
+    if unavailable && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
     let detail = format!("It is unknown now whether this request was made before. {NOTHING}");
@@ -421,7 +423,7 @@ fn replayed(
 
 /// Executes on its own task, and waits for the response as long as the client does.
 async fn detach<S, B>(
-    work: RequestExecution,
+    execution: RequestExecution,
     inner: S,
     received: BufferedRequest,
     lease: Lease,

@@ -9,11 +9,11 @@ use http::request::Parts;
 
 use crate::problem::{Code, Problem};
 
-/// Source of the scope of a key. There is no default: two callers in one scope can read each other's
-/// responses.
+/// Source of the scope of a key. There is no default: two callers in one scope can read each
+/// other's responses.
 ///
-/// A replay does not check credentials again. With credentials as the scope, any client that presents
-/// them gets the response, even after they were revoked.
+/// A replay does not check credentials again. With credentials as the scope, any client that
+/// presents them gets the response, even after they were revoked.
 #[derive(Clone)]
 pub struct ScopeSource(Source);
 
@@ -54,17 +54,17 @@ impl ScopeSource {
 
     /// Returns a scope of all values of these headers together. An empty value counts as missing.
     ///
-    /// Credentials (`Authorization`, `Proxy-Authorization`) that change with each request are rejected: under
-    /// them every retry would come from another caller. The scheme decides:
+    /// Credentials (`Authorization`, `Proxy-Authorization`) that change with each request are
+    /// rejected: under them every retry would come from another caller. The scheme decides:
     ///
     /// - signatures of each request: AWS (all versions), Signature, Hawk, SharedKey, SharedKeyLite,
-    ///   any scheme with HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth` with
-    ///   a plain token is a stable credential);
+    ///   any scheme with HMAC in its name, and OAuth 1 (`OAuth` with `oauth_` parameters; `OAuth`
+    ///   with a plain token is a stable credential);
     /// - proofs, challenges and counters: DPoP, Digest, MAC, Mutual, HOBA, SCRAM, NTLM, Negotiate,
     ///   Concealed, PrivateToken.
     ///
-    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between two attempts
-    /// is another scope: then a [`function`](Self::function) should name the user.
+    /// Basic, Bearer, GNAP and any other scheme count as stable. A token that is renewed between
+    /// two attempts is another scope: then a [`function`](Self::function) should name the user.
     #[must_use]
     pub fn headers(names: impl IntoIterator<Item = HeaderName>, missing: MissingScope) -> Self {
         Self(Source::Headers { names: names.into_iter().collect(), missing })
@@ -80,12 +80,12 @@ impl ScopeSource {
     }
 
     pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Problem> {
-        let refused = match &self.0 {
+        let scope = match &self.0 {
             Source::Shared => return Ok(Scope::shared()),
-            Source::Function(scope) => scope(parts),
+            Source::Function(function) => function(parts),
             Source::Headers { names, missing } => from_headers(&parts.headers, names, *missing),
         };
-        refused.map_err(|refused| match refused {
+        scope.map_err(|error| match error {
             ScopeError::Missing => Problem::new(Code::MissingScope, self.missing(parts)),
             ScopeError::Unstable => Problem::new(Code::UnstableScope, self.unstable(parts)),
         })
@@ -93,13 +93,13 @@ impl ScopeSource {
 
     /// Returns the detail of 400 `missing-scope`.
     fn missing(&self, parts: &Parts) -> String {
-        let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(says);
+        let lacks = |name: &&HeaderName| !parts.headers.get_all(*name).iter().any(has_text);
         match self.names().iter().find(lacks) {
             Some(name) => format!(
                 "An idempotency key needs its caller: the request must have the header `{name}`, \
                  and it is missing or empty. A client sends it. An operator can name another \
                  header in `scope`, or set `scope_missing` to `shared` or `scope` to `none`: \
-                 callers who share a scope get each other's answers when their keys are equal."
+                 callers that share a scope get each other's responses when their keys are equal."
             ),
             None => "An idempotency key needs its caller, and the server finds none in this \
                      request. A client sends its credentials."
@@ -156,7 +156,7 @@ fn from_headers(
     let mut parts = Vec::new();
     for name in names {
         let before = parts.len();
-        for value in headers.get_all(name).iter().filter(|value| says(value)) {
+        for value in headers.get_all(name).iter().filter(|value| has_text(value)) {
             if is_credentials(name) && changes_by_request(value) {
                 return Err(ScopeError::Unstable);
             }
@@ -169,7 +169,7 @@ fn from_headers(
     Ok(Scope::of(parts))
 }
 
-fn says(value: &HeaderValue) -> bool {
+fn has_text(value: &HeaderValue) -> bool {
     !value.as_bytes().trim_ascii().is_empty()
 }
 

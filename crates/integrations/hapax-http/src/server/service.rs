@@ -78,9 +78,9 @@ where
                 ResponseFuture::passing(inner.call(Request::from_parts(parts, body)))
             }
             Admission::Reject(response) => ResponseFuture::rejected(response),
-            Admission::Guard(ticket) => {
+            Admission::Protect(admitted) => {
                 let layer = Arc::clone(&self.layer);
-                ResponseFuture::guarded(Box::pin(protect(layer, ticket, inner, parts, body)))
+                ResponseFuture::protected(Box::pin(protect(layer, admitted, inner, parts, body)))
             }
         }
     }
@@ -93,7 +93,7 @@ enum Admission {
     /// handlers.
     Pass,
     Reject(Response<Body>),
-    Guard(AdmittedRequest),
+    Protect(AdmittedRequest),
 }
 
 /// A request that has a key and a scope.
@@ -133,7 +133,7 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
         }
         Err(error) => {
             let name = &options.key_header;
-            let detail = format!("The header `{name}` holds no key: {error}.");
+            let detail = format!("The header `{name}` has no valid idempotency key: {error}.");
             let problem = Problem::new(Code::InvalidKey, detail);
             return Admission::Reject(layer.reject(&policy, error_format, &problem));
         }
@@ -141,7 +141,9 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
     let scope = check_connection(&policy, parts).and_then(|()| policy.scope.scope(parts));
     match scope {
         Err(problem) => Admission::Reject(layer.reject(&policy, error_format, &problem)),
-        Ok(scope) => Admission::Guard(AdmittedRequest { policy, error_format, key, scope, permit }),
+        Ok(scope) => {
+            Admission::Protect(AdmittedRequest { policy, error_format, key, scope, permit })
+        }
     }
 }
 
@@ -149,13 +151,13 @@ fn admit(layer: &IdempotencyLayer, parts: &Parts) -> Admission {
 /// operation here than behind the next hop.
 fn check_connection(policy: &RoutePolicy, parts: &Parts) -> Result<(), Problem> {
     let named = named_by_connection(&parts.headers);
-    let ours = |name: &HeaderName| {
+    let counts = |name: &HeaderName| {
         *name == policy.options.key_header
             || policy.scope.names().contains(name)
             || policy.options.fingerprint.headers().contains(name)
             || METHOD_OVERRIDES.contains(name)
     };
-    match named.iter().find(|name| ours(name)) {
+    match named.iter().find(|name| counts(name)) {
         Some(name) => {
             let detail = format!("Connection must not name {name}.");
             Err(Problem::new(Code::MalformedRequest, detail))

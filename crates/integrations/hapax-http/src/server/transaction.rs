@@ -184,7 +184,6 @@ fn ended_early() -> Problem {
 }
 
 fn kept() -> Problem {
-    let detail =
-        "The handler did not give its transaction back: the request may have taken effect.";
+    let detail = "The handler kept its transaction: the request may have taken effect.";
     Problem::new(Code::HandlerFailed, detail)
 }
