@@ -3,7 +3,7 @@
 //! A payments service loses replies, stalls, fails and is killed. Clients retry with the same key.
 //! Four setups are compared: no gateway, and the gateway with each policy of `--on-unknown`.
 //! Everything is real: processes of this program, HTTP over loopback, SIGKILL, files. The results
-//! are counted in the [`ledger`] of the service.
+//! are counted in the ledger of the service.
 //!
 //! Exit codes: 0 if every setup kept its promise and every fault happened, 1 if not, 69 if a
 //! process could not be started, 130 after an interrupt. In all of these cases, and after a panic,

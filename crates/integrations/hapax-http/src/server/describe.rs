@@ -118,7 +118,7 @@ impl DescribedHttpRequest<'_> {
 }
 
 /// Returns whether the values of a header name a caller and are no credentials.
-fn names_somebody(name: &HeaderName) -> bool {
+fn names_caller(name: &HeaderName) -> bool {
     let has = |part: &&str| name.as_str().contains(*part);
     NAMES.iter().any(has) && !CREDENTIALS.iter().any(has)
 }

@@ -97,7 +97,7 @@ impl DrainPermit {
 impl Drop for DrainPermit {
     fn drop(&mut self) {
         // First: a drain that sees no requests finds the permit free.
-        drop(self.place.take());
+        drop(self.concurrency.take());
         self.gate.state.send_modify(|state| state.inside -= 1);
     }
 }

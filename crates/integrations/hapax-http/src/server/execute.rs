@@ -48,7 +48,7 @@ pub(super) struct RequestExecution {
     pub(super) error_format: ErrorFormat,
     /// Dropped last: a drain waits until the outcome is written, or deferred.
     pub(super) permit: DrainPermit,
-    pub(super) label: ExecutionLabel,
+    pub(super) named: ExecutionLabel,
 }
 
 /// The name of an execution in logs, which must not contain its key.
@@ -81,7 +81,7 @@ impl HandlerResponse {
     }
 
     pub(super) fn log_failure(&self) {
-        if let Some(HandlerErrorExtension(error)) = self.handler_error() {
+        if let Some(HandlerErrorExtension(error)) = self.failed_by() {
             tracing::error!(error = &**error as &dyn Error, "a handler failed");
         }
     }
@@ -114,12 +114,12 @@ pub(super) enum ExecutionReply {
 /// Result of one call of the handler.
 pub(super) enum HandlerResult<E> {
     Response(Recording, HandlerResponse),
-    /// The service returned an error.
+    /// The service's own error.
     Failed(E),
-    /// There is no complete response.
+    /// No response, or not all of one.
     Problem(Problem),
-    /// The handler was not called: the drain's grace ended before.
-    NotStarted,
+    /// The handler was not called: time was up before.
+    NotBegun,
 }
 
 /// A request, read to its end.
@@ -136,9 +136,9 @@ impl BufferedRequest {
     }
 }
 
-/// A response extension: the request was claimed and not executed.
+/// A mark on the response of a request that was claimed and not executed.
 #[derive(Clone, Copy)]
-pub(super) struct NotStarted;
+pub(super) struct NotBegun;
 
 impl RequestExecution {
     pub(super) async fn run<S, B>(
@@ -276,9 +276,9 @@ impl RequestExecution {
             ),
             Some(Err(OperationPanicked)) => Problem::new(
                 Code::HandlerFailed,
-                "The handler panicked: the request may have taken effect.",
+                "The handler failed in the middle: the request may have taken effect.",
             ),
-            None if !started.load(Ordering::Relaxed) => return HandlerResult::NotStarted,
+            None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
             None => cut_off(),
         })
     }
@@ -313,7 +313,7 @@ impl RequestExecution {
         // Headers from the handler to this layer are not for clients, in trailers either.
         let mut body = erase(WithoutTrailers { body, drop: is_protocol_header });
         if options.stream || is_event_stream(&head.headers) {
-            let rest = Rest::Unread(body);
+            let rest = Rest::Coming(body);
             return Ok(HandlerResponse {
                 head,
                 read: Bytes::new(),
@@ -322,10 +322,10 @@ impl RequestExecution {
             });
         }
         let (limit, memory) = (options.max_response_body, &self.layer.memory);
-        let headers = length::describes_body(&self.label.method, head.status);
+        let headers = length::describes_body(&self.named.method, head.status);
         let headers = headers.then_some(&head.headers);
-        let collected = collect(&mut body, headers, limit, &memory.responses, None).await;
-        let (read, rest, reservation) = match collected {
+        let gathered = collect(&mut body, headers, limit, &memory.responses, None).await;
+        let (read, rest, reservation) = match gathered {
             Collected::Whole { body, trailers, reservation } => {
                 (body, Rest::Trailers(trailers), reservation)
             }
@@ -333,7 +333,7 @@ impl RequestExecution {
             // This reservation waits without a limit.
             Collected::MemoryFull => return Err(Broken),
             Collected::Broken(error) => {
-                let ExecutionLabel { id, method, uri } = &self.label;
+                let ExecutionLabel { id, method, uri } = &self.named;
                 let path = uri.path();
                 tracing::warn!(error, %method, path, %id, "a response broke off");
                 return Err(Broken);
@@ -353,17 +353,17 @@ impl RequestExecution {
     fn judge(
         &self,
         overrides: HandlerOverride,
-        response: HandlerResponse,
+        given: HandlerResponse,
     ) -> (Recording, HandlerResponse) {
-        let HandlerResponse { mut head, read, rest, reservations } = response;
+        let HandlerResponse { mut head, read, rest, reservations } = given;
         let trailers = match &rest {
             Rest::Trailers(trailers) => Some(trailers.as_ref()),
-            Rest::Unread(_) => None,
+            Rest::Coming(_) => None,
         };
-        let commits = overrides.commits.or_else(|| is_success(&head, trailers));
-        let (recording, mut head) = match &rest {
+        let commits = overrides.commits.or_else(|| is_good(&head, trailers));
+        let (ending, mut head) = match &rest {
             Rest::Trailers(trailers) => {
-                let no_length = length::must_go(head.status, trailers.as_ref());
+                let no_length = length::excludes_length(head.status, trailers.as_ref());
                 // Read whole, the response is framed anew: chunks would contradict its length.
                 head.headers = retain(&head.headers, |name, _| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
@@ -371,17 +371,17 @@ impl RequestExecution {
                 let (class, retention) = self.classify(overrides, &head, Some(trailers.as_ref()));
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
-                let outcome = (class != OutcomeClass::Retryable)
-                    .then(|| outcome_of(FullResponse::of(&response, trailers.as_ref(), cookies)));
-                (Recording { class, retention, outcome, commits }, response.into_parts().0)
+                let kept = (class != OutcomeClass::Retryable)
+                    .then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
+                (Recording { class, retention, kept, commits }, response.into_parts().0)
             }
-            Rest::Unread(_) => {
+            Rest::Coming(_) => {
                 let (class, retention) = self.classify(overrides, &head, None);
-                let outcome = (class == OutcomeClass::Final).then(|| {
+                let kept = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()
                 });
-                (Recording { class, retention, outcome, commits }, head)
+                (Recording { class, retention, kept, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -389,7 +389,7 @@ impl RequestExecution {
             self.error_format.mark(&mut head.headers, *class);
         }
         head.headers.insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("false"));
-        (recording, HandlerResponse { head, read, rest, reservations })
+        (ending, HandlerResponse { head, read, rest, reservations })
     }
 
     /// Classifies in the order of [`crate::classify`]. `trailers`: those of a response that was
@@ -442,15 +442,15 @@ impl RequestExecution {
             ),
             (_, ExecutionReply::Problem(problem)) => problem,
             (RecordStatus::Pending, ExecutionReply::Handler(_)) if withhold => pending(),
-            (_, ExecutionReply::Handler(mut response)) => {
+            (_, ExecutionReply::Handler(mut given)) => {
                 if recorded == RecordStatus::Pending {
                     let pending = HeaderValue::from_static("pending");
-                    response.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
+                    given.head.headers.insert(IDEMPOTENCY_RECORDED, pending);
                 }
                 if let Some(until) = until.filter(|_| self.policy.options.expires) {
-                    response.head.headers.insert(IDEMPOTENCY_EXPIRES, header::date(until));
+                    given.head.headers.insert(IDEMPOTENCY_EXPIRES, header::date(until));
                 }
-                match self.deliver(class, response) {
+                match self.deliver(class, given) {
                     Ok(response) => return response,
                     Err(problem) => problem,
                 }
@@ -464,15 +464,15 @@ impl RequestExecution {
     fn deliver(
         &self,
         class: OutcomeClass,
-        response: HandlerResponse,
+        given: HandlerResponse,
     ) -> Result<Response<Body>, Problem> {
-        let HandlerResponse { head, read, rest, reservations } = response;
+        let HandlerResponse { head, read, rest, reservations } = given;
         let held = self.layer.memory.answers.hold_now(read);
         drop(reservations);
         let body = match (held, rest) {
             (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
-            (Some(read), Rest::Unread(body)) => Body::resumed(read, body),
-            (None, rest) => return Err(no_memory(class, &rest, head.status)),
+            (Some(read), Rest::Coming(body)) => Body::resumed(read, body),
+            (None, rest) => return Err(no_room(class, &rest, head.status)),
         };
         Ok(Response::from_parts(head, body))
     }
@@ -504,7 +504,7 @@ fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
 
 /// Returns the problem for an execution whose outcome is not in the store yet, if it is withheld.
 pub(super) fn pending() -> Problem {
-    let detail = "The request was executed. The store has not accepted its outcome yet.";
+    let detail = "The request was executed. Its outcome is on its way to the store.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 
@@ -514,9 +514,9 @@ const UNKNOWN: ExecutionEnd = ExecutionEnd::Abandon { seen: None };
 /// Returns the outcome of a response, within the limit of a record.
 pub(super) fn keep(whole: FullResponse) -> Outcome {
     let status = whole.status;
-    let outcome = StoredResponse::Whole(whole).outcome();
-    if outcome.bytes().len() <= hapax_core::codec::MAX_OUTCOME {
-        return outcome;
+    let kept = StoredResponse::Whole(whole).outcome();
+    if kept.bytes().len() <= hapax_core::codec::MAX_OUTCOME {
+        return kept;
     }
     StoredResponse::NotRetained { status }.outcome()
 }
@@ -524,7 +524,7 @@ pub(super) fn keep(whole: FullResponse) -> Outcome {
 /// Returns the problem for a handler that was stopped at the end of a drain.
 pub(super) fn cut_off() -> Problem {
     let detail =
-        "The server shut down before the handler returned: the request may have taken effect.";
+        "The server is shutting down and could not wait: the request may have taken effect.";
     Problem::new(Code::UpstreamTimeout, detail)
 }
 

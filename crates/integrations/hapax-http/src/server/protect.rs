@@ -56,7 +56,7 @@ const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
 
 pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
-    admitted: AdmittedRequest,
+    ticket: AdmittedRequest,
     mut inner: S,
     mut parts: Parts,
     body: Q,
@@ -70,7 +70,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let AdmittedRequest { policy, error_format, key, scope, permit } = admitted;
+    let AdmittedRequest { policy, error_format, key, scope, permit } = ticket;
 
     let claimed = {
         let claiming = async {
@@ -102,10 +102,10 @@ where
                 route,
             };
             let mut claim = engine.claim(&scope, &key, &described, &policy.options.policy).await;
-            while let Ok(Claim::Reconcile(reconciliation)) = claim {
+            while let Ok(Claim::Reconcile(question)) = claim {
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
-                let fence = reconciliation.fence();
-                claim = reconcile(&policy, &key, &parts, reconciliation, &request).await;
+                let fence = question.fence();
+                claim = ask(&policy, &key, &parts, question, &request).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -139,7 +139,7 @@ where
         parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
-    match decide(&layer, &policy, error_format, claim) {
+    match settle(&layer, &policy, error_format, claim) {
         ClaimDecision::Respond(mut response) => {
             let by = response
                 .extensions()
@@ -153,12 +153,12 @@ where
         ClaimDecision::Execute(lease) => {
             let operation = layer.engine.operation_id(&scope, &key);
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
-            let label = ExecutionLabel::new(operation, &received.parts);
-            let execution = RequestExecution { layer, policy, error_format, permit, label };
-            let mut response = detach(execution, inner, received, lease).await?;
+            let named = ExecutionLabel::new(operation, &received.parts);
+            let work = RequestExecution { layer, policy, error_format, permit, named };
+            let mut response = detach(work, inner, received, lease).await?;
             let operation = Some(operation);
-            let by = match response.extensions_mut().remove::<NotStarted>() {
-                Some(NotStarted) => ResponseSource::Rejection,
+            let by = match response.extensions_mut().remove::<NotBegun>() {
+                Some(NotBegun) => ResponseSource::Rejection,
                 None => by,
             };
             response.extensions_mut().insert(ResponseInfo { operation, by });
@@ -175,9 +175,7 @@ where
                     let body = erase(WithoutTrailers { body, drop: is_protocol_header });
                     Body::resumed(Bytes::new(), body)
                 }),
-                () = permit.gate().stopping() => {
-                    return Ok(layer.reject(&policy, error_format, &cut_off()));
-                }
+                () = permit.gate().stopping() => return Ok(layer.reject(&policy, error_format, &cut_off())),
             };
             header::strip(response.headers_mut());
             response.headers_mut().insert(IDEMPOTENCY_PROTECTED, HeaderValue::from_static("false"));
@@ -210,7 +208,7 @@ where
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
         Collected::Broken(error) if is_timed_out(&*error) => {
-            let detail = format!("The request body arrived too slowly. {NOTHING_EXECUTED}");
+            let detail = format!("The request body came too slowly. {NOTHING}");
             Err(Problem::new(Code::RequestTimeout, detail))
         }
         Collected::Broken(error) => {
@@ -245,7 +243,7 @@ fn take_permit(
     let Some(limit) = *max_in_flight_per_scope else { return Ok(None) };
     let permit = layer.concurrency.enter((name, scope), key, limit).map(Some);
     permit.ok_or_else(|| {
-        let detail = format!("This caller has {limit} keys in flight. {NOTHING_EXECUTED}");
+        let detail = format!("This caller has {limit} keys in flight. {NOTHING}");
         Problem::new(Code::TooManyInFlight, detail).retry_after(RETRY_AFTER)
     })
 }
@@ -255,17 +253,17 @@ async fn ask(
     policy: &RoutePolicy,
     key: &Key,
     parts: &Parts,
-    reconciliation: Reconciliation,
-    retry: &HttpRequest<'_>,
+    question: Reconciliation,
+    request: &HttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
-    let (Some(hook), Some(timing)) = (&options.reconcile, options.policy.hook) else {
-        return reconciliation.conclude(Verdict::CannotSay, retry).await;
+    let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {
+        return question.conclude(Verdict::CannotSay, request).await;
     };
-    let request = ReconcileRequest {
-        fence: reconciliation.fence(),
-        id: reconciliation.id(),
-        attempt: reconciliation.attempt(),
+    let doubt = ReconcileRequest {
+        fence: question.fence(),
+        id: question.id(),
+        attempt: question.attempt(),
         key: key.clone(),
         request: parts.clone(),
     };
@@ -291,8 +289,8 @@ fn happened(
 ) -> Verdict {
     if length::describes_body(&retry.method, response.status()) {
         let hint = SizeHint::new();
-        let declared = DeclaredLength::new(response.headers(), &hint);
-        let checked = declared.and_then(|declared| declared.check_end(response.body().len()));
+        let announced = DeclaredLength::new(response.headers(), &hint);
+        let checked = announced.and_then(|announced| announced.check_end(response.body().len()));
         if let Err(error) = checked {
             tracing::warn!(%error, "the reconcile hook's response has another length than declared");
             return Verdict::CannotSay;
@@ -302,7 +300,7 @@ fn happened(
     if is_grpc(&retry.headers) {
         whole = whole.for_grpc();
     }
-    Verdict::Happened(outcome_of(whole))
+    Verdict::Happened(keep(whole))
 }
 
 enum ClaimDecision {
@@ -311,7 +309,7 @@ enum ClaimDecision {
     Unprotected,
 }
 
-fn decide(
+fn settle(
     layer: &IdempotencyLayer,
     policy: &RoutePolicy,
     error_format: ErrorFormat,
@@ -361,7 +359,7 @@ fn unknown() -> Problem {
 /// store that was unavailable from the start: a record that cannot be read, or that the store
 /// returned before it became unavailable, may be that of a first execution.
 fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) -> Option<Problem> {
-    let unavailable = matches!(
+    let outage_log = matches!(
         error,
         ClaimError::Overloaded
             | ClaimError::Store(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
@@ -372,7 +370,7 @@ fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) ->
         let error = error as &dyn Error;
         tracing::warn!(error, left_out, "no claim could be made");
     }
-    if unavailable && policy.options.store_outage == StoreOutage::Open {
+    if outage_log && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
     let detail = format!("It is unknown now whether this request was made before. {NOTHING}");
@@ -423,7 +421,7 @@ fn replayed(
 
 /// Executes on its own task, and waits for the response as long as the client does.
 async fn detach<S, B>(
-    execution: RequestExecution,
+    work: RequestExecution,
     inner: S,
     received: BufferedRequest,
     lease: Lease,
