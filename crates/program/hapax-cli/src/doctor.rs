@@ -1,4 +1,4 @@
-//! `hapax doctor`: does a store keep what it promises?
+//! `hapax doctor`: checks of a store.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,40 +12,41 @@ use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 use crate::keys;
 
-/// Look for what would silently break a store's promise
+/// Check a store for what would silently break idempotency
 ///
-/// One line for each finding, with what to do about it. Nothing in the store is changed. With a
-/// gateway's file, each --reconcile-url in it is probed too.
+/// Prints a line for each finding, with what to do about it. Changes nothing in the store. With a
+/// gateway's file, probes each --reconcile-url in it too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
-store cannot be reached.")]
+Exit codes: 0 if nothing breaks idempotency, 1 if a finding does, 64 for arguments or a file that
+cannot be read, 69 if the store cannot be reached.")]
 pub(crate) struct DoctorArgs {
-    /// The gateway's file: for what is not said here
+    /// The gateway's file, for settings that are not given here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The cache in front of it
+    /// The cache in front of the store
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
     cache: Option<UrlText<CacheUrl>>,
-    /// The file of its secrets [default: PATH.secret of a file, else none]
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
     /// The file of the gateway's admin token [default: as for the gateway]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
-    /// Write what is whole of a damaged file of records to a new one, and report what is lost;
-    /// nothing else is looked at
+    /// Write the readable records of a damaged file to a new one, and report how many are lost;
+    /// check nothing else
     #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
     salvage: Option<Vec<PathBuf>>,
-    /// One JSON array, for programs; what fails is a JSON object on standard error, with a code
+    /// Print one JSON array, for programs; an error is a JSON object on standard error, with a code
     #[arg(long)]
     json: bool,
 }
 
+/// Runs `hapax doctor`.
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     if let Some([old, new]) = args.salvage.as_deref() {
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
         }
     }
     if let Some(path) = &args.config {
-        // Where the store was said, a file that cannot be is warned of above.
+        // If the store is given by a flag, `for_the_rest` has already warned of an invalid file.
         if let Ok(config) = crate::gateway::to_probe(path) {
             findings.extend(Gateway::probe(&config).await.map_err(CliError::usage)?);
         }
@@ -81,13 +82,14 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     } else {
         findings.iter().map(|finding| format!("{finding}\n")).collect()
     };
-    // Nobody reads on: the exit code says it as well.
+    // Standard output may be closed: the exit code has the result as well.
     let _ = std::io::stdout().write_all(text.as_bytes());
     let broken = findings.iter().any(|finding| finding.severity == Severity::Broken);
     Ok(if broken { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }
 
-/// Reports what was read of a damaged file, what it says that it had, and the difference.
+/// Salvages a damaged file and reports how many records were read, how many the file had by its own
+/// count, and the difference. Exits with 1 if records are lost.
 fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
     let done = hapax_file::salvage(old, new).map_err(CliError::unavailable)?;
     let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
@@ -110,7 +112,7 @@ fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
              {new}.secret\n"
         )
     };
-    // Nobody reads on: the exit code says it as well.
+    // Standard output may be closed: the exit code has the result as well.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(if lost > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

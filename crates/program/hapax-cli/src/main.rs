@@ -16,8 +16,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use exit::CliError;
 
-/// Make asking again safe: the same operation, however often it is asked for, has one effect and
-/// one answer.
+/// Make retries of an operation safe: however often it is requested, it has one effect and one
+/// answer.
 #[derive(Debug, Parser)]
 #[command(name = "hapax", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
@@ -33,27 +33,27 @@ enum Command {
     Store(store::StoreArgs),
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
-    /// See it work: a flaky payments service, clients that retry, and four set-ups between them
+    /// Run a demo: a flaky payments service, clients that retry, and four set-ups between them
     Demo(demo::DemoArgs),
 }
 
 fn main() -> ExitCode {
-    // Also where the flags cannot be read.
+    // Read from the raw arguments, so that it is known if the flags cannot be parsed.
     let words = std::env::args_os().skip(1).take_while(|word| word != "--");
     let as_json = words.into_iter().any(|word| word == "--json");
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misread(&error, as_json),
+        Err(error) => return parse_error(&error, as_json),
     };
     let done = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let done = runtime.block_on(run(cli.command));
-            // What was to be waited for has been; the name of an upstream that is being looked up
-            // cannot be given up, and would hold the end back.
+            // All tasks that must finish have finished. A DNS lookup of an upstream cannot be
+            // cancelled, and an ordinary shutdown would wait for it.
             runtime.shutdown_background();
             done
         }
-        Err(error) => Err(CliError::unavailable(format!("no threads can be started: {error}"))),
+        Err(error) => Err(CliError::unavailable(format!("cannot start threads: {error}"))),
     };
     done.unwrap_or_else(|failure| failure.report(as_json))
 }
@@ -70,17 +70,18 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
     }
 }
 
-/// An address to listen on or to ask at. A name is none: it may have several, or none that is ours.
+/// Parses an address to listen on or to connect to. Rejects a host name: it may have several
+/// addresses, or none of this machine.
 fn addr(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected an IP address and a port, like 127.0.0.1:8080")
 }
 
-/// What cannot be read is one line, without the usage that would bury it.
-fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
+/// Reports arguments that cannot be parsed: in one line, without clap's usage text.
+fn parse_error(error: &clap::Error, as_json: bool) -> ExitCode {
     let text = without_secrets(error, error.render().to_string());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody reads on: nothing to do about it.
+            // Standard output may be closed: there is nothing to do about it.
             let _ = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -100,13 +101,14 @@ fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
     }
 }
 
-/// What was said is repeated, but for tokens and for what is or may be a URL, which may hold a password.
+/// Removes from an error text the values of tokens and all that is or may be a URL: a URL may
+/// contain a password.
 fn without_secrets(error: &clap::Error, text: String) -> String {
-    let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(said)) => said.as_str(),
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
         _ => "",
     };
-    let (flag, value) = (said(ContextKind::InvalidArg), said(ContextKind::InvalidValue));
+    let (flag, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
     let is_secret = ["<URL>", "<TOKEN>"].iter().any(|name| flag.contains(name));
     let hide = |text: String, secret: &str, is_secret: bool| match is_secret && !secret.is_empty() {
         true => text.replace(&format!(" '{secret}'"), ""),

@@ -17,34 +17,39 @@ pub(crate) struct StoreArgs {
 
 #[derive(Debug, Subcommand)]
 enum StoreCommand {
-    /// Accept a store that was emptied or replaced: new keys execute again under block and reconcile
+    /// Accept a store that was emptied or replaced: new keys execute again under block and
+    /// reconcile
     ///
-    /// What the store held before may execute a second time. A file that a gateway has open is
-    /// confirmed through the admin address of that gateway. On a server every gateway accepts the store
-    /// with its next request.
+    /// Operations whose records the store had before may execute a second time. A file that a
+    /// gateway has open is confirmed through the admin address of that gateway. On a server every
+    /// gateway accepts the store with its next request.
     Confirm {
         #[command(flatten)]
         at: StoreSelector,
-        /// The reason: kept in the audit file
+        /// The reason, stored in the audit file
         #[arg(long, value_name = "TEXT")]
         reason: String,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
 }
 
-/// Runs the command.
+/// Runs `hapax store`.
 pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let StoreCommand::Confirm { at, reason, json } = args.command;
     let replaced = confirm(&at, &reason).await?;
     let text = match (json, replaced) {
         (true, _) => format!("{{\n  \"replaced\": {replaced}\n}}\n"),
-        (false, true) => "confirmed: what the store held before may execute again\n".to_owned(),
-        (false, false) => "confirmed; it had not been found to be another store\n".to_owned(),
+        (false, true) => {
+            "confirmed: operations of the earlier records may execute again\n".to_owned()
+        }
+        (false, false) => {
+            "confirmed; the store had not been found emptied or replaced\n".to_owned()
+        }
     };
-    // The exit code has it as well.
+    // Standard output may be closed: the exit code reports success as well.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(ExitCode::SUCCESS)
 }

@@ -54,14 +54,14 @@ pub(crate) struct DemoArgs {
         value_parser = clap::value_parser!(u16).range(i64::from(Plan::MIN_PAYMENTS)..=MAX_PAYMENTS)
     )]
     payments: u16,
-    /// Deals the faults to the payments as an earlier run did; the timing differs [default: a new
+    /// Assign faults to payments as in the run with this seed; the timing differs [default: a new
     /// one]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Print the table as JSON
     #[arg(long)]
     json: bool,
-    /// Leave the last gateway and its admin page up until Ctrl-C
+    /// Keep the last gateway and its admin page running until Ctrl-C
     #[arg(long)]
     keep: bool,
     #[command(subcommand)]

@@ -8,20 +8,20 @@ use super::settings::FlagSettings;
 
 /// Idempotency in front of any HTTP service
 ///
-/// A request with an Idempotency-Key header runs once, however often it is sent: copies get the first
-/// one's answer. Everything else passes through. Records are kept in a file, ./hapax.db unless
-/// --store says otherwise; there is nothing to set up.
+/// A request with an Idempotency-Key header is executed once, however often it is sent: duplicates
+/// get the response of the first. Other requests pass through. Records are stored in the file
+/// ./hapax.db unless --store names another store; there is nothing to set up.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = AFTER)]
 pub(crate) struct GatewayArgs {
-    /// A file that says the same, and what holds on which paths; flags and environment win. On SIGHUP
-    /// it is read again
+    /// A file with the same settings, and with routes that have policies of their own; flags and
+    /// environment win. SIGHUP reads it again
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
 
-    /// Print what would hold, without what is secret, and end: with 0, or with 64 if it cannot be.
-    /// With METHOD and PATH, like `--check POST /payments/7`: print the route and the policy of that
-    /// request
+    /// Print the configuration, without secrets, and exit: with 0, or with 64 if it is not valid.
+    /// With METHOD and PATH, like `--check POST /payments/7`: print the route and the policy of
+    /// that request
     #[arg(long, num_args = 0..=2, value_names = ["METHOD", "PATH"])]
     pub(super) check: Option<Vec<String>>,
 
@@ -30,19 +30,19 @@ pub(crate) struct GatewayArgs {
 }
 
 const AFTER: &str = "\
-Durations are written 250ms, 30s, 5m, 24h, 7d; sizes 64KiB, 1MiB, 2GiB. In a file, a flag of the first
-list is a field of [gateway] and one of the second a field of [policy], with underscores:
+Durations are written 250ms, 30s, 5m, 24h, 7d; sizes 64KiB, 1MiB, 2GiB. In a file, a flag of the
+first list is a field of [gateway] and one of the second a field of [policy], with underscores:
 
   [gateway]
   upstream = \"http://127.0.0.1:3000\"
   [policy]
   in_flight = \"wait\"
   [[route]]
-  path = \"/reports/{*rest}\"   # and whatever of [policy] differs there
+  path = \"/reports/{*rest}\"   # and fields of [policy] that differ there
   protect = false             # passes through; observe = true counts what would happen
 
-Exit codes: 0 after a drain, 64 for what cannot be configured and for an address that is in use, 69
-where the store is not to be had within --store-wait.
+Exit codes: 0 after a drain, 64 for a configuration that is not valid and for an address that is in
+use, 69 if the store cannot be opened within --store-wait.
 
   hapax gateway --upstream http://127.0.0.1:3000
   curl -i http://127.0.0.1:8080/orders -H 'Authorization: Bearer me' \\

@@ -1,25 +1,26 @@
-//! Variables that nobody reads.
+//! Environment variables `HAPAX_*` that are not settings.
 
 use clap::{Command, CommandFactory};
 
-/// The most letters that may differ in a name that was meant.
+/// The largest edit distance at which a setting is suggested for an unknown name.
 const NEAR: usize = 3;
 
-/// Says it on standard error, for commands without a log.
+/// Warns of unknown variables on standard error, for commands without a log.
 pub(crate) fn warn_of_unknown() {
     for warning in unknown(variables()) {
         eprintln!("hapax: warning: {warning}");
     }
 }
 
-/// One that is no text is no name of ours, or its value is refused.
+/// Returns the variables of the environment. Leaves out those that are not UTF-8: their name is not
+/// a setting, or clap rejects their value.
 pub(super) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-/// What to say of the variables `HAPAX_*` of the environment that mean nothing, with their values. They
-/// are not refused: Kubernetes makes some by itself.
+/// Returns a warning for each variable `HAPAX_*` that is not a setting, sorted. They are warnings,
+/// not errors: Kubernetes sets such variables itself.
 pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     let known = known(crate::Cli::command());
     let mut warnings: Vec<String> = variables
@@ -28,11 +29,11 @@ pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
         })
         .map(|(name, _)| {
             let near = known.iter().map(|it| (strsim::damerau_levenshtein(it, &name), it)).min();
-            // Of three letters two others are no slip.
+            // Two other letters of three are not a spelling mistake.
             let most = NEAR.min((name.len() - "HAPAX_".len()) / 2);
             let near = near.filter(|(distance, _)| *distance <= most).map(|(_, near)| near);
-            let begun = |it: &&String| name.starts_with(&format!("{it}_"));
-            match near.or_else(|| known.iter().find(begun)) {
+            let is_prefix = |it: &&String| name.starts_with(&format!("{it}_"));
+            match near.or_else(|| known.iter().find(is_prefix)) {
                 Some(near) => format!("{name} is no setting and is ignored: {near} is one"),
                 None => format!("{name} is no setting and is ignored"),
             }
@@ -42,15 +43,16 @@ pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
     warnings
 }
 
-/// The variables of all commands: those of one may be set for another.
+/// Returns the variables of all commands: a variable of one may be set while another runs.
 fn known(command: Command) -> Vec<String> {
     let own = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str().map(str::to_owned));
     let own: Vec<_> = own.collect();
     command.get_subcommands().cloned().flat_map(known).chain(own).collect()
 }
 
-/// What it puts into every container of a namespace that has a service named hapax, or hapax-…:
-/// `HAPAX_SERVICE_HOST`, `HAPAX_SERVICE_PORT_HTTP`, `HAPAX_PORT=tcp://…`, `HAPAX_PORT_80_TCP_ADDR`.
+/// Returns whether Kubernetes sets a variable, in each container of a namespace that has a service
+/// named hapax or hapax-…: `HAPAX_SERVICE_HOST`, `HAPAX_SERVICE_PORT_HTTP`, `HAPAX_PORT=tcp://…`,
+/// `HAPAX_PORT_80_TCP_ADDR`.
 fn is_of_kubernetes(name: &str, value: &str) -> bool {
     let of_port = |rest: &str| {
         let (number, rest) = rest.split_once('_').unwrap_or_default();
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_said() {
+    fn an_unknown_variable_is_reported() {
         let of =
             |name: &str, value: &str| unknown(std::iter::once((name.to_owned(), value.to_owned())));
         let near = "HAPAX_ON_UNKOWN is no setting and is ignored: HAPAX_ON_UNKNOWN is one";

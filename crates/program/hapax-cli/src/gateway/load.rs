@@ -1,4 +1,5 @@
-//! Flags over the environment over the file over the defaults.
+//! The configuration from all sources: flags win over the environment, the environment over the
+//! file, and the file over the defaults.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,48 +18,48 @@ use super::file::{File, Section};
 use super::settings::{FlagSettings, name, value};
 use crate::exit::CliError;
 
-/// What was said, all in all.
+/// A configuration with its sources.
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) config: Config,
-    said: SettingSources,
+    sources: SettingSources,
 }
 
-/// Where it was said.
+/// The sources of settings, for the location in errors.
 #[derive(Debug)]
 struct SettingSources {
-    /// The file's name, and what is in it.
+    /// The file's name and content.
     file: Option<(String, File)>,
     flags: GivenSettings,
 }
 
 impl GatewayArgs {
-    /// Reads the file, if there is one, and puts everything together.
+    /// Reads the file, if there is one, and merges it with flags and environment.
     ///
-    /// Every way in which it cannot be is one line that says where.
+    /// Errors are one line, with the file and the line of the setting if it is in the file.
     pub(super) fn load(&self) -> Result<Loaded, CliError> {
         let file = self.config.as_deref().map(read).transpose()?;
         let mut given = file.as_ref().map(|(_, file)| file.given.clone()).unwrap_or_default();
         let FlagSettings(flags) = self.settings.clone();
         given.gateway.extend(flags.gateway.clone());
         given.policy.extend(flags.policy.clone());
-        let said = SettingSources { file, flags };
-        let config = Config::read(&given).map_err(|error| said.failure(&error))?;
+        let sources = SettingSources { file, flags };
+        let config = Config::read(&given).map_err(|error| sources.failure(&error))?;
         crate::logging::filter(&config.log.level)
-            .map_err(|what| said.failure_of("log_level", what))?;
-        config.check().map_err(|error| said.failure(&error))?;
-        Ok(Loaded { config, said })
+            .map_err(|what| sources.failure_of("log_level", what))?;
+        config.check().map_err(|error| sources.failure(&error))?;
+        Ok(Loaded { config, sources })
     }
 }
 
 impl Loaded {
-    /// Why a gateway does not take it, and where that was said.
-    pub(super) fn refused(&self, error: &ReloadError) -> CliError {
-        let failure = self.said.failure(error);
-        match (&self.said.file, error) {
-            // What a restart is needed for may be that it is said no more.
+    /// Returns the error of a reload that a gateway rejected, with the location of the setting.
+    pub(super) fn reload_failed(&self, error: &ReloadError) -> CliError {
+        let failure = self.sources.failure(error);
+        match (&self.sources.file, error) {
+            // The setting that needs a restart may have been removed: then it has no line.
             (Some((name, _)), ReloadError::Restart(fields))
-                if self.said.line_of(None, fields).is_none() =>
+                if self.sources.line_of(None, fields).is_none() =>
             {
                 CliError::usage(format!("{name}: {failure}"))
             }
@@ -66,33 +67,33 @@ impl Loaded {
         }
     }
 
-    /// Why no gateway can be started with it. Configuration, and an address that cannot be listened on,
-    /// is 64; a store that cannot be had is 69.
+    /// Returns the error of a gateway that cannot start. The exit code is 64 for configuration and
+    /// for an address that cannot be listened on, and 69 for a store that cannot be opened.
     pub(super) fn failed(&self, error: &StartError) -> CliError {
         let what = error.to_string();
         match error {
-            StartError::Config(error) => self.said.failure(error),
+            StartError::Config(error) => self.sources.failure(error),
             StartError::Tls(error) => match self.field_of(error) {
-                Some(field) => self.said.failure_of(field, format!("{}: {what}", name(field))),
+                Some(field) => self.sources.failure_of(field, format!("{}: {what}", name(field))),
                 None => CliError::usage(what),
             },
             StartError::Store(StoreOpenError::Url { url, .. }) => {
                 let of_store = *url == self.config.store.to_string();
                 let field = if of_store { "store" } else { "cache" };
-                self.said.failure_of(field, format!("{}: {what}", name(field)))
+                self.sources.failure_of(field, format!("{}: {what}", name(field)))
             }
             StartError::Listen { .. } => CliError::usage(what),
-            // They begin with their flag.
-            StartError::AdminToken { .. } => self.said.failure_of("admin_token_file", what),
-            StartError::AccessLog { .. } => self.said.failure_of("access_log", what),
+            // The texts of these errors begin with the flag.
+            StartError::AdminToken { .. } => self.sources.failure_of("admin_token_file", what),
+            StartError::AccessLog { .. } => self.sources.failure_of("access_log", what),
             StartError::Store(StoreOpenError::Secret { .. }) => {
-                self.said.failure_of("secret_file", what)
+                self.sources.failure_of("secret_file", what)
             }
             other => CliError::unavailable(other),
         }
     }
 
-    /// Which setting names the file that certificates cannot be had from.
+    /// Returns the setting that names the file whose certificates or key cannot be used.
     fn field_of(&self, error: &TlsError) -> Option<&'static str> {
         let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
             return None;
@@ -106,13 +107,14 @@ impl Loaded {
             .map(|setting| setting.info.name)
     }
 
-    /// What may surprise, a line each.
+    /// Returns warnings about the configuration, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let of_file = self.said.file.as_ref().and_then(|(name, file)| file.warning(name));
+        let of_file = self.sources.file.as_ref().and_then(|(name, file)| file.warning(name));
         of_file.into_iter().collect()
     }
 
-    /// What holds of who the caller is where it was not said: the one depends on the other.
+    /// Returns a comment with the defaults of `scope` and `scope_missing` that are not set. Each
+    /// depends on the other and on `auth_scope`.
     pub(super) fn callers_by_default(&self, policy: &PolicyConfig) -> &'static str {
         let by_auth = self.config.auth.as_ref().is_some_and(|auth| !auth.scope.is_empty());
         match (&policy.scope, policy.scope_missing) {
@@ -128,7 +130,7 @@ impl Loaded {
         }
     }
 
-    /// All that holds, as a file, without what is secret.
+    /// Returns the whole configuration as a file, without secrets.
     pub(super) fn shown(&self) -> Result<String, CliError> {
         let mut gateway = shown(GATEWAY_SETTINGS, &self.config);
         let per_peer =
@@ -141,7 +143,8 @@ impl Loaded {
         text.push_str(self.callers_by_default(&self.config.policy));
         for route in &self.config.routes {
             let mut own = shown(POLICY_SETTINGS, &route.policy);
-            // What does not differ is above; what is only there is said to be as by default.
+            // Fields that equal those of `[policy]` are left out. A field that only `[policy]` sets
+            // is shown with its default.
             own.retain(|field, value| policy.get(field) != Some(value));
             own.extend(shown(ROUTE_SETTINGS, route));
             text.push('\n');
@@ -151,7 +154,7 @@ impl Loaded {
     }
 }
 
-/// The file at `path`, and how it is called.
+/// Reads the file at `path` and returns its name and content.
 fn read(path: &Path) -> Result<(String, File), CliError> {
     let name = path.display().to_string();
     let file = File::read(path).map_err(|wrong| {
@@ -161,7 +164,7 @@ fn read(path: &Path) -> Result<(String, File), CliError> {
     Ok((name, file))
 }
 
-/// What a gateway's file says to whoever looks into its store.
+/// The settings of a gateway's file for commands that open its store.
 #[derive(Debug, Default)]
 pub(crate) struct StoreSettings {
     pub(crate) store: Option<StoreUrl>,
@@ -173,19 +176,20 @@ pub(crate) struct StoreSettings {
 }
 
 impl StoreSettings {
-    /// Of the file at `path`, for what was not said. Where it was `said` which store it is, a file that
-    /// cannot be read is warned of: who looks into a store in an emergency may have no other.
-    pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, CliError> {
+    /// Reads the file at `path`, for settings without a flag. If flags name the store (`is_named`),
+    /// a file that cannot be read is only a warning: in an emergency an operator may have no valid
+    /// file.
+    pub(crate) fn for_the_rest(path: Option<&Path>, is_named: bool) -> Result<Self, CliError> {
         match Self::read(path) {
-            Err(failure) if said => {
-                eprintln!("hapax: warning: {failure}; going on without");
+            Err(failure) if is_named => {
+                eprintln!("hapax: warning: {failure}; continuing without the file");
                 Ok(Self::default())
             }
             read => read,
         }
     }
 
-    /// Of the file at `path`; nothing where there is none.
+    /// Reads the file at `path`; returns no settings if there is no path.
     fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
         let mut given = GivenSettings::default();
@@ -209,7 +213,8 @@ impl StoreSettings {
     }
 }
 
-/// Reads a configuration whose upstream, which may be said elsewhere, does not matter.
+/// Reads a configuration with a placeholder as upstream: these commands do not use it, and it may
+/// not be set in the file.
 fn with_upstream(mut given: GivenSettings) -> Result<Config, ConfigError> {
     given.gateway.insert("upstream", vec!["http://127.0.0.1:1".to_owned()]);
     Config::read(&given)
@@ -224,14 +229,15 @@ pub(crate) fn to_probe(path: &Path) -> Result<Config, CliError> {
 }
 
 impl SettingSources {
-    /// One line: the file and its line, where it was said there.
+    /// Returns an error in one line, with file and line if the setting is in the file.
     fn failure(&self, error: &impl NamesSettings) -> CliError {
         let fields = error.fields();
         let fields: Vec<_> = fields.iter().map(String::as_str).collect();
         self.located(error.route(), &fields, &error.describe(&name))
     }
 
-    /// Likewise, for an error that is about one setting.
+    /// Returns an error of one setting in one line, with file and line if the setting is in the
+    /// file.
     fn failure_of(&self, field: &str, what: impl std::fmt::Display) -> CliError {
         self.located(None, &[field], &what)
     }
@@ -248,7 +254,8 @@ impl SettingSources {
         })
     }
 
-    /// The line of the first field that the file says.
+    /// Returns the line of the first of `fields` that is in the file; for a route, else that of its
+    /// path.
     fn line_of(&self, route: Option<usize>, fields: &[&str]) -> Option<usize> {
         let (_, file) = self.file.as_ref()?;
         let line = fields.iter().find_map(|field| self.line(file, route, field));
@@ -266,7 +273,7 @@ impl SettingSources {
     }
 }
 
-/// Settings as a file has them, by name.
+/// The settings of a section of a file, by name.
 pub(super) type ShownSettings = BTreeMap<&'static str, Value>;
 
 /// Returns the settings that a file would have for this configuration, without secrets.

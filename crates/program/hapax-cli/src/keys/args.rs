@@ -13,12 +13,12 @@ use http::{HeaderName, HeaderValue};
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
 
-/// What a store holds: see, release and resolve keys
+/// The records of a store: show, release and resolve keys
 ///
-/// While a gateway has the store open, it is asked through its admin address, which the lock file
-/// names. With a secret, records keep a sealed description, which `list` and `show` open: key,
-/// method, path and caller, of whom credentials are hashes. Without one they have ids alone, and
-/// `show` finds the id of a key.
+/// While a gateway has the store open, commands go to its admin address, which is in the lock file.
+/// With a secret, records have a sealed description, which `list` and `show` open: key, method,
+/// path and caller, with hashes in place of credentials. Without a secret, records have ids alone,
+/// and `show` finds the id of a key.
 #[derive(Debug, Args)]
 pub(crate) struct KeysArgs {
     #[command(subcommand)]
@@ -31,24 +31,24 @@ pub(super) enum KeysCommand {
     List {
         #[command(flatten)]
         at: StoreSelector,
-        /// Only those in this state [default: all that are neither released nor expired]
+        /// Only records in this state [default: all that are neither released nor expired]
         #[arg(long, value_enum)]
         state: Option<StateArg>,
-        /// Only those of the caller that sends this value of a header of the gateway's --scope or
+        /// Only records of the caller that sends this value in a header of the gateway's --scope or
         /// --auth-scope
         #[arg(long, value_name = "VALUE")]
         caller: Option<String>,
-        /// Only those of the caller with this hash, as records show it
+        /// Only records of the caller with this hash, as records show it
         #[arg(long, value_name = "HASH", conflicts_with = "caller")]
         caller_hash: Option<String>,
-        /// Go on after this id
+        /// Continue after this id
         #[arg(long, value_name = "ID")]
         after: Option<String>,
-        /// At most so many
+        /// The most records in the list
         #[arg(long, value_name = "N", default_value_t = 100,
             value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
@@ -58,11 +58,11 @@ pub(super) enum KeysCommand {
         at: StoreSelector,
         #[command(flatten)]
         target: RecordSelector,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
-    /// Release a key: the next request with it executes; what is done needs --forget
+    /// Release a key: the next request with it executes; a key that is done needs --forget
     Release {
         #[command(flatten)]
         at: StoreSelector,
@@ -70,11 +70,11 @@ pub(super) enum KeysCommand {
         target: RecordSelector,
         #[command(flatten)]
         sure: DecisionArgs,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
-    /// Say what became of a request
+    /// Resolve a key: record whether its request happened
     Resolve {
         #[command(flatten)]
         at: StoreSelector,
@@ -82,80 +82,82 @@ pub(super) enum KeysCommand {
         target: RecordSelector,
         #[command(flatten)]
         sure: DecisionArgs,
-        /// What became of it
+        /// The verdict about the request
         #[arg(long, value_enum)]
         outcome: VerdictArg,
-        /// With which status retries are answered [default: 200]
+        /// The status that retries get [default: 200]
         #[arg(long, value_name = "N")]
         status: Option<u16>,
-        /// With which header, like 'content-type: application/json'; may be repeated
+        /// A header that retries get, like 'content-type: application/json'; may be repeated
         #[arg(long = "header", value_name = "LINE", value_parser = header_line)]
         headers: Vec<(String, String)>,
-        /// With which body: text, @PATH or @- for standard input
+        /// The body that retries get: text, @PATH or @- for standard input
         #[arg(long, value_name = "BODY")]
         body: Option<String>,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
     /// Remove records that have expired
     ///
-    /// A record goes a lease after it has expired, since copies may still be under way until then.
+    /// A record is removed one lease after it expires: until then duplicates may still be under
+    /// way.
     Purge {
         #[command(flatten)]
         at: StoreSelector,
-        /// As JSON; refusals too, on standard error, with a code
+        /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
     },
 }
 
-/// Which store.
+/// The flags that select a store.
 #[derive(Debug, Args)]
 pub(crate) struct StoreSelector {
-    /// The gateway's file: for what is not said here
+    /// The gateway's file, for settings that are not given here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
     /// The store: file:PATH, redis://HOST, rediss://HOST or postgres://USER@HOST/DB [default:
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The file of its secrets [default: PATH.secret of a file, else none]
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
-    /// Ask the gateway whose admin address this is, whatever its store
+    /// The admin address of the gateway to use, whatever its store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     admin: Option<SocketAddr>,
     /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else
     /// ./hapax.admin-token]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
-    /// The file that decisions are appended to, where no gateway does it [default: PATH.audit.jsonl
-    /// beside a file: store, else ./hapax.audit.jsonl]
+    /// The file that decisions are appended to, unless a gateway does that [default:
+    /// PATH.audit.jsonl beside a file: store, else ./hapax.audit.jsonl]
     #[arg(long, env = "HAPAX_AUDIT_FILE", value_name = "PATH")]
     audit_file: Option<PathBuf>,
 }
 
-/// Where records are, all in all.
+/// A store with the settings to open it or to reach its gateway.
 #[derive(Clone, Debug)]
 pub(super) struct StoreLocation {
     pub(super) store: StoreUrl,
     pub(super) secret_file: Option<PathBuf>,
-    /// Whom to ask instead.
+    /// The admin address of the gateway to use instead of opening the store.
     pub(super) admin: Option<SocketAddr>,
     pub(super) admin_token_file: Option<PathBuf>,
     pub(super) audit_file: PathBuf,
 }
 
 impl StoreLocation {
+    /// Reads the token of the store's gateway.
     pub(super) fn token(&self) -> Result<Option<AdminToken>, CliError> {
         token(&self.store, self.admin_token_file.as_deref())
     }
 }
 
-/// Reads the token of a gateway: of the file that was named, else of the one beside the store, else of
-/// the one in the working directory. Where neither is there, the gateway is asked without, and its
-/// answer says what is missing.
+/// Reads the token of a gateway from the named file, else from the one beside the store, else from
+/// the one in the working directory. Returns `None` if neither exists: the gateway then rejects the
+/// request and its answer says that a token is missing.
 pub(super) fn token(
     store: &StoreUrl,
     named: Option<&Path>,
@@ -173,14 +175,15 @@ pub(super) fn token(
 }
 
 impl StoreSelector {
-    /// What was said, with what the gateway's file says of the rest.
-    pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
+    /// Returns the store and its settings, from flags and, where there is no flag, from the
+    /// gateway's file.
+    pub(super) fn location(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
-        let said = store.is_some() || self.admin.is_some();
-        let file = StoreSettings::for_the_rest(self.config.as_deref(), said)?;
+        let is_named = store.is_some() || self.admin.is_some();
+        let file = StoreSettings::for_the_rest(self.config.as_deref(), is_named)?;
         let store = store.or(file.store);
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
-        // What is in memory only its gateway can be asked for.
+        // A store in memory can be reached only through its gateway.
         let admin = file.admin.filter(|_| store == StoreUrl::Memory);
         let audit_file = self.audit_file.clone().or(file.audit_file);
         Ok(StoreLocation {
@@ -193,38 +196,38 @@ impl StoreSelector {
     }
 }
 
-/// Which record.
+/// The arguments that select a record.
 #[derive(Debug, Args)]
 pub(super) struct RecordSelector {
     /// The Idempotency-Key, without quotes
     #[arg(value_name = "KEY", required_unless_present = "id")]
     key: Option<String>,
-    /// The caller it belongs to: the value of Authorization, or 'NAME: VALUE' for each header of the
-    /// gateway's --scope or --auth-scope, in its order. Needed unless the gateway has --scope
-    /// none or --scope-missing shared
+    /// The caller that the key belongs to: the value of Authorization, or 'NAME: VALUE' for each
+    /// header of the gateway's --scope or --auth-scope, in its order. Needed unless the gateway has
+    /// --scope none or --scope-missing shared
     #[arg(long, value_name = "VALUE")]
     scope: Vec<String>,
-    /// The record of this id, instead of a key's
+    /// The id of the record, instead of its key
     #[arg(long, value_name = "ID", conflicts_with_all = ["key", "scope"])]
     id: Option<String>,
 }
 
-/// How sure the operator is.
+/// The conditions and overrides of a decision, and its reason.
 #[derive(Debug, Args)]
 pub(super) struct DecisionArgs {
-    /// Only if its fence is this one [default: the one it has now]
+    /// Only if the record has this fence [default: the one that it has now]
     #[arg(long, value_name = "N")]
     pub(super) fence: Option<u64>,
-    /// Even while it is executing
+    /// Even if it is in flight
     #[arg(long)]
     pub(super) force: bool,
-    /// Even if it is done: its answer is forgotten, and it executes again
+    /// Even if it is done: its response is removed, and the next request executes
     #[arg(long)]
     pub(super) forget: bool,
-    /// Even if the record is not that of an HTTP request, but of a function, say
+    /// Even if the record is not of an HTTP request, but for example of a function
     #[arg(long)]
     pub(super) any_kind: bool,
-    /// The reason: kept with the record and in the audit file
+    /// The reason, stored with the record and in the audit file
     #[arg(long, value_name = "TEXT")]
     pub(super) reason: String,
 }
@@ -256,21 +259,21 @@ pub(super) enum VerdictArg {
     DidNotHappen,
 }
 
-/// How a record is named.
+/// The name of a record: its id, or its key with a caller.
 #[derive(Debug)]
 pub(super) enum RecordName {
     Id(OperationId),
     Key(Key, ScopeText),
 }
 
-/// The caller as it was typed.
+/// A caller, as the operator typed it.
 #[derive(Debug)]
 pub(super) enum ScopeText {
-    /// One that sends nothing.
+    /// A caller without headers.
     NoCaller,
     /// The value of the one header that names the caller.
     Value(String),
-    /// Each by its name.
+    /// The values of several headers, each with its name.
     Headers(Vec<(String, String)>),
 }
 
@@ -292,7 +295,7 @@ impl RecordSelector {
 }
 
 impl ScopeText {
-    /// As headers, a value alone being that of `Authorization`.
+    /// Returns the caller as headers. A value without a name is that of `Authorization`.
     pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
         let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
@@ -310,7 +313,7 @@ impl ScopeText {
     }
 }
 
-/// `NAME: VALUE`, with the space: `Bearer a:b` is a value.
+/// Parses `NAME: VALUE`. The space is required: `Bearer a:b` is a value without a name.
 fn header_line(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once(": ").ok_or("expected 'NAME: VALUE'")?;
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| "expected 'NAME: VALUE'")?;
