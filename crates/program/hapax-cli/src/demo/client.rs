@@ -1,5 +1,5 @@
-//! A client as it should be: a key for each payment, made before the first attempt, and the same
-//! key for every attempt, until there is a final answer.
+//! The clients of the demo. A client makes a key for each payment before the first attempt, and
+//! uses it for every attempt until there is a final answer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,61 +18,62 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::plan::{Dice, Plan, Slip};
+use super::plan::{ClientFault, Plan, Random};
 use super::times;
 
-/// The largest answer that is read, in bytes.
-const MAX_ANSWER: usize = 64 * 1024;
+/// The largest response that is read, in bytes.
+const MAX_RESPONSE: usize = 64 * 1024;
 
-/// What all clients of one set-up share.
+/// The state that all clients of one set-up share.
 #[derive(Debug)]
 pub(crate) struct ClientPool {
     address: SocketAddr,
-    /// Makes the keys of this run differ from those of others.
+    /// A prefix of keys, so that those of this run differ from those of others.
     run: String,
     payments: u32,
     plan: Plan,
-    /// Goes up when a process is about to be killed, and when it is back.
-    upsets: AtomicU32,
-    /// Orders below this number may begin.
+    /// Begins and ends of restarts, counted together: odd while a process is down.
+    restarts: AtomicU32,
+    /// The order before which orders may begin.
     open: watch::Sender<u32>,
     next: AtomicU32,
     sent: AtomicU32,
     ended: AtomicU32,
 }
 
-/// A payment, and how it ended for the client.
+/// A payment that has ended, as its client saw it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PaymentEnd {
     pub(crate) key: String,
     pub(crate) end: PaymentOutcome,
-    /// What the client did wrong.
-    pub(crate) slip: Option<Slip>,
-    /// Whether a process was killed meanwhile.
-    pub(crate) upset: bool,
+    /// The client's own fault.
+    pub(crate) client_fault: Option<ClientFault>,
+    /// True if a process was killed or restarted meanwhile.
+    pub(crate) during_restart: bool,
 }
 
-/// How a payment ended for its client.
+/// The final answer that a client got about a payment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum PaymentOutcome {
-    /// It was told that this charge was made.
+    /// The answer has this charge.
     Paid(u32),
-    /// It was told to the last that nobody knows, or was told nothing final at all.
+    /// The last answer was that the outcome is unknown, or there was no final answer.
     Unresolved,
-    /// An answer that no correct set-up gives.
+    /// The answer is one that no correct set-up gives.
     Unexpected(String),
 }
 
-/// What an answer means for the payment.
+/// The meaning of a response for the payment.
 #[derive(Debug)]
 enum Meaning {
     Final(PaymentOutcome),
     Unknown,
-    Again(Option<Duration>),
+    /// Retry, after this time if the response has one.
+    Retry(Option<Duration>),
 }
 
 impl ClientPool {
-    /// Of orders `0..payments` those below `open` may begin.
+    /// Creates clients for the orders `0..payments`, of which those below `open` may begin.
     pub(crate) fn new(
         address: SocketAddr,
         run: String,
@@ -81,13 +82,13 @@ impl ClientPool {
         plan: Plan,
     ) -> Self {
         let open = watch::Sender::new(open);
-        let [upsets, next, sent, ended] = [(); 4].map(|()| AtomicU32::new(0));
-        Self { address, run, payments, plan, upsets, open, next, sent, ended }
+        let [restarts, next, sent, ended] = [(); 4].map(|()| AtomicU32::new(0));
+        Self { address, run, payments, plan, restarts, open, next, sent, ended }
     }
 
-    /// A process is about to be killed, or back.
-    pub(crate) fn upset(&self) {
-        self.upsets.fetch_add(1, Ordering::Relaxed);
+    /// Counts the begin or the end of a restart: a process is about to be killed, or runs again.
+    pub(crate) fn note_restart(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Lets orders below `until` begin.
@@ -95,19 +96,20 @@ impl ClientPool {
         self.open.send_modify(|open| *open = until.max(*open));
     }
 
-    /// Requests sent so far, by all clients.
+    /// Returns the requests that all clients have sent so far.
     pub(crate) fn sent(&self) -> u32 {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Payments that have ended so far.
+    /// Returns the payments that have ended so far.
     pub(crate) fn ended(&self) -> u32 {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// One client: makes payments one after another until all are made. To those of which nobody
-    /// knows what became it comes back later, and meanwhile goes on.
-    pub(crate) async fn client(self: Arc<Self>, mut dice: Dice) -> Vec<PaymentEnd> {
+    /// Runs one client: it makes payments one after another until all are made. A payment whose
+    /// outcome is unknown is retried by a task of its own, while the client continues with the next
+    /// payment.
+    pub(crate) async fn client(self: Arc<Self>, mut random: Random) -> Vec<PaymentEnd> {
         let mut ends = Vec::new();
         let mut later = JoinSet::new();
         loop {
@@ -115,19 +117,19 @@ impl ClientPool {
             if order >= self.payments {
                 break;
             }
-            // An error would mean that the sender is gone; it is in `self`.
+            // An error would mean that the sender was dropped; it is in `self`.
             let _ = self.open.subscribe().wait_for(|open| order < *open).await;
             let payment = Payment {
-                key: format!("{}-{order}-{:08x}", self.run, dice.roll() >> 32),
+                key: format!("{}-{order}-{:08x}", self.run, random.number() >> 32),
                 order,
-                slip: None,
-                calm: self.upsets.load(Ordering::Relaxed),
-                shop: Arc::clone(&self),
-                dice: Dice::new(dice.roll()),
+                client_fault: None,
+                restarts_before: self.restarts.load(Ordering::Relaxed),
+                pool: Arc::clone(&self),
+                random: Random::new(random.number()),
             };
             match payment.pay().await {
                 Ok(ended) => ends.push(ended),
-                Err(unknown) => drop(later.spawn(unknown.come_back())),
+                Err(unknown) => drop(later.spawn(unknown.retry_later())),
             }
         }
         while let Some(ended) = later.join_next().await {
@@ -142,41 +144,41 @@ impl ClientPool {
 struct Payment {
     key: String,
     order: u32,
-    slip: Option<Slip>,
-    /// The upsets when it began.
-    calm: u32,
-    shop: Arc<ClientPool>,
-    dice: Dice,
+    client_fault: Option<ClientFault>,
+    /// The pool's count of restarts when the payment began.
+    restarts_before: u32,
+    pool: Arc<ClientPool>,
+    random: Random,
 }
 
 impl Payment {
-    /// Asks until there is a final answer, or gives itself back when it is told that the outcome
-    /// is unknown.
+    /// Sends requests until there is a final answer. Returns the payment as an error if the answer
+    /// is that the outcome is unknown.
     async fn pay(mut self) -> Result<PaymentEnd, Self> {
         let deadline = Instant::now() + times::DEADLINE;
         let mut pause = Duration::from_millis(25);
-        let mut meaning = self.ask_first().await;
+        let mut meaning = self.send_first().await;
         while Instant::now() < deadline {
             let after = match meaning {
                 Meaning::Final(end) => return Ok(self.end(end)),
                 Meaning::Unknown => return Err(self),
-                Meaning::Again(after) => after,
+                Meaning::Retry(after) => after,
             };
             sleep(after.unwrap_or_else(|| self.jitter(pause)).min(times::PAUSE)).await;
             pause = (pause * 2).min(times::PAUSE);
-            meaning = self.ask().await;
+            meaning = self.send().await;
         }
         Ok(self.end(PaymentOutcome::Unresolved))
     }
 
-    /// Asks again and again what became of it.
-    async fn come_back(mut self) -> PaymentEnd {
+    /// Retries a payment whose outcome is unknown until there is a final answer.
+    async fn retry_later(mut self) -> PaymentEnd {
         let deadline = Instant::now() + times::TIMEOUT;
         let mut pause = times::PAUSE / 2;
         while Instant::now() < deadline {
             sleep(self.jitter(pause)).await;
             pause = (pause * 2).min(times::LATER);
-            if let Meaning::Final(end) = self.ask().await {
+            if let Meaning::Final(end) = self.send().await {
                 return self.end(end);
             }
         }
@@ -184,31 +186,32 @@ impl Payment {
     }
 
     fn end(self, end: PaymentOutcome) -> PaymentEnd {
-        self.shop.ended.fetch_add(1, Ordering::Relaxed);
-        // Odd while a process is down.
-        let upset =
-            !self.calm.is_multiple_of(2) || self.calm != self.shop.upsets.load(Ordering::Relaxed);
-        PaymentEnd { key: self.key, end, slip: self.slip, upset }
+        self.pool.ended.fetch_add(1, Ordering::Relaxed);
+        let before = self.restarts_before;
+        // An odd count: a process was down when the payment began.
+        let during_restart =
+            !before.is_multiple_of(2) || before != self.pool.restarts.load(Ordering::Relaxed);
+        PaymentEnd { key: self.key, end, client_fault: self.client_fault, during_restart }
     }
 
-    /// The first request, or what the client makes of it.
-    async fn ask_first(&mut self) -> Meaning {
-        self.slip = self.shop.plan.slip(self.order);
-        match self.slip {
-            None => self.ask().await,
-            Some(Slip::DoubleClick) => {
-                let (one, other) = tokio::join!(self.ask(), self.ask());
+    /// Sends the first request, with the client's planned fault if there is one.
+    async fn send_first(&mut self) -> Meaning {
+        self.client_fault = self.pool.plan.client_fault(self.order);
+        match self.client_fault {
+            None => self.send().await,
+            Some(ClientFault::DoubleClick) => {
+                let (one, other) = tokio::join!(self.send(), self.send());
                 one.or(other)
             }
-            Some(Slip::HangUp) => {
-                self.shop.sent.fetch_add(1, Ordering::Relaxed);
-                let soon = Duration::from_millis(self.dice.below(20) as u64);
-                let ClientPool { address, .. } = *self.shop;
+            Some(ClientFault::HangUp) => {
+                self.pool.sent.fetch_add(1, Ordering::Relaxed);
+                let soon = Duration::from_millis(self.random.below(20) as u64);
+                let ClientPool { address, .. } = *self.pool;
                 if post_and_hang_up(address, &self.key, &self.body(), soon).await.is_err() {
-                    // It never got so far.
-                    self.slip = None;
+                    // The request was not sent, so the fault did not happen.
+                    self.client_fault = None;
                 }
-                Meaning::Again(None)
+                Meaning::Retry(None)
             }
         }
     }
@@ -217,30 +220,32 @@ impl Payment {
         format!("{{\"order\":{},\"amount\":1999}}", self.order)
     }
 
-    async fn ask(&self) -> Meaning {
-        self.shop.sent.fetch_add(1, Ordering::Relaxed);
-        match timeout(times::REQUEST, post(self.shop.address, &self.key, self.body())).await {
-            Ok(Ok(answer)) => answer.meaning(),
-            // Whether it happened is just what the client cannot know. So: the same key again.
-            Ok(Err(_)) | Err(_) => Meaning::Again(None),
+    /// Sends a request and returns the meaning of its response.
+    async fn send(&self) -> Meaning {
+        self.pool.sent.fetch_add(1, Ordering::Relaxed);
+        match timeout(times::REQUEST, post(self.pool.address, &self.key, self.body())).await {
+            Ok(Ok(response)) => response.meaning(),
+            // Without a response the client cannot know whether it happened: it retries with the
+            // same key.
+            Ok(Err(_)) | Err(_) => Meaning::Retry(None),
         }
     }
 
-    /// Between half of `pause` and all of it.
+    /// Returns a random time between half of `pause` and `pause`.
     fn jitter(&mut self, pause: Duration) -> Duration {
         let half = pause / 2;
         let micros = usize::try_from(half.as_micros()).unwrap_or(usize::MAX);
-        half + Duration::from_micros(u64::try_from(self.dice.below(micros)).unwrap_or_default())
+        half + Duration::from_micros(u64::try_from(self.random.below(micros)).unwrap_or_default())
     }
 }
 
 impl Meaning {
-    /// What is the more definite of both.
+    /// Returns the more definite of two meanings.
     fn or(self, other: Self) -> Self {
         match (self, other) {
             (end @ Self::Final(_), _) | (_, end @ Self::Final(_)) => end,
             (Self::Unknown, _) | (_, Self::Unknown) => Self::Unknown,
-            (again, Self::Again(_)) => again,
+            (retry, Self::Retry(_)) => retry,
         }
     }
 }
@@ -273,7 +278,7 @@ impl ServiceResponse {
                 )),
             }),
             409 if self.code().as_deref() == Some("outcome-unknown") => Meaning::Unknown,
-            408 | 409 | 425 | 429 | 500..=599 => Meaning::Again(self.retry_after),
+            408 | 409 | 425 | 429 | 500..=599 => Meaning::Retry(self.retry_after),
             _ => {
                 let code = self.code().unwrap_or_default();
                 Meaning::Final(PaymentOutcome::Unexpected(format!("{} {code}", self.status)))
@@ -286,12 +291,12 @@ impl ServiceResponse {
     }
 }
 
-/// One request on a connection of its own, so that no request is ever sent again unseen.
-async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceResponse, NoAnswer> {
+/// Sends a request on a new connection, so that the HTTP client never resends it on its own.
+async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceResponse, NoResponse> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Dropped, and so ended, with this future.
+    // Dropping this future drops the set, which ends the connection's task.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let request = Request::builder()
@@ -303,13 +308,14 @@ async fn post(address: SocketAddr, key: &str, body: String) -> Result<ServiceRes
         .header(AUTHORIZATION, "Bearer shop")
         .body(Full::<Bytes>::from(body))?;
     let (head, body) = sender.send_request(request).await?.into_parts();
-    let body = Limited::new(body, MAX_ANSWER).collect().await.map_err(NoAnswer::body)?.to_bytes();
+    let body =
+        Limited::new(body, MAX_RESPONSE).collect().await.map_err(NoResponse::body)?.to_bytes();
     let retry_after = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     let retry_after = retry_after.and_then(|text| text.parse().ok()).map(Duration::from_secs);
     Ok(ServiceResponse { status: head.status, retry_after, body })
 }
 
-/// Sends a request, whole, and closes the connection before or while the answer comes.
+/// Sends a whole request, and closes the connection before the response has arrived.
 async fn post_and_hang_up(
     address: SocketAddr,
     key: &str,
@@ -327,17 +333,17 @@ async fn post_and_hang_up(
     Ok(())
 }
 
-/// The connection failed somewhere; where does not matter to who must ask again anyway.
+/// An error of the connection. It has no details: every such error leads to a retry.
 #[derive(Debug)]
-struct NoAnswer;
+struct NoResponse;
 
-impl NoAnswer {
+impl NoResponse {
     fn body(_: Box<dyn std::error::Error + Send + Sync>) -> Self {
         Self
     }
 }
 
-impl<E: std::error::Error> From<E> for NoAnswer {
+impl<E: std::error::Error> From<E> for NoResponse {
     fn from(_: E) -> Self {
         Self
     }

@@ -1,13 +1,13 @@
-//! The payments service's books: a file of lines that only grows.
+//! The ledger of the payments service: an append-only file of lines.
 //!
-//! A charge was made if, and only if, it is written here; a write is synced before anybody is told
-//! of it. So the books outlive every kill of the service, and the demo counts in them, not in what
-//! the service or its clients say.
+//! A charge was made if, and only if, it is in the ledger; a charge is synced before it is
+//! answered. Therefore the ledger survives every kill of the service, and the demo counts charges
+//! in it, not in the answers of the service or the results of clients.
 //!
-//! The service does *not* look for an earlier charge with the same key before it charges: what
-//! guards against duplicates stands in front of it, or nothing does. What it does keep is its
-//! promise about fences: once it has said of a fence that nothing happened, it refuses that fence
-//! and every lower one of the same operation, for ever.
+//! The service does *not* check for an earlier charge with the same key before it charges: only the
+//! gateway in front of it, if there is one, prevents duplicates. The service does enforce fences:
+//! once it has answered for a fence that nothing happened, it rejects that fence and every lower
+//! one of the same operation, for ever.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,98 +18,98 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Fault;
 
-/// One line of the books.
+/// An entry of the ledger: one line of JSON.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "entry")]
 pub(crate) enum LedgerEntry {
-    /// A request for a payment came in, and will meet this fault.
+    /// A request for a payment arrived, with this planned fault.
     Arrived {
-        /// Of which order.
+        /// The number of the order.
         order: u32,
-        /// What goes wrong with it.
+        /// The fault of this request.
         fault: Option<Fault>,
     },
-    /// A request took long by itself: what stands in front of the service may have given it up.
+    /// A request was slow: the gateway may have reached its timeout.
     Slow {
-        /// Of which order.
+        /// The number of the order.
         order: u32,
     },
-    /// Money was taken.
+    /// A charge was made.
     Charged(Charge),
-    /// A charge under a fence that had been refused: not made.
+    /// A charge was not made, because its fence had been rejected.
     Stale {
-        /// The operation it was for.
+        /// The operation id of the request.
         operation: String,
     },
-    /// Somebody asked what became of an operation.
-    Asked {
-        /// The operation.
+    /// A reconcile request arrived.
+    Reconciled {
+        /// The operation id of the request.
         operation: String,
-        /// The fence that is refused from now on; `None` if a charge was found, or nothing was
-        /// said.
-        refused: Option<u64>,
+        /// The fence that is rejected from now on; `None` if a charge was found, or the service
+        /// gave no verdict.
+        rejected: Option<u64>,
     },
 }
 
-/// Money that was taken.
+/// A charge that was made.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Charge {
-    /// Its number, from 1.
+    /// The number of the charge, from 1.
     pub(crate) id: u32,
-    /// For which order.
-    pub(crate) order: u32,
-    /// The idempotency key that the request bore.
-    pub(crate) key: String,
-    /// The operation that the request was for.
-    pub(crate) operation: String,
-}
-
-/// What the service is asked to charge.
-#[derive(Clone, Debug)]
-pub(crate) struct Order {
-    /// Its number.
+    /// The number of the order.
     pub(crate) order: u32,
     /// The idempotency key of the request.
     pub(crate) key: String,
-    /// The operation id of the request; its key where nothing in front of the service sends one.
+    /// The operation id of the request.
     pub(crate) operation: String,
-    /// The fence of the request, if something in front of the service sent one.
+}
+
+/// A request for a charge.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    /// The number of the order.
+    pub(crate) order: u32,
+    /// The idempotency key of the request.
+    pub(crate) key: String,
+    /// The operation id of the request; its key if there is no gateway, which sends the id.
+    pub(crate) operation: String,
+    /// The fence of the request, if a gateway sent one.
     pub(crate) fence: Option<u64>,
 }
 
-/// What became of an operation, as far as the books say.
+/// The verdict of the ledger about an operation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum ChargeLookup {
-    /// It was charged.
+    /// The charge was made.
     Charged(Charge),
-    /// It was not, and will not be under the fence that was asked about.
+    /// No charge was made, and none will be under the fence of the reconcile request.
     Nothing,
 }
 
-/// What the books know of questions about an operation.
+/// The reconcile requests for an operation, and the largest fence that they rejected.
 #[derive(Clone, Copy, Default, Debug)]
 struct ReconcileCount {
     times: u32,
-    refused: Option<u64>,
+    rejected: Option<u64>,
 }
 
-/// The books, opened by their one writer.
+/// The ledger, opened by its only writer.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     file: File,
     arrivals: HashMap<u32, u32>,
     charges: HashMap<String, Charge>,
-    asked: HashMap<String, ReconcileCount>,
+    reconciled: HashMap<String, ReconcileCount>,
     charged: u32,
     entries: usize,
 }
 
 impl Ledger {
-    /// The most lines. A service left running with `--keep` stops charging there.
+    /// The most entries. A service left running with `--keep` stops charging at this number.
     const MAX_ENTRIES: usize = 1_000_000;
 
-    /// Opens the books at `path`, or begins them. A line that a kill cut short was never
-    /// acknowledged, and is dropped.
+    /// Opens the ledger at `path`, or creates it. Drops a last line without end: a kill cut it
+    /// short, and its request was never answered.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut file =
             OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path)?;
@@ -123,33 +123,34 @@ impl Ledger {
             file,
             arrivals: HashMap::new(),
             charges: HashMap::new(),
-            asked: HashMap::new(),
+            reconciled: HashMap::new(),
             charged: 0,
             entries: 0,
         };
         for entry in parse(&text[..whole])? {
-            ledger.remember(entry);
+            ledger.count(entry);
         }
         Ok(ledger)
     }
 
-    /// Notes a request for `order`, which is the `n`th (from 0), and what it meets: `meets(n)`.
+    /// Appends the arrival of a request for `order` with its fault, `fault_of(n)`, where `n` counts
+    /// earlier requests for that order. Returns the fault.
     pub(crate) fn arrive(
         &mut self,
         order: u32,
-        meets: impl FnOnce(u32) -> Option<Fault>,
+        fault_of: impl FnOnce(u32) -> Option<Fault>,
     ) -> io::Result<Option<Fault>> {
-        let fault = meets(self.arrivals.get(&order).copied().unwrap_or(0));
+        let fault = fault_of(self.arrivals.get(&order).copied().unwrap_or(0));
         self.append(LedgerEntry::Arrived { order, fault })?;
         Ok(fault)
     }
 
-    /// Takes the money, unless the fence has been refused (`None`).
+    /// Makes a charge. Returns `None` if the fence has been rejected.
     pub(crate) fn charge(&mut self, order: Order) -> io::Result<Option<Charge>> {
         let Order { order, key, operation, fence } = order;
-        let refused = self.asked.get(&operation).and_then(|asked| asked.refused);
-        if let (Some(fence), Some(refused)) = (fence, refused)
-            && fence <= refused
+        let rejected = self.reconciled.get(&operation).and_then(|count| count.rejected);
+        if let (Some(fence), Some(rejected)) = (fence, rejected)
+            && fence <= rejected
         {
             self.append(LedgerEntry::Stale { operation })?;
             return Ok(None);
@@ -160,63 +161,72 @@ impl Ledger {
         Ok(Some(charge))
     }
 
-    /// What became of `operation`. If nothing did, `fence` is refused before that is said.
+    /// Returns the verdict about `operation`. If no charge was made, `fence` is rejected durably
+    /// before this returns.
     pub(crate) fn look_up(&mut self, operation: &str, fence: u64) -> io::Result<ChargeLookup> {
         if let Some(charge) = self.charges.get(operation).cloned() {
-            self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })?;
+            self.append(LedgerEntry::Reconciled {
+                operation: operation.to_owned(),
+                rejected: None,
+            })?;
             return Ok(ChargeLookup::Charged(charge));
         }
-        self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: Some(fence) })?;
+        self.append(LedgerEntry::Reconciled {
+            operation: operation.to_owned(),
+            rejected: Some(fence),
+        })?;
         self.file.sync_data()?;
         Ok(ChargeLookup::Nothing)
     }
 
-    /// Notes that a request for `order` took long.
+    /// Appends that a request for `order` was slow.
     pub(crate) fn slow(&mut self, order: u32) -> io::Result<()> {
         self.append(LedgerEntry::Slow { order })
     }
 
-    /// How often somebody has asked what became of `operation`.
-    pub(crate) fn times_asked(&self, operation: &str) -> u32 {
-        self.asked.get(operation).map_or(0, |asked| asked.times)
+    /// Returns the number of reconcile requests for `operation`.
+    pub(crate) fn times_reconciled(&self, operation: &str) -> u32 {
+        self.reconciled.get(operation).map_or(0, |count| count.times)
     }
 
-    /// Notes that somebody asked, and was not told.
+    /// Appends a reconcile request that gets no verdict.
     pub(crate) fn withhold(&mut self, operation: &str) -> io::Result<()> {
-        self.append(LedgerEntry::Asked { operation: operation.to_owned(), refused: None })
+        self.append(LedgerEntry::Reconciled { operation: operation.to_owned(), rejected: None })
     }
 
+    /// Writes an entry, and counts it once it is written.
     fn append(&mut self, entry: LedgerEntry) -> io::Result<()> {
         if self.entries >= Self::MAX_ENTRIES {
-            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the books are full"));
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "the ledger is full"));
         }
         let mut line = serde_json::to_vec(&entry)?;
         line.push(b'\n');
         self.file.write_all(&line)?;
-        self.remember(entry);
+        self.count(entry);
         Ok(())
     }
 
-    fn remember(&mut self, entry: LedgerEntry) {
+    /// Adds an entry to the counts in memory.
+    fn count(&mut self, entry: LedgerEntry) {
         self.entries += 1;
         match entry {
             LedgerEntry::Arrived { order, .. } => *self.arrivals.entry(order).or_default() += 1,
             LedgerEntry::Charged(charge) => {
                 self.charged = self.charged.max(charge.id);
-                // The first: its answer is the one that is given again.
+                // The first charge of an operation: reconcile requests are answered with it.
                 self.charges.entry(charge.operation.clone()).or_insert(charge);
             }
-            LedgerEntry::Asked { operation, refused } => {
-                let asked = self.asked.entry(operation).or_default();
-                asked.times += 1;
-                asked.refused = asked.refused.max(refused);
+            LedgerEntry::Reconciled { operation, rejected } => {
+                let count = self.reconciled.entry(operation).or_default();
+                count.times += 1;
+                count.rejected = count.rejected.max(rejected);
             }
             LedgerEntry::Stale { .. } | LedgerEntry::Slow { .. } => {}
         }
     }
 }
 
-/// Reads the books of a service that has ended.
+/// Reads the ledger of a service that has ended.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<LedgerEntry>> {
     let text = std::fs::read_to_string(path)?;
     let whole = text.rfind('\n').map_or(0, |end| end + 1);
@@ -240,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_key_is_charged_again() {
+    fn a_second_charge_with_the_same_key_is_made() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger");
         let mut ledger = Ledger::open(&path).unwrap();
@@ -248,11 +258,11 @@ mod tests {
         assert_eq!(ledger.charge(order("a", None)).unwrap().unwrap().id, 2);
         assert_eq!(charges(&path), 2);
         let ChargeLookup::Charged(first) = ledger.look_up("a", 9).unwrap() else { panic!() };
-        assert_eq!((first.id, ledger.times_asked("a")), (1, 1));
+        assert_eq!((first.id, ledger.times_reconciled("a")), (1, 1));
     }
 
     #[test]
-    fn a_refused_fence_stays_refused_after_a_restart_and_a_later_one_is_not() {
+    fn a_rejected_fence_stays_rejected_after_a_restart_and_a_later_one_is_accepted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger");
         let mut ledger = Ledger::open(&path).unwrap();
@@ -270,11 +280,11 @@ mod tests {
     fn arrivals_are_counted_over_restarts() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger");
-        let first_is_refused = |arrival| (arrival == 0).then_some(Fault::Refuse);
+        let reject_first = |arrival| (arrival == 0).then_some(Fault::Reject);
         let mut ledger = Ledger::open(&path).unwrap();
-        assert_eq!(ledger.arrive(5, first_is_refused).unwrap(), Some(Fault::Refuse));
+        assert_eq!(ledger.arrive(5, reject_first).unwrap(), Some(Fault::Reject));
         let mut ledger = Ledger::open(&path).unwrap();
-        assert_eq!(ledger.arrive(5, first_is_refused).unwrap(), None);
+        assert_eq!(ledger.arrive(5, reject_first).unwrap(), None);
     }
 
     #[test]

@@ -1,14 +1,13 @@
-//! `hapax demo`: what idempotency is for, seen in one command.
+//! `hapax demo`: the effect of idempotency, in one command.
 //!
-//! A payments service that loses replies, stalls, fails and is killed; clients that ask again with
-//! the same key; and four set-ups between them: nothing, and the gateway with each of its
-//! `--on-unknown` policies. Everything is real: processes of this program, HTTP over loopback,
-//! SIGKILL, files. Nothing in the result is expected in advance; it is counted in the service's
-//! own books ([`ledger`]).
+//! A payments service loses replies, stalls, fails and is killed. Clients retry with the same key.
+//! Between them are four set-ups: no gateway, and the gateway with each of its `--on-unknown`
+//! policies. Everything is real: processes of this program, HTTP over loopback, SIGKILL, files. The
+//! result is not fixed in advance; it is counted in the service's own [`ledger`].
 //!
-//! Exit codes: 0 when every set-up kept its promise and met every fault, 1 when one did not, 69
-//! when a process could not be started, 130 when it was interrupted. On all of these, and when it
-//! panics, no process and no file is left behind.
+//! Exit codes: 0 if every set-up kept its guarantees and had every fault, 1 if one did not, 69 if a
+//! process could not be started, 130 after an interrupt. In all of these cases, and after a panic,
+//! no process and no file is left behind.
 
 mod client;
 mod ledger;
@@ -44,7 +43,7 @@ const SERVICE: &str = "payments-service";
 /// The most payments in each set-up.
 const MAX_PAYMENTS: i64 = 2000;
 
-/// What `hapax demo` takes.
+/// The arguments of `hapax demo`.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DemoArgs {
@@ -68,7 +67,7 @@ pub(crate) struct DemoArgs {
     part: Option<Part>,
 }
 
-/// The processes of the demo that are this program again.
+/// The processes of the demo that are this program.
 #[derive(Debug, clap::Subcommand)]
 enum Part {
     /// The flaky payments service
@@ -76,7 +75,7 @@ enum Part {
     Service(service::ServiceArgs),
 }
 
-/// Why the demo has no result.
+/// The errors for which the demo has no result.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error(transparent)]
@@ -85,7 +84,7 @@ enum DemoError {
     Io(#[from] io::Error),
     #[error(transparent)]
     Entropy(#[from] EntropyError),
-    #[error("not done after {} seconds", times::WHOLE.as_secs())]
+    #[error("not finished after {} seconds", times::WHOLE.as_secs())]
     Late,
 }
 
@@ -102,15 +101,16 @@ pub(crate) async fn run(args: DemoArgs) -> ExitCode {
 
 async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
     let folder = tempfile::Builder::new().prefix("hapax-demo-").tempdir()?;
-    // Known before the interrupt that `--keep` waits for.
-    let verdict = OnceLock::new();
+    // With `--keep` the exit code is set before the interrupt that ends the demo.
+    let exit_code = OnceLock::new();
     let done = tokio::select! {
-        done = Box::pin(whole(&args, folder.path(), &verdict)) => done,
+        done = Box::pin(whole(&args, folder.path(), &exit_code)) => done,
         interrupted = interrupted() => interrupted
-            .map(|()| verdict.get().copied().unwrap_or(ExitCode::from(130)))
+            .map(|()| exit_code.get().copied().unwrap_or(ExitCode::from(130)))
             .map_err(Into::into),
     };
-    // Every process has been killed by now; one that is not quite gone may still make a file.
+    // Every process has been killed by now, but one that has not quite ended may still create a
+    // file.
     remove(folder).await?;
     done
 }
@@ -118,7 +118,7 @@ async fn interruptible(args: DemoArgs) -> Result<ExitCode, DemoError> {
 async fn whole(
     args: &DemoArgs,
     folder: &Path,
-    verdict: &OnceLock<ExitCode>,
+    exit_code: &OnceLock<ExitCode>,
 ) -> Result<ExitCode, DemoError> {
     let seed = args.seed.map_or_else(new_seed, Ok)?;
     let played = timeout(times::WHOLE, play(args, seed, folder)).await;
@@ -130,11 +130,11 @@ async fn whole(
             .map_err(io::Error::from)?;
         writeln!(out)?;
     } else {
-        // A folder that is gone is below nothing.
+        // If the working directory was removed, the program is named by its whole path.
         let here = std::env::current_dir().unwrap_or_default();
         let called = text::called(&std::env::current_exe()?, &here);
-        let said = text::words(&rows, &called, args.keep);
-        write!(out, "\n{}\n{said}", text::table(&rows))?;
+        let explanation = text::words(&rows, &called, args.keep);
+        write!(out, "\n{}\n{explanation}", text::table(&rows))?;
     }
     drop(out);
     for failing in &failings {
@@ -142,15 +142,15 @@ async fn whole(
     }
     let code = if failings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if args.keep {
-        let _ = verdict.set(code);
-        point_at(&last);
+        let _ = exit_code.set(code);
+        print_addresses(&last);
         pending::<()>().await;
     }
     last.end().await?;
     Ok(code)
 }
 
-/// Runs the set-ups, two at a time: most of it is waiting.
+/// Runs the set-ups, two at a time: most of the time they wait.
 async fn play(
     args: &DemoArgs,
     seed: u64,
@@ -160,24 +160,24 @@ async fn play(
     let progress = Progress::new(u64::from(payments) * 4);
     progress.note(&text::intro(payments, seed));
     let program = std::env::current_exe()?;
-    let stage = DemoContext { program, folder, seed, payments, progress: &progress };
-    let run = |setup| stage.run(setup);
+    let context = DemoContext { program, folder, seed, payments, progress: &progress };
+    let run = |setup| context.run(setup);
     let [first, second, third, fourth] = Setup::ALL;
-    let ((first, up), (second, up_too)) =
+    let ((first, up), (second, second_up)) =
         tokio::try_join!(Box::pin(run(first)), Box::pin(run(second)))?;
     up.end().await?;
-    up_too.end().await?;
+    second_up.end().await?;
     let ((third, up), (fourth, last)) =
         tokio::try_join!(Box::pin(run(third)), Box::pin(run(fourth)))?;
     up.end().await?;
     Ok(([first, second, third, fourth], last))
 }
 
-/// Says where the gateway can be found, and what to do there.
-fn point_at(last: &FinishedSetup) {
+/// Prints the addresses of the gateway, and a command to try.
+fn print_addresses(last: &FinishedSetup) {
     let Some(gateway) = last.gateway() else { return };
     let address = gateway.address;
-    eprintln!("\nUp until Ctrl-C, with what this run left:\n  gateway  http://{address}");
+    eprintln!("\nRunning until Ctrl-C, with the records of this run:\n  gateway  http://{address}");
     if let Some(admin) = gateway.admin {
         eprintln!("  admin    http://{admin}");
         eprintln!("  token    {}", last.token_file().display());
@@ -189,7 +189,7 @@ fn point_at(last: &FinishedSetup) {
     );
 }
 
-/// Ctrl-C, or what else asks a process to end.
+/// Waits for Ctrl-C, SIGTERM or SIGHUP.
 async fn interrupted() -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -206,6 +206,7 @@ async fn interrupted() -> io::Result<()> {
     tokio::signal::ctrl_c().await
 }
 
+/// Removes a folder, with retries while a killed process may still create files in it.
 async fn remove(folder: TempDir) -> io::Result<()> {
     let path = folder.keep();
     let mut tries = 0;

@@ -1,133 +1,135 @@
-//! Which payment meets which fault: dealt like cards, by a seed.
+//! The plan that assigns faults to payments, from a seed.
 //!
-//! Dealt rather than rolled, so that even a short run meets every fault, and in the same shares
-//! with every seed. What the seed does not decide is timing: which requests are under way when a
-//! process is killed.
+//! Each fault gets a fixed share of the payments, so that even a short run has every fault, and in
+//! the same shares with every seed. The seed does not decide the timing, such as which requests are
+//! under way when a process is killed.
 
 use serde::{Deserialize, Serialize};
 
-/// What the payments service does wrong.
+/// A fault of the payments service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Fault {
-    /// It charges, and closes the connection instead of answering.
+    /// The service charges, and closes the connection instead of answering.
     LoseReply,
-    /// It charges, and answers 500.
+    /// The service charges, and answers 500.
     FailAfterCharge,
-    /// It falls asleep, and charges when everybody has given up.
+    /// The service stalls, and charges after every timeout of the request.
     StallBeforeCharge,
-    /// It charges, and falls asleep.
+    /// The service charges, and stalls.
     StallAfterCharge,
-    /// It answers 503, and does not charge.
-    Refuse,
-    /// It charges, says so to the demo, and gets no further: some process is killed now.
+    /// The service answers 503, and does not charge.
+    Reject,
+    /// The service charges, notifies the demo and withholds the reply, while the demo kills a
+    /// process.
     Hold,
 }
 
-/// What a client does wrong, with a service that does its work.
+/// A fault of a client, while the service works correctly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Slip {
-    /// It hangs up once its request is sent, and asks again.
+pub(crate) enum ClientFault {
+    /// The client closes the connection once its request is sent, and retries.
     HangUp,
-    /// It sends the request twice at the same time.
+    /// The client sends the request twice at the same time.
     DoubleClick,
 }
 
-/// Who does something wrong, and what.
+/// A fault of the service or of the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Card {
+enum PlannedFault {
     Service(Fault),
-    Client(Slip),
+    Client(ClientFault),
 }
 
-/// What is dealt, each with its share of all payments in per cent.
-const SHARES: [(Card, usize); 7] = [
-    (Card::Service(Fault::LoseReply), 12),
-    (Card::Service(Fault::FailAfterCharge), 6),
-    (Card::Service(Fault::StallBeforeCharge), 4),
-    (Card::Service(Fault::StallAfterCharge), 4),
-    (Card::Service(Fault::Refuse), 6),
-    (Card::Client(Slip::HangUp), 10),
-    (Card::Client(Slip::DoubleClick), 6),
+/// The planned faults, each with its share of all payments in per cent.
+const SHARES: [(PlannedFault, usize); 7] = [
+    (PlannedFault::Service(Fault::LoseReply), 12),
+    (PlannedFault::Service(Fault::FailAfterCharge), 6),
+    (PlannedFault::Service(Fault::StallBeforeCharge), 4),
+    (PlannedFault::Service(Fault::StallAfterCharge), 4),
+    (PlannedFault::Service(Fault::Reject), 6),
+    (PlannedFault::Client(ClientFault::HangUp), 10),
+    (PlannedFault::Client(ClientFault::DoubleClick), 6),
 ];
 
-/// What goes wrong, if anything, with the first request of each payment. Retries go well.
+/// The fault, if any, of the first request of each payment. Retries have none.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    cards: Vec<Option<Card>>,
+    faults: Vec<Option<PlannedFault>>,
 }
 
 impl Plan {
-    /// The fewest payments whose first third has room for every fault and some without any.
+    /// The smallest number of payments whose first third has every fault, and payments without one.
     pub(crate) const MIN_PAYMENTS: u16 = 24;
 
-    /// Deals faults to the payments of orders `0..payments`. The first third gets at least one of
-    /// every fault: no process is killed before it is over, so nothing keeps them from happening.
-    pub(crate) fn deal(seed: u64, payments: u16) -> Self {
+    /// Assigns faults to the payments of orders `0..payments`. The first third gets at least one of
+    /// every fault: no process is killed before the first third is over, so all of these faults
+    /// happen.
+    pub(crate) fn new(seed: u64, payments: u16) -> Self {
         let payments = usize::from(payments);
-        let mut dice = Dice::new(seed);
+        let mut random = Random::new(seed);
         let mut orders: Vec<_> = (0..payments).collect();
         let (early, late) = orders.split_at_mut(payments / 3);
-        dice.shuffle(early);
+        random.shuffle(early);
         let (first, others) = early.split_at(SHARES.len().min(early.len()));
         let mut rest = [others, late].concat();
-        dice.shuffle(&mut rest);
+        random.shuffle(&mut rest);
         let again = SHARES.iter().flat_map(|&(fault, share)| {
             std::iter::repeat_n(fault, (payments * share).div_ceil(100).saturating_sub(1))
         });
-        let mut cards = vec![None; payments];
+        let mut faults = vec![None; payments];
         let all = SHARES.iter().map(|&(fault, _)| fault).chain(again);
         for (order, fault) in first.iter().chain(&rest).zip(all) {
-            cards[*order] = Some(fault);
+            faults[*order] = Some(fault);
         }
-        Self { cards }
+        Self { faults }
     }
 
-    /// Orders below this number are the first third.
+    /// Returns the length of the first third: it has the orders below this number.
     pub(crate) fn early(&self) -> u32 {
-        u32::try_from(self.cards.len() / 3).unwrap_or(u32::MAX)
+        u32::try_from(self.faults.len() / 3).unwrap_or(u32::MAX)
     }
 
-    /// How many payments of the first third meet a stall.
+    /// Returns the number of payments of the first third with a stall.
     pub(crate) fn early_stalls(&self) -> usize {
         let stalls = [Fault::StallBeforeCharge, Fault::StallAfterCharge];
-        let stalls = stalls.map(|fault| Some(Card::Service(fault)));
-        let early = &self.cards[..self.cards.len() / 3];
-        early.iter().filter(|card| stalls.contains(card)).count()
+        let stalls = stalls.map(|fault| Some(PlannedFault::Service(fault)));
+        let early = &self.faults[..self.faults.len() / 3];
+        early.iter().filter(|fault| stalls.contains(fault)).count()
     }
 
-    /// What the `arrival`th request (from 0) for `order` meets.
+    /// Returns the service's fault for the `arrival`th request (from 0) for `order`.
     pub(crate) fn fault(&self, order: u32, arrival: u32) -> Option<Fault> {
-        match self.card(order)? {
-            Card::Service(fault) if arrival == 0 => Some(fault),
-            Card::Service(_) | Card::Client(_) => None,
+        match self.planned(order)? {
+            PlannedFault::Service(fault) if arrival == 0 => Some(fault),
+            PlannedFault::Service(_) | PlannedFault::Client(_) => None,
         }
     }
 
-    /// What the client does wrong with its first request for `order`.
-    pub(crate) fn slip(&self, order: u32) -> Option<Slip> {
-        match self.card(order)? {
-            Card::Client(slip) => Some(slip),
-            Card::Service(_) => None,
+    /// Returns the client's fault in its first request for `order`.
+    pub(crate) fn client_fault(&self, order: u32) -> Option<ClientFault> {
+        match self.planned(order)? {
+            PlannedFault::Client(fault) => Some(fault),
+            PlannedFault::Service(_) => None,
         }
     }
 
-    fn card(&self, order: u32) -> Option<Card> {
-        self.cards.get(usize::try_from(order).ok()?).copied().flatten()
+    fn planned(&self, order: u32) -> Option<PlannedFault> {
+        self.faults.get(usize::try_from(order).ok()?).copied().flatten()
     }
 }
 
-/// A repeatable source of numbers (SplitMix64). Spreads load and faults; guards nothing.
+/// A repeatable generator of random numbers (SplitMix64), for load and faults; not for secrets.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
-    pub(crate) const fn roll(&mut self) -> u64 {
+    /// Returns the next number.
+    pub(crate) const fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -135,13 +137,14 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`; 0 for a limit of 0. The bias of the remainder does not matter here.
+    /// Returns a number below `limit`; 0 for a limit of 0. The bias of the remainder does not
+    /// matter here.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX).max(1);
-        usize::try_from(self.roll() % limit).unwrap_or_default()
+        usize::try_from(self.number() % limit).unwrap_or_default()
     }
 
-    /// Brings `items` into any order.
+    /// Shuffles `items`.
     fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last + 1));
@@ -154,41 +157,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fault_is_dealt_early_and_in_its_share() {
+    fn every_fault_has_its_share_and_is_in_the_first_third() {
         for payments in [Plan::MIN_PAYMENTS, 100, 101] {
             for seed in 0..50 {
-                let plan = Plan::deal(seed, payments);
-                assert_eq!(plan.cards.len(), usize::from(payments));
+                let plan = Plan::new(seed, payments);
+                assert_eq!(plan.faults.len(), usize::from(payments));
                 for (fault, share) in SHARES {
-                    let dealt = |cards: &[Option<Card>]| {
-                        cards.iter().filter(|dealt| **dealt == Some(fault)).count()
+                    let count = |faults: &[Option<PlannedFault>]| {
+                        faults.iter().filter(|planned| **planned == Some(fault)).count()
                     };
-                    let early = &plan.cards[..usize::from(payments) / 3];
+                    let early = &plan.faults[..usize::from(payments) / 3];
                     assert!(plan.early_stalls() >= 2);
-                    assert!(dealt(early) > 0, "{fault:?} of {payments} with seed {seed}");
+                    assert!(count(early) > 0, "{fault:?} of {payments} with seed {seed}");
                     let all = (usize::from(payments) * share).div_ceil(100);
-                    assert_eq!(dealt(&plan.cards), all, "{fault:?} of {payments}, seed {seed}");
+                    assert_eq!(count(&plan.faults), all, "{fault:?} of {payments}, seed {seed}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_seed_repeats_and_another_differs() {
-        let dealt = |seed| Plan::deal(seed, 200).cards;
-        assert_eq!(dealt(7), dealt(7));
-        assert_ne!(dealt(7), dealt(8));
+    fn equal_seeds_give_equal_plans_and_others_do_not() {
+        let faults = |seed| Plan::new(seed, 200).faults;
+        assert_eq!(faults(7), faults(7));
+        assert_ne!(faults(7), faults(8));
     }
 
     #[test]
-    fn only_first_requests_of_planned_orders_meet_a_fault() {
-        let plan = Plan::deal(1, 50);
+    fn only_first_requests_of_planned_orders_have_a_fault() {
+        let plan = Plan::new(1, 50);
         let faulty = (0..50).find(|order| plan.fault(*order, 0).is_some()).unwrap();
         assert_eq!(plan.fault(faulty, 1), None);
-        assert_eq!(plan.slip(faulty), None);
-        let slips = (0..50).filter(|order| plan.slip(*order).is_some());
-        assert!(slips.clone().count() >= 2);
-        assert!(slips.clone().all(|order| plan.fault(order, 0).is_none()));
-        assert_eq!((plan.fault(50, 0), plan.slip(50)), (None, None));
+        assert_eq!(plan.client_fault(faulty), None);
+        let client_faults = (0..50).filter(|order| plan.client_fault(*order).is_some());
+        assert!(client_faults.clone().count() >= 2);
+        assert!(client_faults.clone().all(|order| plan.fault(order, 0).is_none()));
+        assert_eq!((plan.fault(50, 0), plan.client_fault(50)), (None, None));
     }
 }

@@ -1,4 +1,4 @@
-//! Child processes: started, watched, killed.
+//! Child processes of the demo: starting, reading and killing them.
 
 use std::fmt;
 use std::io;
@@ -13,18 +13,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::times;
 
-/// How to start a process, and start it again.
+/// The command line of a process, to start and restart it.
 #[derive(Clone, Debug)]
 pub(crate) struct Recipe {
-    /// What it is called where things go wrong.
+    /// The name of the process in errors.
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<String>,
-    /// Where its standard error goes.
+    /// The file that gets its standard error.
     pub(crate) log: PathBuf,
 }
 
-/// A process that listens. Killed when it is dropped.
+/// A process that listens. It is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     name: &'static str,
@@ -32,7 +32,7 @@ pub(crate) struct Process {
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-/// Where a process says it listens.
+/// The addresses that a process listens on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Listens {
     pub(crate) address: SocketAddr,
@@ -41,9 +41,9 @@ pub(crate) struct Listens {
 }
 
 impl Process {
-    /// Starts the process and waits until its first line says where it listens. One that ends
-    /// before is started again until [`times::START`] is over: a port that was just in use may
-    /// stay so for a moment.
+    /// Starts the process and waits for its first line, which has the addresses that it listens on.
+    /// A process that ends before that is restarted until [`times::START`] is over: a port that was
+    /// in use just before may stay in use for a moment.
     pub(crate) async fn start(recipe: &Recipe) -> Result<(Self, Listens), StartError> {
         let deadline = Instant::now() + times::START;
         loop {
@@ -53,13 +53,17 @@ impl Process {
                 Ok(Ok(Some(line))) => {
                     return match listens(&line) {
                         Some(listens) => Ok((process, listens)),
-                        None => Err(recipe.failed(io::Error::other(format!("it said: {line}")))),
+                        None => Err(recipe.failed(io::Error::other(format!(
+                            "expected its addresses, found: {line}"
+                        )))),
                     };
                 }
                 Ok(Ok(None)) if Instant::now() < deadline => {
                     sleep(Duration::from_millis(100)).await;
                 }
-                Ok(Ok(None)) => return Err(recipe.failed(io::Error::other("it ended at once"))),
+                Ok(Ok(None)) => {
+                    return Err(recipe.failed(io::Error::other("it ended before it listened")));
+                }
                 Ok(Err(source)) => return Err(recipe.failed(source)),
                 Err(_) => return Err(recipe.failed(io::ErrorKind::TimedOut.into())),
             }
@@ -69,7 +73,7 @@ impl Process {
     fn spawn(recipe: &Recipe) -> io::Result<Self> {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(&recipe.log)?;
         let mut command = Command::new(&recipe.program);
-        // What somebody has configured for a gateway of their own is not meant for this one.
+        // Variables for the user's own gateway do not apply to the demo's.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("HAPAX_") {
                 command.env_remove(name);
@@ -86,18 +90,18 @@ impl Process {
         Ok(Self { name: recipe.name, child, lines: BufReader::new(out).lines() })
     }
 
-    /// The next line that it prints; `None` once it has ended. Safe to drop: what was read of an
-    /// unfinished line stays.
+    /// Returns the next line of its standard output; `None` once the process has ended. Cancel
+    /// safe: a partly read line stays in the buffer.
     pub(crate) async fn line(&mut self) -> io::Result<Option<String>> {
         self.lines.next_line().await
     }
 
-    /// SIGKILL: it gets no chance to finish or say anything. Returns once it is gone.
+    /// Kills the process with SIGKILL, and returns once it has ended.
     pub(crate) async fn kill(&mut self) -> io::Result<()> {
         self.child.kill().await
     }
 
-    /// Ends its standard input, and waits until it has finished and ended by itself.
+    /// Closes its standard input, and waits until the process has finished its requests and exited.
     pub(crate) async fn finish(&mut self) -> io::Result<()> {
         drop(self.child.stdin.take());
         let status = timeout(times::DRAIN, self.child.wait()).await??;
@@ -114,8 +118,7 @@ impl Recipe {
     }
 }
 
-/// Finds the addresses in the first line that a process prints: its own, then perhaps the
-/// operators'.
+/// Parses the first line of a process: its address, then the operators' address if it has one.
 fn listens(line: &str) -> Option<Listens> {
     let mut addresses = line
         .split(|c: char| c.is_whitespace() || c == ',')
@@ -129,7 +132,7 @@ fn last_lines(log: &Path) -> String {
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
 
-/// A process could not be started.
+/// The error of a process that could not be started, with the last lines of its log.
 #[derive(Debug)]
 pub(crate) struct StartError {
     name: &'static str,
@@ -155,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_lines() {
+    fn the_first_line_has_the_addresses() {
         let both = listens("listening on http://127.0.0.1:8080, admin http://127.0.0.1:9090/");
         let both = both.unwrap();
         assert_eq!(both.address.port(), 8080);

@@ -1,11 +1,11 @@
-//! What is shown while the demo runs: a bar on a terminal, plain lines elsewhere.
+//! The progress of the demo: a bar on a terminal, plain lines elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How far all set-ups are.
+/// The progress of all set-ups together.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
@@ -14,7 +14,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Of `total` payments none is done yet.
+    /// Starts with 0 of `total` payments.
     pub(crate) fn new(total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:40} {pos}/{len} payments, {elapsed}");
@@ -24,7 +24,7 @@ impl Progress {
         Self { bar, total, done: AtomicU64::new(0) }
     }
 
-    /// `payments` more are done.
+    /// Adds to the payments that are done.
     pub(crate) fn advance(&self, payments: u32) {
         let payments = u64::from(payments);
         let before = self.done.fetch_add(payments, Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl Progress {
         }
     }
 
-    /// Something to tell meanwhile.
+    /// Prints a line above the bar.
     pub(crate) fn note(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
@@ -47,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn end(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! What was counted, and whether it is as promised.
+//! The counts of a run, and their check against the guarantees of each set-up.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::client::{PaymentEnd, PaymentOutcome};
 use super::ledger::{Charge, LedgerEntry};
-use super::plan::{Fault, Slip};
+use super::plan::{ClientFault, Fault};
 use super::setup::Setup;
 
 /// Processes that were killed between a charge and its reply.
@@ -17,18 +17,18 @@ pub(crate) struct Kills {
     pub(crate) gateway: u32,
 }
 
-/// What went wrong on purpose.
+/// The counts of injected faults.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 pub(crate) struct Faults {
-    /// Charged, and the connection closed instead of an answer.
+    /// Charges after which the connection was closed without a response.
     pub(crate) replies_lost: u32,
-    /// Charged, and answered 500.
+    /// Charges that were answered 500.
     pub(crate) errors_after_charging: u32,
-    /// Fell asleep before charging.
+    /// Stalls of the service before a charge.
     pub(crate) stalls_before_charging: u32,
-    /// Fell asleep after charging.
+    /// Stalls of the service after a charge.
     pub(crate) stalls_after_charging: u32,
-    /// Answered 503 without charging.
+    /// Requests that were answered 503 without a charge.
     pub(crate) refusals: u32,
     /// SIGKILLs of the payments service between a charge and its reply.
     pub(crate) service_kills: u32,
@@ -40,36 +40,36 @@ pub(crate) struct Faults {
     pub(crate) double_clicks: u32,
 }
 
-/// One set-up's count.
+/// The counts of one set-up: a row of the table.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) setup: &'static str,
-    /// Payments asked for, each with a key of its own.
+    /// Requested payments, each with its own key.
     pub(crate) payments: u32,
     /// Requests that clients sent for them.
     pub(crate) requests: u32,
-    /// Charges in the books.
+    /// Charges in the ledger.
     pub(crate) charges: u32,
-    /// Charges in the books beyond the first of each payment.
+    /// Charges in the ledger beyond the first of each payment.
     pub(crate) duplicates: u32,
-    /// Those of them where nothing went wrong but a client.
+    /// Duplicates of payments in which only the client had a fault.
     pub(crate) client_side: u32,
-    /// All others.
+    /// All other duplicates.
     pub(crate) server_side: u32,
     /// Payments whose client got no final answer.
     pub(crate) unknown: u32,
-    /// Final answers that name no charge of that payment in the books.
+    /// Final answers that name no charge of that payment in the ledger.
     pub(crate) wrong_answers: u32,
     /// Reconcile requests.
     pub(crate) questions: u32,
-    /// Charges that came late, with a fence that had been refused: not made.
+    /// Late charges that were not made, because their fence had been rejected.
     pub(crate) stale_refused: u32,
     pub(crate) faults: Faults,
     pub(crate) seconds: f64,
 }
 
 impl Row {
-    /// Counts in the books, and compares with what the clients were told.
+    /// Counts the ledger's entries, and compares them with the answers that clients got.
     pub(crate) fn count(
         setup: Setup,
         entries: &[LedgerEntry],
@@ -98,7 +98,7 @@ impl Row {
             seconds: took.as_secs_f64(),
         };
         let mut charges: HashMap<&str, Vec<&Charge>> = HashMap::new();
-        // Orders of which something behind the clients went wrong.
+        // Orders with a fault behind the clients.
         let mut failed = HashSet::new();
         for entry in entries {
             match entry {
@@ -113,21 +113,23 @@ impl Row {
                     charges.entry(&charge.key).or_default().push(charge)
                 }
                 LedgerEntry::Stale { .. } => row.stale_refused += 1,
-                LedgerEntry::Asked { .. } => row.questions += 1,
+                LedgerEntry::Reconciled { .. } => row.questions += 1,
             }
         }
         for made in charges.values() {
             row.charges += number(made.len());
             row.duplicates += number(made.len() - 1);
         }
-        for PaymentEnd { key, end, slip, upset } in ends {
+        for PaymentEnd { key, end, client_fault, during_restart } in ends {
             let made = charges.get(key.as_str()).map_or(&[][..], Vec::as_slice);
-            if slip.is_some() && !upset && !made.iter().any(|it| failed.contains(&it.order)) {
+            let server_failed =
+                *during_restart || made.iter().any(|charge| failed.contains(&charge.order));
+            if client_fault.is_some() && !server_failed {
                 row.client_side += number(made.len().saturating_sub(1));
             }
-            match slip {
-                Some(Slip::HangUp) => row.faults.hang_ups += 1,
-                Some(Slip::DoubleClick) => row.faults.double_clicks += 1,
+            match client_fault {
+                Some(ClientFault::HangUp) => row.faults.hang_ups += 1,
+                Some(ClientFault::DoubleClick) => row.faults.double_clicks += 1,
                 None => {}
             }
             match end {
@@ -150,20 +152,20 @@ impl Faults {
             Some(Fault::FailAfterCharge) => self.errors_after_charging += 1,
             Some(Fault::StallBeforeCharge) => self.stalls_before_charging += 1,
             Some(Fault::StallAfterCharge) => self.stalls_after_charging += 1,
-            Some(Fault::Refuse) => self.refusals += 1,
-            // Counted where the kill is.
+            Some(Fault::Reject) => self.refusals += 1,
+            // Counted by the kill.
             Some(Fault::Hold) | None => {}
         }
     }
 
-    /// The first fault that did not happen.
+    /// Returns a text about the first fault that did not happen.
     fn missing(&self, gateway: bool) -> Option<&'static str> {
         let happened = [
             (self.replies_lost > 0, "no reply was lost"),
             (self.errors_after_charging > 0, "no charge was answered 500"),
             (self.stalls_before_charging > 0, "nothing stalled before a charge"),
             (self.stalls_after_charging > 0, "nothing stalled after a charge"),
-            (self.refusals > 0, "nothing was refused"),
+            (self.refusals > 0, "no request was rejected"),
             (self.service_kills > 0, "the payments service was not killed"),
             (self.gateway_kills > 0 || !gateway, "the gateway was not killed"),
             (self.hang_ups > 0, "no client hung up"),
@@ -173,7 +175,8 @@ impl Faults {
     }
 }
 
-/// Everything that is not as promised, or that makes the run prove nothing. Empty: all is well.
+/// Returns the violated guarantees, and the reasons why the run proves nothing; empty if there are
+/// none.
 pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
     let mut failings = Vec::new();
     for row in rows {
@@ -188,22 +191,22 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
             fail(&format!("{} answers name a charge that was not made", row.wrong_answers));
         }
         if safe && row.duplicates > 0 {
-            fail(&format!("{} duplicates got through", row.duplicates));
+            fail(&format!("{} duplicates were charged", row.duplicates));
         }
         if !safe && row.server_side == 0 {
-            fail("no duplicates, so the faults did no harm and the run proves nothing");
+            fail("no duplicates, so the faults had no effect and the run proves nothing");
         }
         if !gateway && row.client_side == 0 {
-            fail("clients did no harm, so the run proves nothing");
+            fail("clients caused no duplicates, so the run proves nothing");
         }
         if gateway && !safe && row.client_side > 0 {
-            fail(&format!("{} duplicates by clients alone got through", row.client_side));
+            fail(&format!("{} duplicates by clients alone were charged", row.client_side));
         }
         if row.setup == Setup::Block.name() && row.unknown == 0 {
             fail("nothing was unknown, so the run proves nothing");
         }
         if reconciles && row.questions == 0 {
-            fail("nobody was asked what became of a payment");
+            fail("no reconcile request was sent");
         }
         if reconciles && row.unknown > 0 {
             fail(&format!("{} payments were left unresolved", row.unknown));
@@ -212,12 +215,12 @@ pub(crate) fn failings(rows: &[Row]) -> Vec<String> {
     failings
 }
 
-/// The whole result for machines.
+/// The whole result, for JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {
     pub(crate) seed: u64,
     pub(crate) rows: &'a [Row],
-    /// Empty if everything is as promised.
+    /// The violated guarantees; empty if there are none.
     pub(crate) failings: &'a [String],
 }
 
@@ -234,7 +237,7 @@ mod tests {
         LedgerEntry::Charged(Charge { id, order: 1, key: key.into(), operation: key.into() })
     }
 
-    /// Of an order that no fault was dealt to.
+    /// Returns a charge of an order without a fault.
     fn clean(id: u32, key: &str) -> LedgerEntry {
         LedgerEntry::Charged(Charge { id, order: 2, key: key.into(), operation: key.into() })
     }
@@ -244,36 +247,36 @@ mod tests {
     }
 
     fn ended(key: &str, end: PaymentOutcome) -> PaymentEnd {
-        PaymentEnd { key: key.into(), end, slip: None, upset: false }
+        PaymentEnd { key: key.into(), end, client_fault: None, during_restart: false }
     }
 
-    fn slipped(key: &str, end: PaymentOutcome, slip: Slip) -> PaymentEnd {
-        PaymentEnd { slip: Some(slip), ..ended(key, end) }
+    fn with_fault(key: &str, end: PaymentOutcome, fault: ClientFault) -> PaymentEnd {
+        PaymentEnd { client_fault: Some(fault), ..ended(key, end) }
     }
 
-    /// A run in which everything is as it should be for `setup`.
-    fn well(setup: Setup) -> Row {
+    /// Returns the counts of a run that keeps the guarantees of `setup`.
+    fn passing(setup: Setup) -> Row {
         let faults = [
             Fault::LoseReply,
             Fault::FailAfterCharge,
             Fault::StallBeforeCharge,
             Fault::StallAfterCharge,
-            Fault::Refuse,
+            Fault::Reject,
         ];
         let mut entries: Vec<_> = faults.into_iter().map(arrived).collect();
         entries.extend([charged(1, "a"), charged(2, "b"), clean(4, "c"), clean(5, "d")]);
         let mut ends = vec![
             ended("a", PaymentOutcome::Paid(1)),
             ended("b", PaymentOutcome::Paid(2)),
-            slipped("c", PaymentOutcome::Paid(4), Slip::HangUp),
-            slipped("d", PaymentOutcome::Paid(5), Slip::DoubleClick),
+            with_fault("c", PaymentOutcome::Paid(4), ClientFault::HangUp),
+            with_fault("d", PaymentOutcome::Paid(5), ClientFault::DoubleClick),
         ];
         match setup {
             Setup::NoGateway => entries.extend([charged(3, "b"), clean(6, "d")]),
             Setup::Reexecute => entries.push(charged(3, "b")),
             Setup::Block => ends[1].end = PaymentOutcome::Unresolved,
             Setup::Reconcile => {
-                entries.push(LedgerEntry::Asked { operation: "b".into(), refused: None })
+                entries.push(LedgerEntry::Reconciled { operation: "b".into(), rejected: None })
             }
         }
         let kills = Kills { service: 1, gateway: u32::from(setup != Setup::NoGateway) };
@@ -281,14 +284,14 @@ mod tests {
     }
 
     fn failing(setup: Setup, spoil: impl FnOnce(&mut Row)) -> String {
-        let mut row = well(setup);
+        let mut row = passing(setup);
         spoil(&mut row);
         let [failing] = &failings(&[row])[..] else { panic!("not one failing") };
         failing.clone()
     }
 
     #[test]
-    fn counts() {
+    fn charges_are_counted_and_compared_with_answers() {
         let entries = [charged(1, "a"), charged(2, "a"), charged(3, "b"), charged(4, "a")];
         let ends = [
             ended("a", PaymentOutcome::Paid(2)),
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_is_the_clients_where_nothing_else_went_wrong() {
+    fn a_duplicate_is_the_clients_if_only_the_client_had_a_fault() {
         let twice = [clean(1, "a"), clean(2, "a")];
         let of = |more: &[LedgerEntry], end: PaymentEnd| {
             let entries = [&twice[..], more].concat();
@@ -313,30 +316,30 @@ mod tests {
             assert_eq!(row.duplicates, 1);
             (row.client_side, row.server_side)
         };
-        let hung_up = || slipped("a", PaymentOutcome::Paid(1), Slip::HangUp);
+        let hung_up = || with_fault("a", PaymentOutcome::Paid(1), ClientFault::HangUp);
         assert_eq!(of(&[], hung_up()), (1, 0));
         assert_eq!(of(&[], ended("a", PaymentOutcome::Paid(1))), (0, 1));
-        assert_eq!(of(&[], PaymentEnd { upset: true, ..hung_up() }), (0, 1));
+        assert_eq!(of(&[], PaymentEnd { during_restart: true, ..hung_up() }), (0, 1));
         assert_eq!(of(&[LedgerEntry::Slow { order: 2 }], hung_up()), (0, 1));
         let held = LedgerEntry::Arrived { order: 2, fault: Some(Fault::Hold) };
         assert_eq!(of(&[held], hung_up()), (0, 1));
     }
 
     #[test]
-    fn a_run_as_promised_has_no_failings() {
-        assert_eq!(failings(&Setup::ALL.map(well)), Vec::<String>::new());
+    fn a_run_that_keeps_the_guarantees_has_no_failings() {
+        assert_eq!(failings(&Setup::ALL.map(passing)), Vec::<String>::new());
     }
 
     #[test]
-    fn a_duplicate_is_found_where_none_is_allowed_and_missed_where_one_must_be() {
+    fn duplicates_fail_a_safe_set_up_and_their_absence_fails_an_unsafe_one() {
         for setup in [Setup::Block, Setup::Reconcile] {
-            assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicates got through"));
+            assert!(failing(setup, |row| row.duplicates = 1).contains("1 duplicates were charged"));
         }
         for setup in [Setup::NoGateway, Setup::Reexecute] {
             assert!(failing(setup, |row| row.server_side = 0).contains("proves nothing"));
         }
         let none = failing(Setup::NoGateway, |row| row.client_side = 0);
-        assert!(none.contains("clients did no harm"), "{none}");
+        assert!(none.contains("clients caused no duplicates"), "{none}");
         let one = failing(Setup::Reexecute, |row| row.client_side = 1);
         assert!(one.contains("1 duplicates by clients alone"), "{one}");
     }
@@ -358,18 +361,20 @@ mod tests {
             failing(Setup::Reconcile, |row| spoil(&mut row.faults));
         }
         assert!(failing(Setup::Block, |row| row.unknown = 0).contains("proves nothing"));
-        assert!(failing(Setup::Reconcile, |row| row.questions = 0).contains("nobody was asked"));
+        assert!(
+            failing(Setup::Reconcile, |row| row.questions = 0).contains("no reconcile request")
+        );
     }
 
     #[test]
-    fn a_wrong_answer_and_an_open_payment_fail() {
+    fn a_wrong_answer_and_an_unresolved_payment_fail() {
         assert!(failing(Setup::Reexecute, |row| row.wrong_answers = 1).contains("not made"));
         assert!(failing(Setup::Reconcile, |row| row.unknown = 2).contains("2 payments"));
     }
 
     #[test]
     fn the_table_is_aligned() {
-        let table = super::super::text::table(&Setup::ALL.map(well));
+        let table = super::super::text::table(&Setup::ALL.map(passing));
         let widths: Vec<_> = table.lines().map(str::len).collect();
         assert_eq!(widths, [62, 72, 72, 72, 72, 72]);
         assert!(table.lines().nth(5).unwrap().starts_with("reconcile "));

@@ -1,16 +1,17 @@
-//! The payments service of the demo: a process of its own, and deliberately flaky.
+//! The payments service of the demo: a separate process, which is flaky on purpose.
 //!
-//! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` takes money: 201. What goes
-//!   wrong on the way is the [`Plan`]'s.
-//! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` says what
-//!   became of an operation: 200 with the answer that the charge got or should have got; 404 with
-//!   `Idempotency-Outcome: did-not-happen` if there was none, and then the fence is refused from now on;
-//!   503 if it cannot say just now. Fence 0 is the gateway's probe, for an operation that never was.
+//! - `POST /charges` with `Idempotency-Key` and `{"order": 17, …}` makes a charge: 201. The [`Plan`]
+//!   decides the fault of each request.
+//! - `GET /charges/by-operation` with `Idempotency-Operation-Id` and `Idempotency-Fence` returns the
+//!   verdict about an operation: 200 with the response that the charge got or should have got; 404
+//!   with `Idempotency-Outcome: did-not-happen` if there was no charge, and the fence is rejected from
+//!   then on; 503 if there is no verdict yet. Fence 0 is the gateway's probe, for an operation that
+//!   never existed.
 //!
-//! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
-//! ORDER` when a request is at the worst moment to be killed: charged, and not answered. When its standard input ends it takes no more,
-//! finishes what it has in hand (a charge that was asked for may come late, but it comes) and
-//! exits. So it does not outlive the demo either.
+//! The service prints `ready ADDRESS` once it listens, `stalled ORDER` after a stall, and `holding
+//! ORDER` when a request is at the worst moment for a kill: charged, and not answered. When its
+//! standard input ends, it accepts no more requests, finishes those under way (a charge may be
+//! late, but it is made) and exits. Therefore it does not outlive the demo.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -33,31 +34,31 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 use super::ledger::{ChargeLookup, Ledger, Order};
-use super::plan::{Dice, Fault, Plan};
+use super::plan::{Fault, Plan, Random};
 use super::times;
 
-/// The most requests in hand; more are answered 503.
-const MAX_WORK: u32 = 1024;
+/// The most requests under way; more are answered 503.
+const MAX_REQUESTS: u32 = 1024;
 
 /// The largest request body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
 
-/// How to run the service.
+/// The arguments of the service.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServiceArgs {
-    /// Where to listen.
+    /// The address to listen on.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     /// The file that charges are written to.
     #[arg(long)]
     ledger: PathBuf,
-    /// Decides which payments meet which fault.
+    /// The seed of the plan of faults.
     #[arg(long)]
     seed: u64,
-    /// How many payments the faults are dealt to.
+    /// The number of payments in the plan.
     #[arg(long)]
     payments: u16,
-    /// The first request for this order or a later one is held, whatever it was to meet.
+    /// The first request for this order or a later one is held, instead of its planned fault.
     #[arg(long)]
     hold_from: Option<u32>,
 }
@@ -68,19 +69,19 @@ pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
     let (close, closing) = watch::channel(false);
     let service = Arc::new(Service {
         ledger: Mutex::new(Ledger::open(&args.ledger)?),
-        pace: Mutex::new(Dice::new(args.seed)),
-        plan: Plan::deal(args.seed, args.payments),
+        pace: Mutex::new(Random::new(args.seed)),
+        plan: Plan::new(args.seed, args.payments),
         hold_from: args.hold_from,
         held: AtomicBool::new(false),
         closing,
-        work: Arc::new(Semaphore::new(usize::try_from(MAX_WORK).map_err(io::Error::other)?)),
+        permits: Arc::new(Semaphore::new(usize::try_from(MAX_REQUESTS).map_err(io::Error::other)?)),
     });
-    say(&format!("ready {}", listener.local_addr()?))?;
+    print_line(&format!("ready {}", listener.local_addr()?))?;
     let accepting = async {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => drop(tokio::spawn(Arc::clone(&service).connection(stream))),
-                // The client's fault, or a lack of descriptors that will pass.
+                // The client closed the connection, or descriptors are scarce for the moment.
                 Err(_) => sleep(times::WORK).await,
             }
         }
@@ -90,74 +91,74 @@ pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
         () = input_ended() => {}
     }
     close.send_replace(true);
-    // All permits free: nothing is in hand. New requests find none free from here on.
-    let _ = service.work.acquire_many(MAX_WORK).await;
+    // With all permits acquired, no request is under way, and new requests get no permit.
+    let _ = service.permits.acquire_many(MAX_REQUESTS).await;
     Ok(())
 }
 
 #[derive(Debug)]
 struct Service {
     ledger: Mutex<Ledger>,
-    pace: Mutex<Dice>,
+    pace: Mutex<Random>,
     plan: Plan,
     hold_from: Option<u32>,
     held: AtomicBool,
     closing: watch::Receiver<bool>,
-    work: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-/// What a request gets.
+/// The reply to a request.
 enum Reply {
-    Answer(Response<Full<Bytes>>),
-    /// The connection is closed instead.
+    Response(Response<Full<Bytes>>),
+    /// No response: the connection is closed.
     None,
 }
 
-/// The body of a request for a charge; what else is in it does not matter.
+/// The body of a request for a charge. Other fields are ignored.
 #[derive(Deserialize)]
-struct Wish {
+struct ChargeRequest {
     order: u32,
 }
 
 impl Service {
     async fn connection(self: Arc<Self>, stream: TcpStream) {
-        let answer = service_fn(move |request| Arc::clone(&self).answer(request));
-        // An error here is a client that went away, or a reply that was lost on purpose.
+        let response = service_fn(move |request| Arc::clone(&self).respond(request));
+        // An error here is a client that disconnected, or a reply that is lost on purpose.
         let _ = hyper::server::conn::http1::Builder::new()
-            .serve_connection(TokioIo::new(stream), answer)
+            .serve_connection(TokioIo::new(stream), response)
             .await;
     }
 
-    /// Does the work on a task of its own: hyper drops this future when the client hangs up, and a
-    /// charge that was asked for goes through all the same. That is what makes retries dangerous.
-    async fn answer(
+    /// Handles a request on a separate task: hyper drops this future when the client hangs up, but
+    /// a requested charge is made all the same. That is why retries are dangerous.
+    async fn respond(
         self: Arc<Self>,
         request: Request<Incoming>,
     ) -> io::Result<Response<Full<Bytes>>> {
-        let Ok(permit) = Arc::clone(&self.work).try_acquire_owned() else {
-            let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, "busy");
+        let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() else {
+            let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "busy");
             let retryable = HeaderValue::from_static("retryable");
-            answer.headers_mut().insert("idempotency-outcome", retryable);
-            return Ok(answer);
+            response.headers_mut().insert("idempotency-outcome", retryable);
+            return Ok(response);
         };
-        let work = tokio::spawn(async move {
-            let reply = self.work(request).await;
+        let handling = tokio::spawn(async move {
+            let reply = self.handle(request).await;
             drop(permit);
             reply
         });
-        match work.await.map_err(io::Error::other)?? {
-            Reply::Answer(answer) => Ok(answer),
+        match handling.await.map_err(io::Error::other)?? {
+            Reply::Response(response) => Ok(response),
             Reply::None => Err(io::Error::other("the reply is lost")),
         }
     }
 
-    async fn work(self: Arc<Self>, request: Request<Incoming>) -> io::Result<Reply> {
+    async fn handle(self: Arc<Self>, request: Request<Incoming>) -> io::Result<Reply> {
         let (head, body) = request.into_parts();
         let (key, fence) = match (text(&head.headers, "idempotency-key"), fence(&head.headers)) {
             (Some(key), Ok(fence)) => (key, fence),
-            _ => return Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "key or fence"))),
+            _ => return Ok(Reply::Response(problem(StatusCode::BAD_REQUEST, "key or fence"))),
         };
-        // Another caller's same key is another operation.
+        // The same key of another caller is another operation: the operation id differs.
         let operation =
             text(&head.headers, "idempotency-operation-id").unwrap_or_else(|| key.clone());
         match (&head.method, head.uri.path()) {
@@ -165,70 +166,72 @@ impl Service {
                 let body = Limited::new(body, MAX_BODY).collect().await;
                 let body = body.map_err(io::Error::other)?.to_bytes();
                 match serde_json::from_slice(&body) {
-                    Ok(Wish { order }) => self.charge(Order { order, key, operation, fence }).await,
-                    Err(_) => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "body"))),
+                    Ok(ChargeRequest { order }) => {
+                        self.charge(Order { order, key, operation, fence }).await
+                    }
+                    Err(_) => Ok(Reply::Response(problem(StatusCode::BAD_REQUEST, "body"))),
                 }
             }
             (&Method::GET, "/charges/by-operation") => match fence {
-                Some(fence) => self.look_up(operation, fence).await.map(Reply::Answer),
-                None => Ok(Reply::Answer(problem(StatusCode::BAD_REQUEST, "fence"))),
+                Some(fence) => self.look_up(operation, fence).await.map(Reply::Response),
+                None => Ok(Reply::Response(problem(StatusCode::BAD_REQUEST, "fence"))),
             },
-            _ => Ok(Reply::Answer(problem(StatusCode::NOT_FOUND, "no such path"))),
+            _ => Ok(Reply::Response(problem(StatusCode::NOT_FOUND, "no such path"))),
         }
     }
 
-    async fn charge(self: Arc<Self>, wish: Order) -> io::Result<Reply> {
-        let (order, began) = (wish.order, Instant::now());
+    async fn charge(self: Arc<Self>, request: Order) -> io::Result<Reply> {
+        let (order, began) = (request.order, Instant::now());
         let this = Arc::clone(&self);
         let fault = self
-            .on_the_books(move |books| books.arrive(order, |arrival| this.meets(order, arrival)))
+            .with_ledger(move |ledger| ledger.arrive(order, |arrival| this.fault(order, arrival)))
             .await?;
         sleep(self.pace()).await;
         match fault {
-            Some(Fault::Refuse) => {
-                let mut answer = problem(StatusCode::SERVICE_UNAVAILABLE, "try again");
-                // Nothing was charged. Without this header a 503 leaves open whether it was.
+            Some(Fault::Reject) => {
+                let mut response = problem(StatusCode::SERVICE_UNAVAILABLE, "try again");
+                // Nothing was charged. Without this header a 503 means an unknown outcome.
                 let retryable = HeaderValue::from_static("retryable");
-                answer.headers_mut().insert("idempotency-outcome", retryable);
-                return Ok(Reply::Answer(answer));
+                response.headers_mut().insert("idempotency-outcome", retryable);
+                return Ok(Reply::Response(response));
             }
             Some(Fault::StallBeforeCharge) => sleep(times::STALL).await,
             _ => {}
         }
-        let charge = self.on_the_books(|books| books.charge(wish)).await?;
+        let charge = self.with_ledger(|ledger| ledger.charge(request)).await?;
         if began.elapsed() >= times::SLOW {
-            self.on_the_books(move |books| books.slow(order)).await?;
+            self.with_ledger(move |ledger| ledger.slow(order)).await?;
         }
         if fault == Some(Fault::StallBeforeCharge) {
-            say(&format!("rested {order}"))?;
+            print_line(&format!("stalled {order}"))?;
         }
         let Some(charge) = charge else {
-            let mut answer = problem(StatusCode::CONFLICT, "stale fence");
-            // Nothing happened and nothing will: not an outcome to keep for the key.
+            let mut response = problem(StatusCode::CONFLICT, "stale fence");
+            // No charge was made and none will be: this is not an outcome to store for the key.
             let retryable = HeaderValue::from_static("retryable");
-            answer.headers_mut().insert("idempotency-outcome", retryable);
-            return Ok(Reply::Answer(answer));
+            response.headers_mut().insert("idempotency-outcome", retryable);
+            return Ok(Reply::Response(response));
         };
         match fault {
             Some(Fault::LoseReply) => return Ok(Reply::None),
             Some(Fault::FailAfterCharge) => {
-                return Ok(Reply::Answer(problem(StatusCode::INTERNAL_SERVER_ERROR, "sorry")));
+                return Ok(Reply::Response(problem(StatusCode::INTERNAL_SERVER_ERROR, "sorry")));
             }
             Some(Fault::StallAfterCharge) => {
                 sleep(times::STALL).await;
-                say(&format!("rested {order}"))?;
+                print_line(&format!("stalled {order}"))?;
             }
             Some(Fault::Hold) => {
-                say(&format!("holding {order}"))?;
+                print_line(&format!("holding {order}"))?;
                 let mut closing = self.closing.clone();
                 tokio::select! {
                     _ = closing.wait_for(|closing| *closing) => {}
                     () = sleep(times::HOLD) => {}
                 }
             }
-            Some(Fault::StallBeforeCharge | Fault::Refuse) | None => {}
+            Some(Fault::StallBeforeCharge | Fault::Reject) | None => {}
         }
-        Ok(Reply::Answer(charged(StatusCode::CREATED, charge.id, charge.order)))
+        Ok(Reply::Response(charged(StatusCode::CREATED, charge.id, charge.order)))
     }
 
     async fn look_up(
@@ -237,59 +240,64 @@ impl Service {
         fence: u64,
     ) -> io::Result<Response<Full<Bytes>>> {
         if fence == 0 {
-            // The gateway's probe is not in the books: they count questions about charges.
+            // The gateway's probe is not in the ledger, which counts reconcile requests about
+            // charges.
             return Ok(did_not_happen());
         }
-        let became = self
-            .on_the_books(move |books| {
-                // One operation in three has to be asked about twice.
+        let verdict = self
+            .with_ledger(move |ledger| {
+                // One operation in three gets no verdict for its first reconcile request.
                 let withheld = operation.bytes().map(u32::from).sum::<u32>() % 3 == 0;
-                if withheld && books.times_asked(&operation) == 0 {
-                    return books.withhold(&operation).map(|()| None);
+                if withheld && ledger.times_reconciled(&operation) == 0 {
+                    return ledger.withhold(&operation).map(|()| None);
                 }
-                books.look_up(&operation, fence).map(Some)
+                ledger.look_up(&operation, fence).map(Some)
             })
             .await?;
-        Ok(match became {
+        Ok(match verdict {
             None => problem(StatusCode::SERVICE_UNAVAILABLE, "cannot say yet"),
             Some(ChargeLookup::Nothing) => did_not_happen(),
             Some(ChargeLookup::Charged(charge)) => {
-                let mut answer = charged(StatusCode::OK, charge.id, charge.order);
-                // What the charge was, or should have been, answered with.
-                answer.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));
-                answer
+                let mut response = charged(StatusCode::OK, charge.id, charge.order);
+                // The status that the charge was, or should have been, answered with.
+                response
+                    .headers_mut()
+                    .insert("idempotency-status", HeaderValue::from_static("201"));
+                response
             }
         })
     }
 
-    fn meets(&self, order: u32, arrival: u32) -> Option<Fault> {
+    /// Returns the fault of a request: a hold if one is due, else the planned fault.
+    fn fault(&self, order: u32, arrival: u32) -> Option<Fault> {
         let hold = self.hold_from.is_some_and(|from| order >= from)
             && !self.held.swap(true, Ordering::Relaxed);
         if hold { Some(Fault::Hold) } else { self.plan.fault(order, arrival) }
     }
 
-    /// How long a charge takes.
+    /// Returns the time that a charge takes.
     fn pace(&self) -> Duration {
-        let mut dice = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        times::WORK + Duration::from_millis(u64::try_from(dice.below(20)).unwrap_or_default())
+        let mut random = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        times::WORK + Duration::from_millis(u64::try_from(random.below(20)).unwrap_or_default())
     }
 
-    /// Runs `work` on the books, one at a time, where waiting for the disk blocks nobody else.
-    async fn on_the_books<T: Send + 'static>(
+    /// Runs a closure with the ledger, one at a time, on a thread that may block on the disk.
+    async fn with_ledger<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl FnOnce(&mut Ledger) -> io::Result<T> + Send + 'static,
+        access: impl FnOnce(&mut Ledger) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let this = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
-            // A panic while it was held leaves the books as they are on disk, or ahead by nothing.
-            work(&mut this.ledger.lock().unwrap_or_else(PoisonError::into_inner))
+            // After a panic with the lock held, the ledger in memory is still as the file or behind
+            // it.
+            access(&mut this.ledger.lock().unwrap_or_else(PoisonError::into_inner))
         })
         .await
         .map_err(io::Error::other)?
     }
 }
 
-/// A header's text, without the quotes of a structured field.
+/// Returns a header's text, without the quotes of a structured field.
 fn text(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?.trim_matches('"');
     (!value.is_empty()).then(|| value.to_owned())
@@ -303,15 +311,16 @@ fn charged(status: StatusCode, id: u32, order: u32) -> Response<Full<Bytes>> {
     json(status, format!("{{\"charge\":{id},\"order\":{order}}}\n"))
 }
 
-/// A bare 404 would say nothing: any router answers it for a path that it does not know.
+/// Returns the verdict that no charge was made. The header is needed: any router answers 404 for an
+/// unknown path.
 fn did_not_happen() -> Response<Full<Bytes>> {
-    let mut answer = problem(StatusCode::NOT_FOUND, "no charge");
+    let mut response = problem(StatusCode::NOT_FOUND, "no charge");
     let marker = HeaderValue::from_static("did-not-happen");
-    answer.headers_mut().insert("idempotency-outcome", marker);
-    answer
+    response.headers_mut().insert("idempotency-outcome", marker);
+    response
 }
 
-/// `title` is one of ours: nothing in it needs escaping.
+/// Returns an error response. `title` is a constant of this file and needs no escaping.
 fn problem(status: StatusCode, title: &str) -> Response<Full<Bytes>> {
     json(status, format!("{{\"title\":\"{title}\"}}\n"))
 }
@@ -323,8 +332,8 @@ fn json(status: StatusCode, body: String) -> Response<Full<Bytes>> {
     response
 }
 
-/// One line to the demo, at once.
-fn say(line: &str) -> io::Result<()> {
+/// Prints a line to the demo and flushes it.
+fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()

@@ -1,4 +1,4 @@
-//! One set-up from start to end: its processes, its clients, the kills, the count.
+//! The run of one set-up: its processes, its clients, the kills and the count.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,34 +13,34 @@ use tokio::time::{Instant, interval};
 use super::DemoError;
 use super::client::{ClientPool, PaymentEnd, PaymentOutcome};
 use super::ledger;
-use super::plan::{Dice, Plan};
+use super::plan::{Plan, Random};
 use super::process::{Listens, Process, Recipe};
 use super::progress::Progress;
 use super::report::{Kills, Row};
 use super::times;
 
-/// How many clients pay at the same time.
+/// The number of clients that pay at the same time.
 const CLIENTS: u32 = 8;
 
-/// What stands between the clients and the payments service.
+/// The kind of gateway between the clients and the payments service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Setup {
-    /// Nothing.
+    /// No gateway.
     NoGateway,
     /// The gateway with this `--on-unknown`.
     Reexecute,
     /// The gateway with this `--on-unknown`.
     Block,
-    /// The gateway with this `--on-unknown`, and the URL to ask at.
+    /// The gateway with this `--on-unknown`, and a reconcile URL.
     Reconcile,
 }
 
 impl Setup {
-    /// All of them, as the table lists them.
+    /// All set-ups, in the order of the table.
     pub(crate) const ALL: [Self; 4] =
         [Self::NoGateway, Self::Reexecute, Self::Block, Self::Reconcile];
 
-    /// How the table names it: for a gateway, its `--on-unknown`.
+    /// Returns the name in the table: for a gateway, its `--on-unknown`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoGateway => "no gateway",
@@ -50,7 +50,7 @@ impl Setup {
         }
     }
 
-    /// The same without a space, for files and keys.
+    /// Returns the name without spaces, for files and keys.
     const fn slug(self) -> &'static str {
         match self {
             Self::NoGateway => "none",
@@ -59,19 +59,19 @@ impl Setup {
     }
 }
 
-/// What all set-ups of a run have in common.
+/// The settings that all set-ups of a run share.
 #[derive(Debug)]
 pub(crate) struct DemoContext<'a> {
-    /// This program.
+    /// The path of this program.
     pub(crate) program: PathBuf,
-    /// Where each set-up makes a folder.
+    /// The folder in which each set-up creates its own.
     pub(crate) folder: &'a Path,
     pub(crate) seed: u64,
     pub(crate) payments: u16,
     pub(crate) progress: &'a Progress,
 }
 
-/// A set-up after its run, with the gateway still up.
+/// A set-up after its run, with its processes still running.
 #[derive(Debug)]
 pub(crate) struct FinishedSetup {
     service: Process,
@@ -86,12 +86,12 @@ impl FinishedSetup {
         &self.token_file
     }
 
-    /// Where the gateway listens, if there is one.
+    /// Returns the addresses of the gateway, if there is one.
     pub(crate) fn gateway(&self) -> Option<Listens> {
         self.gateway.as_ref().map(|(_, listens)| *listens)
     }
 
-    /// Ends the processes, and waits until they are gone.
+    /// Kills the processes, and waits until they have ended.
     pub(crate) async fn end(mut self) -> io::Result<()> {
         if let Some((gateway, _)) = &mut self.gateway {
             gateway.kill().await?;
@@ -106,18 +106,18 @@ impl DemoContext<'_> {
     /// Dropping this future kills every process that it started.
     pub(crate) async fn run(&self, setup: Setup) -> Result<(Row, FinishedSetup), DemoError> {
         let started = Instant::now();
-        let mut scene = RunningSetup::open(self, setup).await?;
-        let (ends, sent) = scene.play().await?;
-        // Late charges count: the service finishes what it was asked for, whoever gave up on it.
-        scene.service.finish().await?;
-        let entries = ledger::read(&scene.books())?;
-        scene.service = scene.start_service(Some(scene.service_address), None).await?;
+        let mut running = RunningSetup::open(self, setup).await?;
+        let (ends, sent) = running.play().await?;
+        // Late charges count: the service finishes every request, even if its client gave up.
+        running.service.finish().await?;
+        let entries = ledger::read(&running.ledger())?;
+        running.service = running.start_service(Some(running.service_address), None).await?;
         for ended in &ends {
             if let PaymentOutcome::Unexpected(answer) = &ended.end {
                 self.progress.note(&format!("{}: {} got {answer}", setup.name(), ended.key));
             }
         }
-        let row = Row::count(setup, &entries, &ends, sent, scene.kills, started.elapsed());
+        let row = Row::count(setup, &entries, &ends, sent, running.kills, started.elapsed());
         self.progress.note(&format!(
             "{}: {} payments, {} charges, {:.1} s",
             setup.name(),
@@ -125,15 +125,15 @@ impl DemoContext<'_> {
             row.charges,
             started.elapsed().as_secs_f64()
         ));
-        let token_file = AdminToken::default_path(Some(&scene.store()));
-        Ok((row, FinishedSetup { service: scene.service, gateway: scene.gateway, token_file }))
+        let token_file = AdminToken::default_path(Some(&running.store()));
+        Ok((row, FinishedSetup { service: running.service, gateway: running.gateway, token_file }))
     }
 }
 
 /// A set-up that is running.
 #[derive(Debug)]
 struct RunningSetup<'a> {
-    stage: &'a DemoContext<'a>,
+    context: &'a DemoContext<'a>,
     setup: Setup,
     folder: PathBuf,
     service: Process,
@@ -143,58 +143,60 @@ struct RunningSetup<'a> {
 }
 
 impl<'a> RunningSetup<'a> {
-    async fn open(stage: &'a DemoContext<'a>, setup: Setup) -> Result<Self, DemoError> {
-        let folder = stage.folder.join(setup.slug());
+    async fn open(context: &'a DemoContext<'a>, setup: Setup) -> Result<Self, DemoError> {
+        let folder = context.folder.join(setup.slug());
         std::fs::create_dir(&folder)?;
-        let recipe = stage.service(&folder, None, Some(stage.kills_service_at()));
+        let recipe = context.service(&folder, None, Some(context.kills_service_at()));
         let (service, listens) = Process::start(&recipe).await?;
         let service_address = listens.address;
         let kills = Kills::default();
-        let mut scene =
-            Self { stage, setup, folder, service, service_address, gateway: None, kills };
-        if let Some(recipe) = scene.gateway_recipe(None) {
-            scene.gateway = Some(Process::start(&recipe).await?);
+        let mut running =
+            Self { context, setup, folder, service, service_address, gateway: None, kills };
+        if let Some(recipe) = running.gateway_recipe(None) {
+            running.gateway = Some(Process::start(&recipe).await?);
         }
-        Ok(scene)
+        Ok(running)
     }
 
-    /// Lets the clients pay, and kills what is to be killed. How all payments ended, and how many
-    /// requests it took.
+    /// Lets the clients pay, and kills the processes on the way. Returns the ends of all payments
+    /// and the number of requests.
     async fn play(&mut self) -> Result<(Vec<PaymentEnd>, u32), DemoError> {
         let address = self.gateway.as_ref().map_or(self.service_address, |(_, at)| at.address);
-        let payments = u32::from(self.stage.payments);
-        // The rest begins when the stalls among the first payments are over, late charges included.
-        let plan = Plan::deal(self.stage.seed, self.stage.payments);
+        let payments = u32::from(self.context.payments);
+        // Payments after the first third begin when the stalls of the first third are over, late
+        // charges included.
+        let plan = Plan::new(self.context.seed, self.context.payments);
         let run = self.setup.slug().to_owned();
-        let shop = Arc::new(ClientPool::new(address, run, payments, plan.early(), plan.clone()));
+        let pool = Arc::new(ClientPool::new(address, run, payments, plan.early(), plan.clone()));
         let mut stalls = 0;
         let mut clients = JoinSet::new();
-        let mut dice = Dice::new(self.stage.seed);
+        let mut random = Random::new(self.context.seed);
         for _ in 0..CLIENTS {
-            clients.spawn(Arc::clone(&shop).client(Dice::new(dice.roll())));
+            clients.spawn(Arc::clone(&pool).client(Random::new(random.number())));
         }
         let mut ends = Vec::new();
         let mut shown = 0;
         let mut tick = interval(Duration::from_millis(100));
-        let mut speaks = true;
+        let mut has_output = true;
         loop {
             tokio::select! {
-                line = self.service.line(), if speaks => match line? {
+                line = self.service.line(), if has_output => match line? {
                     Some(line) if line.starts_with("holding ") => {
-                        shop.upset();
+                        pool.note_restart();
                         self.kill().await?;
-                        shop.upset();
-                        shop.open(payments);
+                        pool.note_restart();
+                        pool.open(payments);
                     }
-                    Some(line) if line.starts_with("rested ") => {
+                    Some(line) if line.starts_with("stalled ") => {
                         stalls += 1;
                         if stalls >= plan.early_stalls() {
-                            // So that there is something left to do when the gateway is killed.
-                            shop.open(self.stage.kills_gateway_at());
+                            // The other payments wait for the kill of the gateway, so that clients
+                            // still have payments to make then.
+                            pool.open(self.context.kills_gateway_at());
                         }
                     }
                     Some(_) => {}
-                    None => speaks = false,
+                    None => has_output = false,
                 },
                 ended = clients.join_next() => match ended {
                     Some(ended) => ends.extend(ended.map_err(io::Error::other)?),
@@ -202,21 +204,21 @@ impl<'a> RunningSetup<'a> {
                 },
                 _ = tick.tick() => {}
             }
-            let ended = shop.ended();
-            self.stage.progress.advance(ended - shown);
+            let ended = pool.ended();
+            self.context.progress.advance(ended - shown);
             shown = ended;
         }
-        Ok((ends, shop.sent()))
+        Ok((ends, pool.sent()))
     }
 
-    /// Kills the service the first time, the gateway the second time, and starts it again. A
-    /// request is held meanwhile: its charge is in the books, its reply has not left.
+    /// Kills the service the first time and the gateway the second time, and restarts it. A request
+    /// is held meanwhile: its charge is in the ledger, and its reply is not sent.
     async fn kill(&mut self) -> Result<(), DemoError> {
         let started = Instant::now();
         let victim = if self.kills.service == 0 {
             self.service.kill().await?;
             self.kills.service += 1;
-            let hold_from = self.gateway.is_some().then_some(self.stage.kills_gateway_at());
+            let hold_from = self.gateway.is_some().then_some(self.context.kills_gateway_at());
             self.service = self.start_service(Some(self.service_address), hold_from).await?;
             "the payments service"
         } else {
@@ -229,8 +231,8 @@ impl<'a> RunningSetup<'a> {
             }
             "the gateway"
         };
-        self.stage.progress.note(&format!(
-            "{}: killed {victim} between a charge and its reply; up again in {} ms",
+        self.context.progress.note(&format!(
+            "{}: killed {victim} between a charge and its reply; restarted in {} ms",
             self.setup.name(),
             started.elapsed().as_millis()
         ));
@@ -241,7 +243,7 @@ impl<'a> RunningSetup<'a> {
         self.folder.join("keys.db")
     }
 
-    fn books(&self) -> PathBuf {
+    fn ledger(&self) -> PathBuf {
         self.folder.join("ledger")
     }
 
@@ -250,7 +252,7 @@ impl<'a> RunningSetup<'a> {
         listen: Option<SocketAddr>,
         hold_from: Option<u32>,
     ) -> Result<Process, DemoError> {
-        let recipe = self.stage.service(&self.folder, listen, hold_from);
+        let recipe = self.context.service(&self.folder, listen, hold_from);
         Ok(Process::start(&recipe).await?.0)
     }
 
@@ -282,7 +284,7 @@ impl<'a> RunningSetup<'a> {
         }
         Some(Recipe {
             name: "the gateway",
-            program: self.stage.program.clone(),
+            program: self.context.program.clone(),
             arguments,
             log: self.folder.join("gateway.log"),
         })
@@ -293,12 +295,12 @@ const ANY_PORT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 impl DemoContext<'_> {
-    /// The service is killed by the first request for this order or a later one.
+    /// Returns the order from which on the first request triggers the kill of the service.
     fn kills_service_at(&self) -> u32 {
         u32::from(self.payments) / 2
     }
 
-    /// The gateway is killed by the first request for this order or a later one.
+    /// Returns the order from which on the first request triggers the kill of the gateway.
     fn kills_gateway_at(&self) -> u32 {
         u32::from(self.payments) * 3 / 4
     }

@@ -1,4 +1,4 @@
-//! What the demo says: before it runs, and after.
+//! The texts that the demo prints before and after it runs.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,31 +6,31 @@ use std::path::Path;
 use super::report::Row;
 use super::setup::Setup;
 
-/// Up to this many payments the time that [`intro`] names is about right.
+/// The most payments for which the time in [`intro`] is about right.
 const USUAL: u16 = 150;
 
-/// What will happen, and what the table's columns mean.
+/// Returns the introduction: what the demo does, and what the table's columns mean.
 pub(crate) fn intro(payments: u16, seed: u64) -> String {
     let time = if payments <= USUAL { " It takes\nabout 20 seconds." } else { "" };
     format!(
         "Four set-ups: no gateway, and the gateway with each --on-unknown. Behind it a payments \
          service\nthat loses replies, fails, stalls and is killed; in front of it clients that hang \
-         up, click twice,\nand ask again with the same key until they hear something. All are real \
+         up, click twice,\nand retry with the same key until they get an answer. All are real \
          processes.{time}\n\n\
-         payments  asked for in each set-up, each with a key of its own: {payments}\n\
+         payments  requested in each set-up, each with its own key: {payments}\n\
          requests  sent for them, retries included\n\
-         charges   in the service's books: more than payments are too many\n\
+         charges   in the service's ledger: more than payments are too many\n\
          client    duplicates where only the client was at fault: it hung up, or clicked twice\n\
          server    duplicates where service or gateway failed between a charge and its reply\n\
          unknown   payments whose client never got a final answer\n\n\
-         --seed {seed} deals the same faults to the same payments again; the timing differs.\n"
+         --seed {seed} assigns the same faults to the same payments; the timing differs.\n"
     )
 }
 
-/// The table, a line for each set-up.
+/// Returns the table, a line for each set-up.
 pub(crate) fn table(rows: &[Row]) -> String {
     let head = ["set-up", "payments", "requests", "charges", "client", "server", "unknown"];
-    // Above the two columns that it speaks of.
+    // The heading of the columns `client` and `server`.
     let mut text = format!("{:>62}\n", "duplicates by fault of");
     line(&mut text, head.map(str::to_owned));
     for row in rows {
@@ -42,17 +42,17 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-fn line(text: &mut String, [name, cells @ ..]: [String; 7]) {
+fn line(text: &mut String, [name, numbers @ ..]: [String; 7]) {
     // Writing to a string does not fail.
     let _ = write!(text, "{name:<12}");
-    for cell in cells {
-        let _ = write!(text, "{cell:>10}");
+    for number in numbers {
+        let _ = write!(text, "{number:>10}");
     }
     text.push('\n');
 }
 
-/// What the table shows, and what to do next with this program, which is `called` so. `kept`: it is
-/// still there to be tried.
+/// Returns an explanation of the table, and a next step. `called` is the program as the reader can
+/// call it. `kept` is true if the demo's gateway is still running.
 pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     let of = |setup: Setup, number: fn(&Row) -> u32| {
         rows.iter().find(|row| row.setup == setup.name()).map_or(0, number)
@@ -62,10 +62,10 @@ pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
         if kept { String::new() } else { format!("; or {called} demo --keep, to try this one") };
     format!(
         "Clients that hung up or clicked twice: {} charges too many without a gateway, {} with one, \
-         whatever\nits --on-unknown.\n\
-         Failures behind the gateway, after which the charge may have been made: reexecute ran it \
-         again\n({} too many; {} without a gateway). block, the default, did not ({}), and left {} \
-         payments to a\nperson. reconcile asked the service: {} too many, {} left open.\n\
+         under\nevery --on-unknown.\n\
+         Failures behind the gateway, after which the charge may have been made: reexecute executed \
+         it again\n({} too many; {} without a gateway). block, the default, did not ({}), and left {} \
+         payments to an\noperator. reconcile queried the service: {} too many, {} unresolved.\n\
          Next: {called} gateway --upstream http://127.0.0.1:3000\n\
          in front of your own service{next}.\n",
         of(Setup::NoGateway, |row| row.client_side),
@@ -79,7 +79,7 @@ pub(crate) fn words(rows: &[Row], called: &str, kept: bool) -> String {
     )
 }
 
-/// How a reader whose shell is in `here` calls `program`.
+/// Returns the text by which a shell in the folder `here` calls `program`.
 pub(crate) fn called(program: &Path, here: &Path) -> String {
     let name = match program.strip_prefix(here) {
         Ok(below) if below.components().count() > 1 => below.display().to_string(),
@@ -105,16 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_not_advised() {
+    fn a_kept_demo_does_not_suggest_keep() {
         assert!(words(&[], "x/hapax", false).contains("x/hapax demo --keep"));
         let kept = words(&[], "x/hapax", true);
         assert!(!kept.contains("--keep") && kept.contains("Next: x/hapax gateway "), "{kept}");
     }
 
     #[test]
-    fn nothing_is_wider_than_a_usual_window() {
-        let said = intro(120, u64::from(u32::MAX)) + &words(&[], "target/release/hapax", false);
-        for line in said.lines() {
+    fn no_line_is_longer_than_100_columns() {
+        let text = intro(120, u64::from(u32::MAX)) + &words(&[], "target/release/hapax", false);
+        for line in text.lines() {
             assert!(line.len() <= 100, "{line}");
         }
     }

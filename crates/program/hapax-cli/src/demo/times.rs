@@ -1,50 +1,50 @@
-//! How long things take in the demo: short, so that it ends soon.
+//! Durations of the demo, short so that it ends soon.
 //!
-//! None of these decides what the demo shows. A slow machine makes leases lapse and clients retry
-//! more often, which the safe set-ups have to stand; only that `reconcile` settles everything
-//! needs [`TIMEOUT`] to be long enough.
+//! None of them decides what the demo shows. On a slow machine leases lapse and clients retry more
+//! often, which the safe set-ups must tolerate. There is one exception: `reconcile` resolves every
+//! payment only if [`TIMEOUT`] is long enough.
 
 use std::time::Duration;
 
-/// What a charge takes at least.
+/// The shortest time of a charge.
 pub(crate) const WORK: Duration = Duration::from_millis(5);
 
 /// `--upstream-timeout` of the gateway.
 pub(crate) const UPSTREAM: Duration = Duration::from_millis(600);
 
-/// What takes the service as long as this counts as slow: the gateway may have given it up.
+/// The time from which a request counts as slow: the gateway may have reached its timeout.
 pub(crate) const SLOW: Duration = Duration::from_millis(300);
 
-/// After this a client gives a request up and sends it again.
+/// The timeout of a client's request, after which the client retries.
 pub(crate) const REQUEST: Duration = Duration::from_millis(1_200);
 
-/// What the service sleeps when it stalls: longer than anybody waits.
+/// The length of a stall of the service: longer than every timeout.
 pub(crate) const STALL: Duration = Duration::from_millis(2_500);
 
-/// How long a held request waits to be killed. It does not wait that long.
+/// The limit of the time that a held request waits for the kill, which comes long before.
 pub(crate) const HOLD: Duration = Duration::from_secs(10);
 
 /// `--lease` of the gateway.
 pub(crate) const LEASE: Duration = Duration::from_secs(1);
 
-/// The longest pause of a client between two tries.
+/// The longest pause of a client between two attempts.
 pub(crate) const PAUSE: Duration = Duration::from_millis(400);
 
-/// How long a client goes on with a payment that gets no final answer.
+/// The time in which a client retries a payment without a final answer.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(15);
 
-/// How long a client comes back to a payment of which it was told that the outcome is unknown. A
-/// dead gateway's lease has to lapse in it, and the service to be asked.
+/// The time in which a client retries a payment whose outcome is unknown. The lease of a killed
+/// gateway must lapse within it, and the reconcile request follow.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(7);
 
-/// The longest pause of a client between two tries of such a payment.
+/// The longest pause of a client between two attempts of such a payment.
 pub(crate) const LATER: Duration = Duration::from_millis(1_200);
 
-/// How long a process may take until it listens, tried again and again.
+/// The time in which a process must listen, restarts included.
 pub(crate) const START: Duration = Duration::from_secs(10);
 
-/// How long the service may take to finish what it has in hand.
+/// The time that the service may take to finish requests under way.
 pub(crate) const DRAIN: Duration = Duration::from_secs(15);
 
-/// After this the demo gives up: something is broken, not slow.
+/// The limit of the whole demo. After this time something is broken, not slow.
 pub(crate) const WHOLE: Duration = Duration::from_secs(120);

@@ -124,7 +124,7 @@ pub(crate) struct StoreSelector {
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
-    /// The admin address of the gateway to use, whatever its store
+    /// The admin address of the gateway to use instead of a store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     admin: Option<SocketAddr>,
     /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else

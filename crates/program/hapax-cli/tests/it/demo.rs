@@ -138,7 +138,7 @@ fn it_says_what_it_does_and_how_to_call_it() {
     for column in head.split_whitespace().skip(1) {
         assert!(err.lines().any(|line| line.starts_with(column)), "{column} is not said:\n{err}");
     }
-    assert!(err.contains("--seed 5 deals the same faults"), "{err}");
+    assert!(err.contains("--seed 5 assigns the same faults"), "{err}");
     let called = program.strip_prefix(above).unwrap().display();
     assert!(out.contains(&format!("Next: {called} gateway --upstream ")), "{out}");
     assert!(out.contains(&format!("{called} demo --keep")), "{out}");
