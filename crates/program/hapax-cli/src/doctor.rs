@@ -1,4 +1,4 @@
-//! `hapax doctor`: does a store keep what it promises?
+//! `hapax doctor`: checks of a store.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ use crate::keys;
 /// file, each --reconcile-url in it is probed too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 where the promise holds, 1 where it does not, 64 for what cannot be read, 69 where the
-store cannot be reached.")]
+Exit codes: 0 if nothing breaks idempotency, 1 if a finding does, 64 for arguments or a file that
+cannot be read, 69 if the store cannot be reached.")]
 pub(crate) struct DoctorArgs {
     /// The gateway's file, for options that are not given here
     #[arg(long, env = "HAPAX_CONFIG", value_name = "FILE")]
@@ -28,10 +28,10 @@ pub(crate) struct DoctorArgs {
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The cache in front of it
+    /// The cache in front of the store
     #[arg(long, env = "HAPAX_CACHE", value_name = "URL", hide_env_values = true)]
     cache: Option<UrlText<CacheUrl>>,
-    /// The file of its secrets [default: PATH.secret of a file, else none]
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
     /// The file of the gateway's admin token [default: as for the gateway]
@@ -46,6 +46,7 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
+/// Runs `hapax doctor`.
 pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     if let Some([old, new]) = args.salvage.as_deref() {
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
         }
     }
     if let Some(path) = &args.config {
-        // Where the store was said, a file that cannot be is warned of above.
+        // If the store is given by a flag, `for_the_rest` has already warned of an invalid file.
         if let Ok(config) = crate::gateway::to_probe(path) {
             findings.extend(Gateway::probe(&config).await.map_err(CliError::usage)?);
         }

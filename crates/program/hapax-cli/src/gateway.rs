@@ -24,8 +24,8 @@ pub(crate) use args::GatewayArgs;
 use load::Loaded;
 pub(crate) use load::{StoreSettings, to_probe};
 
-/// Supervisors may say it twice, to a process and to its group, and so may terminals and shells. Who
-/// means it a second time says it later, or once more.
+/// The time in which two signals count as one. Supervisors, terminals and shells may send a signal
+/// twice: to the process and to its group. A signal after this time is a second request to end.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Runs a gateway until a signal ends it.
@@ -49,46 +49,46 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     }
     logging::start(loaded.config.log.format, &loaded.config.log.level)?;
     warn(&warnings);
-    // Before anything listens: a signal that comes early is not lost.
+    // Signal handlers come before the listener, so that an early signal is not lost.
     let mut signals = Signals::new()?;
-    let told = loaded.config.clone();
-    limits::raise_open_files(told.limits.connections);
-    // Dropped while it waits for the store, the start has listened and accepted nothing.
+    let config = loaded.config.clone();
+    limits::raise_open_files(config.limits.connections);
+    // If the start is dropped while it waits for the store, it has accepted no connection.
     let started = tokio::select! {
-        started = Gateway::start(told.clone()) => started,
+        started = Gateway::start(config.clone()) => started,
         signal = signals.end() => {
             tracing::info!(signal, "ended before the store was open: no connection was accepted");
             return Ok(ExitCode::SUCCESS);
         }
     };
     let gateway = started.map_err(|error| loaded.failed(&error))?;
-    let scheme = if told.transport.tls.is_some() { "https" } else { "http" };
+    let scheme = if config.transport.tls.is_some() { "https" } else { "http" };
     let mut line = format!("listening on {scheme}://{}", gateway.local_addr());
     if let Some(admin) = gateway.admin_addr() {
         line.push_str(&format!(", admin http://{admin}"));
     }
     // The reader may be gone.
     let _ = writeln!(std::io::stdout(), "{line}");
-    ready(&gateway, &told);
-    tell(NotifyState::Ready);
-    let mut running = GatewayProcess { gateway, args, routes: paths(&told) };
-    running.obey(&mut signals).await;
-    tell(NotifyState::Stopping);
+    ready(&gateway, &config);
+    notify_manager(NotifyState::Ready);
+    let mut running = GatewayProcess { gateway, args, routes: paths(&config) };
+    running.reload_until_end(&mut signals).await;
+    notify_manager(NotifyState::Stopping);
     let gateway = running.gateway;
     let first = Instant::now();
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
         signal = signals.another(first + ONE_SIGNAL) => {
-            tracing::warn!("told to end a second time: work in hand is abandoned");
+            tracing::warn!("second signal to end: requests under way are abandoned");
             Ok(ExitCode::from(128 + signal))
         }
     }
 }
 
 /// Notifies the service manager, if there is one (`NOTIFY_SOCKET`).
-fn tell(state: NotifyState<'_>) {
+fn notify_manager(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
@@ -106,14 +106,14 @@ fn paths(config: &Config) -> Vec<String> {
 struct GatewayProcess {
     gateway: hapax_gateway::RunningGateway,
     args: GatewayArgs,
-    /// The paths of its routes.
+    /// The paths of the routes in force.
     routes: Vec<String>,
 }
 
 impl GatewayProcess {
     /// Reloads at each signal, until a signal ends the program: at once, however long files take to
     /// be read.
-    async fn obey(&mut self, signals: &mut Signals) {
+    async fn reload_until_end(&mut self, signals: &mut Signals) {
         while let SignalAction::Reload = signals.next().await {
             let mut again = true;
             while std::mem::take(&mut again) {
@@ -121,13 +121,13 @@ impl GatewayProcess {
                 loop {
                     tokio::select! {
                         () = &mut reloading => break,
-                        told = signals.next() => match told {
-                            // Dropped while it reads, it has changed nothing.
+                        action = signals.next() => match action {
+                            // A reload that is dropped while it reads has changed nothing.
                             SignalAction::End(_) => return,
                             SignalAction::Reload => {
-                                // What is being read may be from before.
+                                // The files that are being read may be older than this signal.
                                 again = true;
-                                tracing::warn!("SIGHUP: files are being read still, and then again");
+                                tracing::warn!("SIGHUP: files are being read, then read again");
                             }
                         },
                     }
@@ -136,15 +136,16 @@ impl GatewayProcess {
         }
     }
 
-    /// Reads the file and certificates again, and has all of them hold or none; then it says in one
-    /// line why not.
+    /// Reads the file and certificates again, and applies all of them or none. Logs an error in one
+    /// line if they cannot be applied.
     async fn reload(&mut self) {
         let reloaded = self.read().await.and_then(|(loaded, certificates)| {
-            let routes = loaded.map(|loaded| self.hold(&loaded)).transpose()?;
-            // This cannot fail, so that it comes last.
-            let are_there = !certificates.is_empty();
+            let routes = loaded.map(|loaded| self.apply(&loaded)).transpose()?;
+            // Replacing certificates cannot fail: it comes last, when nothing else can fail any
+            // more.
+            let has_certificates = !certificates.is_empty();
             certificates.replace();
-            Ok((routes, are_there))
+            Ok((routes, has_certificates))
         });
         match reloaded {
             Ok((routes, certificates)) => {
@@ -161,17 +162,17 @@ impl GatewayProcess {
                     ),
                 }
             }
-            Err(refused) => {
-                tracing::error!(%refused, "SIGHUP: not reloaded, what held before holds on");
+            Err(error) => {
+                tracing::error!(refused = %error, "SIGHUP: not reloaded, all stays as it was");
             }
         }
     }
 
-    /// The file, if there is one, and certificates as they are now. Nothing of them holds yet.
+    /// Reads the file, if there is one, and the certificates. Applies neither.
     async fn read(&self) -> Result<(Option<Loaded>, ReadCertificates), CliError> {
         let loaded = match self.args.config {
             Some(_) => {
-                // A pipe, or a server that files are on, may say nothing for ever.
+                // Reading from a pipe or a file server may block for ever.
                 let args = self.args.clone();
                 let loaded = tokio::task::spawn_blocking(move || args.load()).await;
                 Some(loaded.map_err(CliError::unavailable)??)
@@ -182,12 +183,12 @@ impl GatewayProcess {
         Ok((loaded, certificates))
     }
 
-    /// Has what was read hold; how many routes that are.
-    fn hold(&mut self, loaded: &Loaded) -> Result<usize, CliError> {
-        self.gateway.reload(loaded.config.clone()).map_err(|error| loaded.refused(&error))?;
+    /// Applies a configuration and returns the number of its routes.
+    fn apply(&mut self, loaded: &Loaded) -> Result<usize, CliError> {
+        self.gateway.reload(loaded.config.clone()).map_err(|error| loaded.reload_failed(&error))?;
         warn(&loaded.warnings());
         let routes = paths(&loaded.config);
-        // A file that was cut off may be one that can be.
+        // A file that was cut off may still be valid: its missing routes are logged.
         for path in self.routes.iter().filter(|path| !routes.contains(path)) {
             tracing::warn!(path, "this route is no longer in the file");
         }
@@ -196,10 +197,10 @@ impl GatewayProcess {
     }
 }
 
-/// Logs that it is ready. The policy of each route is in lines of its own, before this one.
-fn ready(gateway: &hapax_gateway::RunningGateway, told: &Config) {
-    // Without its query, which may be secret.
-    let auth = told.auth.as_ref().map(|auth| {
+/// Logs that the gateway is ready. Earlier lines have the policy of each route.
+fn ready(gateway: &hapax_gateway::RunningGateway, config: &Config) {
+    // The query is left out: it may be secret.
+    let auth = config.auth.as_ref().map(|auth| {
         let authority = auth.url.authority().map_or("", |authority| authority.as_str());
         let scheme = auth.url.scheme_str().unwrap_or("http");
         format!("{scheme}://{authority}{}", auth.url.path())
@@ -207,18 +208,18 @@ fn ready(gateway: &hapax_gateway::RunningGateway, told: &Config) {
     tracing::info!(
         listen = %gateway.local_addr(),
         admin = gateway.admin_addr().map(tracing::field::display),
-        upstream = %told.upstream,
-        store = %told.store,
-        cache = told.cache.as_ref().map(tracing::field::display),
+        upstream = %config.upstream,
+        store = %config.store,
+        cache = config.cache.as_ref().map(tracing::field::display),
         auth,
-        routes = told.routes.len(),
+        routes = config.routes.len(),
         "ready"
     );
 }
 
 /// Meaning of a signal.
 enum SignalAction {
-    /// To end; the signal's number.
+    /// End the program; the number is the signal's.
     End(u8),
     Reload,
 }
@@ -232,30 +233,31 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, CliError> {
-        let of = |kind| {
+        let receiver = |kind| {
             signal(kind)
-                .map_err(|error| CliError::unavailable(format!("signals cannot be heard: {error}")))
+                .map_err(|error| CliError::unavailable(format!("cannot receive signals: {error}")))
         };
         Ok(Self {
-            hang_up: of(SignalKind::hangup())?,
-            terminate: of(SignalKind::terminate())?,
-            interrupt: of(SignalKind::interrupt())?,
+            hang_up: receiver(SignalKind::hangup())?,
+            terminate: receiver(SignalKind::terminate())?,
+            interrupt: receiver(SignalKind::interrupt())?,
         })
     }
 
-    /// The number of the first one from `from` on that says to end.
+    /// Waits for a signal to end that comes at `from` or later, and returns its number.
     async fn another(&mut self, from: Instant) -> u8 {
         loop {
-            // What ends has nothing to reload for.
+            // A gateway that ends does not reload.
             let SignalAction::End(signal) = self.next().await else { continue };
             if Instant::now() >= from {
                 return signal;
             }
-            tracing::info!(signal, "told to end twice at once: that counts as one");
+            tracing::info!(signal, "repeated signal to end: counts as one with the first");
         }
     }
 
-    /// Waits for a signal that ends the program and returns its number. A SIGHUP stays to be read.
+    /// Waits for a signal to end and returns its number. A SIGHUP stays unread for a later call of
+    /// [`next`](Self::next).
     async fn end(&mut self) -> u8 {
         tokio::select! {
             _ = self.terminate.recv() => 15,
@@ -263,7 +265,7 @@ impl Signals {
         }
     }
 
-    /// The next one.
+    /// Waits for the next signal.
     async fn next(&mut self) -> SignalAction {
         tokio::select! {
             _ = self.terminate.recv() => SignalAction::End(15),

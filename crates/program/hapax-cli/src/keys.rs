@@ -31,15 +31,15 @@ pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 use gateway::Remote;
 use render::{DecisionOutput, Purged};
 
-/// How long the store may take to answer.
+/// The time that the store may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The largest body that a response can be given.
+/// The largest body of a response in a decision, in bytes.
 const MAX_BODY: u64 = 1 << 20;
 
-/// Does what an operator asks.
+/// Runs `hapax keys`.
 pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
-    // A slip in the name of the store's would have another one looked into.
+    // A misspelt variable for the store would select another store.
     crate::gateway::environment::warn_of_unknown();
     match args.command {
         KeysCommand::List { at, state, caller, caller_hash, after, limit, json } => {
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             let records = Records::find(&at).await?;
             let caller = match caller {
                 Some(value) => Some(records.caller_hash(value).await?),
-                // Lists show it with this sign.
+                // Lists show a hash with this sign.
                 None => caller_hash.map(|hash| hash.trim_start_matches('#').to_owned()),
             };
             let list =
@@ -56,7 +56,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
             print(&if json { render::json(&listed)? } else { render::list(&listed) });
         }
         KeysCommand::Show { at, target, json } => {
-            let view = Records::find(&at).await?.look(&target).await?;
+            let view = Records::find(&at).await?.show(&target).await?;
             print(&if json { render::json(&view)? } else { render::show(&view) });
         }
         KeysCommand::Release { at, target, sure, json } => {
@@ -104,7 +104,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
         }
         KeysCommand::Purge { at, json } => {
             let purged = Records::find(&at).await?.purge().await?;
-            print(&if json { render::json(&purged)? } else { purged.said() });
+            print(&if json { render::json(&purged)? } else { purged.text() });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -113,35 +113,35 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
 /// The records of a store: opened here if no other process has it open, else through its gateway.
 #[derive(Debug)]
 enum Records {
-    Here(OperatorRecords),
-    There(Remote),
+    Local(OperatorRecords),
+    Remote(Remote),
 }
 
-/// A store that is open here, or the gateway that has it open.
+/// A store that is open in this process, or the gateway that has it open.
 enum OpenedStore {
-    Here(OpenStore),
-    There(Remote),
+    Local(OpenStore),
+    Remote(Remote),
 }
 
 /// Accepts the store as it is. Returns whether it had been emptied or replaced.
 pub(crate) async fn confirm(at: &StoreSelector, reason: &str) -> Result<bool, CliError> {
-    let place = at.place()?;
-    match OpenedStore::find(&place, true).await? {
-        OpenedStore::Here(opened) => {
+    let location = at.location()?;
+    match OpenedStore::find(&location, true).await? {
+        OpenedStore::Local(opened) => {
             let replaced = opened.is_replaced();
-            let audit = Arc::new(Audit::new(place.audit_file, user::process()));
+            let audit = Arc::new(Audit::new(location.audit_file, user::process()));
             let store = opened.clone();
             let confirm = async move { store.confirm().await };
-            let confirmed = audit.confirm_store(reason, here(), confirm).await;
+            let confirmed = audit.confirm_store(reason, decider(), confirm).await;
             opened.close().await;
-            confirmed.map(|()| replaced).map_err(|error| refused(&error))
+            confirmed.map(|()| replaced).map_err(|error| failure(&error))
         }
-        OpenedStore::There(remote) => remote.confirm(reason, &user::user()).await,
+        OpenedStore::Remote(remote) => remote.confirm(reason, &user::user()).await,
     }
 }
 
 /// Returns whether the gateway at `admin` found its store emptied or replaced, and no operator
-/// confirmed it. Its token is in `token_file`, or else where a gateway on `store` keeps it.
+/// confirmed that. The token is in `token_file`, or else where a gateway on `store` stores it.
 pub(crate) async fn is_replaced(
     admin: SocketAddr,
     store: &StoreUrl,
@@ -150,34 +150,35 @@ pub(crate) async fn is_replaced(
     Remote::new(admin, args::token(store, token_file.as_deref())?).is_replaced().await
 }
 
-/// Returns the author of a decision on a store that is open here.
-fn here() -> Decider {
+/// Returns the author of a decision on a store that is open in this process.
+fn decider() -> Decider {
     Decider { who: user::user(), by: DecisionChannel::Cli, from: user::host() }
 }
 
 impl OpenedStore {
-    /// Opens the store, or finds the gateway that has it open. With `make`, what is missing on a server
-    /// is made.
-    async fn find(place: &StoreLocation, make: bool) -> Result<Self, CliError> {
-        if let Some(admin) = place.admin {
-            return Ok(Self::There(Remote::new(admin, place.token()?)));
+    /// Opens the store, or finds the gateway that has it open. With `make`, creates what is missing
+    /// on a server.
+    async fn find(location: &StoreLocation, make: bool) -> Result<Self, CliError> {
+        if let Some(admin) = location.admin {
+            return Ok(Self::Remote(Remote::new(admin, location.token()?)));
         }
-        let StoreLocation { store, secret_file, .. } = place.clone();
+        let StoreLocation { store, secret_file, .. } = location.clone();
         match &store {
             StoreUrl::Memory => {
                 return Err(CliError::usage(
-                    "a `memory:` store is inside of its gateway: name its --admin address",
+                    "a `memory:` store is in its gateway: pass the gateway's address with --admin",
                 ));
             }
-            // To look at a store is no reason to make one.
+            // Commands that read a store do not create one.
             StoreUrl::File(path) if !path.exists() => {
-                // Removed under a gateway, it is there until that ends.
+                // A file that was removed while a gateway has it open exists until that gateway
+                // ends.
                 if let Ok(Some(LockOwner { admin: Some(admin), .. })) = FileStore::lock_owner(path)
                 {
-                    return Ok(Self::There(Remote::new(admin, place.token()?)));
+                    return Ok(Self::Remote(Remote::new(admin, location.token()?)));
                 }
                 let none = match make {
-                    true => ": start the gateway, which makes one, and confirm that",
+                    true => ": start the gateway, which creates one, and confirm that",
                     false => "",
                 };
                 let none = format!("there is no store at {}{none}", path.display());
@@ -188,18 +189,18 @@ impl OpenedStore {
         let opening =
             StoreOpener { secret_file, timeout: TIMEOUT, make, ..StoreOpener::new(store) };
         match opening.open().await {
-            Ok(opened) => Ok(Self::Here(opened)),
+            Ok(opened) => Ok(Self::Local(opened)),
             Err(StoreOpenError::File {
                 source: OpenError::InUse { admin: Some(admin), .. },
                 ..
-            }) => Ok(Self::There(Remote::new(admin, place.token()?))),
+            }) => Ok(Self::Remote(Remote::new(admin, location.token()?))),
             Err(StoreOpenError::File {
                 path,
                 source: OpenError::InUse { pid, admin: None, .. },
             }) => {
-                let who = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+                let owner = pid.map_or("another process".into(), |pid| format!("process {pid}"));
                 Err(CliError::unavailable(format!(
-                    "{} is in use by {who}, which has no admin address: ask after it has ended",
+                    "{} is in use by {owner}, which has no admin address: retry after it has ended",
                     path.display()
                 )))
             }
@@ -212,83 +213,88 @@ impl OpenedStore {
 }
 
 impl Records {
+    /// Opens the store that flags select, or finds the gateway that has it open.
     async fn find(at: &StoreSelector) -> Result<Self, CliError> {
-        let place = at.place()?;
-        let opened = match OpenedStore::find(&place, false).await? {
-            OpenedStore::Here(opened) => opened,
-            OpenedStore::There(remote) => return Ok(Self::There(remote)),
+        let location = at.location()?;
+        let opened = match OpenedStore::find(&location, false).await? {
+            OpenedStore::Local(opened) => opened,
+            OpenedStore::Remote(remote) => return Ok(Self::Remote(remote)),
         };
         let store = Arc::clone(&opened.store) as Arc<dyn Store>;
         let engine = Idempotency::builder(store)
             .store_timeout(TIMEOUT)
             .build()
             .map_err(CliError::unavailable)?;
-        let audit = Audit::new(place.audit_file, user::process());
-        Ok(Self::Here(OperatorRecords::new(engine, opened.store, audit, TIMEOUT)))
+        let audit = Audit::new(location.audit_file, user::process());
+        Ok(Self::Local(OperatorRecords::new(engine, opened.store, audit, TIMEOUT)))
     }
 
     /// Returns the hash by which records name the caller that sends a value.
     async fn caller_hash(&self, value: String) -> Result<String, CliError> {
         match self {
-            Self::Here(keys) => keys.caller_hash(&value).ok_or_else(|| CliError::usage(NO_CALLERS)),
-            Self::There(remote) => remote.caller_hash(value).await,
+            Self::Local(keys) => {
+                keys.caller_hash(&value).ok_or_else(|| CliError::usage(NO_CALLERS))
+            }
+            Self::Remote(remote) => remote.caller_hash(value).await,
         }
     }
 
     async fn list(&self, list: ListQuery) -> Result<RecordList, CliError> {
         match self {
-            Self::Here(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
-                keys.unknown(&list).await.map_err(|error| refused(&error))
+            Self::Local(keys) if list.state == Some(StateView::Unknown) && list.after.is_none() => {
+                keys.unknown(&list).await.map_err(|error| failure(&error))
             }
-            Self::Here(keys) => keys.list(list).await.map_err(|error| refused(&error)),
-            Self::There(remote) => remote.list(list).await,
+            Self::Local(keys) => keys.list(list).await.map_err(|error| failure(&error)),
+            Self::Remote(remote) => remote.list(list).await,
         }
     }
 
-    async fn look(&self, target: &RecordSelector) -> Result<RecordView, CliError> {
+    async fn show(&self, target: &RecordSelector) -> Result<RecordView, CliError> {
         match (self, target.parse()?) {
-            (Self::Here(keys), args::RecordName::Id(id)) => keys.show(&id).await,
-            (Self::Here(keys), args::RecordName::Key(key, scope)) => {
+            (Self::Local(keys), args::RecordName::Id(id)) => keys.show(&id).await,
+            (Self::Local(keys), args::RecordName::Key(key, scope)) => {
                 keys.show(&keys.id(&scope.headers()?, &key)).await
             }
-            (Self::There(remote), named) => return remote.look(named).await,
+            (Self::Remote(remote), named) => return remote.show(named).await,
         }
-        .map_err(|error| refused(&error))
+        .map_err(|error| failure(&error))
     }
 
-    /// Decides about what is there now, unless the operator named the fence to decide about.
+    /// Decides about the record as it is now, unless the operator gave a fence: then only about a
+    /// record with that fence.
     async fn decide(
         &self,
         target: &RecordSelector,
         fence_is_given: bool,
         mut decision: Decision,
     ) -> Result<DecisionOutput, CliError> {
-        let seen = self.look(target).await?;
+        let seen = self.show(target).await?;
         if !fence_is_given {
             decision.fence = seen.fence;
         }
         let (id_seen, outcome) = (seen.id, decision.outcome);
         let was = match self {
-            Self::Here(keys) => {
-                let wanted = decision.outcome;
-                keys.resolve(&id(&id_seen)?, decision, here()).await.map_err(|error| {
-                    refused(&error).and(render::all_the_same(error.code(), wanted))
+            Self::Local(keys) => {
+                let requested = decision.outcome;
+                keys.resolve(&id(&id_seen)?, decision, decider()).await.map_err(|error| {
+                    failure(&error).and(render::override_hint(error.code(), requested))
                 })
             }
-            Self::There(remote) => remote.resolve(&id_seen, &decision).await,
+            Self::Remote(remote) => remote.resolve(&id_seen, &decision).await,
         }?;
         Ok(DecisionOutput { id: id_seen, outcome, was })
     }
 
+    /// Removes expired records, unless the store is open in a gateway, which does that itself.
     async fn purge(&self) -> Result<Purged, CliError> {
-        let Self::Here(keys) = self else {
+        let Self::Local(keys) = self else {
             return Ok(Purged { removed: 0, by_gateway: true });
         };
         let progress = ProgressBar::new_spinner();
         let round = NonZeroU32::MIN.saturating_add(999);
         let mut removed = 0_u64;
         loop {
-            let (count, more) = keys.purge(round).await.map_err(|error| refused(&error))?;
+            let (count, more) = keys.purge(round).await.map_err(|error| failure(&error))?;
             removed += u64::from(count);
             progress.set_message(format!("{removed} expired records removed"));
             progress.tick();
@@ -300,7 +306,8 @@ impl Records {
     }
 }
 
-fn refused(error: &OperatorError) -> CliError {
+/// Returns the error of an operation on records, with its exit code and its code for programs.
+fn failure(error: &OperatorError) -> CliError {
     let failure = match error {
         OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => CliError::usage(error),
         OperatorError::NotFound
@@ -319,7 +326,7 @@ fn id(text: &str) -> Result<OperationId, CliError> {
     OperationId::from_hex(text).ok_or_else(|| CliError::usage("an id has 64 hexadecimal digits"))
 }
 
-/// Text, or `@PATH` for the content of a file, or `@-` for standard input.
+/// Reads a body: text, or `@PATH` for the content of a file, or `@-` for standard input.
 fn read(body: &str) -> Result<Vec<u8>, CliError> {
     let Some(path) = body.strip_prefix('@') else { return Ok(body.as_bytes().to_vec()) };
     let failed = |error: std::io::Error| CliError::usage(format!("--body {body}: {error}"));

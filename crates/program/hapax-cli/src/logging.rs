@@ -1,4 +1,4 @@
-//! Logs: on standard error, as text or JSON.
+//! Logs on standard error, as text or JSON.
 
 use std::io::{IsTerminal, stderr};
 
@@ -10,21 +10,21 @@ use crate::exit::CliError;
 
 /// Returns the filter of `level`.
 ///
-/// A word alone is a level: as a target, which it could be, it would let nothing else through.
+/// Rejects a bare word that is not a level. `EnvFilter` would take it as a target and drop the
+/// events of all other targets.
 pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
     let words = level.split(',').map(str::trim).filter(|word| !word.is_empty());
     let no_level = |word: &&str| !word.contains(['=', '[']) && word.parse::<LevelFilter>().is_err();
     if let Some(word) = words.into_iter().find(no_level) {
         return Err(format!(
-            "--log-level: `{word}` is no level, which is error, warn, info, debug, trace or off; of a \
-             target it is TARGET=LEVEL"
+            "--log-level: `{word}` is no level: expected error, warn, info, debug, trace or off, \
+             or TARGET=LEVEL"
         ));
     }
     EnvFilter::builder().parse(level).map_err(|error| format!("--log-level {level}: {error}"))
 }
 
-/// Begins to log what `level` lets through: a level, or directives like
-/// `info,hapax_gateway=debug`.
+/// Starts logging. `level` is a level, or directives like `info,hapax_gateway=debug`.
 pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), CliError> {
     let filter = filter(level).map_err(CliError::usage)?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
@@ -32,5 +32,5 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), CliError> {
         LogFormat::Text => subscriber.with_ansi(stderr().is_terminal()).try_init(),
         LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
     };
-    begun.map_err(|error| CliError::unavailable(format!("logging cannot be started: {error}")))
+    begun.map_err(|error| CliError::unavailable(format!("cannot start logging: {error}")))
 }

@@ -37,22 +37,22 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // Also where the flags cannot be read.
+    // Read from the raw arguments, so that it is known if the flags cannot be parsed.
     let words = std::env::args_os().skip(1).take_while(|word| word != "--");
     let as_json = words.into_iter().any(|word| word == "--json");
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return misread(&error, as_json),
+        Err(error) => return parse_error(&error, as_json),
     };
     let done = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => {
             let done = runtime.block_on(run(cli.command));
-            // What was to be waited for has been; the name of an upstream that is being looked up
-            // cannot be given up, and would hold the end back.
+            // All tasks that must finish have finished. A DNS lookup of an upstream cannot be
+            // cancelled, and an ordinary shutdown would wait for it.
             runtime.shutdown_background();
             done
         }
-        Err(error) => Err(CliError::unavailable(format!("no threads can be started: {error}"))),
+        Err(error) => Err(CliError::unavailable(format!("cannot start threads: {error}"))),
     };
     done.unwrap_or_else(|failure| failure.report(as_json))
 }
@@ -79,7 +79,7 @@ fn addr(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// Reports invalid arguments in one line, without the usage.
-fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
+fn parse_error(error: &clap::Error, as_json: bool) -> ExitCode {
     let text = without_secrets(error, error.render().to_string());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -106,11 +106,11 @@ fn misread(error: &clap::Error, as_json: bool) -> ExitCode {
 /// Repeats the arguments, except tokens and anything that may be a URL, which may contain a
 /// password.
 fn without_secrets(error: &clap::Error, text: String) -> String {
-    let said = |kind| match error.get(kind) {
-        Some(ContextValue::String(said)) => said.as_str(),
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
         _ => "",
     };
-    let (flag, value) = (said(ContextKind::InvalidArg), said(ContextKind::InvalidValue));
+    let (flag, value) = (context(ContextKind::InvalidArg), context(ContextKind::InvalidValue));
     let is_secret = ["<URL>", "<TOKEN>"].iter().any(|name| flag.contains(name));
     let hide = |text: String, secret: &str, is_secret: bool| match is_secret && !secret.is_empty() {
         true => text.replace(&format!(" '{secret}'"), ""),

@@ -35,17 +35,21 @@ enum StoreCommand {
     },
 }
 
-/// Runs the command.
+/// Runs `hapax store`.
 pub(crate) async fn run(args: StoreArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
     let StoreCommand::Confirm { at, reason, json } = args.command;
     let replaced = confirm(&at, &reason).await?;
     let text = match (json, replaced) {
         (true, _) => format!("{{\n  \"replaced\": {replaced}\n}}\n"),
-        (false, true) => "confirmed: what the store held before may execute again\n".to_owned(),
-        (false, false) => "confirmed; it had not been found to be another store\n".to_owned(),
+        (false, true) => {
+            "confirmed: operations of the earlier records may execute again\n".to_owned()
+        }
+        (false, false) => {
+            "confirmed; the store had not been found emptied or replaced\n".to_owned()
+        }
     };
-    // The exit code has it as well.
+    // Standard output may be closed: the exit code reports success as well.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(ExitCode::SUCCESS)
 }

@@ -30,19 +30,19 @@ pub(crate) struct GatewayArgs {
 }
 
 const AFTER: &str = "\
-Durations are written 250ms, 30s, 5m, 24h, 7d; sizes 64KiB, 1MiB, 2GiB. In a file, a flag of the first
-list is a field of [gateway] and one of the second a field of [policy], with underscores:
+Durations are written 250ms, 30s, 5m, 24h, 7d; sizes 64KiB, 1MiB, 2GiB. In a file, a flag of the
+first list is a field of [gateway] and one of the second a field of [policy], with underscores:
 
   [gateway]
   upstream = \"http://127.0.0.1:3000\"
   [policy]
   in_flight = \"wait\"
   [[route]]
-  path = \"/reports/{*rest}\"   # and whatever of [policy] differs there
+  path = \"/reports/{*rest}\"   # and fields of [policy] that differ there
   protect = false             # passes through; observe = true counts what would happen
 
-Exit codes: 0 after a drain, 64 for what cannot be configured and for an address that is in use, 69
-where the store is not to be had within --store-wait.
+Exit codes: 0 after a drain, 64 for a configuration that is not valid and for an address that is in
+use, 69 if the store cannot be opened within --store-wait.
 
   hapax gateway --upstream http://127.0.0.1:3000
   curl -i http://127.0.0.1:8080/orders -H 'Authorization: Bearer me' \\

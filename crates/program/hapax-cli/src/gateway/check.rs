@@ -1,4 +1,4 @@
-//! `--check METHOD PATH`: the route of one request, and the policy that holds there.
+//! `--check METHOD PATH`: the route of one request, and its policy.
 
 use std::fmt::Write as _;
 
@@ -9,17 +9,17 @@ use http::Method;
 use super::load::{Loaded, section, shown};
 use crate::exit::CliError;
 
-/// A request that `--check` is about.
+/// The request of `--check METHOD PATH`.
 #[derive(Debug)]
 pub(super) struct CheckedRequest {
     method: Method,
-    /// As a client writes it, without its query.
+    /// The path as a client writes it, without its query.
     path: String,
 }
 
 impl CheckedRequest {
-    /// Reads the values of `--check`; `None` where there are none. Values are not repeated: they may
-    /// be a URL with a secret.
+    /// Reads the values of `--check`; returns `None` if there are none. Errors do not repeat
+    /// values, which may be a URL with a secret.
     pub(super) fn read(values: &[String]) -> Result<Option<Self>, CliError> {
         let usage = |what: &str| CliError::usage(format!("--check: {what}"));
         let (method, path) = match values {
@@ -38,12 +38,12 @@ impl CheckedRequest {
 }
 
 impl Loaded {
-    /// The route that a request falls under, and what holds for it there.
+    /// Returns the route of a request and its policy, as text.
     pub(super) fn shown_for(&self, request: &CheckedRequest) -> Result<String, CliError> {
         let CheckedRequest { method, path } = request;
         let matched = self.config.route_of(method, path).map_err(CliError::usage)?;
         let mut text = format!("# {method} {path}\n");
-        let (place, handling, policy) = match matched {
+        let (route, handling, policy) = match matched {
             RouteMatch::Rejected(reason) => {
                 writeln!(text, "# rejected with 400 malformed-request: {reason}")
                     .map_err(CliError::unavailable)?;
@@ -55,7 +55,7 @@ impl Loaded {
             }
         };
         let effect = effect(method, handling, policy);
-        write!(text, "# {place}\n# {effect}\n\n").map_err(CliError::unavailable)?;
+        write!(text, "# {route}\n# {effect}\n\n").map_err(CliError::unavailable)?;
         text.push_str(&section("[policy]", &shown(POLICY_SETTINGS, policy))?);
         text.push_str(self.callers_by_default(policy));
         Ok(text)

@@ -2,10 +2,10 @@
 
 use clap::{Command, CommandFactory};
 
-/// The most letters that may differ in a name that was meant.
+/// The largest edit distance at which a setting is suggested for an unknown name.
 const NEAR: usize = 3;
 
-/// Says it on standard error, for commands without a log.
+/// Warns of unknown variables on standard error, for commands without a log.
 pub(crate) fn warn_of_unknown() {
     for warning in unknown(variables()) {
         eprintln!("hapax: warning: {warning}");
@@ -28,11 +28,11 @@ pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
         })
         .map(|(name, _)| {
             let near = known.iter().map(|it| (strsim::damerau_levenshtein(it, &name), it)).min();
-            // Of three letters two others are no slip.
+            // Two other letters of three are not a spelling mistake.
             let most = NEAR.min((name.len() - "HAPAX_".len()) / 2);
             let near = near.filter(|(distance, _)| *distance <= most).map(|(_, near)| near);
-            let begun = |it: &&String| name.starts_with(&format!("{it}_"));
-            match near.or_else(|| known.iter().find(begun)) {
+            let is_prefix = |it: &&String| name.starts_with(&format!("{it}_"));
+            match near.or_else(|| known.iter().find(is_prefix)) {
                 Some(near) => format!("{name} is no setting and is ignored: {near} is one"),
                 None => format!("{name} is no setting and is ignored"),
             }
@@ -42,7 +42,7 @@ pub(super) fn unknown(variables: impl Iterator<Item = (String, String)>) -> Vec<
     warnings
 }
 
-/// The variables of all commands: those of one may be set for another.
+/// Returns the variables of all commands: a variable of one may be set while another runs.
 fn known(command: Command) -> Vec<String> {
     let own = command.get_arguments().filter_map(|arg| arg.get_env()?.to_str().map(str::to_owned));
     let own: Vec<_> = own.collect();
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_said() {
+    fn an_unknown_variable_is_reported() {
         let of =
             |name: &str, value: &str| unknown(std::iter::once((name.to_owned(), value.to_owned())));
         let near = "HAPAX_ON_UNKOWN is no setting and is ignored: HAPAX_ON_UNKNOWN is one";

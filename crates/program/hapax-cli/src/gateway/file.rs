@@ -1,4 +1,4 @@
-//! The file.
+//! The configuration file of a gateway.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -13,25 +13,25 @@ use toml::de::{DeTable, DeValue, Error};
 
 use super::settings::{gateway, policy, words};
 
-/// The largest file, in bytes: with ten thousand routes it is as large.
+/// The largest file in bytes, enough for ten thousand routes.
 const LARGEST: u64 = 1 << 20;
 
 /// The content of a file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct File {
     pub(super) given: GivenSettings,
-    /// Whether every user can read it.
+    /// True if every user can read the file.
     is_open_to_all: bool,
-    /// Where each field is said, in which section.
+    /// The line of each field of each section, from 1.
     lines: HashMap<(Section, String), usize>,
 }
 
-/// A part of a file.
+/// A section of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Section {
     Gateway,
     Policy,
-    /// The so-manieth, from 0.
+    /// The route with this index, from 0.
     Route(usize),
 }
 
@@ -45,14 +45,14 @@ pub(super) struct FileError {
 type Table<'i> = Spanned<DeTable<'i>>;
 
 impl File {
-    /// The file at `path`. Blocks for as long as it takes to be read, which of a pipe may be for ever.
+    /// Reads the file at `path`. Blocks until all of it is read; a pipe may block for ever.
     pub(super) fn read(path: &Path) -> Result<Self, FileError> {
         let failed = |what: String| FileError { line: None, what };
-        let unread = |error: io::Error| failed(format!("cannot be read: {error}"));
-        let opened = std::fs::File::open(path).map_err(unread)?;
-        let about = opened.metadata().map_err(unread)?;
+        let unreadable = |error: io::Error| failed(format!("cannot be read: {error}"));
+        let opened = std::fs::File::open(path).map_err(unreadable)?;
+        let about = opened.metadata().map_err(unreadable)?;
         let mut text = String::new();
-        opened.take(LARGEST + 1).read_to_string(&mut text).map_err(unread)?;
+        opened.take(LARGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
         if text.len() as u64 > LARGEST {
             return Err(failed("is larger than 1 MiB".into()));
         }
@@ -66,11 +66,11 @@ impl File {
         let field = self.is_open_to_all.then(|| self.secret()).flatten()?;
         Some(format!(
             "{name} can be read by every user of this machine, and `{field}` in it is secret: \
-             chmod o-r, or say it in the environment"
+             chmod o-r, or set it in the environment"
         ))
     }
 
-    /// A field whose value is secret.
+    /// Returns the first field whose value is secret.
     fn secret(&self) -> Option<&'static str> {
         let GivenSettings { gateway: of_gateway, policy: of_policy, routes } = &self.given;
         let given = std::iter::once(of_gateway).chain([of_policy]).chain(routes);
@@ -83,6 +83,7 @@ impl File {
             .map(|info| info.name)
     }
 
+    /// Parses the text of a file. Errors have a line and no values, which may be secret.
     pub(super) fn parse(text: &str) -> Result<Self, FileError> {
         let reading = Reading { text };
         let mut file = Self::default();
@@ -130,12 +131,13 @@ impl File {
         Ok(file)
     }
 
-    /// In which line a field is said.
+    /// Returns the line of a field, from 1.
     pub(super) fn line(&self, section: Section, field: &str) -> Option<usize> {
         self.lines.get(&(section, field.to_owned())).copied()
     }
 }
 
+/// The text that is parsed, for the line numbers of errors.
 struct Reading<'i> {
     text: &'i str,
 }
@@ -191,7 +193,7 @@ impl<'i> Reading<'i> {
         FileError { line: Some(self.line(at)), what: what.to_string() }
     }
 
-    /// From 1.
+    /// Returns the line of a position, from 1.
     fn line(&self, at: &Range<usize>) -> usize {
         let before = self.text.as_bytes().get(..at.start).unwrap_or_default();
         before.iter().filter(|byte| **byte == b'\n').count() + 1
@@ -203,8 +205,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_name_line_and_what_is_wrong() {
-        for (text, line, says) in [
+    fn errors_name_the_line_and_the_reason() {
+        for (text, line, expected) in [
             ("[gateway]\nlisten = 8080", 2, "expected a string in [gateway]"),
             ("[gateway]\n\n\nlsten = \"a\"", 4, "unknown field `lsten` in [gateway]"),
             ("[gateway]\nlease = \"1s\"", 2, "unknown field `lease` in [gateway]"),
@@ -228,12 +230,12 @@ mod tests {
         ] {
             let wrong = File::parse(text).unwrap_err();
             assert_eq!(wrong.line, Some(line), "{text}: {wrong:?}");
-            assert!(wrong.what.contains(says), "{text}: {wrong:?}");
+            assert!(wrong.what.contains(expected), "{text}: {wrong:?}");
         }
     }
 
     #[test]
-    fn what_may_be_secret_is_not_told() {
+    fn errors_do_not_repeat_values_that_may_be_secret() {
         for text in [
             "[gateway]\ncache = 91827364512",
             "[gateway]\ncache = [\"91827364512\"]",
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_remembered() {
+    fn fields_have_their_lines() {
         let file =
             "[gateway]\nupstream = \"http://a\"\n\n[[route]]\nkey = \"required\"\npath = \"/\"";
         let file = File::parse(file).unwrap();

@@ -1,4 +1,5 @@
-//! Flags over the environment over the file over the defaults.
+//! The configuration from all sources: flags win over the environment, the environment over the
+//! file, and the file over the defaults.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -21,44 +22,44 @@ use crate::exit::CliError;
 #[derive(Debug)]
 pub(super) struct Loaded {
     pub(super) config: Config,
-    said: SettingSources,
+    sources: SettingSources,
 }
 
-/// Where it was said.
+/// The sources of settings, for the location in errors.
 #[derive(Debug)]
 struct SettingSources {
-    /// The file's name, and what is in it.
+    /// The file's name and content.
     file: Option<(String, File)>,
     flags: GivenSettings,
 }
 
 impl GatewayArgs {
-    /// Reads the file, if there is one, and puts everything together.
+    /// Reads the file, if there is one, and merges it with flags and environment.
     ///
-    /// Every way in which it cannot be is one line that says where.
+    /// Errors are one line, with the file and the line of the setting if it is in the file.
     pub(super) fn load(&self) -> Result<Loaded, CliError> {
         let file = self.config.as_deref().map(read).transpose()?;
         let mut given = file.as_ref().map(|(_, file)| file.given.clone()).unwrap_or_default();
         let FlagSettings(flags) = self.settings.clone();
         given.gateway.extend(flags.gateway.clone());
         given.policy.extend(flags.policy.clone());
-        let said = SettingSources { file, flags };
-        let config = Config::read(&given).map_err(|error| said.failure(&error))?;
+        let sources = SettingSources { file, flags };
+        let config = Config::read(&given).map_err(|error| sources.failure(&error))?;
         crate::logging::filter(&config.log.level)
-            .map_err(|what| said.failure_of("log_level", what))?;
-        config.check().map_err(|error| said.failure(&error))?;
-        Ok(Loaded { config, said })
+            .map_err(|what| sources.failure_of("log_level", what))?;
+        config.check().map_err(|error| sources.failure(&error))?;
+        Ok(Loaded { config, sources })
     }
 }
 
 impl Loaded {
-    /// Why a gateway does not take it, and where that was said.
-    pub(super) fn refused(&self, error: &ReloadError) -> CliError {
-        let failure = self.said.failure(error);
-        match (&self.said.file, error) {
-            // What a restart is needed for may be that it is said no more.
+    /// Returns the error of a reload that a gateway rejected, with the location of the setting.
+    pub(super) fn reload_failed(&self, error: &ReloadError) -> CliError {
+        let failure = self.sources.failure(error);
+        match (&self.sources.file, error) {
+            // The setting that needs a restart may have been removed: then it has no line.
             (Some((name, _)), ReloadError::Restart(fields))
-                if self.said.line_of(None, fields).is_none() =>
+                if self.sources.line_of(None, fields).is_none() =>
             {
                 CliError::usage(format!("{name}: {failure}"))
             }
@@ -66,33 +67,33 @@ impl Loaded {
         }
     }
 
-    /// Why no gateway can be started with it. Configuration, and an address that cannot be listened on,
-    /// is 64; a store that cannot be had is 69.
+    /// Returns the error of a gateway that cannot start. The exit code is 64 for configuration and
+    /// for an address that cannot be listened on, and 69 for a store that cannot be opened.
     pub(super) fn failed(&self, error: &StartError) -> CliError {
         let what = error.to_string();
         match error {
-            StartError::Config(error) => self.said.failure(error),
+            StartError::Config(error) => self.sources.failure(error),
             StartError::Tls(error) => match self.field_of(error) {
-                Some(field) => self.said.failure_of(field, format!("{}: {what}", name(field))),
+                Some(field) => self.sources.failure_of(field, format!("{}: {what}", name(field))),
                 None => CliError::usage(what),
             },
             StartError::Store(StoreOpenError::Url { url, .. }) => {
                 let of_store = *url == self.config.store.to_string();
                 let field = if of_store { "store" } else { "cache" };
-                self.said.failure_of(field, format!("{}: {what}", name(field)))
+                self.sources.failure_of(field, format!("{}: {what}", name(field)))
             }
             StartError::Listen { .. } => CliError::usage(what),
-            // They begin with their flag.
-            StartError::AdminToken { .. } => self.said.failure_of("admin_token_file", what),
-            StartError::AccessLog { .. } => self.said.failure_of("access_log", what),
+            // The texts of these errors begin with the flag.
+            StartError::AdminToken { .. } => self.sources.failure_of("admin_token_file", what),
+            StartError::AccessLog { .. } => self.sources.failure_of("access_log", what),
             StartError::Store(StoreOpenError::Secret { .. }) => {
-                self.said.failure_of("secret_file", what)
+                self.sources.failure_of("secret_file", what)
             }
             other => CliError::unavailable(other),
         }
     }
 
-    /// Which setting names the file that certificates cannot be had from.
+    /// Returns the setting that names the file whose certificates or key cannot be used.
     fn field_of(&self, error: &TlsError) -> Option<&'static str> {
         let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
             return None;
@@ -108,7 +109,7 @@ impl Loaded {
 
     /// Returns warnings of settings that may surprise, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let of_file = self.said.file.as_ref().and_then(|(name, file)| file.warning(name));
+        let of_file = self.sources.file.as_ref().and_then(|(name, file)| file.warning(name));
         of_file.into_iter().collect()
     }
 
@@ -128,7 +129,7 @@ impl Loaded {
         }
     }
 
-    /// All that holds, as a file, without what is secret.
+    /// Returns the whole configuration as a file, without secrets.
     pub(super) fn shown(&self) -> Result<String, CliError> {
         let mut gateway = shown(GATEWAY_SETTINGS, &self.config);
         let per_peer =
@@ -141,7 +142,8 @@ impl Loaded {
         text.push_str(self.callers_by_default(&self.config.policy));
         for route in &self.config.routes {
             let mut own = shown(POLICY_SETTINGS, &route.policy);
-            // What does not differ is above; what is only there is said to be as by default.
+            // Fields that equal those of `[policy]` are left out. A field that only `[policy]` sets
+            // is shown with its default.
             own.retain(|field, value| policy.get(field) != Some(value));
             own.extend(shown(ROUTE_SETTINGS, route));
             text.push('\n');
@@ -151,7 +153,7 @@ impl Loaded {
     }
 }
 
-/// The file at `path`, and how it is called.
+/// Reads the file at `path` and returns its name and content.
 fn read(path: &Path) -> Result<(String, File), CliError> {
     let name = path.display().to_string();
     let file = File::read(path).map_err(|wrong| {
@@ -175,10 +177,10 @@ pub(crate) struct StoreSettings {
 impl StoreSettings {
     /// Completes the options from the file at `path`. If a store was given, a file that cannot be
     /// read is only a warning: in an emergency there may be no other way.
-    pub(crate) fn for_the_rest(path: Option<&Path>, said: bool) -> Result<Self, CliError> {
+    pub(crate) fn for_the_rest(path: Option<&Path>, is_named: bool) -> Result<Self, CliError> {
         match Self::read(path) {
-            Err(failure) if said => {
-                eprintln!("hapax: warning: {failure}; going on without");
+            Err(failure) if is_named => {
+                eprintln!("hapax: warning: {failure}; continuing without the file");
                 Ok(Self::default())
             }
             read => read,
@@ -209,7 +211,8 @@ impl StoreSettings {
     }
 }
 
-/// Reads a configuration whose upstream, which may be said elsewhere, does not matter.
+/// Reads a configuration with a placeholder as upstream: these commands do not use it, and it may
+/// not be set in the file.
 fn with_upstream(mut given: GivenSettings) -> Result<Config, ConfigError> {
     given.gateway.insert("upstream", vec!["http://127.0.0.1:1".to_owned()]);
     Config::read(&given)
@@ -224,7 +227,7 @@ pub(crate) fn to_probe(path: &Path) -> Result<Config, CliError> {
 }
 
 impl SettingSources {
-    /// One line: the file and its line, where it was said there.
+    /// Returns an error in one line, with file and line if the setting is in the file.
     fn failure(&self, error: &impl NamesSettings) -> CliError {
         let fields = error.fields();
         let fields: Vec<_> = fields.iter().map(String::as_str).collect();
@@ -248,7 +251,8 @@ impl SettingSources {
         })
     }
 
-    /// The line of the first field that the file says.
+    /// Returns the line of the first of `fields` that is in the file; for a route, else that of its
+    /// path.
     fn line_of(&self, route: Option<usize>, fields: &[&str]) -> Option<usize> {
         let (_, file) = self.file.as_ref()?;
         let line = fields.iter().find_map(|field| self.line(file, route, field));
@@ -266,7 +270,7 @@ impl SettingSources {
     }
 }
 
-/// Settings as a file has them, by name.
+/// The settings of a section of a file, by name.
 pub(super) type ShownSettings = BTreeMap<&'static str, Value>;
 
 /// Returns the settings that a file would have for this configuration, without secrets.

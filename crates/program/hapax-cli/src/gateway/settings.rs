@@ -9,7 +9,7 @@ use hapax_gateway::{
 use toml::Value;
 use toml::de::DeValue;
 
-const POLICY_HEADING: &str = "Policy (for all paths whose route in the file says nothing else)";
+const POLICY_HEADING: &str = "Policy (routes in the file may have their own)";
 
 /// Settings that flags and the environment give.
 #[derive(Clone, Debug, Default)]
@@ -80,7 +80,7 @@ fn arg(info: &'static SettingInfo) -> Arg {
     }
 }
 
-/// Returns what errors and help call a setting: its flag, or its field where it has none.
+/// Returns the name of a setting in errors and help: its flag, or its field if it has no flag.
 pub(super) fn name(field: &str) -> String {
     if is_setting(field) { format!("--{}", long(field)) } else { format!("`{field}`") }
 }
@@ -92,13 +92,13 @@ fn long(field: &str) -> String {
 /// Returns the variable of a setting.
 pub(super) fn variable(field: &str) -> String {
     match field {
-        // As it was called before there was a file.
+        // The name is older than the configuration file.
         "log_level" => "HAPAX_LOG".to_owned(),
         field => format!("HAPAX_{}", field.to_ascii_uppercase()),
     }
 }
 
-/// Reads the value of a setting in a file. Errors do not repeat what may be secret.
+/// Reads the value of a setting in a file. Errors do not repeat values that may be secret.
 pub(super) fn words(info: &SettingInfo, value: &DeValue<'_>) -> Result<Vec<String>, String> {
     let expected = match info.kind {
         ValueKind::Text | ValueKind::Choice(_) => "a string",

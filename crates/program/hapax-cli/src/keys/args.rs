@@ -121,7 +121,7 @@ pub(crate) struct StoreSelector {
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
-    /// The file of its secrets [default: PATH.secret of a file, else none]
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
     /// Use the gateway with this admin address, whatever its store
@@ -149,6 +149,7 @@ pub(super) struct StoreLocation {
 }
 
 impl StoreLocation {
+    /// Reads the token of the store's gateway.
     pub(super) fn token(&self) -> Result<Option<AdminToken>, CliError> {
         token(&self.store, self.admin_token_file.as_deref())
     }
@@ -175,13 +176,13 @@ pub(super) fn token(
 
 impl StoreSelector {
     /// Returns the options, completed by the gateway's file.
-    pub(super) fn place(&self) -> Result<StoreLocation, CliError> {
+    pub(super) fn location(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
-        let said = store.is_some() || self.admin.is_some();
-        let file = StoreSettings::for_the_rest(self.config.as_deref(), said)?;
+        let is_named = store.is_some() || self.admin.is_some();
+        let file = StoreSettings::for_the_rest(self.config.as_deref(), is_named)?;
         let store = store.or(file.store);
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
-        // What is in memory only its gateway can be asked for.
+        // A store in memory can be reached only through its gateway.
         let admin = file.admin.filter(|_| store == StoreUrl::Memory);
         let audit_file = self.audit_file.clone().or(file.audit_file);
         Ok(StoreLocation {
@@ -264,7 +265,7 @@ pub(super) enum RecordName {
     Key(Key, ScopeText),
 }
 
-/// The caller as it was typed.
+/// A caller, as the operator typed it.
 #[derive(Debug)]
 pub(super) enum ScopeText {
     /// A caller that sends nothing.
@@ -311,7 +312,7 @@ impl ScopeText {
     }
 }
 
-/// `NAME: VALUE`, with the space: `Bearer a:b` is a value.
+/// Parses `NAME: VALUE`. The space is required: `Bearer a:b` is a value without a name.
 fn header_line(text: &str) -> Result<(String, String), &'static str> {
     let (name, value) = text.split_once(": ").ok_or("expected 'NAME: VALUE'")?;
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| "expected 'NAME: VALUE'")?;

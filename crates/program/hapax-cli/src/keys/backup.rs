@@ -57,24 +57,25 @@ struct Written {
     records: u64,
 }
 
+/// Runs `hapax backup`.
 pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, CliError> {
     crate::gateway::environment::warn_of_unknown();
-    let place = args.at.place()?;
+    let location = args.at.location()?;
     let to = std::path::absolute(&args.to)
         .map_err(|error| CliError::usage(format!("{}: {error}", args.to.display())))?;
-    // A file that was removed under a gateway is there until that ends.
-    let removed = match &place.store {
+    // A file that was removed while a gateway has it open exists until that gateway ends.
+    let removed = match &location.store {
         StoreUrl::File(path) if !path.exists() => {
-            FileStore::lock_owner(path).ok().flatten().and_then(|holder| holder.admin)
+            FileStore::lock_owner(path).ok().flatten().and_then(|owner| owner.admin)
         }
         _ => None,
     };
-    let records = match (&place.store, place.admin.or(removed)) {
-        (_, Some(admin)) => through(&Remote::new(admin, place.token()?), &to).await?,
+    let records = match (&location.store, location.admin.or(removed)) {
+        (_, Some(admin)) => through(&Remote::new(admin, location.token()?), &to).await?,
         (StoreUrl::File(path), None) => match hapax_file::backup_closed(path, &to) {
             Ok(records) => records,
             Err(OpenError::InUse { admin: Some(admin), .. }) => {
-                through(&Remote::new(admin, place.token()?), &to).await?
+                through(&Remote::new(admin, location.token()?), &to).await?
             }
             Err(error @ OpenError::InUse { admin: None, .. }) => {
                 return Err(CliError::unavailable(format!(
@@ -94,20 +95,21 @@ pub(crate) async fn backup(args: BackupArgs) -> Result<ExitCode, CliError> {
             ));
         }
     };
-    say(&format!(
+    print(&format!(
         "{records} records written to {}. The secret is not in it: keep a copy of it elsewhere.\n",
         to.display()
     ));
     Ok(ExitCode::SUCCESS)
 }
 
+/// Makes a gateway write the copy. Returns the number of its records.
 async fn through(gateway: &Remote, to: &Path) -> Result<u64, CliError> {
     let Some(to) = to.to_str() else {
-        let reason = "is not UTF-8, and cannot be sent to the gateway: name another file";
+        let reason = "is not UTF-8, and cannot be sent to the gateway: choose another path";
         return Err(CliError::usage(format!("{} {reason}", to.display())));
     };
     let body = json!({ "path": to });
-    let written = gateway.ask_within(TIMEOUT, Method::POST, "/api/backup", Some(body)).await;
+    let written = gateway.request_within(TIMEOUT, Method::POST, "/api/backup", Some(body)).await;
     let Written { records } = written?;
     Ok(records)
 }
@@ -118,8 +120,8 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     let RestoreArgs { from, to, accept_forgetting, secret_file } = args;
     if !accept_forgetting {
         return Err(CliError::usage(
-            "a restore forgets what was done after the backup: those keys look unused, and retries \
-             execute again. If that is acceptable, say --accept-forgetting",
+            "a restore loses the records since the backup: their keys look unused, and retries \
+             execute again. If that is acceptable, pass --accept-forgetting",
         ));
     }
     let secret = secret_file.clone().unwrap_or_else(|| {
@@ -130,20 +132,20 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     let restored = hapax_file::restore(from, to, &SecretSource::File(secret.clone()));
     let restored = restored.map_err(|error| match error {
         OpenError::OtherSecret => CliError::usage(format!(
-            "{} is not the secret under which {} was written: name that one by --secret-file",
+            "{} is not the secret under which {} was written: pass that one with --secret-file",
             secret.display(),
             from.display()
         )),
         OpenError::SecretMissing { .. } => CliError::usage(format!(
-            "there is no secret at {}: put the secret of the store there, or name it by \
-             --secret-file",
+            "there is no secret at {}: put the secret of the store there, or pass its path \
+             with --secret-file",
             secret.display()
         )),
         error @ OpenError::SecretUnreadable { .. } => CliError::usage(error),
         error => misnamed_or_unavailable(&error),
     })?;
     let (to, secret) = (to.display(), secret.display());
-    say(&format!(
+    print(&format!(
         "{} records restored to {to}; {} of them were in flight and are unknown now.\n\
          What was done after the backup is forgotten: requests with those keys execute again.\n\
          Start the gateway with --store file:{to} --secret-file {secret}\n",
@@ -152,6 +154,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns a usage error for a path that is missing, exists already or is a directory.
 fn misnamed_or_unavailable(error: &OpenError) -> CliError {
     use ErrorKind::{AlreadyExists, IsADirectory, NotFound};
     match error {
@@ -164,7 +167,8 @@ fn misnamed_or_unavailable(error: &OpenError) -> CliError {
     }
 }
 
-fn say(text: &str) {
-    // A closed standard output is no failure: the file is written, and the exit code says so.
+fn print(text: &str) {
+    // A closed standard output is not an error: the file is written, and the exit code reports
+    // that.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

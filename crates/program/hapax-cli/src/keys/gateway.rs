@@ -1,4 +1,4 @@
-//! Asking a gateway that has the store open.
+//! A client of the admin listener of a gateway that has the store open.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -19,9 +19,11 @@ use super::args::{RecordName, ScopeText};
 use super::render;
 use crate::exit::CliError;
 
-/// How long an answer may take, and how large it may be.
+/// The time that a response may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_ANSWER: usize = 16 << 20;
+
+/// The largest response, in bytes.
+const MAX_RESPONSE: usize = 16 << 20;
 
 #[derive(serde::Deserialize)]
 struct DecisionReply {
@@ -41,7 +43,7 @@ struct Confirmed {
 /// Errors of a call.
 pub(super) struct RemoteError {
     failure: CliError,
-    /// Why, as the API names it; empty if the API did not say.
+    /// The code of the API's error; empty if there is none.
     code: String,
 }
 
@@ -52,8 +54,8 @@ impl From<CliError> for RemoteError {
 }
 
 impl From<RemoteError> for CliError {
-    fn from(refused: RemoteError) -> Self {
-        refused.failure
+    fn from(error: RemoteError) -> Self {
+        error.failure
     }
 }
 
@@ -66,7 +68,7 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn new(mut address: SocketAddr, token: Option<AdminToken>) -> Self {
-        // It listens everywhere: here, too.
+        // A gateway that listens on all addresses listens on loopback too.
         if address.ip().is_unspecified() {
             address.set_ip(match address {
                 SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -89,19 +91,19 @@ impl Remote {
         if let Some(hash) = list.caller {
             path.push_str(&format!("&caller={hash}"));
         }
-        Ok(self.ask(Method::GET, &path, None).await?)
+        Ok(self.request(Method::GET, &path, None).await?)
     }
 
     pub(super) async fn caller_hash(&self, value: String) -> Result<String, CliError> {
         let value = json!({ "value": value });
-        let hashed = self.ask(Method::POST, "/api/callers/hash", Some(value)).await;
+        let hashed = self.request(Method::POST, "/api/callers/hash", Some(value)).await;
         let Hashed { hash } = hashed?;
         Ok(hash)
     }
 
-    pub(super) async fn look(&self, named: RecordName) -> Result<RecordView, CliError> {
+    pub(super) async fn show(&self, named: RecordName) -> Result<RecordView, CliError> {
         let found = match named {
-            RecordName::Id(id) => self.ask(Method::GET, &format!("/api/keys/{id}"), None).await,
+            RecordName::Id(id) => self.request(Method::GET, &format!("/api/keys/{id}"), None).await,
             RecordName::Key(key, scope) => {
                 let scope = match scope {
                     ScopeText::NoCaller => Value::Null,
@@ -109,7 +111,7 @@ impl Remote {
                     ScopeText::Headers(named) => json!(named),
                 };
                 let lookup = json!({ "key": key.as_str(), "scope": scope });
-                self.ask(Method::POST, "/api/keys/lookup", Some(lookup)).await
+                self.request(Method::POST, "/api/keys/lookup", Some(lookup)).await
             }
         };
         Ok(found?)
@@ -121,55 +123,55 @@ impl Remote {
         decision: &Decision,
     ) -> Result<RecordBefore, CliError> {
         let path = format!("/api/keys/{id}/resolve");
-        let decided = self.ask(Method::POST, &path, Some(json!(decision))).await;
+        let decided = self.request(Method::POST, &path, Some(json!(decision))).await;
         let DecisionReply { was } = decided.map_err(|RemoteError { failure, code }| {
-            failure.and(render::all_the_same(&code, decision.outcome))
+            failure.and(render::override_hint(&code, decision.outcome))
         })?;
         Ok(was)
     }
 
-    /// Makes the gateway accept its store. Returns whether that had been emptied or replaced.
+    /// Makes the gateway accept its store. Returns whether the store had been emptied or replaced.
     pub(super) async fn confirm(&self, reason: &str, who: &str) -> Result<bool, CliError> {
         let body = json!({ "confirm": true, "reason": reason, "who": who });
-        let confirmed = self.ask(Method::POST, "/api/store/confirm", Some(body)).await;
+        let confirmed = self.request(Method::POST, "/api/store/confirm", Some(body)).await;
         let Confirmed { replaced } = confirmed?;
         Ok(replaced)
     }
 
-    /// Returns whether the gateway's store was emptied or replaced, and no operator confirmed it.
+    /// Returns whether the gateway's store was emptied or replaced, and no operator confirmed that.
     pub(super) async fn is_replaced(&self) -> Result<bool, CliError> {
-        let Confirmed { replaced } = self.ask(Method::GET, "/api/store", None).await?;
+        let Confirmed { replaced } = self.request(Method::GET, "/api/store", None).await?;
         Ok(replaced)
     }
 
-    async fn ask<T: DeserializeOwned>(
+    async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         body: Option<Value>,
     ) -> Result<T, RemoteError> {
-        self.ask_within(TIMEOUT, method, path, body).await
+        self.request_within(TIMEOUT, method, path, body).await
     }
 
-    /// Sends a request and reads the JSON of its answer, which may take this long.
-    pub(super) async fn ask_within<T: DeserializeOwned>(
+    /// Sends a request and reads the JSON of its response, within `limit`.
+    pub(super) async fn request_within<T: DeserializeOwned>(
         &self,
         limit: Duration,
         method: Method,
         path: &str,
         body: Option<Value>,
     ) -> Result<T, RemoteError> {
-        let asked = timeout(limit, self.send(method, path, body)).await;
+        let received = timeout(limit, self.send(method, path, body)).await;
         let failed = |error: &dyn std::fmt::Display| {
             CliError::unavailable(format!("the gateway at {}: {error}", self.address))
         };
-        let (status, answer) =
-            asked.map_err(|_| failed(&"no answer in time"))?.map_err(|error| failed(&error))?;
+        let (status, body) =
+            received.map_err(|_| failed(&"no answer in time"))?.map_err(|error| failed(&error))?;
         if status.is_success() {
-            return serde_json::from_slice(&answer).map_err(|error| failed(&error).into());
+            return serde_json::from_slice(&body).map_err(|error| failed(&error).into());
         }
-        let said: Value = serde_json::from_slice(&answer).unwrap_or_default();
-        let reason = said["error"].as_str().unwrap_or("it gave no reason");
+        let problem: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let reason = problem["error"].as_str().unwrap_or("it gave no reason");
         let failure = match status {
             StatusCode::UNAUTHORIZED => {
                 let found = match self.token {
@@ -177,7 +179,7 @@ impl Remote {
                     None => "none",
                 };
                 CliError::usage(format!(
-                    "the gateway at {} expects its admin token, found {found}: name its file by \
+                    "the gateway at {} expects its admin token, found {found}: pass its file with \
                      --admin-token-file",
                     self.address
                 ))
@@ -186,7 +188,7 @@ impl Remote {
             StatusCode::BAD_REQUEST => CliError::usage(reason),
             _ => failed(&format!("{status}: {reason}")),
         };
-        let code = said["code"].as_str().unwrap_or_default().to_owned();
+        let code = problem["code"].as_str().unwrap_or_default().to_owned();
         let failure = if code.is_empty() { failure } else { failure.named(code.clone()) };
         Err(RemoteError { failure, code })
     }
@@ -207,14 +209,14 @@ impl Remote {
         if let Some(token) = &self.token {
             request.headers_mut().insert(AUTHORIZATION, token.header());
         }
-        let asked = async {
+        let exchange = async {
             let response = sender.send_request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await?;
+            let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await?;
             Ok((status, body.to_bytes()))
         };
         tokio::select! {
-            answer = asked => answer,
+            response = exchange => response,
             ended = connection => {
                 ended?;
                 Err("the connection ended".into())

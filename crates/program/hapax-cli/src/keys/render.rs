@@ -1,4 +1,4 @@
-//! Records as text.
+//! Records and decisions as text.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, CliError> {
     Ok(text + "\n")
 }
 
-/// A body for a decision: as text where it is text, else as base64.
+/// Returns the body of a decision as text if it is UTF-8, else as base64.
 pub(super) fn body(bytes: Option<Vec<u8>>) -> (Option<String>, Option<String>) {
     match bytes.map(String::from_utf8) {
         None => (None, None),
@@ -48,7 +48,7 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
         }
     }
     if let Some(as_of) = &listed.as_of {
-        writeln!(out, "as of {as_of}, and what the gateway saw since")?;
+        writeln!(out, "as of {as_of}, with what the gateway saw since")?;
     }
     for (id, reason) in &listed.damaged {
         writeln!(out, "{:<9} {reason}: {id}", "damaged")?;
@@ -62,7 +62,7 @@ fn write_list(out: &mut String, listed: &RecordList) -> std::fmt::Result {
     Ok(())
 }
 
-/// An operation in one line: request, key, caller.
+/// Returns an operation in one line: request, key, caller.
 fn described_line(described: &OperationDescription) -> String {
     let OperationDescription { key, function, method, target, caller, .. } = described;
     let request = [method, target, function].into_iter().flatten();
@@ -119,7 +119,7 @@ fn write_show(out: &mut String, view: &RecordView) -> std::fmt::Result {
 
 fn write_response(out: &mut String, response: &ResponseView) -> std::fmt::Result {
     if !response.retained {
-        return writeln!(out, "{:<12} {}, its content was not kept", "response", response.status);
+        return writeln!(out, "{:<12} {}, its content is not stored", "response", response.status);
     }
     writeln!(out, "{:<12} {}, {} bytes", "response", response.status, response.body_bytes)?;
     for (name, value) in &response.headers {
@@ -167,12 +167,13 @@ impl DecisionOutput {
 #[derive(Debug, Serialize)]
 pub(super) struct Purged {
     pub(super) removed: u64,
-    /// Nothing, since the gateway that has the store open does it.
+    /// True if nothing was removed here, because a gateway has the store open and removes records
+    /// itself.
     pub(super) by_gateway: bool,
 }
 
 impl Purged {
-    pub(super) fn said(&self) -> String {
+    pub(super) fn text(&self) -> String {
         if self.by_gateway {
             return "nothing was removed here: the gateway that has this store open removes expired \
                     records itself\n"
@@ -195,7 +196,7 @@ fn although(was: &RecordBefore) -> String {
 }
 
 /// Returns the option that forces a rejected decision, after the reason of the rejection.
-pub(super) fn all_the_same(code: &str, wanted: OperatorVerdict) -> &'static str {
+pub(super) fn override_hint(code: &str, wanted: OperatorVerdict) -> &'static str {
     match (code, wanted) {
         ("in-flight", _) => " (--force)",
         ("other-kind", _) => " (--any-kind)",

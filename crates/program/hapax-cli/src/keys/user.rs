@@ -1,6 +1,6 @@
-//! The user and the machine that a decision is made by.
+//! The user and the machine that make a decision.
 
-/// Returns the user's name and number: of `sudo`, the user before it.
+/// Returns the user's name and number; under `sudo`, the name of the user who called it.
 pub(super) fn user() -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"]
         .into_iter()
@@ -17,7 +17,7 @@ pub(super) fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Returns the name of this process, in place of a gateway's.
+/// Returns the name of this process, where a gateway would give its own.
 pub(super) fn process() -> String {
     format!("hapax keys, process {}", std::process::id())
 }

@@ -63,7 +63,7 @@ fn a_backup_of_a_running_gateway_restores_what_was_done_and_forgets_what_came_la
     let secret = folder.path().join("hapax.db.secret");
     let restore = ["restore", text(&backup), text(&restored), "--secret-file", text(&secret)];
     let (code, line) = refused(&restore);
-    assert!(code == 64 && line.contains("say --accept-forgetting"), "{line}");
+    assert!(code == 64 && line.contains("pass --accept-forgetting"), "{line}");
     assert!(!restored.exists());
     let said = ok(&[&restore[..], &["--accept-forgetting"]].concat());
     assert!(said.contains("1 of them were in flight and are unknown now"), "{said}");

@@ -199,7 +199,7 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
             if number.is_multiple_of(4) {
                 write(&file, BAD[number / 4 % BAD.len()]);
                 gateway.signal(Signal::HUP);
-                wait_for("SIGHUP: not reloaded, what held before holds on", number / 4);
+                wait_for("SIGHUP: not reloaded, all stays as it was", number / 4);
             }
             write(&file, &of(number, &served));
             gateway.signal(Signal::HUP);
@@ -208,7 +208,7 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
         }
         done.store(true, Ordering::SeqCst);
     });
-    let refused = log_lines(folder.path(), "SIGHUP: not reloaded, what held before holds on");
+    let refused = log_lines(folder.path(), "SIGHUP: not reloaded, all stays as it was");
     assert_eq!(refused.len(), RELOADS / 4);
     let said: Vec<&str> = refused.iter().map(|line| line["refused"].as_str().unwrap()).collect();
     let name = file.to_str().unwrap();

@@ -67,7 +67,7 @@ fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
     assert!(is_unconfirmed(&at), "asked of the gateway that has it open");
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(log.contains("hapax store confirm") && log.contains("another one"), "{log}");
-    assert_eq!(ok(&confirm), "confirmed: what the store held before may execute again\n");
+    assert_eq!(ok(&confirm), "confirmed: operations of the earlier records may execute again\n");
     assert!(!is_unconfirmed(&at));
     executes(&upstream, gateway.address, "key");
     let again = ok(&[&confirm[..], &["--json"]].concat());

@@ -295,7 +295,7 @@ fn what_is_not_there_is_said_in_one_line() {
     let gateway = filled(&upstream, folder.path(), &["--admin-token-file", token]);
     let list = ["keys", "list", "--store", &store];
     let (code, line) = refused(&list);
-    assert!(code == 64 && line.contains("found none: name its file by --admin-token-file"));
+    assert!(code == 64 && line.contains("found none: pass its file with --admin-token-file"));
     ok(&[&list[..], &["--admin-token-file", token]].concat());
     let output = hapax(&list).env("HAPAX_ADMIN_TOKEN_FILE", token).output().unwrap();
     assert!(output.status.success());

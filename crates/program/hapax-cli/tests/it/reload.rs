@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::world::{Gateway, Upstream, log_lines, receive, send_to, wait_for_log};
 
-const REFUSED: &str = "SIGHUP: not reloaded, what held before holds on";
+const REFUSED: &str = "SIGHUP: not reloaded, all stays as it was";
 const RELOADED: &str = "SIGHUP: reloaded, for requests from now on";
 const CERTIFICATES: &str = "SIGHUP: certificates were read again";
 
@@ -106,8 +106,7 @@ fn a_file_that_is_not_told_to_its_end_holds_up_nothing() {
     assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
     gateway.signal(Signal::HUP);
     // The second is heard while the first one reads.
-    while log_lines(folder.path(), "SIGHUP: files are being read still, and then again").is_empty()
-    {
+    while log_lines(folder.path(), "SIGHUP: files are being read, then read again").is_empty() {
         gateway.signal(Signal::HUP);
         std::thread::yield_now();
     }

@@ -55,7 +55,7 @@ fn sighup_replaces_the_certificate_and_not_by_one_that_does_not_fit() {
     // With another's key.
     std::fs::write(&own, &new.1).unwrap();
     gateway.signal(Signal::HUP);
-    wait_for_log(folder.path(), "SIGHUP: not reloaded, what held before holds on", 1);
+    wait_for_log(folder.path(), "SIGHUP: not reloaded, all stays as it was", 1);
     assert_eq!(curl(&gateway, &old.0).unwrap(), "201 2");
 
     std::fs::write(&key, &new.2).unwrap();

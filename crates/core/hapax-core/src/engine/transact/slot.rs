@@ -85,9 +85,9 @@ pub(in crate::engine) enum ClosedSlot {
 /// it cannot be committed here.
 ///
 /// A transaction that is not dropped when the operation ends is not committed: see
-/// [`TransactionResult::Kept`].
+/// [`ExecutionResult::Kept`].
 ///
-/// [`Ended::Kept`]: super::ExecutionResult::Kept
+/// [`ExecutionResult::Kept`]: crate::ExecutionResult::Kept
 pub struct Tx<T: Send + 'static> {
     tx: Option<Box<T>>,
     slot: Arc<Slot>,

@@ -14,8 +14,8 @@ fn defaults_that_are_written_differently_are_the_same_durations() {
     let mut compared = 0;
     for (info, words) in gateway.chain(policy).filter(|(info, _)| info.placeholder == "DUR") {
         let Some(words) = words else { continue };
-        let told = info.default(&name).unwrap();
-        assert_eq!(parse_duration(&told), parse_duration(&words[0]), "{}", info.name);
+        let default = info.default(&name).unwrap();
+        assert_eq!(parse_duration(&default), parse_duration(&words[0]), "{}", info.name);
         compared += 1;
     }
     assert!(compared > 8, "{compared}");
@@ -26,7 +26,7 @@ fn table(settings: impl Iterator<Item = &'static SettingInfo>, has_flags: bool) 
     let mut text = String::new();
     let columns = ["flag", "variable", "field", "default", "meaning", "reload"];
     let columns = if has_flags { &columns[..] } else { &columns[2..5] };
-    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let row = |columns: &[String]| format!("| {} |\n", columns.join(" | "));
     text += &row(&columns.iter().map(|&column| column.to_owned()).collect::<Vec<_>>());
     text += &row(&columns.iter().map(|_| "---".to_owned()).collect::<Vec<_>>());
     let code = |field: &str| format!("`{}`", name(field).trim_matches('`'));
@@ -35,7 +35,7 @@ fn table(settings: impl Iterator<Item = &'static SettingInfo>, has_flags: bool) 
             ValueKind::Choice(words) => words().join("\\|"),
             _ => info.placeholder.to_owned(),
         };
-        let cells = [
+        let columns = [
             format!("`{} {values}`", name(info.name)),
             format!("`{}`", variable(info.name)),
             format!("`{}`", info.name),
@@ -43,13 +43,13 @@ fn table(settings: impl Iterator<Item = &'static SettingInfo>, has_flags: bool) 
             info.help(&code).replace('<', "\\<"),
             if info.is_reloadable() { "yes" } else { "restart" }.to_owned(),
         ];
-        text += &row(if has_flags { &cells } else { &cells[2..5] });
+        text += &row(if has_flags { &columns } else { &columns[2..5] });
     }
     text
 }
 
 #[test]
-fn the_reference_page_is_as_the_tables_are() {
+fn the_settings_page_matches_the_tables() {
     let routes = || ROUTE_SETTINGS.iter().map(|setting| &setting.info);
     let mut page = String::from(PAGE);
     for (title, table) in [
@@ -76,10 +76,10 @@ Durations are written `250ms`, `30s`, `5m`, `24h` or `7d`, sizes `64KiB`, `1MiB`
 variable the values of a list are separated by commas; in the file a list may also be an array.
 
 A setting with `yes` in the last column can change while the gateway runs: SIGHUP reads the file again. If
-any other setting has changed, the whole file is refused and the configuration before it stays in force.
+any other setting has changed, the whole file is rejected and the configuration before it stays in force.
 `max_request_body` and `max_response_body` cannot grow beyond the largest value at the start.
 
-`hapax gateway --check` prints the configuration that would hold, and `hapax gateway --check METHOD PATH` the
+`hapax gateway --check` prints the configuration, and `hapax gateway --check METHOD PATH` the
 policy of one request.
 ";
 
@@ -100,7 +100,7 @@ fn load(flags: &[&str], file: &str) -> Result<Loaded, String> {
 }
 
 #[test]
-fn what_is_shown_is_what_holds() {
+fn a_shown_configuration_loads_as_the_same() {
     let file = r#"
         [gateway]
         upstream = "http://127.0.0.1:3000"
@@ -146,11 +146,11 @@ fn what_is_shown_is_what_holds() {
     let loaded = load(&["--lease", "10s"], file).unwrap();
     let shown = loaded.shown().unwrap();
     assert!(!shown.contains("secret"), "{shown}");
-    // What is not shown is not taken for what it stands for.
+    // A hidden value is rejected, not taken as the value.
     let error = load(&[], &shown).unwrap_err();
     assert!(error.starts_with("f.toml:") && error.contains("`(hidden)`"), "{error}");
-    let told = shown.replace("(hidden)", "token=secret");
-    let again = load(&[], &told).unwrap_or_else(|error| panic!("{error}\n{shown}"));
+    let unhidden = shown.replace("(hidden)", "token=secret");
+    let again = load(&[], &unhidden).unwrap_or_else(|error| panic!("{error}\n{shown}"));
     assert_eq!(again.config.auth, loaded.config.auth);
     assert_eq!(again.shown().unwrap(), shown);
     let policy = &again.config.policy;
@@ -172,9 +172,9 @@ fn what_is_shown_is_what_holds() {
 }
 
 #[test]
-fn errors_name_the_line_that_said_it() {
+fn errors_name_the_line_of_the_setting() {
     let upstream = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
-    for (flags, rest, says) in [
+    for (flags, rest, expected) in [
         (&[][..], "store = \"mysql:x\"", "f.toml:3: --store: a store is"),
         (&[], "max_memory = \"1MiB\"", "f.toml:3: --max-memory 1MiB is too little"),
         (&["--max-memory", "1MiB"], "max_memory = \"1GiB\"", "--max-memory 1MiB is too little"),
@@ -239,7 +239,7 @@ fn errors_name_the_line_that_said_it() {
         (&[], "lsten = \"x\"", "f.toml:3: unknown field `lsten` in [gateway]"),
     ] {
         let error = load(flags, &format!("{upstream}{rest}")).unwrap_err();
-        assert!(error.starts_with(says), "{rest}: {error}");
+        assert!(error.starts_with(expected), "{rest}: {error}");
     }
     let error = load(&[], "").unwrap_err();
     assert!(error.contains("--upstream is required"), "{error}");
@@ -248,8 +248,8 @@ fn errors_name_the_line_that_said_it() {
 const UPSTREAM: &str = "[gateway]\nupstream = \"http://127.0.0.1:3000\"\n";
 
 #[test]
-fn what_can_have_no_effect_is_refused() {
-    for (rest, says) in [
+fn a_setting_without_effect_is_rejected() {
+    for (rest, expected) in [
         ("auth_timeout = \"1s\"", "f.toml:3: --auth-timeout needs --auth-url"),
         ("upstream_ca = \"ca.pem\"", "f.toml:3: --upstream-ca needs a URL that begins with https"),
         (
@@ -283,7 +283,7 @@ fn what_can_have_no_effect_is_refused() {
         ),
     ] {
         let error = load(&[], &format!("{UPSTREAM}{rest}")).unwrap_err();
-        assert!(error.starts_with(says), "{rest}: {error}");
+        assert!(error.starts_with(expected), "{rest}: {error}");
     }
     for rest in [
         "[policy]\nwait_for = \"1s\"\n[[route]]\npath = \"/\"\nin_flight = \"wait\"",
@@ -301,7 +301,7 @@ fn what_can_have_no_effect_is_refused() {
 }
 
 #[test]
-fn none_is_no_header() {
+fn none_is_an_empty_list_of_headers() {
     let auth = "auth_url = \"http://127.0.0.1:1/\"\nauth_scope = \"none\"\nauth_copy = \"none\"";
     let cors = "cors_origins = \"*\"\ncors_headers = \"none\"\ncors_expose = \"none\"";
     let loaded = load(&[], &format!("{UPSTREAM}{auth}\n[policy]\n{cors}")).unwrap();
@@ -339,7 +339,7 @@ fn lists_may_have_spaces_as_flags_too() {
 }
 
 #[test]
-fn a_misspelt_boolean_is_refused() {
+fn a_misspelt_boolean_is_rejected() {
     for (text, value) in [("true", true), ("1", true), ("off", false), ("no", false)] {
         let args = args(&[&format!("--stream={text}")]).unwrap();
         assert_eq!(args.settings.0.policy["stream"], [value.to_string()], "{text}");
