@@ -1,38 +1,38 @@
-//! The only door to wall-clock time.
+//! Timestamps and clocks: the only access to wall-clock time.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A moment on a store's clock, in microseconds since the Unix epoch.
+/// A time of a store's clock, in microseconds since the Unix epoch.
 ///
-/// Moments of two different stores cannot be compared: each store's clock is its own.
+/// Times of two stores cannot be compared: each store has its own clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The last moment that can be written: what is due then is never due.
+    /// The last time that can be written. A deadline at it never passes.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The moment `micros` microseconds after the Unix epoch.
+    /// Returns the time `micros` microseconds after the Unix epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// This moment and `duration` more; stops at [`Timestamp::MAX`] instead of overflowing.
+    /// Returns this time plus `duration`, at most [`Timestamp::MAX`].
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(micros))
     }
 
-    /// How long after `earlier` this moment is; zero if it is not after it.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
@@ -45,11 +45,11 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// Where a store without a clock of its own reads the time.
+/// A source of wall-clock time, for stores without a clock of their own.
 ///
-/// It may step backwards or forwards, as wall clocks do; a step forward is a lapse of leases.
+/// It may step backwards or forwards. A step forward makes leases lapse early.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
-    /// The time now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
@@ -58,9 +58,9 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    #[allow(clippy::disallowed_methods, reason = "this is the only access to the clock")]
     fn now(&self) -> Timestamp {
-        // A clock set before 1970 reads as the epoch: leases then lapse late, never early.
+        // A clock set before 1970 is read as 1970: leases then lapse late, never early.
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Timestamp::default().after(since.unwrap_or_default())
     }

@@ -1,24 +1,24 @@
-//! The only door to randomness.
+//! Randomness: the only access to it.
 
 use std::fmt;
 
-/// Where grants, tags and nonces come from.
+/// A source of randomness for lease ids, write ids and nonces.
 ///
-/// Whatever stands behind it must never repeat 16 bytes: ownership of a record rests on that.
+/// It must never repeat 16 bytes: the ownership of records depends on that.
 pub trait Entropy: fmt::Debug + Send + Sync + 'static {
     /// Fills `bytes` with unpredictable ones.
     ///
     /// # Errors
-    /// [`EntropyError`] when the source gives none. The caller then claims nothing.
+    /// [`EntropyError`] if the source fails. The caller then claims nothing.
     fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError>;
 }
 
-/// The source of randomness failed.
+/// Failure of a source of randomness.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the operating system gave no random bytes")]
 pub struct EntropyError;
 
-/// The operating system's generator.
+/// The generator of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemEntropy;
 

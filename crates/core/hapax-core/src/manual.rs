@@ -1,32 +1,32 @@
-//! The manual: reasons, not reference.
+//! The manual: reasons and trade-offs. The items' own documentation is the reference.
 //!
-//! | page | it answers |
+//! | page | content |
 //! | --- | --- |
-//! | [`defaults`] | why each default is what it is, and when to change it |
-//! | [`policies`] | at-most-once, at-least-once, effectively once: which one, and what it costs |
-//! | [`failures`] | what can fail, what is then true, and what to do |
-//! | [`limits`] | what is not promised |
-//! | [`stores`] | which store for what, its secrets, its cache, and what to watch |
-//! | [`functions`] | what a call of a function gets, what its errors mean, how its values are kept |
-//! | [`gateway`] | how the gateway is told what to do: file, routes, reload, observing |
+//! | [`defaults`] | the reason for each default, and when to change it |
+//! | [`policies`] | at-most-once, at-least-once, effectively once: how to choose, and the costs |
+//! | [`failures`] | failures, the state after each, and what to do |
+//! | [`limits`] | what Hapax does not guarantee |
+//! | [`stores`] | the choice of a store, its secrets, its cache, and its monitoring |
+//! | [`functions`] | results and errors of a function's calls, and the storage of its values |
+//! | [`gateway`] | configuration of the gateway: file, routes, reload, observing |
 //!
 //! # Words
 //!
-//! | we say | for | not |
+//! | word | meaning | not |
 //! | --- | --- | --- |
 //! | idempotency key | the caller's name for one operation | request id, token |
-//! | scope | whose key it is | namespace, tenant |
-//! | fingerprint | the hash that says what was asked | checksum, signature |
-//! | claim | asking to execute, and the answer | lock, acquire |
-//! | lease | how long a claim holds without renewal | lock time-out |
-//! | grant | who owns a record: random, never repeated | owner id, session |
-//! | fencing token | a number that grows with takeovers, for systems downstream | version, epoch |
-//! | outcome | the answer that is kept | response cache |
-//! | retention | how long it is kept | time to live |
-//! | release | it did not happen: the next one executes | unlock, delete |
-//! | unknown | it may or may not have happened | failed, error |
-//! | replay | answering with the kept outcome | cache hit |
-//! | lapse | a lease that ended without renewal | expiry (that is of records) |
+//! | scope | the identity of the caller: two scopes never share a record | namespace, tenant |
+//! | fingerprint | digest of a request; equal digests: the same request | checksum, signature |
+//! | claim | the request to execute, and its answer | lock, acquire |
+//! | lease | the right to execute for a time, which is renewed | lock timeout |
+//! | lease id | the ownership of a record: random, never repeated | owner id, session |
+//! | fence | number that grows with each execution, for systems downstream | version, epoch |
+//! | outcome | the response or value that is stored | response cache |
+//! | retention | how long an outcome is replayed | time to live |
+//! | release | the operation did not happen: the next request executes | unlock, delete |
+//! | unknown | the operation may have happened | failed, error |
+//! | replay | answering with a stored outcome | cache hit |
+//! | lapse | the end of a lease that was not renewed | expiry (that is of records) |
 
 #[doc = include_str!("manual/defaults.md")]
 pub mod defaults {}

@@ -1,25 +1,25 @@
-//! What a door agrees with its callers.
+//! Policies: the terms of claims, and the answers to duplicates.
 
 use std::time::Duration;
 
 use crate::machine::HookTiming;
 use crate::record::{OnUnknown, Terms};
 
-/// What a copy gets while the first request is in flight.
+/// The answer to a duplicate while the operation is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InFlight {
-    /// It is told so at once.
+    /// Rejects the duplicate at once.
     #[default]
     Reject,
-    /// It waits this long for the answer, or to take over if the owner gives up.
+    /// Waits this long for the outcome. The waiter may be promoted if the owner ends without one.
     Wait(Duration),
 }
 
-/// The terms of a claim, and how copies and unknown outcomes are treated.
+/// The terms of a claim, and the treatment of duplicates and of unknown outcomes.
 ///
-/// The default: a lease of 30 s (how long a dead process blocks its key), a retention of 24 h
-/// (how long clients may retry), rejection of copies in flight, and no second execution of what is
-/// unknown until an operator resolves it ([`OnUnknown::Block`]).
+/// The default: a lease of 30 s (a crashed process blocks its key that long), a retention of 24 h
+/// (clients may retry that long), rejection of duplicates in flight, and no second execution of an
+/// unknown operation until an operator decides ([`OnUnknown::Block`]).
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,22 +30,22 @@ pub enum InFlight {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Lease, retention, and what an unknown outcome leads to.
+    /// Lease, retention, and the treatment of an unknown outcome.
     pub terms: Terms,
-    /// Copies of a request in flight.
+    /// The answer to duplicates while the operation is in flight.
     pub in_flight: InFlight,
-    /// When a hook may be asked; needed for [`OnUnknown::Reconcile`].
+    /// The times at which a hook may be called; required for [`OnUnknown::Reconcile`].
     pub hook: Option<HookTiming>,
 }
 
 impl Policy {
-    /// The shortest lease: three renewals must fit with room for a slow store.
+    /// The shortest lease. It leaves time for three renewals in a slow store.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
 
-    /// Refuses what would only show in production.
+    /// Rejects a policy that would fail only in production.
     ///
     /// # Errors
-    /// [`PolicyError`] says what does not go together.
+    /// [`PolicyError`] names the setting, or the settings that contradict each other.
     pub fn check(&self) -> Result<(), PolicyError> {
         let Terms { lease, retention, on_unknown } = self.terms;
         if lease.is_zero() {
@@ -79,23 +79,24 @@ impl Default for Policy {
     }
 }
 
-/// Why a policy is refused.
+/// Errors of a policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A lease of zero holds nothing.
-    #[error("the lease is zero: a claim would hold nothing")]
+    /// The lease is zero.
+    #[error("the lease is zero: set at least 100ms")]
     NoLease,
-    /// A lease under [`Policy::MIN_LEASE`] lapses before it can be renewed.
-    #[error("the lease is under 100ms: it would lapse before it is renewed")]
+    /// The lease is shorter than [`Policy::MIN_LEASE`] and would lapse before it is renewed.
+    #[error("the lease is under 100ms and would lapse before it is renewed: set at least 100ms")]
     ShortLease,
-    /// An outcome would be forgotten while its execution may still run.
-    #[error("the retention is shorter than the lease: outcomes would be forgotten too early")]
+    /// The retention is shorter than the lease. An outcome would expire while its execution may
+    /// still run.
+    #[error("the retention is shorter than the lease: set at least the lease")]
     ShortRetention,
-    /// There is nobody to ask.
-    #[error("`reconcile` needs a hook to ask what became of an operation")]
+    /// [`OnUnknown::Reconcile`] is set, but there is no hook.
+    #[error("`reconcile` needs a hook that reports whether an operation happened: set one")]
     NoHook,
-    /// A hook without time to answer.
-    #[error("the hook's time-out is zero: it could never answer")]
+    /// The timeout of the hook is zero.
+    #[error("the timeout of the hook is zero: set a longer one")]
     NoHookTimeout,
 }

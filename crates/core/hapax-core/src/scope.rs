@@ -1,4 +1,4 @@
-//! Whose key it is, and the name under which a store keeps it.
+//! Scopes of keys, and operation ids.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::key::Key;
 use crate::secret::Secret;
 
-/// The caller's identity: a key means something only within its scope.
+/// The identity of a caller, within which its keys are unique.
 ///
-/// A scope is made of named parts, each length-prefixed, so that no two lists of parts give the
-/// same scope. Its `Debug` form shows nothing of it: parts are often credentials.
+/// A scope consists of named parts. Each is length-prefixed, so that two different lists of parts
+/// never give the same scope. `Debug` shows no part: parts are often credentials.
 ///
 /// ```
 /// use hapax_core::Scope;
@@ -22,13 +22,13 @@ use crate::secret::Secret;
 pub struct Scope(Arc<[u8]>);
 
 impl Scope {
-    /// One scope for every caller. Only right where all callers trust each other.
+    /// Returns the scope that all callers share. Use it only if all callers trust each other.
     #[must_use]
     pub fn shared() -> Self {
         Self(Arc::from([]))
     }
 
-    /// The scope made of `parts`, each a name and a value, in their order.
+    /// Returns the scope of `parts`, each a name and a value, in their order.
     #[must_use]
     pub fn of<N: AsRef<[u8]>, V: AsRef<[u8]>>(parts: impl IntoIterator<Item = (N, V)>) -> Self {
         let mut bytes = Vec::new();
@@ -39,7 +39,7 @@ impl Scope {
         Self(bytes.into())
     }
 
-    /// This scope within which `part` is a further one: a consumer's name, an operation's.
+    /// Returns this scope with one more part, such as the name of a consumer or of an operation.
     #[must_use]
     pub fn within(&self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
         let mut bytes = self.0.to_vec();
@@ -60,14 +60,15 @@ fn push(bytes: &mut Vec<u8>, field: &[u8]) {
     bytes.extend_from_slice(field);
 }
 
-/// The name of a record in a store: a hash of scope and key, keyed where there is a secret.
+/// The id of an operation, which names its record in a store: a hash of scope and key, keyed if
+/// there is a secret.
 ///
-/// Nothing of scope or key can be read from it; with a secret, nothing can be guessed either.
+/// Scope and key cannot be read from it. With a secret, they cannot be guessed either.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OperationId([u8; 32]);
 
 impl OperationId {
-    /// The name of `key` within `scope`: BLAKE3, in keyed mode where there is a secret.
+    /// Returns the id of `key` within `scope`: BLAKE3, in keyed mode if there is a secret.
     #[must_use]
     pub fn derive(secret: Option<&Secret>, scope: &Scope, key: &Key) -> Self {
         let mut hasher = match secret {
@@ -80,8 +81,8 @@ impl OperationId {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// The key under which the work on this record calls systems downstream: a hash of this name,
-    /// which does not tell it.
+    /// Returns the key that an execution of this operation uses towards systems downstream: a hash
+    /// of this id, which does not reveal it.
     #[must_use]
     pub fn downstream(&self) -> Key {
         let mut hasher = blake3::Hasher::new_derive_key("hapax 1 downstream key");
@@ -89,19 +90,19 @@ impl OperationId {
         Key::hash(&hasher)
     }
 
-    /// The name as stores write it.
+    /// Returns the bytes as stores write them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// A name read back from a store.
+    /// Reads an id back from a store.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Reads 64 hexadecimal digits, as `Display` writes them; `None` for anything else.
+    /// Reads 64 hexadecimal digits, as `Display` writes them; returns `None` for any other text.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
         blake3::Hash::from_hex(text).ok().map(|hash| Self(*hash.as_bytes()))

@@ -1,12 +1,14 @@
-//! Sealing: a record's bytes bound to the cell they belong to.
+//! Sealing: a record's bytes are bound to its operation id and its write id.
 //!
-//! 1. A sealed record opens only under the store key and the tag it was sealed with: a record
-//!    copied to another cell, put back from an earlier write or damaged is an error.
-//! 2. Without a secret the seal is a checksum (BLAKE3): it finds accidents, it stops nobody.
-//! 3. With a secret it is XChaCha20-Poly1305 with a random nonce: what is stored can be neither
-//!    read nor made by anybody else. A record that was not sealed under a known secret is then an
-//!    error as well, or whoever can write to the store could leave the seal off.
-//! 4. Secrets rotate: new records are sealed under the current one, and a record names the secret
+//! 1. A sealed record opens only with the operation id and the write id that it was sealed with. A
+//!    record that is damaged, copied to another operation id or restored from an earlier write is
+//!    an error.
+//! 2. Without a secret the seal is a checksum (BLAKE3): it detects accidents, not attacks.
+//! 3. With a secret it is XChaCha20-Poly1305 with a random nonce: without the secret, stored
+//!    records can neither be read nor made. A record that was not sealed under a secret of the ring
+//!    is then an error as well. Otherwise an attacker that can write to the store could omit the
+//!    seal.
+//! 4. Secrets rotate: new records are sealed under the current one. A record names the secret that
 //!    it was sealed under, so that previous ones still open it.
 //!
 //! ```
@@ -37,10 +39,10 @@ const ENCRYPTED: u8 = 1;
 const NONCE_LEN: usize = 24;
 const CHECKSUM_LEN: usize = 32;
 
-/// What stores seal records with.
+/// Seals and opens the records of a store.
 #[derive(Clone)]
 pub struct Sealer {
-    /// The current secret first.
+    /// The secrets, the current one first.
     ring: Vec<RingKey>,
 }
 
@@ -51,39 +53,39 @@ struct RingKey {
 }
 
 impl Sealer {
-    /// Seals with a checksum only.
+    /// Returns a sealer that adds only a checksum.
     #[must_use]
     pub const fn checksum() -> Self {
         Self { ring: Vec::new() }
     }
 
-    /// Seals under `secret`.
+    /// Returns a sealer that seals under `secret`.
     #[must_use]
     pub fn keyed(secret: &Secret) -> Self {
         Self { ring: vec![RingKey::new(secret)] }
     }
 
-    /// Also opens what was sealed under `secret`, an earlier one. On a sealer without a secret
-    /// it makes `secret` the current one.
+    /// Adds an earlier secret, which opens what it sealed. In a sealer without a secret, it becomes
+    /// the current one.
     #[must_use]
     pub fn previously(mut self, secret: &Secret) -> Self {
         self.ring.push(RingKey::new(secret));
         self
     }
 
-    /// With `Some`, [`Sealer::keyed`]; with `None`, [`Sealer::checksum`].
+    /// Returns [`Sealer::keyed`] for `Some` and [`Sealer::checksum`] for `None`.
     #[must_use]
     pub fn new(secret: Option<&Secret>) -> Self {
         secret.map_or_else(Self::checksum, Self::keyed)
     }
 
-    /// Whether it has a secret.
+    /// Returns whether the sealer has a secret.
     #[must_use]
     pub const fn is_keyed(&self) -> bool {
         !self.ring.is_empty()
     }
 
-    /// Seals `record` into the cell `key`, for the write `tag`.
+    /// Seals `record` for the operation id `key` and for `write_id`.
     ///
     /// # Errors
     /// [`SealError::TooLong`] and [`SealError::Entropy`].
@@ -105,7 +107,7 @@ impl Sealer {
                 out.extend_from_slice(&checksum(key, write_id, &payload));
             }
             Some(RingKey { id, cipher }) => {
-                // 24 random bytes: never repeats under one secret, however many records.
+                // 24 random bytes do not repeat under one secret, however many records there are.
                 let mut nonce = [0; NONCE_LEN];
                 entropy.fill(&mut nonce)?;
                 let aad = associated(key, write_id, *id);
@@ -121,10 +123,10 @@ impl Sealer {
         Ok(out)
     }
 
-    /// Opens what [`Sealer::seal`] made for the same cell and write.
+    /// Opens what [`Sealer::seal`] returned for the same operation id and write id.
     ///
     /// # Errors
-    /// Every [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
+    /// Any [`SealError`] but [`SealError::TooLong`] and [`SealError::Entropy`].
     pub fn open(
         &self,
         key: &OperationId,
@@ -163,7 +165,7 @@ impl Sealer {
         let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
         let aad = associated(key, write_id, *id);
         let mut known = false;
-        // Two secrets of one id are possible, if unlikely: each is tried.
+        // Two secrets can have the same id, though it is unlikely: each is tried.
         for RingKey { cipher, .. } in self.ring.iter().filter(|entry| entry.id == *id) {
             known = true;
             if let Ok(payload) = cipher.decrypt(&XNonce::from(*nonce), Payload { msg, aad: &aad }) {
@@ -187,38 +189,41 @@ impl RingKey {
     }
 }
 
-/// Why a record could not be sealed or opened.
+/// Errors of sealing and opening a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
-    /// A field is over its limit.
+    /// A field is longer than its limit.
     #[error(transparent)]
     TooLong(#[from] EncodeError),
     /// There was no randomness for a nonce.
-    #[error("no nonce could be made")]
+    #[error("the source of randomness failed: there is no nonce")]
     Entropy,
     /// The bytes do not begin as a sealed record.
-    #[error("these bytes are no sealed record")]
+    #[error("the bytes are not a sealed record")]
     NotSealed,
-    /// A version written by a newer Hapax, or by none.
+    /// The version is unknown: a newer Hapax sealed the record, or the byte is damaged.
     #[error("a seal of version {found}; this build reads version 1")]
     Version {
-        /// Which.
+        /// The version that was found.
         found: u8,
     },
-    /// There is a secret, but the record bears only a checksum.
+    /// A secret is configured, but the record has only a checksum.
     #[error("the record was not sealed under a secret, but one is configured")]
     NotKeyed,
-    /// It was sealed under a secret that is not in the ring.
-    #[error("the record was sealed under another secret ({:08x})", u32::from_be_bytes(*.id))]
+    /// The record was sealed under a secret that is not in the ring.
+    #[error(
+        "the record was sealed under another secret ({:08x}): add it to the key ring",
+        u32::from_be_bytes(*.id)
+    )]
     UnknownSecret {
-        /// Names that secret.
+        /// The id of that secret.
         id: [u8; 4],
     },
-    /// Damaged, or sealed for another cell or another write.
-    #[error("the record is damaged, or belongs to another cell")]
+    /// The record is damaged, or was sealed for another operation id or another write.
+    #[error("the record is damaged, or was sealed for another operation or another write")]
     Broken,
-    /// The seal is whole and what it holds is no record.
+    /// The seal is valid, but its content is not a record.
     #[error(transparent)]
     NotARecord(#[from] DecodeError),
 }
@@ -229,8 +234,8 @@ impl From<EntropyError> for SealError {
     }
 }
 
-/// Over what the seal binds, and the payload, which has no length to be mistaken about: it is
-/// all that follows the fields of fixed length.
+/// Returns the checksum of the version, both ids and the payload. The payload needs no length: it
+/// is all that follows the fields of fixed length.
 fn checksum(key: &OperationId, write_id: WriteId, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
     let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
     hasher.update(&[VERSION]);

@@ -1,14 +1,14 @@
-//! Secrets that succeed one another.
+//! Key rings: secrets that replace one another.
 
 use super::Secret;
 use crate::seal::Sealer;
 
-/// The secrets of a store: one that names its records, one that seals them, and earlier ones that
-/// still open what they sealed.
+/// The secrets of a store: one names its records, one seals them, and earlier ones open the records
+/// that they sealed.
 ///
-/// Only sealing rotates. A record is found by its name, so that a new naming secret would make every
-/// retry of an earlier request a new operation; and it gives away less: who has it can tell a guessed
-/// key from a wrong one, and reads nothing.
+/// Only the sealing secret rotates. A record is found by its name, so a new naming secret would
+/// make every retry of an earlier request a new operation. A naming secret also reveals less: with
+/// it a guessed key can be checked, but nothing can be read.
 ///
 /// # The file
 ///
@@ -19,9 +19,10 @@ use crate::seal::Sealer;
 /// open 8d969eef6ecad3c29a3a629280e686cf0c3f5d5a86aff3ca12020c923adc6c92
 /// ```
 ///
-/// To rotate where several processes share a store: add the new secret as `open` everywhere; then
-/// make it `seal`, and the one before it `open`, everywhere; remove that once nothing is left that it
-/// sealed: after the longest retention, or never while records are kept for ever under `Block`.
+/// To rotate where several processes share a store, add the new secret as `open` everywhere. Then
+/// make it `seal`, and the previous one `open`, everywhere. Remove the previous one once no record
+/// is left that it sealed: after the longest retention, or never while records without an expiry
+/// are stored under `Block`.
 ///
 /// ```
 /// use hapax_core::{KeyRing, Secret};
@@ -40,17 +41,17 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// The most secrets that open which a file may name: more are a sign that nobody removes them.
-    /// What a program adds itself is not counted.
+    /// The limit of `open` secrets in a file: more indicate that old ones are never removed.
+    /// Secrets that a program adds are not counted.
     pub const MAX_OPENING: usize = 16;
 
-    /// One secret for everything.
+    /// Returns a ring that names and seals with one secret.
     #[must_use]
     pub fn new(secret: Secret) -> Self {
         Self { naming: secret.clone(), sealing: secret, opening: Vec::new() }
     }
 
-    /// From now on `secret` seals, and the one before it opens.
+    /// Makes `secret` the one that seals. The previous one still opens.
     #[must_use]
     pub fn sealing(mut self, secret: Secret) -> Self {
         self.opening.retain(|it| *it != secret && *it != self.sealing);
@@ -61,7 +62,7 @@ impl KeyRing {
         self
     }
 
-    /// `secret` opens as well: it sealed before, or will soon elsewhere.
+    /// Adds a secret that opens: it sealed earlier, or another process will soon seal with it.
     #[must_use]
     pub fn opening(mut self, secret: Secret) -> Self {
         if secret != self.sealing && !self.opening.contains(&secret) {
@@ -77,7 +78,7 @@ impl KeyRing {
         &self.naming
     }
 
-    /// Seals and opens by this ring.
+    /// Returns a sealer that seals and opens with this ring.
     #[must_use]
     pub fn sealer(&self) -> Sealer {
         self.opening.iter().fold(Sealer::keyed(&self.sealing), Sealer::previously)
@@ -116,7 +117,7 @@ impl KeyRing {
         Ok(Self { naming, sealing, opening })
     }
 
-    /// The text of a file, which [`parse`](Self::parse) reads, unless too many open.
+    /// Returns the text of a file. [`parse`](Self::parse) reads it, unless too many secrets open.
     #[must_use]
     pub fn to_text(&self) -> String {
         if self.naming == self.sealing && self.opening.is_empty() {
@@ -132,21 +133,21 @@ impl KeyRing {
     }
 }
 
-/// Why a text is no [`KeyRing`].
+/// Errors in the text of a [`KeyRing`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyRingError {
     /// A line is not a word and a secret.
     #[error("line {0} is not `name`, `seal` or `open` and 64 hexadecimal digits")]
     Line(usize),
-    /// There is one secret that names, and one that seals.
-    #[error("line {0} gives a second secret for the same")]
+    /// A line sets the naming or the sealing secret again.
+    #[error("line {0} sets a secret that an earlier line has set: remove one of them")]
     Twice(usize),
-    /// A secret is missing.
-    #[error("there is no line `{0}`, nor one of 64 hexadecimal digits alone")]
+    /// The naming or the sealing secret is missing.
+    #[error("expected a line `{0}`, or a single line of 64 hexadecimal digits")]
     Missing(&'static str),
-    /// More than [`KeyRing::MAX_OPENING`].
-    #[error("more than {} secrets that open", KeyRing::MAX_OPENING)]
+    /// More than [`KeyRing::MAX_OPENING`] secrets open.
+    #[error("more than {} lines `open`: remove old secrets", KeyRing::MAX_OPENING)]
     TooMany,
 }
 
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_ring_is_read_back() {
         let one = KeyRing::new(secret(1));
         let two = one.clone().sealing(secret(2));
         let three = two.clone().sealing(secret(3)).opening(secret(4));
@@ -169,17 +170,17 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_on_opening() {
+    fn a_rotated_ring_opens_with_earlier_secrets() {
         let ring = KeyRing::new(secret(1)).sealing(secret(2)).sealing(secret(3));
         assert_eq!(ring.opening, [secret(2), secret(1)]);
         assert_eq!((ring.naming(), &ring.sealing), (&secret(1), &secret(3)));
-        // Back again, as when a change is taken back.
+        // The previous secret seals again, as when a rotation is undone.
         let back = ring.sealing(secret(2));
         assert_eq!((back.sealing, back.opening), (secret(2), vec![secret(3), secret(1)]));
     }
 
     #[test]
-    fn no_secret_is_dropped_unasked() {
+    fn a_ring_drops_no_secret() {
         let ring = (0..40).map(secret).fold(KeyRing::new(secret(99)), KeyRing::opening);
         let ring = (40..80).map(secret).fold(ring, KeyRing::sealing);
         assert_eq!(ring.opening.len(), 80);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_and_secrets_are_not() {
+    fn errors_name_the_mistake_and_show_no_secret() {
         let hex = secret(0xab).to_hex();
         for (text, error) in [
             (String::new(), KeyRingError::Missing("name")),
