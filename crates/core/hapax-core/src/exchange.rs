@@ -49,7 +49,7 @@ pub struct ClaimRequest {
     pub terms: Terms,
     /// Timing of the reconcile hook, if there is one.
     pub hook: Option<HookTiming>,
-    /// Whether the hook may be called now.
+    /// True if the hook may be called now.
     pub may_reconcile: bool,
     /// Executions under way in this process.
     pub executions: Executions,
@@ -97,7 +97,7 @@ pub struct Replay {
     pub expires_in: Option<Duration>,
     /// The same as a time of the store's clock.
     pub expires_at: Option<Timestamp>,
-    /// Whether the store has not accepted it yet, so that a crash of this process loses it.
+    /// True if the store has not accepted it yet, so that a crash of this process loses it.
     pub deferred: bool,
 }
 
@@ -193,7 +193,7 @@ impl ClaimExchange {
                     (Intent::Conclude, _) => {
                         self.unregister();
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
-                        // The hook could not say: it may be asked again at once.
+                        // The verdict was `CannotSay`: the hook may be called again at once.
                         ClaimResult::Unknown { reconcile_in: Some(Duration::ZERO) }
                     }
                 }))

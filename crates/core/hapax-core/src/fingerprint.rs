@@ -1,4 +1,4 @@
-//! What was asked: a hash by which a retry is told from another request under the same key.
+//! Fingerprints: digests that distinguish a retry from another request with the same key.
 
 mod canonical_json;
 mod pointers;
@@ -15,7 +15,7 @@ pub use pointers::{JsonPointers, PointerError};
 #[cfg(feature = "serde")]
 pub use value::{CanonicalValueError, canonicalize_value};
 
-/// A hash of what was asked. Equal fingerprints: the same request.
+/// The digest of a request. Equal fingerprints: the same request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -28,20 +28,20 @@ impl Fingerprint {
         FingerprintBuilder { hasher }
     }
 
-    /// The hash as stores write it.
+    /// Returns the bytes as stores write them.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// A hash read back from a store.
+    /// Reads a fingerprint back from a store.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Hashes this fingerprint under a secret key. A request has few secrets in it, a card number for
-    /// instance: from an unkeyed hash of it they can be found by trying all of them.
+    /// Hashes this fingerprint under a secret key. A request has few secret values, such as a card
+    /// number: they could be found from an unkeyed hash by trying all of them.
     #[cfg(feature = "tokio")]
     pub(crate) fn keyed(&self, key: &[u8; 32]) -> Self {
         Self(*blake3::keyed_hash(key, &self.0).as_bytes())
@@ -54,8 +54,8 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// A fingerprint in the making: every field is length-prefixed, so that no two lists of fields
-/// give the same bytes.
+/// A fingerprint under construction. Each field is length-prefixed, so that two different lists of
+/// fields never give the same bytes.
 ///
 /// ```
 /// use hapax_core::Fingerprint;
@@ -76,7 +76,7 @@ impl FingerprintBuilder {
         self
     }
 
-    /// The fingerprint of the fields so far.
+    /// Returns the fingerprint of the fields so far.
     #[must_use]
     pub fn finish(&self) -> Fingerprint {
         Fingerprint(*self.hasher.finalize().as_bytes())
@@ -88,35 +88,38 @@ fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
     hasher.update(bytes);
 }
 
-/// The name of the way a fingerprint was made, with its options: `http/1;body=canonical`, say.
+/// The name of the method that computed a fingerprint, with its options, such as
+/// `http/1;body=canonical`.
 ///
-/// It is stored with the record, and a retry is hashed by the record's own scheme: a changed
+/// It is stored with the record, and a retry is hashed by the record's scheme. So a changed
 /// configuration never makes a retry look like another request.
 ///
-/// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name that a request has, and
-/// a keyed hash of its fingerprint. Records from before it had one keep their scheme, and retries of
-/// them are compared unkeyed.
+/// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name of the request's
+/// scheme, and a keyed hash of its fingerprint. Records from before the secret was set keep their
+/// scheme, and their retries are compared unkeyed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct FingerprintScheme(Arc<str>);
 
 impl FingerprintScheme {
-    /// The longest name that is stored, in bytes. Names of requests have at most eight bytes less.
+    /// The longest name that is stored, in bytes. For the scheme of a request it is eight bytes
+    /// less.
     pub const MAX_LEN: usize = 4096;
 
-    /// What the name of a scheme begins with whose fingerprints are keyed.
+    /// The prefix of a scheme whose fingerprints are keyed.
     const KEYED: &str = "keyed/1;";
 
-    /// A scheme of this name.
+    /// Returns the scheme of this name.
     ///
     /// # Errors
-    /// [`SchemeTooLong`] where it would have more than [`FingerprintScheme::MAX_LEN`] bytes once it is keyed.
+    /// [`SchemeTooLong`] if it would have more than [`FingerprintScheme::MAX_LEN`] bytes once it is
+    /// keyed.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
         let name = name.into();
-        let to_come = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
-        if name.len() + to_come > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+        let prefix = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
+        if name.len() + prefix > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
     }
 
-    /// Returns the name that the request gave, without what says that the fingerprint is keyed.
+    /// Returns the name of the request's scheme, without the prefix of keyed fingerprints.
     #[must_use]
     pub fn of_request(&self) -> &str {
         self.0.strip_prefix(Self::KEYED).unwrap_or(&self.0)
@@ -134,20 +137,20 @@ impl FingerprintScheme {
         self.0.strip_prefix(Self::KEYED).map(|name| Self(name.into()))
     }
 
-    /// One of ours, which is short.
+    /// Returns a scheme of this crate, whose name is short.
     #[cfg(feature = "function")]
     pub(crate) fn known(name: &'static str) -> Self {
         Self(name.into())
     }
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// A scheme's name is longer than [`FingerprintScheme::MAX_LEN`].
+/// Error for a scheme whose name is longer than [`FingerprintScheme::MAX_LEN`] allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the fingerprint scheme has more than 4088 bytes: choose fewer headers or pointers")]
 pub struct SchemeTooLong;

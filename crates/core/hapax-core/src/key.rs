@@ -1,4 +1,4 @@
-//! The idempotency key: what the caller says is one operation.
+//! Idempotency keys.
 
 mod composite;
 mod make;
@@ -13,17 +13,17 @@ pub use natural::{KeyPart, NaturalKey};
 
 /// An idempotency key: 1 to 255 characters of printable ASCII.
 ///
-/// Whoever asks makes it, before the first attempt, and keeps it until the outcome is known:
+/// The client makes it before the first attempt, and stores it until the outcome is known:
 ///
-/// | key | it is the same when | beware |
+/// | key | a retry has the same key if | limits |
 /// | --- | --- | --- |
-/// | `Key::uuid_v4`, `uuid_v7`, `ulid` | it was kept | it must be kept |
-/// | [`NaturalKey`] | the business identifiers are | the same twice on purpose is one |
-/// | `Key::of_payload` | all that is asked is | likewise, and any change is another |
-/// | [`Key::composite`] | it is asked about the same time | likewise; retries across a boundary |
+/// | `Key::uuid_v4`, `uuid_v7`, `ulid` | the client stored it | the client has to store it |
+/// | [`NaturalKey`] | its business identifiers are equal | operations equal on purpose are one |
+/// | `Key::of_payload` | its whole payload is equal | the same; any change is another key |
+/// | [`Key::composite`] | it comes at about the same time | the same; retries across a boundary |
 ///
-/// A key is compared as decoded text. Its `Debug` form never shows it, because keys may be
-/// guessable names of operations; [`Key::as_str`] does.
+/// Keys are compared as decoded text. `Debug` does not show a key, because it may be a guessable
+/// name of an operation; [`Key::as_str`] does.
 ///
 /// ```
 /// use hapax_core::Key;
@@ -42,7 +42,7 @@ impl Key {
     /// Parses a decoded key.
     ///
     /// # Errors
-    /// [`KeyError`] names what is wrong with it.
+    /// [`KeyError`] names the defect.
     pub fn new(text: impl AsRef<str>) -> Result<Self, KeyError> {
         let text = text.as_ref();
         if text.is_empty() {
@@ -57,12 +57,12 @@ impl Key {
         Ok(Self(text.into()))
     }
 
-    /// The hash as a key.
+    /// Returns the hash as a key.
     pub(crate) fn hash(hasher: &blake3::Hasher) -> Self {
         Self(hasher.finalize().to_hex().as_str().into())
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -83,23 +83,23 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a text is no key.
+/// Errors in the text of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It has no characters.
+    /// The text is empty.
     #[error("an idempotency key has at least 1 character")]
     Empty,
-    /// It has more than [`Key::MAX_LEN`] characters.
+    /// The text has more than [`Key::MAX_LEN`] characters.
     #[error("an idempotency key has at most 255 characters, this one has {length}")]
     TooLong {
-        /// Characters it has.
+        /// Number of its characters.
         length: usize,
     },
-    /// It has a control character or one outside ASCII.
+    /// The text has a control character or one outside ASCII.
     #[error("an idempotency key has printable ASCII only, byte {position} is not")]
     NotPrintable {
-        /// Which byte, from 0.
+        /// Position of its first byte, from 0.
         position: usize,
     },
 }

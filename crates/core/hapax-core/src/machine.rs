@@ -69,7 +69,7 @@ pub struct ClaimEvent<'a> {
     pub description: Option<&'a Bytes>,
     /// Timing of the claimer's hook, if it has one.
     pub hook: Option<HookTiming>,
-    /// Whether the hook may be called now. A claim that waited for another call does not call again.
+    /// True if the hook may be called now. A claim that waited for another call does not call again.
     pub may_reconcile: bool,
     /// Executions and claims of this key that are under way in the claimer's process.
     pub local: &'a [LocalExecution],
@@ -81,7 +81,7 @@ pub struct ClaimEvent<'a> {
 pub struct LocalExecution {
     /// Its lease id.
     pub lease_id: LeaseId,
-    /// Whether its claim is decided, so that it executes.
+    /// True if its claim is decided, so that it executes.
     pub executes: bool,
 }
 
@@ -168,7 +168,7 @@ pub struct Resolve {
     pub forget: bool,
     /// The verdict.
     pub resolution: Resolution,
-    /// Who decided, when, from where and why; stored in the record.
+    /// The operator, time, origin and reason of the decision; stored in the record.
     pub note: Option<Bytes>,
 }
 
@@ -551,7 +551,8 @@ fn released(record: &Record) -> Draft {
 }
 
 /// Returns how long a record without an outcome is kept. Under `Block` and `Reconcile` it is kept
-/// until an operator or a hook decides: once it expired, the next claim would execute unasked.
+/// until an operator or a hook decides: once it expired, the next claim would execute
+/// without a decision.
 fn keep_unfinished(terms: &Terms) -> Option<Duration> {
     (terms.on_unknown == OnUnknown::Reexecute).then_some(terms.retention)
 }

@@ -51,7 +51,7 @@ pub struct Snapshot {
     pub stored: Option<StoredRecord>,
 }
 
-/// Whether a write issues a fence.
+/// The fence of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stamp {
     /// The record keeps its fence.
@@ -65,7 +65,7 @@ pub enum Stamp {
 pub struct Draft {
     /// The record.
     pub record: Record,
-    /// Whether the write issues a fence, which it does for a new execution.
+    /// The fence of the write: a new execution gets the next one.
     pub stamp: Stamp,
     /// Duration of the lease from now.
     pub lease: Duration,
@@ -111,7 +111,7 @@ pub struct Stamped {
 pub struct Reaped {
     /// Number of records removed.
     pub removed: u32,
-    /// Whether more records may be due.
+    /// True if more records may be due.
     pub more: bool,
 }
 
@@ -193,7 +193,7 @@ pub trait Inspect: Store {
     /// at least once.
     ///
     /// # Errors
-    /// Any [`StoreError`]; some cells of the step may have been visited.
+    /// Any [`StoreError`]; some records of the step may have been visited.
     fn scan<'a>(
         &'a self,
         from: Cursor,
@@ -270,7 +270,7 @@ pub struct Page {
     pub now: Timestamp,
     /// Operation ids and their records.
     pub records: Vec<(OperationId, Result<StoredRecord, StoreError>)>,
-    /// Whether there are records after the last one.
+    /// True if there are records after the last one.
     pub more: bool,
 }
 

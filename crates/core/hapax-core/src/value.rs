@@ -1,19 +1,20 @@
-//! Values as bytes: all that serde can say, kept exactly. It is what functions' values are kept in.
+//! Serde values as bytes, without loss. Values of functions are stored in this format.
 //!
-//! JSON has no `NaN`, no map whose keys are not text, and no difference between `None` and
-//! `Some(None)`, which MessagePack and CBOR (as their crates write options) do not have either;
-//! formats without names in them, such as postcard, give a changed type other values instead of an
-//! error, and cannot read `flatten`, `untagged` or `tag = ".."` back; RON refuses variants and
-//! fields whose names are no identifiers. So there are these bytes: a tag before everything, so that
-//! what is read is what was written. Fields and variants go by their names: fields may be added with
-//! a default, taken away, and change their order. Types that have a text form, such as addresses,
-//! are in that.
+//! Other formats lose something. JSON has no `NaN`, no map keys but text, and no difference between
+//! `None` and `Some(None)`. The crates for MessagePack and CBOR do not distinguish these either.
+//! Formats without names, such as postcard, read a changed type as other values instead of an
+//! error, and cannot read `flatten`, `untagged` or `tag = ".."` back. RON rejects variants and
+//! fields whose names are not identifiers.
 //!
-//! What serde itself buffers is as serde has it. Integers of more than 64 bits are impossible within
-//! `flatten`, `untagged` or `tag = ".."`. Which variant of an `untagged` enum it was, serde guesses
-//! again when it reads: the first that takes what is there, as where bytes that happen to be UTF-8 are
-//! taken by a `String` that stands before them. And what a type writes, it must also read: a field
-//! that `skip_serializing` leaves out needs a `default`.
+//! Here a tag precedes every value, so that the value that is read is the one that was written.
+//! Fields and variants have their names: fields may be added with a default, removed and reordered.
+//! Types with a text form, such as addresses, are written in it.
+//!
+//! Values that serde itself buffers have serde's limits. Integers of more than 64 bits are
+//! impossible within `flatten`, `untagged` or `tag = ".."`. Serde guesses the variant of an
+//! `untagged` enum again on reading, and takes the first that fits: a `String` variant takes bytes
+//! that happen to be UTF-8 if it is declared before theirs. A type must also read what it writes: a
+//! field that `skip_serializing` leaves out needs a `default`.
 //!
 //! ```
 //! use std::collections::BTreeMap;
@@ -36,49 +37,50 @@ use serde::de::{DeserializeOwned, Expected, Unexpected};
 
 pub(crate) use canonical::canonical;
 
-/// The deepest nesting that is written, and so that is read.
+/// The deepest nesting that is written and read.
 pub const MAX_DEPTH: u32 = 128;
 
-/// Tags. Integers are varints, little end first, seven bits in a byte.
+/// Tags. Integers are varints: seven bits in each byte, the lowest first.
 mod tag {
-    /// Ends what `SEQ` and `MAP` begin.
+    /// Ends a `SEQ` or `MAP`.
     pub(super) const END: u8 = 0;
     pub(super) const NONE: u8 = 1;
     pub(super) const SOME: u8 = 2;
     pub(super) const UNIT: u8 = 3;
     pub(super) const FALSE: u8 = 4;
     pub(super) const TRUE: u8 = 5;
-    /// An integer from zero up.
+    /// An integer of at least zero.
     pub(super) const NATURAL: u8 = 6;
-    /// -1 - n for the integer n that follows.
+    /// The integer -1 - n, where n follows.
     pub(super) const NEGATIVE: u8 = 7;
-    /// IEEE 754 bits, little end first.
+    /// IEEE 754 bits, little-endian.
     pub(super) const F32: u8 = 8;
     pub(super) const F64: u8 = 9;
     pub(super) const CHAR: u8 = 10;
-    /// A length and UTF-8. A variant without data is its name.
+    /// A length and UTF-8. A variant without data is written as its name.
     pub(super) const STR: u8 = 11;
     pub(super) const BYTES: u8 = 12;
     pub(super) const SEQ: u8 = 13;
-    /// Keys and values in turn: maps, structs, and a variant with data as its name and that.
+    /// Keys and values in turn: a map, a struct, or a variant with data (its name and its data).
     pub(super) const MAP: u8 = 14;
 }
 
 /// Writes `value` in at most `limit` bytes.
 ///
 /// # Errors
-/// [`ValueError`]: it is too large or too deep, or its own `Serialize` failed.
+/// [`ValueError`] if it is too large or nested too deep, or if its `Serialize` fails.
 pub fn write<T: Serialize + ?Sized>(value: &T, limit: usize) -> Result<Bytes, ValueError> {
     let mut writer = write::Writer::new(limit);
     value.serialize(&mut writer)?;
     Ok(writer.finish().into())
 }
 
-/// Reads what [`write()`] wrote, or what an earlier type of the same shape did. Anything else is an
-/// error, never a panic and never memory beyond a multiple of what the bytes themselves take.
+/// Reads bytes that [`write()`] returned for this type or for an earlier type of the same shape.
+/// Other bytes give an error, never a panic, and take memory of at most a multiple of their own
+/// length.
 ///
 /// # Errors
-/// [`ValueError`]: they are damaged, nested too deep, or not what the type takes.
+/// [`ValueError`] if the bytes are damaged, nested too deep, or do not fit the type.
 pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     let mut reader = read::Reader::new(bytes);
     let value = T::deserialize(&mut reader)?;
@@ -86,35 +88,35 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     Ok(value)
 }
 
-/// Why a value was not written or read.
+/// Errors of writing and reading values.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// It takes more bytes than it may.
-    #[error("it is larger than it may be")]
+    /// The value takes more bytes than the limit.
+    #[error("the value is larger than its limit")]
     TooLarge,
-    /// It is nested deeper than [`MAX_DEPTH`].
-    #[error("it is nested deeper than {MAX_DEPTH} levels")]
+    /// The value is nested deeper than [`MAX_DEPTH`].
+    #[error("the value is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
-    /// The bytes are none that were written here.
+    /// The bytes are not from [`write()`].
     #[error("the bytes are damaged")]
     Damaged,
-    /// What the value's own type says. Of what was found there is its kind alone; a message that a
-    /// type makes itself is as it is.
+    /// An error of the value's type. It states the kind of the value that was found, not the value;
+    /// a message of the type itself is unchanged.
     #[error("{0}")]
     Type(String),
 }
 
 impl serde::ser::Error for ValueError {
-    fn custom<T: fmt::Display>(said: T) -> Self {
-        Self::Type(said.to_string())
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::Type(message.to_string())
     }
 }
 
-/// Without what was found: errors are shown, and values are not.
+/// Omits the values that were found: errors are shown, and values must not be.
 impl serde::de::Error for ValueError {
-    fn custom<T: fmt::Display>(said: T) -> Self {
-        Self::Type(said.to_string())
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::Type(message.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -126,11 +128,11 @@ impl serde::de::Error for ValueError {
     }
 
     fn unknown_variant(_: &str, _: &'static [&'static str]) -> Self {
-        Self::Type("it is a variant that the type does not have".into())
+        Self::Type("found a variant that the type does not have".into())
     }
 
     fn unknown_field(_: &str, _: &'static [&'static str]) -> Self {
-        Self::Type("it has a field that the type does not have".into())
+        Self::Type("found a field that the type does not have".into())
     }
 }
 
@@ -152,7 +154,7 @@ fn kind(found: Unexpected<'_>) -> &'static str {
         Unexpected::NewtypeVariant => "a newtype variant",
         Unexpected::TupleVariant => "a tuple variant",
         Unexpected::StructVariant => "a struct variant",
-        // Serde puts integers of 128 bits into it.
+        // Serde reports integers of 128 bits as this.
         Unexpected::Other(_) => "something else",
     }
 }

@@ -1,15 +1,15 @@
-//! Canonical JSON of anything that serde can write.
+//! Canonical JSON of values that serde can write.
 
 use serde::Serialize;
 
 use super::{CanonicalJsonError, canonicalize};
 
-/// The canonical JSON of `value`: the same for the same value, in whichever order its maps are.
+/// Returns the canonical JSON of `value`, which does not depend on the order of its maps.
 ///
-/// As JSON has it: `NaN` and infinities are `null`, `1.0` is not `1`, and a map whose keys are
-/// numbers has them as text. The elements of a set come in its own order: one that differs from
-/// run to run, as a `HashSet`'s, is another value each time; a `BTreeSet`'s is not. A field that is
-/// added later and left out while it is not set leaves the form as it was.
+/// It has the limits of JSON: `NaN` and infinities are `null`, `1.0` is not `1`, and numeric keys
+/// of maps are text. The elements of a set keep its order. A `HashSet`, whose order differs from
+/// run to run, is another value each time; a `BTreeSet` is not. A field that is added later, and
+/// left out while it is not set, leaves the text unchanged.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -19,19 +19,19 @@ use super::{CanonicalJsonError, canonicalize};
 /// ```
 ///
 /// # Errors
-/// [`CanonicalValueError`]: a map with keys that JSON does not have, the same member twice (by
-/// `flatten`), more than 128 levels, or an error of the value's own.
+/// [`CanonicalValueError`] if a map has keys that JSON does not have, a member occurs twice (by
+/// `flatten`), there are more than 128 levels, or the value's `Serialize` fails.
 pub fn canonicalize_value<T: Serialize + ?Sized>(
     value: &T,
 ) -> Result<Vec<u8>, CanonicalValueError> {
     Ok(canonicalize(&serde_json::to_vec(value)?)?)
 }
 
-/// Why a value has no canonical JSON.
+/// Errors of the canonical JSON of a value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CanonicalValueError {
-    /// It cannot be written as JSON.
+    /// The value cannot be written as JSON.
     #[error("the value cannot be written as JSON")]
     NotJson(#[from] serde_json::Error),
     /// Its JSON has no canonical form.

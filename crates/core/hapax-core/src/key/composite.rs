@@ -1,26 +1,30 @@
-//! Keys from what is done and about when.
+//! Composite keys: identifiers of an operation and a time bucket.
 
 use std::time::Duration;
 
 use super::{Key, NaturalKey};
 use crate::clock::Timestamp;
 
-/// A key of an operation and the stretch of time it was asked for in; and the one that it has if it
-/// was asked for just before.
+/// The key of an operation in the current time bucket, and its key in the bucket before.
 ///
-/// For clients that cannot keep a key: the same user asking for the same thing within a minute is
-/// taken to retry.
+/// For clients that cannot store a key: the same request of the same user within a minute, for
+/// example, counts as a retry.
 ///
-/// Risks. Time is cut in fixed stretches. Whoever means it twice within one gets the first answer
-/// twice: a defect if that is legitimate. A retry that falls into the next stretch is *new* under
-/// [`current`](Self::current) alone: ask about [`previous`](Self::previous) first, as
-/// `Idempotency::choose` does; asking twice on purpose is then safe only after two stretches, and a
-/// retry is recognised for at least one: until the stretch after that of its key has ended, whenever
-/// it was executed. Make it and choose anew for every call, retries too. A key that was kept executes
-/// again, should its call have failed retryably and another key have been chosen since: that is so a
-/// lease after such a failure. What no question settles is a retry while the first, from the stretch
-/// before, has not reached the store yet. Time is that of whoever makes the key: where machines make
-/// it whose clocks differ by more than a stretch, none of this holds.
+/// Time is divided into buckets of fixed length. Limits:
+///
+/// - Two operations that are equal on purpose are one within a bucket: the second is answered with
+///   the first one's outcome.
+/// - A retry in the next bucket is *new* under [`current`](Self::current) alone. Look for a record
+///   of [`previous`](Self::previous) first, as `Idempotency::choose` does. A retry is then
+///   recognised for at least one bucket: until the end of the bucket after that of its key,
+///   whenever the operation was executed. A repetition on purpose is safe only after two buckets.
+/// - Make the keys and choose anew for every call, retries included. A key that the client stored
+///   instead executes again if its call failed retryably and another key was chosen since, which is
+///   possible from one lease after the failure.
+/// - No choice recognises a retry while the first request, from the bucket before, has not reached
+///   the store.
+/// - The time is that of the machine that makes the key. If the clocks of these machines differ by
+///   more than a bucket, none of this holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CompositeKey {
     current: Key,
@@ -42,30 +46,30 @@ impl CompositeKey {
             hasher.update(&index.to_be_bytes());
             Key::hash(&hasher)
         };
-        // The stretch before the first one is one that nobody asks in.
+        // No request is made in the bucket before the first one.
         Ok(Self { current: key(index), previous: key(index.wrapping_sub(1)) })
     }
 
-    /// The key of the stretch of time that it is now.
+    /// Returns the key of the current bucket.
     #[must_use]
     pub const fn current(&self) -> &Key {
         &self.current
     }
 
-    /// The key that the same operation had in the stretch before.
+    /// Returns the key that the same operation had in the bucket before.
     #[must_use]
     pub const fn previous(&self) -> &Key {
         &self.previous
     }
 
-    /// Both, the earlier one first: the order in which to ask.
+    /// Returns both keys, the previous one first: the order in which to look for a record.
     #[must_use]
     pub const fn candidates(&self) -> [&Key; 2] {
         [&self.previous, &self.current]
     }
 }
 
-/// A stretch of time of less than a microsecond, or of more than there will be.
+/// Error for a time bucket shorter than a microsecond or longer than the clock can count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a composite key needs a stretch of time: from a microsecond to half a million years")]
+#[error("a composite key needs a time bucket from one microsecond to half a million years")]
 pub struct BucketError;

@@ -1,4 +1,4 @@
-//! Keys made by clients.
+//! Keys that clients make.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use super::{BucketError, CompositeKey, Key, KeyError, NaturalKey};
 use crate::clock::{Clock, SystemClock};
 use crate::entropy::{Entropy, EntropyError, SystemEntropy};
 
-/// Makes keys, by a clock and dice that tests can choose. [`Key`] has the same with those of the
-/// operating system.
+/// Makes keys with a clock and a source of randomness that tests can choose. [`Key`] has the same
+/// functions with those of the operating system.
 ///
-/// A key is made by whoever asks, *before* the first attempt, and kept until the outcome is known: one
-/// that is made anew for each attempt protects nothing. Servers make none.
+/// A client makes a key *before* the first attempt, and stores it until the outcome is known. A key
+/// that is made anew for each attempt protects nothing. Servers make no keys.
 #[derive(Clone, Debug)]
 pub struct KeyMaker {
     clock: Arc<dyn Clock>,
@@ -25,13 +25,13 @@ impl Default for KeyMaker {
 }
 
 impl KeyMaker {
-    /// A maker that reads this clock and rolls these dice.
+    /// Returns a maker that uses this clock and this source of randomness.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>) -> Self {
         Self { clock, entropy }
     }
 
-    /// As [`Key::uuid_v4`].
+    /// Makes a key as [`Key::uuid_v4`] does.
     ///
     /// # Errors
     /// [`EntropyError`].
@@ -41,7 +41,7 @@ impl KeyMaker {
         Ok(Key(uuid.to_string().into()))
     }
 
-    /// As [`Key::uuid_v7`].
+    /// Makes a key as [`Key::uuid_v7`] does.
     ///
     /// # Errors
     /// [`EntropyError`].
@@ -51,7 +51,7 @@ impl KeyMaker {
         Ok(Key(uuid.into_uuid().to_string().into()))
     }
 
-    /// As [`Key::ulid`].
+    /// Makes a key as [`Key::ulid`] does.
     ///
     /// # Errors
     /// [`EntropyError`].
@@ -61,18 +61,18 @@ impl KeyMaker {
         Ok(Key(ulid::Ulid::from_parts(self.millis(), random).to_string().into()))
     }
 
-    /// As [`Key::client_timestamp_random`].
+    /// Makes a key as [`Key::client_timestamp_random`] does.
     ///
     /// # Errors
     /// [`MakeKeyError`].
     pub fn client_timestamp_random(&self, client: &str) -> Result<Key, MakeKeyError> {
-        // Before what is added to it: an empty one would go unnoticed.
+        // Checked alone: with the rest appended, an empty name would be accepted.
         Key::new(client)?;
         let random = u128::from_be_bytes(self.random()?);
         Ok(Key::new(format!("{client}-{}-{random:032x}", self.millis()))?)
     }
 
-    /// As [`Key::composite`].
+    /// Makes a key as [`Key::composite`] does.
     ///
     /// # Errors
     /// [`BucketError`].
@@ -96,67 +96,68 @@ impl KeyMaker {
 }
 
 impl Key {
-    /// A random UUID (RFC 9562, section 5.4): 122 random bits. What to use where nothing speaks for
-    /// another.
+    /// Makes a random UUID (RFC 9562, section 5.4) with 122 random bits. Use it unless there is a
+    /// reason for another key.
     ///
-    /// Risk: it says nothing about the operation, so that whoever loses it can only ask anew. Keep it
-    /// with the operation before the first attempt.
+    /// Risk: it does not depend on the operation, so a client that loses it can only send a new
+    /// operation. Store it with the operation before the first attempt.
     ///
     /// # Errors
-    /// [`EntropyError`] when there is no randomness to be had.
+    /// [`EntropyError`] if there is no randomness.
     #[cfg(feature = "keys")]
     pub fn uuid_v4() -> Result<Self, EntropyError> {
         KeyMaker::default().uuid_v4()
     }
 
-    /// A UUID that begins with the time in milliseconds (RFC 9562, section 5.7), then 74 random bits:
-    /// for those who keep keys in an index, in which neighbours in time are neighbours.
+    /// Makes a UUID that begins with the time in milliseconds (RFC 9562, section 5.7), followed by
+    /// 74 random bits. Use it if keys are indexed: keys of nearby times are adjacent in the index.
     ///
-    /// Risk: it tells everybody who sees it when it was made. Its order is that of the client's
-    /// clock, and says nothing about the order of what happened.
+    /// Risk: it shows when it was made. Its order is that of the client's clock, not the order of
+    /// the executions.
     ///
     /// # Errors
-    /// [`EntropyError`] when there is no randomness to be had.
+    /// [`EntropyError`] if there is no randomness.
     #[cfg(feature = "keys")]
     pub fn uuid_v7() -> Result<Self, EntropyError> {
         KeyMaker::default().uuid_v7()
     }
 
-    /// A ULID: the time in milliseconds, then 80 random bits, in 26 characters without look-alikes.
+    /// Makes a ULID: the time in milliseconds and 80 random bits, in 26 characters that cannot be
+    /// mistaken for each other.
     ///
-    /// Risk: as [`Key::uuid_v7`]. Two of one millisecond have no order. It is upper case, and compared
-    /// by its characters: do not let anything on the way change the case.
+    /// Risk: as of [`Key::uuid_v7`]. Two of the same millisecond have no order. It is upper case
+    /// and compared by its characters: no system on its way may change the case.
     ///
     /// # Errors
-    /// [`EntropyError`] when there is no randomness to be had.
+    /// [`EntropyError`] if there is no randomness.
     #[cfg(feature = "keys")]
     pub fn ulid() -> Result<Self, EntropyError> {
         KeyMaker::default().ulid()
     }
 
-    /// `CLIENT-MILLISECONDS-RANDOM`, with 128 random bits: for logs in which people look for what a
-    /// client did and when.
+    /// Makes `CLIENT-MILLISECONDS-RANDOM` with 128 random bits. Use it if logs are searched by
+    /// client and time.
     ///
-    /// Risk: it names the client to everybody who sees the key, so that `client` must be no
-    /// credential. What makes it unique is the random part alone: a clock that is wrong or steps back
-    /// does no harm.
+    /// Risk: it shows the client to every reader of the key, so `client` must not be a credential.
+    /// Only the random part makes it unique: a clock that is wrong or steps back does no harm.
     ///
     /// # Errors
-    /// [`MakeKeyError`]: `client` is empty, not printable ASCII, or longer than 208 characters; or
-    /// there is no randomness to be had.
+    /// [`MakeKeyError`] if `client` is empty, not printable ASCII or longer than 208 characters, or
+    /// if there is no randomness.
     pub fn client_timestamp_random(client: &str) -> Result<Self, MakeKeyError> {
         KeyMaker::default().client_timestamp_random(client)
     }
 
-    /// The key of what is asked: a hash of it, whatever the order of its maps and fields.
+    /// Returns the key of a payload: its hash, which does not depend on the order of maps and
+    /// fields.
     ///
-    /// Risk: two operations that are legitimately equal are one. Who orders the same coffee twice
-    /// gets one coffee, until the first one's retention ends. Right only where the payload has
-    /// something that is there once: an order's number, the moment it was made. And who knows the
-    /// payload can guess the key.
+    /// Risk: two operations that are equal on purpose are one. A customer who orders the same
+    /// coffee twice gets one coffee, until the retention of the first order ends. Use it only if
+    /// the payload has a unique part, such as an order number or the time when it was made. The key
+    /// can be guessed from the payload.
     ///
     /// # Errors
-    /// [`ValueError`](crate::value::ValueError): it cannot be written.
+    /// [`ValueError`](crate::value::ValueError) if the payload cannot be written.
     #[cfg(feature = "serde")]
     pub fn of_payload<T: serde::Serialize + ?Sized>(
         payload: &T,
@@ -167,8 +168,9 @@ impl Key {
         Ok(Self::hash(&hasher))
     }
 
-    /// The key of an operation and the stretch of time that it is now: who asks the same within a
-    /// minute, say, is taken to retry. [`CompositeKey`] tells the risks.
+    /// Returns the keys of an operation in the current and the previous time bucket: the same
+    /// request within a minute, for example, counts as a retry. [`CompositeKey`] describes the
+    /// risks.
     ///
     /// ```
     /// use std::time::Duration;
@@ -180,20 +182,20 @@ impl Key {
     /// ```
     ///
     /// # Errors
-    /// [`BucketError`] if `bucket` is no stretch of time.
+    /// [`BucketError`] if `bucket` is too short or too long.
     pub fn composite(parts: &NaturalKey, bucket: Duration) -> Result<CompositeKey, BucketError> {
         KeyMaker::default().composite(parts, bucket)
     }
 }
 
-/// Why no key was made.
+/// Errors of making a key.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MakeKeyError {
-    /// It would be none.
+    /// The result is not a valid key.
     #[error(transparent)]
     NoKey(#[from] KeyError),
-    /// There was no randomness.
+    /// There is no randomness.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }

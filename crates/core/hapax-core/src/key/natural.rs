@@ -1,20 +1,20 @@
-//! Keys from what identifies an operation in business.
+//! Natural keys: the business identifiers of an operation.
 
 use std::fmt;
 
 use super::Key;
 
-/// A key made of business identifiers: whoever knows them makes the same key, on another device and
-/// after losing everything else.
+/// A key made of business identifiers. Any client that has them makes the same key, also on another
+/// device and after it lost all other data.
 ///
-/// Parts are named, typed and length-prefixed, and their order does not matter: `("ab", "c")` is not
-/// `("a", "bc")`, the number 1 is not the text `1`, and a part that is missing is not an empty one. A
-/// text counts byte by byte: settle capitals, blanks and Unicode forms before. There are no floating
-/// point numbers, because 0.1 + 0.2 is not 0.3: give amounts in minor units.
+/// Parts are named, typed and length-prefixed, and their order does not matter. `("ab", "c")` is
+/// not `("a", "bc")`, the number 1 is not the text `1`, and a missing part is not an empty one.
+/// Texts are compared byte by byte: normalize case, white space and Unicode before. There are no
+/// floating point numbers, because 0.1 + 0.2 is not 0.3: write amounts in minor units.
 ///
-/// Risks. The same identifiers are the same operation, as long as it is kept: a customer who means
-/// to order the same cart twice needs something that differs. And who knows the identifiers can
-/// guess the key: use it within the caller's [`Scope`](crate::Scope).
+/// Risks. Equal identifiers are the same operation until its retention ends: a customer who orders
+/// the same cart twice on purpose needs a part that differs. The key can be guessed from the
+/// identifiers: use it within the caller's [`Scope`](crate::Scope).
 ///
 /// ```
 /// use hapax_core::NaturalKey;
@@ -30,28 +30,30 @@ use super::Key;
 #[must_use]
 pub struct NaturalKey {
     kind: Box<str>,
-    /// Name and value of each part, in bytes of their own.
+    /// Name and encoded value of each part.
     parts: Vec<(Box<str>, Vec<u8>)>,
 }
 
 impl NaturalKey {
-    /// Begins the key of an operation of this kind: two kinds never give the same key.
+    /// Returns a key without parts, for operations of this kind. Two kinds never give the same key.
     pub fn new(kind: impl Into<Box<str>>) -> Self {
         Self { kind: kind.into(), parts: Vec::new() }
     }
 
-    /// An order: this customer, this cart. A cart that is ordered twice on purpose must be another
-    /// one.
+    /// Returns the key of an order by customer and cart. A cart that is ordered twice on purpose
+    /// must be another one.
     pub fn order(customer: &(impl KeyPart + ?Sized), cart: &(impl KeyPart + ?Sized)) -> Self {
         Self::new("order").part("customer", customer).part("cart", cart)
     }
 
-    /// A payment of an order: this amount, in minor units (cents), of this currency. Two payments of
-    /// one order over the same amount, as by instalments, are one: add what tells them apart.
+    /// Returns the key of a payment by order, amount in minor units (cents) and currency. Two
+    /// payments of the same amount for one order, such as instalments, are one: add a part that
+    /// distinguishes them.
     ///
-    /// And an amount that was corrected is another key, so that it is a second payment beside the
-    /// first, and nothing refuses it. Where an order is paid once, leave the amount to the request
-    /// (`NaturalKey::new("payment").part("order", …)`): another amount is then refused.
+    /// A corrected amount gives another key. It is a second payment next to the first, and nothing
+    /// rejects it. If an order is paid once, leave the amount out of the key
+    /// (`NaturalKey::new("payment").part("order", …)`): a request with another amount is then
+    /// rejected.
     pub fn payment(
         order: &(impl KeyPart + ?Sized),
         minor_units: u64,
@@ -63,9 +65,9 @@ impl NaturalKey {
             .part("currency", currency.as_ref())
     }
 
-    /// A transfer: between these, under this reference. The amount is no part of it, so that the same
-    /// reference with another amount is refused instead of executed. A reference must not be used
-    /// twice.
+    /// Returns the key of a transfer by sender, receiver and reference. The amount is not a part,
+    /// so that the same reference with another amount is rejected instead of executed. A reference
+    /// must not be used twice.
     pub fn transfer(
         sender: &(impl KeyPart + ?Sized),
         receiver: &(impl KeyPart + ?Sized),
@@ -77,7 +79,7 @@ impl NaturalKey {
             .part("reference", reference)
     }
 
-    /// Adds a part. Parts of one name keep their order.
+    /// Adds a part. Parts of the same name keep their order.
     pub fn part(mut self, name: impl Into<Box<str>>, value: impl KeyPart) -> Self {
         let mut bytes = Vec::new();
         value.write(&mut bytes);
@@ -86,8 +88,8 @@ impl NaturalKey {
         self
     }
 
-    /// The key: 64 hexadecimal digits, from which nothing can be read. It will be the same in every
-    /// version.
+    /// Returns the key: 64 hexadecimal digits, from which no part can be read. It is the same in
+    /// every version.
     #[must_use]
     pub fn key(&self) -> Key {
         Key::hash(&self.hasher("hapax 1 natural key"))
@@ -108,7 +110,7 @@ impl NaturalKey {
     }
 }
 
-/// Shows the names of parts, not what is in them.
+/// Shows the names of parts, not their values.
 impl fmt::Debug for NaturalKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = self.parts.iter().map(|(name, _)| name).collect();
@@ -116,15 +118,15 @@ impl fmt::Debug for NaturalKey {
     }
 }
 
-/// What can be a part of a [`NaturalKey`]: texts, whole numbers of any width (1 of a `u8` is 1 of an
-/// `i64`), truth values, bytes.
+/// A value that can be a part of a [`NaturalKey`]: text, an integer of any width (1 as `u8` is 1 as
+/// `i64`), a boolean, or bytes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a part of a key",
     note = "texts, whole numbers, `bool` and bytes can; give amounts in minor units: a floating \
             point number is not exact"
 )]
 pub trait KeyPart: sealed::Sealed {
-    /// Writes it, after its type.
+    /// Writes the type and the value.
     #[doc(hidden)]
     fn write(&self, bytes: &mut Vec<u8>);
 }
@@ -159,7 +161,7 @@ macro_rules! numbers {
         impl sealed::Sealed for $type {}
         impl KeyPart for $type {
             fn write(&self, bytes: &mut Vec<u8>) {
-                // In decimal digits, so that all widths write the same.
+                // Decimal digits are the same for all widths.
                 bytes.push(b'i');
                 bytes.extend_from_slice(self.to_string().as_bytes());
             }

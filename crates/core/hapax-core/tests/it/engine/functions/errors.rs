@@ -149,7 +149,7 @@ async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
     let large = || async { Ok::<_, ()>("x".repeat(hapax_core::codec::MAX_OUTCOME)) };
     assert!(run(&process, "r", large).await.is_ok_and(|answer| !answer.replayed));
     let Err(RunError::NotRetained { why }) = run(&process, "r", large).await else { panic!() };
-    assert_eq!(why, "it is larger than it may be");
+    assert_eq!(why, "the value is larger than its limit");
 }
 
 #[tokio::test(start_paused = true)]
