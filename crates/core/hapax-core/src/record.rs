@@ -140,9 +140,9 @@ pub enum OutcomeClass {
     Final,
     /// The operation did not happen: nothing is stored, and the next request executes.
     Retryable,
-    /// The operation may have happened, and [`OnUnknown`] says what the next request gets. An error
-    /// that is not classified is unknown: as retryable it could happen twice, as final a failure of
-    /// the network would be replayed for the whole retention.
+    /// The operation may have happened, and [`OnUnknown`] determines what the next request gets. An
+    /// error that is not classified is unknown: as retryable it could happen twice, as final a
+    /// failure of the network would be replayed for the whole retention.
     Unknown,
 }
 
@@ -219,7 +219,7 @@ pub enum RecordState {
     },
     /// The operation happened, with this outcome.
     Done(Outcome),
-    /// The operation did not happen; the next claim executes. Kept so that fence and attempts
+    /// The operation did not happen; the next claim executes. Stored so that fence and attempts
     /// survive.
     Released,
 }

@@ -126,7 +126,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] promises that this swap was not applied and never will be;
-    /// [`StoreError::Ambiguous`] says that it may have been, or may yet be.
+    /// [`StoreError::Ambiguous`] means that it may have been, or may yet be.
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>>;
 
     /// Returns the stored record once it is durable.

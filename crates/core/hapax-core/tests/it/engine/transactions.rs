@@ -1,4 +1,4 @@
-//! Work in transactions, of a database in memory that does as it is told.
+//! Operations in transactions, with a database in memory whose COMMITs end as a test sets.
 
 mod leases;
 
@@ -19,21 +19,21 @@ use tokio::time::sleep;
 use super::faults::{Mode, Unreliable};
 use super::{World, claim, key, outcome, own, policy, reexecute, replayed};
 
-/// What becomes of a COMMIT.
+/// The end of a COMMIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Commits,
     LosesRace,
     Fails,
-    /// It commits, and says nothing.
-    CommitsSilently,
-    /// It does not, and says nothing.
-    FailsSilently,
+    /// It commits, and the reply is lost.
+    CommitsUnanswered,
+    /// It does not commit, and the reply is lost.
+    FailsUnanswered,
     /// It never ends.
     Hangs,
 }
 
-use Fate::{Commits, CommitsSilently, Fails, FailsSilently, Hangs, LosesRace};
+use Fate::{Commits, CommitsUnanswered, Fails, FailsUnanswered, Hangs, LosesRace};
 
 #[derive(Debug)]
 struct Database {
@@ -50,7 +50,7 @@ struct Writes {
 
 impl Database {
     fn new(world: &World, fates: impl IntoIterator<Item = Fate>) -> Arc<Self> {
-        // By a way of its own, which has no faults.
+        // A separate connection, which has no faults.
         let store = Arc::new(world.store.elsewhere());
         let fates = Mutex::new(fates.into_iter().collect());
         Arc::new(Self { store, fates, lines: Mutex::default() })
@@ -102,11 +102,11 @@ impl Transactions for Database {
                 Commits => self.apply(tx).await,
                 LosesRace => return Err(TxError::conflict("lost")),
                 Fails => return Err(TxError::failed("refused")),
-                CommitsSilently => {
+                CommitsUnanswered => {
                     self.apply(tx).await;
-                    return Err(TxError::unknown("silence"));
+                    return Err(TxError::unknown("the reply was lost"));
                 }
-                FailsSilently => return Err(TxError::unknown("silence")),
+                FailsUnanswered => return Err(TxError::unknown("the reply was lost")),
                 Hangs => std::future::pending().await,
             }
             Ok(())
@@ -126,7 +126,7 @@ fn done() -> TransactionEnd {
     TransactionEnd::Complete { outcome: outcome("yes"), retention: None }
 }
 
-/// Writes a line for each run, numbered.
+/// Returns a function that writes the number of each run as a line.
 fn numbered(ending: TransactionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Run + Send + 'static {
     let mut run = 0;
     move |mut tx, _| {
@@ -138,15 +138,16 @@ fn numbered(ending: TransactionEnd) -> impl FnMut(Tx<Writes>, LeaseHandle) -> Ru
 
 type Run = std::future::Ready<(TransactionEnd, u32)>;
 
-/// Of COMMITs: what it comes to, after how many runs, and whether the last one's line is there.
+/// The ends of the COMMITs, the expected result, the number of runs, and true if the last line is
+/// written.
 type Case = (&'static [Fate], fn(&TransactionResult) -> bool, u32, bool);
 
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_a_commit() {
+async fn a_commit_is_recorded_repeated_or_rolled_back() {
     let cases: [Case; 8] = [
         (&[Commits], |ended| matches!(ended, TransactionResult::Recorded(Some(_))), 1, true),
         (
-            &[CommitsSilently],
+            &[CommitsUnanswered],
             |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
             1,
             true,
@@ -158,19 +159,19 @@ async fn what_becomes_of_a_commit() {
             true,
         ),
         (
-            &[FailsSilently, Commits],
+            &[FailsUnanswered, Commits],
             |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
             2,
             true,
         ),
         (
-            &[Hangs, CommitsSilently],
+            &[Hangs, CommitsUnanswered],
             |ended| matches!(ended, TransactionResult::Recorded(Some(_))),
             2,
             true,
         ),
         (&[LosesRace; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
-        (&[FailsSilently; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
+        (&[FailsUnanswered; 4], |ended| matches!(ended, TransactionResult::Exhausted), 4, false),
         (&[Fails], |ended| matches!(ended, TransactionResult::RolledBack(_)), 1, false),
     ];
     for (fates, is_expected, runs, written) in cases {
@@ -190,16 +191,16 @@ async fn what_becomes_of_a_commit() {
             assert_eq!(replayed(&process).await, outcome("yes"));
         } else {
             assert_eq!(database.lines(), [0; 0], "{fates:?}");
-            // It did not happen: the next one executes.
+            // The operation did not happen: the next claim executes.
             assert_eq!(own(&process, &reexecute()).await.attempt(), 2, "{fates:?}");
         }
     }
 }
 
-/// The store is away when it is to be asked what became of a COMMIT.
+/// The store is unavailable when the result of a COMMIT is to be loaded.
 #[tokio::test(start_paused = true)]
-async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
-    for fate in [CommitsSilently, FailsSilently] {
+async fn while_a_commit_is_ambiguous_nothing_is_recorded_and_nothing_runs() {
+    for fate in [CommitsUnanswered, FailsUnanswered] {
         let world = World::new();
         let process = world.process();
         let database = Database::new(&world, [fate]);
@@ -207,19 +208,19 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         let backend = TransactionBackend::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
-        let going = move |tx, handle| {
-            store.set(Mode::Away);
+        let running_work = move |tx, handle| {
+            store.set(Mode::Unavailable);
             work(tx, handle)
         };
-        let ran = lease.transact(&backend, going).await;
+        let ran = lease.transact(&backend, running_work).await;
         assert!(matches!(ran, TransactResult::Ended(TransactionResult::Unknown, 1)), "{ran:?}");
-        world.store.set(Mode::Well);
-        if fate == CommitsSilently {
+        world.store.set(Mode::Healthy);
+        if fate == CommitsUnanswered {
             assert_eq!(replayed(&process).await, outcome("yes"));
             assert_eq!(database.lines(), [1]);
         } else {
-            let copy = claim(&process, "a", &reexecute()).await;
-            assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+            let duplicate = claim(&process, "a", &reexecute()).await;
+            assert!(matches!(duplicate, Claim::InFlight { .. }), "{duplicate:?}");
             sleep(backend.terms.lease).await;
             assert_eq!(own(&process, &reexecute()).await.attempt(), 2);
             assert_eq!(database.lines(), [0; 0]);
@@ -227,33 +228,33 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
     }
 }
 
-/// While a COMMIT is in doubt, an operator decides.
+/// An operator decides while a COMMIT is ambiguous.
 #[tokio::test(start_paused = true)]
-async fn who_finds_another_record_in_doubt_goes_by_that() {
+async fn a_decision_during_an_ambiguous_commit_is_the_result() {
     for (resolution, expected) in [
         (Resolution::Happened(outcome("theirs")), Some(FinishError::Lost)),
-        // The record of that life is gone: it may have said that it happened, before.
+        // The record of that generation is gone: it may have stated that the operation happened.
         (Resolution::DidNotHappen, None),
     ] {
         let world = World::new();
         let process = world.process();
-        let database = Database::new(&world, [FailsSilently]);
+        let database = Database::new(&world, [FailsUnanswered]);
         let lease = own(&process, &reexecute()).await;
         let resolve =
             Resolve { expected: lease.fence(), force: true, forget: false, resolution, note: None };
         let backend = TransactionBackend::new(Arc::clone(&database));
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
-        let going = move |tx, handle| {
-            store.set(Mode::Away);
+        let running_work = move |tx, handle| {
+            store.set(Mode::Unavailable);
             work(tx, handle)
         };
-        let running = tokio::spawn(async move { lease.transact(&backend, going).await });
+        let running = tokio::spawn(async move { lease.transact(&backend, running_work).await });
         sleep(Duration::from_secs(1)).await;
         let operator = world.elsewhere().process();
         let id = process.operation_id(&Scope::shared(), &key());
         operator.resolve(id, resolve).await.unwrap();
-        world.store.set(Mode::Well);
+        world.store.set(Mode::Healthy);
         match (running.await.unwrap(), expected) {
             (TransactResult::Ended(TransactionResult::Failed(how), _), Some(expected)) => {
                 assert_eq!(how, expected)
@@ -266,7 +267,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
+async fn a_lease_is_renewed_before_its_transaction_and_not_during_it() {
     let world = World::new();
     let process = world.process();
     let database = Database::new(&world, []);
@@ -279,7 +280,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
         async move {
             assert_eq!(store.swaps(), 2);
             sleep(timeout - Duration::from_millis(1)).await;
-            // A recovery point would be another tag as well.
+            // A checkpoint would change the write id too.
             let saved = lease.save("half".into()).await;
             assert_eq!(saved, Err(FinishError::InTransaction));
             assert_eq!(store.swaps(), 2);
@@ -292,7 +293,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
+async fn a_transaction_is_taken_once_at_a_time_and_within_one_run() {
     let world = World::new();
     let process = world.process();
     let database = Database::new(&world, [Commits]);
@@ -313,7 +314,7 @@ async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
     assert_eq!(database.lines(), [7]);
 }
 
-/// The first type that is asked for is wrong: nothing was begun, and the run goes on without.
+/// The first requested type is wrong: no transaction begins, and the run continues without one.
 #[tokio::test(start_paused = true)]
 async fn a_transaction_of_another_type_is_not_begun() {
     let world = World::new();
@@ -329,7 +330,7 @@ async fn a_transaction_of_another_type_is_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terms_that_cannot_be_kept_are_refused() {
+async fn invalid_options_are_rejected() {
     let good = TxOptions::default();
     assert_eq!(good.check(), Ok(()));
     for (terms, error) in [
@@ -339,22 +340,22 @@ async fn terms_that_cannot_be_kept_are_refused() {
         (TxOptions { commit_check: Duration::MAX, ..good }, TxOptionsError::CommitCheck),
     ] {
         assert_eq!(terms.check(), Err(error));
-        // Whoever did not look hears it before anything runs.
+        // A caller that did not check gets the error before anything runs.
         let world = World::new();
         let process = world.process();
         let lease = own(&process, &reexecute()).await;
         let backend = TransactionBackend { database: Database::new(&world, []), terms };
         let ran = lease.transact(&backend, numbered(done())).await;
         assert!(
-            matches!(ran, TransactResult::NotBegun(TakeTxError::Terms(said)) if said == error),
+            matches!(ran, TransactResult::NotBegun(TakeTxError::Terms(found)) if found == error),
             "{ran:?}"
         );
     }
 }
 
-/// A function that was called without transactions before, with the same key and request.
+/// The function was called without transactions before, with the same key and request.
 #[tokio::test(start_paused = true)]
-async fn what_another_door_has_kept_is_not_read() {
+async fn an_outcome_of_another_integration_is_not_read() {
     let world = World::new();
     let process = world.process();
     let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
@@ -376,7 +377,7 @@ enum WorkError {
 }
 
 #[test]
-fn a_lost_race_is_found_in_whatever_it_is_wrapped() {
+fn a_lost_race_is_found_in_any_wrapper() {
     let world = |error: &(dyn std::error::Error + 'static)| {
         let clock = Arc::new(hapax_core::SystemClock);
         let memory =
