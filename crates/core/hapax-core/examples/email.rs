@@ -1,8 +1,8 @@
-//! A process that dies between sending a mail and recording that it did: what a retry then gets.
+//! Retries of a mail whose process crashed after it sent the mail and before it recorded that.
 //!
-//! A mail server takes no key, and cannot be asked. So it is one of two: the mail may be sent twice
-//! (`reexecute`), or it may not be sent at all and somebody has to look (`block`). For a password
-//! reset take the first, for an invoice the second.
+//! A mail server takes no key and cannot be queried. So either the mail may be sent twice
+//! (`reexecute`), or it may not be sent at all and an operator has to decide (`block`). Use the
+//! first for a password reset, the second for an invoice.
 //!
 //! ```text
 //! cargo run -p hapax --example email
@@ -19,7 +19,7 @@ use hapax_core::{
 };
 use tokio::sync::oneshot;
 
-/// What the mail server said: the number that it gave the mail.
+/// The number that the mail server gave the mail.
 type Sent = u64;
 
 #[tokio::main]
@@ -27,28 +27,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
     run(|line| println!("{line}")).await
 }
 
-pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let store = Arc::new(MemoryStore::default());
     let idempotency = Idempotency::builder(Arc::clone(&store)).build()?;
     let server = MailServer::default();
 
     let reset = declare(&idempotency, "send password reset", OnUnknown::Reexecute)?;
-    die_after_sending(&store, "send password reset", OnUnknown::Reexecute, &server).await?;
+    crash_after_sending(&store, "send password reset", OnUnknown::Reexecute, &server).await?;
     let answer = send(&reset, &server, None).await?;
-    say(format!("reset: sent as {}, replayed: {}", answer.value, answer.replayed));
+    print(format!("reset: sent as {}, replayed: {}", answer.value, answer.replayed));
     let answer = send(&reset, &server, None).await?;
-    say(format!("reset: sent as {}, replayed: {}", answer.value, answer.replayed));
-    say(format!("the server sent {} mails: at least one", server.sent()));
+    print(format!("reset: sent as {}, replayed: {}", answer.value, answer.replayed));
+    print(format!("the server sent {} mails: at least one", server.sent()));
 
     let invoice = declare(&idempotency, "send invoice", OnUnknown::Block)?;
-    die_after_sending(&store, "send invoice", OnUnknown::Block, &server).await?;
+    crash_after_sending(&store, "send invoice", OnUnknown::Block, &server).await?;
     match send(&invoice, &server, None).await {
-        Err(RunError::OutcomeUnknown) => say("invoice: nobody knows".into()),
+        Err(RunError::OutcomeUnknown) => print("invoice: the outcome is unknown".into()),
         other => return Err(format!("not blocked: {other:?}").into()),
     }
-    say(format!("the server sent {} mails: one more", server.sent()));
+    print(format!("the server sent {} mails: one more", server.sent()));
 
-    // An operator looks into the server's log, and says what was there.
+    // An operator reads the log of the server and resolves the operation.
     let record = idempotency.operation_id(&invoice.scope(&recipient()), &key());
     let seen = idempotency.store().load(&record).await?.stored.ok_or("there is no record")?;
     let resolution = Resolution::Happened(invoice.outcome(&server.sent()));
@@ -56,7 +56,7 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
         Resolve { expected: seen.fence, force: false, forget: false, resolution, note: None };
     idempotency.resolve(record, resolve).await?;
     let answer = send(&invoice, &server, None).await?;
-    say(format!("invoice: sent as {}, replayed: {}", answer.value, answer.replayed));
+    print(format!("invoice: sent as {}, replayed: {}", answer.value, answer.replayed));
     Ok(())
 }
 
@@ -66,10 +66,10 @@ fn declare(
     on_unknown: OnUnknown,
 ) -> Result<Function<Sent, String>, FunctionError> {
     let mut policy = Policy::default();
-    // Not to be imitated: 30 s, the default, is a long time to watch.
+    // For this example only: the default of 30 s takes long to watch.
     policy.terms.lease = Policy::MIN_LEASE;
     let function = idempotency.function(name).policy(policy).on_unknown(on_unknown);
-    // Until the lease of the process that died has lapsed.
+    // Waits until the lease of the crashed process has lapsed.
     function.wait(Duration::from_secs(30)).build()
 }
 
@@ -77,31 +77,31 @@ fn recipient() -> Scope {
     Scope::of([("recipient", "me@example.com")])
 }
 
-/// The seventeenth mail to whoever it is.
+/// Returns the key of the seventeenth mail to the recipient.
 fn key() -> Key {
     NaturalKey::new("mail").part("number", 17).key()
 }
 
-/// Sends it, and then hangs where that is asked for.
+/// Sends the mail, then hangs if `hang` is set.
 async fn send(
     function: &Function<Sent, String>,
     server: &MailServer,
     hang: Option<oneshot::Sender<()>>,
 ) -> Result<Receipt<Sent>, RunError<Sent, String>> {
     let server = server.clone();
-    let work = |_| async move {
-        let sent = server.send();
-        if let Some(tell) = hang {
-            let _ = tell.send(());
+    let send = |_| async move {
+        let number = server.send();
+        if let Some(sent) = hang {
+            let _ = sent.send(());
             std::future::pending::<()>().await;
         }
-        Ok(sent)
+        Ok(number)
     };
-    function.run(&recipient(), &key(), "Dear you", work).await
+    function.run(&recipient(), &key(), "Dear you", send).await
 }
 
-/// Another process over the same store: a runtime of its own, which ends in the middle.
-async fn die_after_sending(
+/// Runs another process with the same store: a separate runtime that ends after the mail is sent.
+async fn crash_after_sending(
     store: &Arc<MemoryStore>,
     name: &'static str,
     on_unknown: OnUnknown,
@@ -109,20 +109,20 @@ async fn die_after_sending(
 ) -> Result<(), Box<dyn Error>> {
     let process =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (tell, told) = oneshot::channel();
+    let (sending, sent) = oneshot::channel();
     let (store, server) = (Arc::clone(store), server.clone());
     process.spawn(async move {
         let Ok(engine) = Idempotency::builder(store).build() else { return };
         if let Ok(function) = declare(&engine, name, on_unknown) {
-            drop(send(&function, &server, Some(tell)).await);
+            drop(send(&function, &server, Some(sending)).await);
         }
     });
-    told.await?;
+    sent.await?;
     process.shutdown_background();
     Ok(())
 }
 
-/// A mail server, which numbers what it sends.
+/// A mail server that numbers its mails.
 #[derive(Clone, Default)]
 struct MailServer(Arc<Mutex<u64>>);
 

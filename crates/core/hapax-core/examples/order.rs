@@ -1,8 +1,8 @@
-//! An order of several steps, each a function under the order's own key: when it fails in the
-//! middle, the next call does only what was not done.
+//! An order of several steps, each a function with the key of the order. If a step fails, the next
+//! call executes only the steps that were not done.
 //!
-//! The whole may execute again, because none of its steps does: of a step about which nobody knows,
-//! an operator says what happened.
+//! The order may execute again, because its steps do not. If the outcome of a step is unknown, an
+//! operator decides it.
 //!
 //! ```text
 //! cargo run -p hapax --example order
@@ -40,26 +40,26 @@ async fn main() -> Result<(), Box<dyn Error>> {
     run(|line| println!("{line}")).await
 }
 
-pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     let shop = Arc::new(Shop::open(&idempotency)?);
 
-    // What the customer has on the screen makes the key: another tap on the button is the same order.
+    // The cart makes the key: another tap on the button is the same order.
     let order = Order { customer: "c-1".into(), cart: "cart-9".into(), apples: 3 };
     for tap in 1..=3 {
         match shop.place(&order).await {
-            Ok(Receipt { value, replayed, .. }) => say(format!("tap {tap}: {value}, {replayed}")),
-            Err(error) => say(format!("tap {tap}: {error}")),
+            Ok(Receipt { value, replayed, .. }) => print(format!("tap {tap}: {value}, {replayed}")),
+            Err(error) => print(format!("tap {tap}: {error}")),
         }
     }
     let large = Order { cart: "cart-10".into(), apples: 30, ..order };
     for _ in 0..2 {
         if let Err(error) = shop.place(&large).await {
-            say(format!("large: {error}"));
+            print(format!("large: {error}"));
         }
     }
     let (apples, charges) = shop.books();
-    say(format!("{apples} apples left, {charges} charge"));
+    print(format!("{apples} apples left, {charges} charge"));
     Ok(())
 }
 
@@ -73,17 +73,17 @@ struct Shop {
 
 impl Shop {
     fn open(idempotency: &Idempotency) -> Result<Self, FunctionError> {
-        // Sold out is an answer. Who finds the till locked has not charged.
+        // `SoldOut` is a final outcome. `Locked` means that nothing was charged.
         let class = |error: &OrderError| match error {
             OrderError::SoldOut { .. } => OutcomeClass::Final,
             OrderError::Locked => OutcomeClass::Retryable,
             OrderError::Step(_) => OutcomeClass::Unknown,
         };
         Ok(Self {
-            // It does nothing but call the others, and what they did they do not do again.
+            // It only calls the other functions, which do not execute again.
             place: idempotency.function("place order").at_least_once().classify(class).build()?,
-            // Were a process to die in the middle of one of these, to execute it again could take
-            // the apples, or the money, twice.
+            // If a process crashed during one of these, another execution could take the apples, or
+            // the money, twice.
             reserve: idempotency.function("reserve").at_most_once().classify(class).build()?,
             charge: idempotency.function("charge").at_most_once().classify(class).build()?,
             books: Mutex::new((10, 0)),
@@ -99,11 +99,11 @@ impl Shop {
         let key = NaturalKey::order(&order.customer, &order.cart).key();
         let (shop, order_, scope_, key_) =
             (Arc::clone(self), order.clone(), scope.clone(), key.clone());
-        let work = |_| async move { shop.steps(&scope_, &key_, order_).await };
-        self.place.run(&scope, &key, order, work).await
+        let steps = |_| async move { shop.steps(&scope_, &key_, order_).await };
+        self.place.run(&scope, &key, order, steps).await
     }
 
-    /// Each step has a record of its own under the same key, since its function has a name of its own.
+    /// Each step has a separate record under the same key, because its function has another name.
     async fn steps(
         self: &Arc<Self>,
         scope: &Scope,
@@ -132,7 +132,7 @@ impl Shop {
         Ok(*left)
     }
 
-    /// Fails the first time, before it has done anything.
+    /// Fails the first time, before it charges.
     fn collect(&self) -> Result<String, OrderError> {
         if self.charges_tried.fetch_add(1, Ordering::SeqCst) == 0 {
             return Err(OrderError::Locked);

@@ -1,4 +1,5 @@
-//! A payment at a provider that takes idempotency keys itself, and is asked when nobody knows.
+//! A payment at a provider that accepts idempotency keys, and that a hook queries if the outcome is
+//! unknown.
 //!
 //! ```text
 //! cargo run -p hapax --example payment
@@ -37,13 +38,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     run(|line| println!("{line}")).await
 }
 
-pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     let provider = Provider::default();
     let pay = declare(&idempotency, &provider)?;
 
     for (order, cents) in [("o-1", 500), ("o-1", 500), ("o-2", 0), ("o-2", 0), ("o-3", 700)] {
-        let said = match charge(&pay, &provider, order, cents).await {
+        let line = match charge(&pay, &provider, order, cents).await {
             Ok((charge, false)) => format!("charged {charge}"),
             Ok((charge, true)) => format!("charged before: {charge}"),
             Err(RunError::Failed { error, class, replayed: false }) => {
@@ -52,19 +53,19 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
             Err(RunError::Failed { error, .. }) => format!("{error}, as before"),
             Err(other) => return Err(other.into()),
         };
-        say(format!("{order}: {said}"));
+        print(format!("{order}: {line}"));
     }
 
-    // It charges, and its reply is lost. Whether it charged, nobody here can know; so the next call
-    // asks it, and is answered without a second charge.
+    // The provider charges, and its reply is lost, so the outcome is unknown. The next call queries
+    // the provider, and returns the outcome without a second charge.
     provider.lose_next_reply();
     for _ in 0..2 {
         match charge(&pay, &provider, "o-4", 900).await {
-            Ok((charge, replayed)) => say(format!("o-4: {charge}, replayed: {replayed}")),
-            Err(error) => say(format!("o-4: {error}")),
+            Ok((charge, replayed)) => print(format!("o-4: {charge}, replayed: {replayed}")),
+            Err(error) => print(format!("o-4: {error}")),
         }
     }
-    say(format!("the provider charged {} times", provider.charges()));
+    print(format!("the provider charged {} times", provider.charges()));
     Ok(())
 }
 
@@ -72,30 +73,31 @@ fn declare(
     idempotency: &Idempotency,
     provider: &Provider,
 ) -> Result<Function<String, PayError>, Box<dyn Error>> {
-    // A request that a dead process sent may still be on its way to the provider: after a lapse the
-    // hook waits for longer than that can take.
+    // The request of a crashed process may still be under way to the provider: after a lapse the
+    // hook is called only when it must have arrived.
     let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
     let provider = provider.clone();
-    let ask = move |doubt: ReconcileCall| {
+    let hook_call = move |call: ReconcileCall| {
         let provider = provider.clone();
         async move {
-            // To say that it did not happen is to promise that it never will. So the provider is told
-            // to refuse this key and everything up to this fence from now on.
-            match provider.find_or_refuse(doubt.downstream.as_str(), doubt.fence.get()) {
+            // `DidNotHappen` promises that the charge never will happen. So the provider has to
+            // reject this key from now on, for all fences up to this one.
+            match provider.find_or_reject(call.downstream.as_str(), call.fence.get()) {
                 Some(charge) => Verdict::Happened(charge),
                 None => Verdict::DidNotHappen,
             }
         }
     };
-    let pay = idempotency.function("pay").reconcile_with(hook, ask).classify(|error| match error {
-        PayError::Declined => OutcomeClass::Final,
-        PayError::NotReached => OutcomeClass::Retryable,
-        PayError::NoAnswer => OutcomeClass::Unknown,
-    });
+    let pay =
+        idempotency.function("pay").reconcile_with(hook, hook_call).classify(|error| match error {
+            PayError::Declined => OutcomeClass::Final,
+            PayError::NotReached => OutcomeClass::Retryable,
+            PayError::NoAnswer => OutcomeClass::Unknown,
+        });
     Ok(pay.build()?)
 }
 
-/// The charge, and whether it was made by an earlier call.
+/// Returns the charge, and true if an earlier call made it.
 async fn charge(
     pay: &Function<String, PayError>,
     provider: &Provider,
@@ -105,33 +107,33 @@ async fn charge(
     let payment = Payment { order: order.into(), cents };
     let key = NaturalKey::payment(order, cents, "EUR").key();
     let customer = Scope::of([("customer", "c-1")]);
-    let (provider, asked) = (provider.clone(), payment.clone());
+    let (provider, request) = (provider.clone(), payment.clone());
     let answer = pay
         .run(&customer, &key, &payment, |lease| async move {
-            // Not under `key`: to the provider all of our customers are one, and two of them may
-            // have an order of the same name.
-            provider.charge(lease.downstream().as_str(), lease.fence().get(), &asked)
+            // Not under `key`: for the provider all our customers are one, and two of them may have
+            // an order of the same name.
+            provider.charge(lease.downstream().as_str(), lease.fence().get(), &request)
         })
         .await?;
     Ok((answer.value, answer.replayed))
 }
 
-/// A provider as there are: one charge for each key. This one also takes a fencing token.
+/// A provider that makes one charge for each key. This one also accepts a fence.
 #[derive(Clone, Default)]
 struct Provider(Arc<Mutex<Ledger>>);
 
 #[derive(Default)]
 struct Ledger {
     charges: BTreeMap<String, String>,
-    refused: BTreeMap<String, u64>,
+    rejected: BTreeMap<String, u64>,
     loses_reply: bool,
 }
 
 impl Provider {
     fn charge(&self, key: &str, fence: u64, payment: &Payment) -> Result<String, PayError> {
         let mut ledger = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Ledger { charges, refused, loses_reply } = &mut *ledger;
-        if refused.get(key).is_some_and(|until| fence <= *until) {
+        let Ledger { charges, rejected, loses_reply } = &mut *ledger;
+        if rejected.get(key).is_some_and(|until| fence <= *until) {
             return Err(PayError::NotReached);
         }
         if payment.cents == 0 {
@@ -142,11 +144,11 @@ impl Provider {
         if std::mem::take(loses_reply) { Err(PayError::NoAnswer) } else { Ok(charge) }
     }
 
-    fn find_or_refuse(&self, key: &str, fence: u64) -> Option<String> {
+    fn find_or_reject(&self, key: &str, fence: u64) -> Option<String> {
         let mut ledger = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = ledger.charges.get(key).cloned();
         if found.is_none() {
-            ledger.refused.insert(key.to_owned(), fence);
+            ledger.rejected.insert(key.to_owned(), fence);
         }
         found
     }

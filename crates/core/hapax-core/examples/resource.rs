@@ -1,4 +1,4 @@
-//! Something is created once, whoever asks for it and from wherever: the key is what identifies it.
+//! A resource that is created once for any client and device: its identifier makes the key.
 //!
 //! ```text
 //! cargo run -p hapax --example resource
@@ -25,7 +25,7 @@ struct Account {
 
 #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
 enum CreateError {
-    #[error("{0} is no address")]
+    #[error("{0} is not an address")]
     NoAddress(String),
     #[error("the database is busy")]
     Busy,
@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     run(|line| println!("{line}")).await
 }
 
-pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     let idempotency = Idempotency::builder(Arc::new(MemoryStore::default())).build()?;
     let accounts = Accounts::default();
     let create: Function<Account, CreateError> = idempotency
@@ -52,32 +52,32 @@ pub(crate) async fn run(say: impl Fn(String)) -> Result<(), Box<dyn Error>> {
 
     accounts.be_busy_once();
     let first = create_account(&create, &accounts, "me@example.com", "free").await;
-    say(format!(
+    print(format!(
         "at first: {}",
         first.map_or_else(|error| error.to_string(), |a| a.id.to_string())
     ));
 
-    // The telephone and the browser of one person, at the same time.
-    let (telephone, browser) = tokio::join!(
+    // The phone and the browser of one person, at the same time.
+    let (phone, browser) = tokio::join!(
         create_account(&create, &accounts, "me@example.com", "free"),
         create_account(&create, &accounts, "Me@Example.com ", "free"),
     );
-    let (telephone, browser) = (telephone?, browser?);
-    say(format!("telephone: {}, browser: {}", telephone.id, browser.id));
+    let (phone, browser) = (phone?, browser?);
+    print(format!("phone: {}, browser: {}", phone.id, browser.id));
 
     match create_account(&create, &accounts, "me@example.com", "gold").await {
-        Err(error @ RunError::KeyReused) => say(format!("another plan: {error}")),
-        other => return Err(format!("not refused: {other:?}").into()),
+        Err(error @ RunError::KeyReused) => print(format!("another plan: {error}")),
+        other => return Err(format!("not rejected: {other:?}").into()),
     }
     for _ in 0..2 {
-        match create_account(&create, &accounts, "nobody", "free").await {
+        match create_account(&create, &accounts, "someone", "free").await {
             Err(RunError::Failed { error, replayed, .. }) => {
-                say(format!("{error}, replayed: {replayed}"));
+                print(format!("{error}, replayed: {replayed}"));
             }
-            other => return Err(format!("not refused: {other:?}").into()),
+            other => return Err(format!("not rejected: {other:?}").into()),
         }
     }
-    say(format!("there is {} account", accounts.count()));
+    print(format!("there is {} account", accounts.count()));
     Ok(())
 }
 
@@ -87,15 +87,15 @@ async fn create_account(
     email: &str,
     plan: &'static str,
 ) -> Result<Account, RunError<Account, CreateError>> {
-    // A natural key counts byte by byte: what is the same is made the same here.
+    // Natural keys are compared byte by byte, so the address is normalized here.
     let new = NewAccount { email: email.trim().to_lowercase(), plan };
     let key = NaturalKey::new("account").part("email", &new.email).key();
-    let (accounts, asked) = (accounts.clone(), new.clone());
-    let work = |_| async move { accounts.insert(&asked) };
-    Ok(create.run(&Scope::shared(), &key, &new, work).await?.value)
+    let (accounts, row) = (accounts.clone(), new.clone());
+    let insert = |_| async move { accounts.insert(&row) };
+    Ok(create.run(&Scope::shared(), &key, &new, insert).await?.value)
 }
 
-/// A table that numbers its rows, and does not notice when something is there twice.
+/// A table that numbers its rows and does not detect duplicates.
 #[derive(Clone, Default)]
 struct Accounts(Arc<Mutex<(Vec<Account>, bool)>>);
 

@@ -58,7 +58,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods, reason = "this is the door")]
+    #[allow(clippy::disallowed_methods, reason = "this is the only access to the clock")]
     fn now(&self) -> Timestamp {
         // A clock before 1970 reads as the epoch: leases then lapse late, never early.
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -1,11 +1,11 @@
-//! A [`Record`] as bytes, versioned, with a limit on every field.
+//! Encoding of a [`Record`] as bytes, with a version and a limit on every field.
 //!
-//! 1. Encoding is canonical: a record has one form, and [`decode`] accepts no other.
-//! 2. [`decode`] gives a record or an error, whatever the bytes; it never panics, and what it
-//!    allocates is no larger than the input. Outcome and checkpoint share the input's memory.
-//! 3. Bytes of another kind or of a version that is not known are an error, never a guess.
+//! 1. The encoding is canonical: a record has one form, and [`decode`] accepts no other.
+//! 2. [`decode`] returns a record or an error for any bytes. It never panics, and it allocates no
+//!    more than the size of its input. Outcome and checkpoint share the input's memory.
+//! 3. Bytes of another kind or of an unknown version are an error.
 //!
-//! Stores do not write these bytes as they are: they seal them, see [`Sealer`](crate::Sealer).
+//! Stores do not write these bytes directly: they seal them, see [`Sealer`](crate::Sealer).
 
 use std::time::Duration;
 
@@ -29,10 +29,10 @@ pub const MAX_DECISION: usize = 4 << 10;
 const MAGIC: [u8; 3] = *b"hxr";
 const VERSION: u8 = 2;
 
-/// Writes `record`.
+/// Encodes `record`.
 ///
 /// # Errors
-/// [`EncodeError`] when a field is over its limit; nothing else fails.
+/// [`EncodeError`] if a field is longer than its limit. There is no other error.
 pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
     let Record {
         scheme,
@@ -85,10 +85,10 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
     Ok(out)
 }
 
-/// Reads a record back.
+/// Decodes a record.
 ///
 /// # Errors
-/// [`DecodeError`] says what is wrong with the bytes.
+/// [`DecodeError`] names the defect.
 pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
     let mut reader = Reader { all: bytes, at: 0 };
     if reader.array()? != MAGIC {
@@ -147,25 +147,25 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
     })
 }
 
-/// A part of a record, as errors name it.
+/// A field of a record, as errors name it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Field {
-    /// How long a claim holds.
+    /// The lease.
     Lease,
-    /// How long an outcome is kept.
+    /// The retention.
     Retention,
     /// The policy for a retry of an unknown outcome.
     OnUnknown,
-    /// How the fingerprint was made.
+    /// The fingerprint scheme.
     Scheme,
-    /// The recovery point.
+    /// The checkpoint.
     Checkpoint,
-    /// The operation as operators see it.
+    /// The description of the operation for operators.
     Description,
     /// The last decision of an operator.
     Decision,
-    /// Where the operation stands.
+    /// The state of the operation.
     State,
     /// The name of the outcome's format.
     Format,
@@ -173,11 +173,11 @@ pub enum Field {
     Outcome,
 }
 
-/// A field is longer than any store keeps.
+/// Error of [`encode`]: a field is longer than its limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{field:?} has {length} bytes, at most {limit} can be kept")]
+#[error("{field:?} has {length} bytes, expected at most {limit}")]
 pub struct EncodeError {
-    /// Which.
+    /// The field.
     pub field: Field,
     /// Its length, in bytes.
     pub length: usize,
@@ -185,40 +185,40 @@ pub struct EncodeError {
     pub limit: usize,
 }
 
-/// Why bytes are no record.
+/// Errors of [`decode`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// They do not begin as one.
-    #[error("these bytes are no record")]
+    /// The bytes do not begin like a record.
+    #[error("the bytes are not a record")]
     NotARecord,
-    /// A version written by a newer Hapax, or by none.
+    /// The version is unknown: a newer Hapax wrote the record, or the byte is damaged.
     #[error("a record of version {found}; this build reads version 2")]
     Version {
-        /// Which.
+        /// The version that was found.
         found: u8,
     },
-    /// They end too early.
+    /// The bytes end too early.
     #[error("the record is cut short")]
     Truncated,
-    /// A field claims more than its limit.
+    /// A field states a length over its limit.
     #[error("{field:?} is longer than its limit")]
     TooLong {
-        /// Which.
+        /// The field.
         field: Field,
     },
-    /// A field holds what no record holds.
-    #[error("{field:?} holds no value of its kind")]
+    /// A field has a value that no record has.
+    #[error("{field:?} has an invalid value")]
     BadValue {
-        /// Which.
+        /// The field.
         field: Field,
     },
-    /// Something follows the record.
+    /// Bytes follow the record.
     #[error("bytes follow the record")]
     TrailingBytes,
 }
 
-/// About how long the encoded record will be: what the vector starts with.
+/// Returns an estimate of the encoded size, for the capacity of the vector.
 fn size(record: &Record) -> usize {
     let outcome = match &record.state {
         RecordState::Done(outcome) | RecordState::Unknown { seen: Some(outcome), .. } => {
@@ -327,7 +327,7 @@ impl Reader<'_> {
     fn duration(&mut self, field: Field) -> Result<Duration, DecodeError> {
         let seconds = u64::from_be_bytes(self.array()?);
         let nanos = u32::from_be_bytes(self.array()?);
-        // More nanoseconds would be a second way to write the same duration.
+        // More nanoseconds would be a second encoding of the same duration.
         if nanos >= 1_000_000_000 {
             return Err(DecodeError::BadValue { field });
         }

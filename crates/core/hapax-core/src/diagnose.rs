@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// How much of a store's promise is at stake.
+/// The severity of a finding: how far it puts the store's guarantee at risk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "kebab-case"))]
 pub enum Severity {
-    /// Nothing is to be done.
+    /// No action is needed.
     Fine,
-    /// The check could not find out: an operator has to look.
+    /// The check has no result: an operator has to inspect the server.
     Unknown,
-    /// The promise breaks with an event that does occur: a crash, a failover.
+    /// The guarantee breaks in an event that does occur: a crash, a failover.
     Risk,
-    /// The promise does not hold.
+    /// The guarantee does not hold.
     Broken,
 }
 
@@ -30,9 +30,9 @@ impl fmt::Display for Severity {
 /// The result of one check of a store's server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// How much is at stake.
+    /// The severity.
     pub severity: Severity,
-    /// The subject of the check, in a word: `maxmemory-policy`, `synchronous_commit`.
+    /// The subject of the check in one word: `maxmemory-policy`, `synchronous_commit`.
     pub subject: &'static str,
     /// The server of a cluster that the finding is about.
     pub server: Option<String>,

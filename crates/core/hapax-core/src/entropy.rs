@@ -13,7 +13,7 @@ pub trait Entropy: fmt::Debug + Send + Sync + 'static {
     fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError>;
 }
 
-/// The source of randomness failed.
+/// Failure of a source of randomness.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the operating system gave no random bytes")]
 pub struct EntropyError;

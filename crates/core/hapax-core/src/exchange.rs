@@ -1,9 +1,9 @@
 //! Exchanges with a store, without I/O: which [`Swap`] to send, and what a reply means.
 //!
-//! An exchange returns a swap to send and takes the definite reply to it, until it is [`Next::Ready`].
-//! The engine and the simulator run the same code. After
-//! [`StoreError::Ambiguous`](crate::store::StoreError::Ambiguous) *the same swap* is sent again, until
-//! its reply is definite: given up while ambiguous, it may still be applied.
+//! An exchange returns a swap to send and takes the definite reply to it, until it is
+//! [`Next::Ready`]. The engine and the simulator run the same code. After
+//! [`StoreError::Ambiguous`](crate::store::StoreError::Ambiguous) *the same swap* is sent again,
+//! until its reply is definite: given up while ambiguous, it may still be applied.
 
 mod completion;
 mod executions;
@@ -49,7 +49,7 @@ pub struct ClaimRequest {
     pub terms: Terms,
     /// Timing of the reconcile hook, if there is one.
     pub hook: Option<HookTiming>,
-    /// Whether the hook may be called now.
+    /// True if the hook may be called now.
     pub may_reconcile: bool,
     /// Executions under way in this process.
     pub executions: Executions,
@@ -97,7 +97,7 @@ pub struct Replay {
     pub expires_in: Option<Duration>,
     /// The same as a time of the store's clock.
     pub expires_at: Option<Timestamp>,
-    /// Whether the store has not accepted it yet, so that a crash of this process loses it.
+    /// True if the store has not accepted it yet, so that a crash of this process loses it.
     pub deferred: bool,
 }
 
@@ -193,7 +193,7 @@ impl ClaimExchange {
                     (Intent::Conclude, _) => {
                         self.unregister();
                         self.seen = Snapshot { now: stamped.now, stored: Some(stored) };
-                        // The hook could not say: it may be asked again at once.
+                        // The verdict was `CannotSay`: the hook may be called again at once.
                         ClaimResult::Unknown { reconcile_in: Some(Duration::ZERO) }
                     }
                 }))
@@ -228,8 +228,8 @@ impl ClaimExchange {
         self.decide(entropy)
     }
 
-    /// Takes the hook's verdict for [`ClaimResult::Reconcile`]. If the record changed meanwhile, the
-    /// verdict does not count, and the claim continues with the new record.
+    /// Takes the hook's verdict for [`ClaimResult::Reconcile`]. If the record changed meanwhile,
+    /// the verdict does not count, and the claim continues with the new record.
     ///
     /// # Errors
     /// [`EntropyError`]; nothing was sent, and the next claim calls the hook again.
@@ -250,8 +250,8 @@ impl ClaimExchange {
         }
     }
 
-    /// Takes the definite reply to the last swap of a claim that was given up. Returns what the claim
-    /// owns after all and must release.
+    /// Takes the definite reply to the last swap of a claim that was given up. Returns what the
+    /// claim owns after all and must release.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn receive_late(&mut self, swapped: Swapped) -> Option<Ownership> {
         let owned = match swapped {
@@ -269,8 +269,8 @@ impl ClaimExchange {
         owned
     }
 
-    /// Returns the ownership that an earlier swap of this claim stored. A claim that ends before its
-    /// last swap was sent owns it nevertheless, and must release it.
+    /// Returns the ownership that an earlier swap of this claim stored. A claim that ends before
+    /// its last swap was sent owns it nevertheless, and must release it.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn owned(&self) -> Option<Ownership> {
         let stored = self.seen.stored.as_ref()?;
@@ -333,8 +333,8 @@ impl ClaimExchange {
             | Step::Rejected
             | Step::Changed => ClaimResult::Contended,
         };
-        // Every swap has a reply, and the record has none of its lease ids. After a rehash it may yet
-        // find one.
+        // Every swap has a reply, and the record has none of its lease ids. After a rehash it may
+        // yet find one.
         if !matches!(claimed, ClaimResult::Rehash(_)) {
             self.unregister();
         }
@@ -350,7 +350,8 @@ impl ClaimExchange {
         let write_id = WriteId::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id)
         {
-            // Entered before it is sent, so that a claim that finds it in the store finds it here too.
+            // Entered before it is sent, so that a claim that finds it in the store finds it here
+            // too.
             self.entered.push(self.claim.executions.enter(self.key, draft.record.lease_id));
             self.own_lease_ids.push(draft.record.lease_id);
         }
@@ -364,8 +365,8 @@ impl ClaimExchange {
     }
 }
 
-/// Ownership of a key, as of the owner's last write. While it or a clone of it exists, claims of the
-/// same process do not take the key over.
+/// Ownership of a key, as of the owner's last write. While it or a clone of it exists, claims of
+/// the same process do not take the key over.
 #[derive(Clone, Debug)]
 pub struct Ownership {
     key: OperationId,

@@ -90,7 +90,7 @@ fn field(hasher: &mut blake3::Hasher, bytes: &[u8]) {
 
 /// The name of the computation of a fingerprint, with its options, such as `http/1;body=canonical`.
 ///
-/// It is stored with the record, and a retry is hashed by the record's own scheme: a changed
+/// It is stored with the record, and a retry is hashed by the record's scheme. So a changed
 /// configuration never makes a retry look like another request.
 ///
 /// An engine with a [`Secret`](crate::Secret) stores `keyed/1;` before the name, and a keyed hash
@@ -114,8 +114,8 @@ impl FingerprintScheme {
     /// bytes.
     pub fn new(name: impl Into<Arc<str>>) -> Result<Self, SchemeTooLong> {
         let name = name.into();
-        let to_come = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
-        if name.len() + to_come > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
+        let prefix = if name.starts_with(Self::KEYED) { 0 } else { Self::KEYED.len() };
+        if name.len() + prefix > Self::MAX_LEN { Err(SchemeTooLong) } else { Ok(Self(name)) }
     }
 
     /// Returns the name that the request gave, without the prefix of keyed fingerprints.

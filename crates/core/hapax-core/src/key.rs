@@ -22,8 +22,8 @@ pub use natural::{KeyPart, NaturalKey};
 /// | `Key::of_payload` | its payload is the same | two operations with equal payloads |
 /// | [`Key::composite`] | it comes about the same time | retries across a boundary |
 ///
-/// A key is compared as decoded text. Its `Debug` form never shows it, because keys may be
-/// guessable names of operations; [`Key::as_str`] does.
+/// Keys are compared as decoded text. `Debug` does not show a key, because it may be a guessable
+/// name of an operation; [`Key::as_str`] does.
 ///
 /// ```
 /// use hapax_core::Key;

@@ -9,14 +9,16 @@
 //! | unknown | by policy | mismatch | lost | done | lost | recorded | write |
 //! | done | replay | mismatch | lost | recorded (same), lost | lost | lost | rejected unless `forget` |
 //!
-//! The owner's columns apply under its own lease id. Another lease id in the same generation means that
-//! it was taken over: *lost*. With another generation, or no record, the result is unknown: *gone*.
+//! The owner's columns apply under its own lease id. Another lease id in the same generation means
+//! that it was taken over: *lost*. With another generation, or no record, the result is unknown:
+//! *gone*.
 //!
-//! A record whose owner executes in the claimer's own process is *in flight* for that claim, also if the
-//! lease has lapsed, the record expired or the outcome is unknown: the owner is known to be alive.
+//! A record whose owner executes in the claimer's own process is *in flight* for that claim, also
+//! if the lease has lapsed, the record expired or the outcome is unknown: the owner is known to be
+//! alive.
 //!
-//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so that processes
-//! with different configurations keep each other's promises.
+//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so that
+//! processes with different configurations keep each other's promises.
 
 use std::fmt;
 use std::time::Duration;
@@ -69,19 +71,20 @@ pub struct ClaimEvent<'a> {
     pub description: Option<&'a Bytes>,
     /// Timing of the claimer's hook, if it has one.
     pub hook: Option<HookTiming>,
-    /// Whether the hook may be called now. A claim that waited for another call does not call again.
+    /// True if the hook may be called now. A claim that waited for another call does not call
+    /// again.
     pub may_reconcile: bool,
     /// Executions and claims of this key that are under way in the claimer's process.
     pub local: &'a [LocalExecution],
 }
 
-/// An execution, or a claim that may become one, under way in the claimer's process. Its owner is alive
-/// even if its lease has lapsed by the store's clock.
+/// An execution, or a claim that may become one, under way in the claimer's process. Its owner is
+/// alive even if its lease has lapsed by the store's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalExecution {
     /// Its lease id.
     pub lease_id: LeaseId,
-    /// Whether its claim is decided, so that it executes.
+    /// True if its claim is decided, so that it executes.
     pub executes: bool,
 }
 
@@ -163,8 +166,9 @@ pub struct Resolve {
     pub expected: FencingToken,
     /// Also decides a record in flight with a live lease.
     pub force: bool,
-    /// Also releases a record that is done, so that the operation executes again. It differs from `force`: a
-    /// record that was in flight when the operator read it may be done now, under the same fence.
+    /// Also releases a record that is done, so that the operation executes again. It differs from
+    /// `force`: a record that was in flight when the operator read it may be done now, under the
+    /// same fence.
     pub forget: bool,
     /// The verdict.
     pub resolution: Resolution,
@@ -334,7 +338,8 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             by_policy(now, stored, &None, from, event)
         }
         Standing::Unknown(_, state) => {
-            // The claim that calls the hook owns the lease; without one there is nothing to wait for.
+            // The claim that calls the hook owns the lease; without one there is nothing to wait
+            // for.
             let from = if state.reconciling { stored.lease_until } else { now };
             by_policy(now, stored, state.seen, Some(from), event)
         }
@@ -488,7 +493,8 @@ fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
     }
 }
 
-/// Returns the record of a further execution in the same generation, under the stricter of both terms.
+/// Returns the record of a further execution in the same generation, under the stricter of both
+/// terms.
 fn takeover(stored: &StoredRecord, lease_id: LeaseId, terms: Terms) -> Draft {
     let terms = Terms { on_unknown: terms.on_unknown.max(stored.record.terms.on_unknown), ..terms };
     Draft {
@@ -550,8 +556,9 @@ fn released(record: &Record) -> Draft {
     }
 }
 
-/// Returns how long a record without an outcome is kept. Under `Block` and `Reconcile` it is kept
-/// until an operator or a hook decides: once it expired, the next claim would execute unasked.
+/// Returns how long a record without an outcome is stored. Under `Block` and `Reconcile` it is
+/// stored until an operator or a hook decides: once it expired, the next claim would execute
+/// without a decision.
 fn keep_unfinished(terms: &Terms) -> Option<Duration> {
     (terms.on_unknown == OnUnknown::Reexecute).then_some(terms.retention)
 }

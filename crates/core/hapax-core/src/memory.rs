@@ -24,7 +24,7 @@ use crate::store::{
 /// Limits of a [`MemoryStore`]. Beyond either of them new keys are rejected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryCapacity {
-    /// Records.
+    /// The number of records.
     pub records: usize,
     /// Bytes, as far as they can be counted. New keys are rejected at seven eighths of them, so
     /// that executions under way can still be recorded.
@@ -32,26 +32,28 @@ pub struct MemoryCapacity {
 }
 
 impl Default for MemoryCapacity {
-    /// A million records, 256 MiB: about a day of ten requests a second with small answers.
+    /// Returns a million records and 256 MiB: about a day of ten requests a second with small
+    /// responses.
     fn default() -> Self {
         Self { records: 1_000_000, bytes: 256 << 20 }
     }
 }
 
-/// Does not fit into a [`MemoryStore`] any more.
+/// Rejection of a swap because the [`MemoryStore`] has no capacity left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the memory store is full")]
 pub struct MemoryFull;
 
-/// Shards, by the first bits of the key, so that shards in order are keys in order.
+/// Number of shards. The first bits of an operation id select its shard, so that shards in order
+/// have their ids in order.
 const SHARDS: usize = 64;
 
-/// Cells removed before the lock is let go, so that a purge does not hold up claims.
+/// Number of records that are removed under one lock, so that reaping does not delay claims.
 const REAP_CHUNK: u32 = 64;
 
-/// A store that lives and dies with its process.
+/// A store in the memory of its process, which ends with it.
 ///
-/// A clone of the `Arc` that holds it is how tests model a restart of the process in front of it.
+/// Tests model a restart of the process in front of it by a clone of its `Arc`.
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     capacity: MemoryCapacity,
@@ -64,12 +66,12 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Shard {
     records: BTreeMap<OperationId, StoredRecord>,
-    /// When each cell may be reaped; those kept for ever are not in here.
+    /// The time from which each record may be reaped, without those that never expire.
     due: BTreeSet<(Timestamp, OperationId)>,
 }
 
 impl MemoryStore {
-    /// An empty store that reads `clock`.
+    /// Returns an empty store that reads `clock`.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>, capacity: MemoryCapacity) -> Self {
         Self {
@@ -82,21 +84,21 @@ impl MemoryStore {
         }
     }
 
-    /// Names records by `secret`. Without one their names can be guessed from keys and callers, which
-    /// matters little for records that never leave the process.
+    /// Names records by `secret`. Without one, operation ids can be guessed from keys and callers,
+    /// which matters little for records that never leave the process.
     #[must_use]
     pub fn secret(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
         self
     }
 
-    /// Records it holds.
+    /// Returns the number of records.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.load(Ordering::Relaxed)
     }
 
-    /// Whether it holds none.
+    /// Returns whether there are no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -134,7 +136,7 @@ impl MemoryStore {
             loop {
                 let chunk = left.min(REAP_CHUNK);
                 let mut shard = lock(shard);
-                let removed = shard.reap(self.clock.now(), chunk, |stored| self.forget(stored));
+                let removed = shard.reap(self.clock.now(), chunk, |stored| self.unreserve(stored));
                 left -= removed;
                 if left == 0 {
                     return Reaped { removed: limit.get(), more: true };
@@ -166,7 +168,7 @@ impl MemoryStore {
         lock(&self.shards[index(key)])
     }
 
-    /// Makes room for `new` bytes in the place of `old`. What shrinks always fits.
+    /// Reserves capacity for `new` bytes that replace `old`. A smaller record always fits.
     fn reserve(&self, old: Option<usize>, new: usize) -> Result<(), StoreError> {
         let full = || StoreError::unavailable(MemoryFull);
         let Some(old) = old else {
@@ -184,7 +186,7 @@ impl MemoryStore {
         add(&self.bytes, new - old, self.capacity.bytes).ok_or_else(full)
     }
 
-    fn forget(&self, stored: &StoredRecord) {
+    fn unreserve(&self, stored: &StoredRecord) {
         self.records.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(size(stored), Ordering::Relaxed);
     }
@@ -206,8 +208,8 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-// Each future does all its work within one poll: dropped before it, nothing happened; after it,
-// everything did.
+// Each future does all its work in one poll: dropped before that poll it has done nothing, dropped
+// after it everything.
 impl Store for MemoryStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move { self.swap_now(swap) })
@@ -248,7 +250,7 @@ impl Shard {
         }
     }
 
-    fn reap(&mut self, now: Timestamp, limit: u32, forget: impl Fn(&StoredRecord)) -> u32 {
+    fn reap(&mut self, now: Timestamp, limit: u32, removing: impl Fn(&StoredRecord)) -> u32 {
         let mut removed = 0;
         while removed < limit
             && let Some((due, key)) = self.due.first().copied()
@@ -256,7 +258,7 @@ impl Shard {
         {
             self.due.remove(&(due, key));
             if let Some(stored) = self.records.remove(&key) {
-                forget(&stored);
+                removing(&stored);
             }
             removed += 1;
         }
@@ -264,7 +266,8 @@ impl Shard {
     }
 }
 
-/// A panic under the lock leaves a whole map behind: every change of it is the last thing done.
+/// Locks a shard. A panic under the lock leaves a whole map: each change of it is the last
+/// operation.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -295,7 +298,8 @@ fn reapable_from(stored: &StoredRecord) -> Option<Timestamp> {
     stored.keep_until.map(|until| until.after(stored.record.terms.lease))
 }
 
-/// The cell with its key, its entry in the order of reaping, and what it points to.
+/// Returns the size of a stored record with its key, its entry in the order of reaping, and its
+/// data on the heap.
 fn size(stored: &StoredRecord) -> usize {
     let Record { scheme, checkpoint, notes, state, .. } = &stored.record;
     let length = |bytes: &Option<bytes::Bytes>| bytes.as_ref().map_or(0, bytes::Bytes::len);

@@ -57,11 +57,11 @@ random_id! {
     LeaseId
 }
 
-/// Fencing token: a number that grows with each takeover of a key, by which systems downstream reject a
-/// late execution.
+/// Fencing token: a number that grows with each takeover of a key, by which systems downstream
+/// reject a late execution.
 ///
-/// The store issues it: the larger of its clock in microseconds and the last fence plus one. It decides
-/// nothing inside Hapax; the [`LeaseId`] does.
+/// The store issues it: the larger of its clock in microseconds and the last fence plus one. It
+/// decides nothing inside Hapax; the [`LeaseId`] does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FencingToken(u64);
 
@@ -140,9 +140,9 @@ pub enum OutcomeClass {
     Final,
     /// The operation did not happen: nothing is stored, and the next request executes.
     Retryable,
-    /// The operation may have happened, and [`OnUnknown`] says what the next request gets. An error
-    /// that is not classified is unknown: as retryable it could happen twice, as final a failure of
-    /// the network would be replayed for the whole retention.
+    /// The operation may have happened, and [`OnUnknown`] determines what the next request gets. An
+    /// error that is not classified is unknown: as retryable it could happen twice, as final a
+    /// failure of the network would be replayed for the whole retention.
     Unknown,
 }
 
@@ -175,8 +175,8 @@ impl Outcome {
     /// Longest name of a format, in bytes.
     pub const MAX_FORMAT: usize = 64;
 
-    /// Returns an outcome in `format`, such as `http/1`, so that no integration reads the bytes of another.
-    /// A name longer than [`Outcome::MAX_FORMAT`] is cut.
+    /// Returns an outcome in `format`, such as `http/1`, so that no integration reads the bytes of
+    /// another. A name longer than [`Outcome::MAX_FORMAT`] is cut.
     #[must_use]
     pub fn new(format: impl Into<Arc<str>>, bytes: impl Into<Bytes>) -> Self {
         let mut format = format.into();
@@ -219,7 +219,8 @@ pub enum RecordState {
     },
     /// The operation happened, with this outcome.
     Done(Outcome),
-    /// The operation did not happen; the next claim executes. Kept so that fence and attempts survive.
+    /// The operation did not happen; the next claim executes. Stored so that fence and attempts
+    /// survive.
     Released,
 }
 

@@ -190,14 +190,14 @@ impl RingKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
-    /// A field is over its limit.
+    /// A field is longer than its limit.
     #[error(transparent)]
     TooLong(#[from] EncodeError),
     /// There was no randomness for a nonce.
-    #[error("no nonce could be made")]
+    #[error("the source of randomness failed: there is no nonce")]
     Entropy,
     /// The bytes do not begin as a sealed record.
-    #[error("these bytes are no sealed record")]
+    #[error("the bytes are not a sealed record")]
     NotSealed,
     /// The version is that of a newer Hapax, or invalid.
     #[error("a seal of version {found}; this build reads version 1")]

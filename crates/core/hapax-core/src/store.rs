@@ -1,14 +1,14 @@
 //! The store trait: all that a store supplies.
 //!
-//! A store is one compare-and-swap on a [`WriteId`], and a clock. It decides nothing: for all stores,
-//! [`step`](crate::machine::step) decides what to write.
+//! A store is one compare-and-swap on a [`WriteId`], and a clock. It decides nothing: for all
+//! stores, [`step`](crate::machine::step) decides what to write.
 //!
-//! 1. A swap whose write id the record already has counts as [`Swapped::Stored`]. So a swap whose reply
-//!    was lost is resolved by sending *the same swap* again. A load proves nothing: the first swap may
-//!    still be under way.
+//! 1. A swap whose write id the record already has counts as [`Swapped::Stored`]. So a swap whose
+//!    reply was lost is resolved by sending *the same swap* again. A load proves nothing: the first
+//!    swap may still be under way.
 //! 2. A record past its `keep_until` is still returned, with its write id, until it is reaped.
-//! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of callers need not
-//!    agree.
+//! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of callers need
+//!    not agree.
 //! 4. A returned future that is dropped loses the reply, and never leaves half a write.
 
 pub mod parts;
@@ -53,12 +53,13 @@ pub struct Snapshot {
     pub stored: Option<StoredRecord>,
 }
 
-/// Whether a write issues a fence.
+/// The fence of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stamp {
     /// The record keeps its fence.
     Keep,
-    /// The store issues the next fence: [`FencingToken::next`] of the record's, if there is a record.
+    /// The store issues the next fence: [`FencingToken::next`] of the record's, if there is a
+    /// record.
     NextFence,
 }
 
@@ -67,7 +68,7 @@ pub enum Stamp {
 pub struct Draft {
     /// The record.
     pub record: Record,
-    /// Whether the write issues a fence, which it does for a new execution.
+    /// The fence of the write: a new execution gets the next one.
     pub stamp: Stamp,
     /// Duration of the lease from now.
     pub lease: Duration,
@@ -91,7 +92,8 @@ pub struct Swap {
 /// Result of a swap.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Swapped {
-    /// The record has the swap's write id: it was written now, or when the same swap was sent before.
+    /// The record has the swap's write id: it was written now, or when the same swap was sent
+    /// before.
     Stored(Stamped),
     /// The record has another write id than expected; this is its state.
     Conflict(Snapshot),
@@ -113,7 +115,7 @@ pub struct Stamped {
 pub struct Reaped {
     /// Number of records removed.
     pub removed: u32,
-    /// Whether more records may be due.
+    /// True if more records may be due.
     pub more: bool,
 }
 
@@ -121,11 +123,12 @@ pub struct Reaped {
 ///
 /// Every implementation passes `hapax_testkit::suite`.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Writes `swap.draft` if the record has the write id `swap.expected`; otherwise returns the snapshot.
+    /// Writes `swap.draft` if the record has the write id `swap.expected`; otherwise returns the
+    /// snapshot.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] promises that this swap was not applied and never will be;
-    /// [`StoreError::Ambiguous`] says that it may have been, or may yet be.
+    /// [`StoreError::Ambiguous`] means that it may have been, or may yet be.
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>>;
 
     /// Returns the stored record once it is durable.
@@ -175,8 +178,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
 /// A store whose records operators can page through.
 pub trait Inspect: Store {
-    /// Returns at most `limit` records in ascending order of operation id, after `after`, expired ones
-    /// included. A damaged record is an error in the page, not an error of the call.
+    /// Returns at most `limit` records in ascending order of operation id, after `after`, expired
+    /// ones included. A damaged record is an error in the page, not an error of the call.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -186,16 +189,16 @@ pub trait Inspect: Store {
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<Page, StoreError>>;
 
-    /// Takes a step of a walk over the undecided records, those that are unknown or whose lease lapsed, in
-    /// the order that costs the store least. It reads about `limit` records, and may visit others than
-    /// undecided ones. The walk begins at `Cursor::default()`, continues at the cursor that a step returns,
-    /// and ends without one.
+    /// Takes a step of a walk over the undecided records, those that are unknown or whose lease
+    /// lapsed, in the order that costs the store least. It reads about `limit` records, and may
+    /// visit others than undecided ones. The walk begins at `Cursor::default()`, continues at the
+    /// cursor that a step returns, and ends without one.
     ///
-    /// A record that stays undecided and is not written from the beginning of the walk to its end is visited
-    /// at least once.
+    /// A record that stays undecided and is not written from the beginning of the walk to its end
+    /// is visited at least once.
     ///
     /// # Errors
-    /// Any [`StoreError`]; some cells of the step may have been visited.
+    /// Any [`StoreError`]; some records of the step may have been visited.
     fn scan<'a>(
         &'a self,
         from: Cursor,
@@ -251,32 +254,34 @@ pub fn scan_by_pages<'a, S: Inspect + ?Sized>(
 pub type Visitor<'a> =
     &'a mut (dyn FnMut(&OperationId, &Result<StoredRecord, StoreError>, Timestamp) + Send + 'a);
 
-/// Notifications that a record was written, by any process, so that waiters need not wait for their next
-/// poll.
+/// Notifications that a record was written, by any process, so that waiters need not wait for their
+/// next poll.
 ///
-/// A notification is a hint: it may be false, late or missing. Waiters therefore poll as well, and only
-/// [`Store::load`] returns the truth.
+/// A notification is a hint: it may be false, late or missing. Waiters therefore poll as well, and
+/// only [`Store::load`] returns the truth.
 pub trait Notify: fmt::Debug + Send + Sync + 'static {
-    /// Resolves when the record may have been written since the call, not since the first poll. Dropping
-    /// the future ends the subscription.
+    /// Resolves when the record may have been written since the call, not since the first poll.
+    /// Dropping the future ends the subscription.
     fn written<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, ()>;
 }
 
-/// A store whose records can commit together with a caller's writes, in one transaction of the database
-/// that both share.
+/// A store whose records can commit together with a caller's writes, in one transaction of the
+/// database that both share.
 pub trait Transactional<Tx: ?Sized>: Store {
-    /// Writes `swap.draft` as part of `tx` if the record has the write id `swap.expected`, which is never
-    /// `None`: claims commit on their own. The record is stored once `tx` has committed, and only then.
+    /// Writes `swap.draft` as part of `tx` if the record has the write id `swap.expected`, which is
+    /// never `None`: claims commit on their own. The record is stored once `tx` has committed, and
+    /// only then.
     ///
-    /// It has to be the last statement before COMMIT, because it locks the row. It takes part in the whole
-    /// transaction: within a savepoint, which could be rolled back alone, it is an error.
+    /// It has to be the last statement before COMMIT, because it locks the row. It takes part in
+    /// the whole transaction: within a savepoint, which could be rolled back alone, it is an error.
     ///
-    /// Unless the result is [`Swapped::Stored`], `tx` can only be rolled back, which the store ensures. A
-    /// record that already has `swap.write_id` is a conflict here: the transaction that wrote it has
-    /// committed, and the writes of this one would be made twice.
+    /// Unless the result is [`Swapped::Stored`], `tx` can only be rolled back, which the store
+    /// ensures. A record that already has `swap.write_id` is a conflict here: the transaction that
+    /// wrote it has committed, and the writes of this one would be made twice.
     ///
     /// # Errors
-    /// Any [`StoreError`]; `tx` must be rolled back, also if the future is dropped before it resolves.
+    /// Any [`StoreError`]; `tx` must be rolled back, also if the future is dropped before it
+    /// resolves.
     fn swap_in<'a>(
         &'a self,
         tx: &'a mut Tx,
@@ -291,7 +296,7 @@ pub struct Page {
     pub now: Timestamp,
     /// Operation ids and their records.
     pub records: Vec<(OperationId, Result<StoredRecord, StoreError>)>,
-    /// Whether there are records after the last one.
+    /// True if there are records after the last one.
     pub more: bool,
 }
 

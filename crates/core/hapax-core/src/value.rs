@@ -47,15 +47,15 @@ mod tag {
     pub(super) const UNIT: u8 = 3;
     pub(super) const FALSE: u8 = 4;
     pub(super) const TRUE: u8 = 5;
-    /// An integer from zero up.
+    /// An integer of at least zero.
     pub(super) const NATURAL: u8 = 6;
-    /// -1 - n for the integer n that follows.
+    /// The integer -1 - n, where n follows.
     pub(super) const NEGATIVE: u8 = 7;
-    /// IEEE 754 bits, little end first.
+    /// IEEE 754 bits, little-endian.
     pub(super) const F32: u8 = 8;
     pub(super) const F64: u8 = 9;
     pub(super) const CHAR: u8 = 10;
-    /// A length and UTF-8. A variant without data is its name.
+    /// A length and UTF-8. A variant without data is written as its name.
     pub(super) const STR: u8 = 11;
     pub(super) const BYTES: u8 = 12;
     pub(super) const SEQ: u8 = 13;
@@ -105,15 +105,15 @@ pub enum ValueError {
 }
 
 impl serde::ser::Error for ValueError {
-    fn custom<T: fmt::Display>(said: T) -> Self {
-        Self::Type(said.to_string())
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::Type(message.to_string())
     }
 }
 
 /// The message without the value that was found: errors are shown, and values are not.
 impl serde::de::Error for ValueError {
-    fn custom<T: fmt::Display>(said: T) -> Self {
-        Self::Type(said.to_string())
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Self::Type(message.to_string())
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -125,11 +125,11 @@ impl serde::de::Error for ValueError {
     }
 
     fn unknown_variant(_: &str, _: &'static [&'static str]) -> Self {
-        Self::Type("it is a variant that the type does not have".into())
+        Self::Type("found a variant that the type does not have".into())
     }
 
     fn unknown_field(_: &str, _: &'static [&'static str]) -> Self {
-        Self::Type("it has a field that the type does not have".into())
+        Self::Type("found a field that the type does not have".into())
     }
 }
 

@@ -1,16 +1,16 @@
-//! One text for every way of writing the same JSON.
+//! Canonical JSON: one text for all texts of the same JSON value.
 //!
 //! 1. White space between tokens is dropped.
 //! 2. Members are sorted by the UTF-8 bytes of their unescaped names.
 //! 3. Strings are unescaped, then escaped only where they must be.
-//! 4. Numbers stay **as written**: `1.0` is not `1`, and 2^53+1 is not 2^53. Two amounts are never
-//!    taken for one another.
+//! 4. Numbers stay **as written**: `1.0` is not `1`, and 2^53+1 is not 2^53. Two different amounts
+//!    never give the same text.
 //!
-//! Different values never give the same text. What has no single meaning (a member twice, half a
-//! surrogate pair) has no canonical form, nor has anything that is not strictly RFC 8259.
+//! Different values never give the same text. A text without a single meaning (a member twice, half
+//! a surrogate pair) has no canonical form, nor has a text that is not strictly RFC 8259.
 //!
-//! Time is O(n log n) for n bytes, times the depth (at most 128) for the bytes moved by
-//! sorting; memory is a small multiple of n, whatever the text.
+//! Time is O(n log n) for n bytes, times the depth (at most 128) for the bytes that sorting moves.
+//! Memory is at most a small multiple of n.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use super::pointers::{JsonPointers, Node};
 /// The deepest nesting of arrays and objects that is read.
 const MAX_DEPTH: usize = 128;
 
-/// The canonical form of a JSON text.
+/// Returns the canonical form of a JSON text.
 ///
 /// ```
 /// let text = br#" { "b" : 1.0, "\u0061" : "\u00e9\/" } "#;
@@ -28,13 +28,13 @@ const MAX_DEPTH: usize = 128;
 /// ```
 ///
 /// # Errors
-/// [`CanonicalJsonError`] says what keeps the text from having one.
+/// [`CanonicalJsonError`] if the text has no canonical form.
 pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, CanonicalJsonError> {
     read(json, None, Vec::new()).map(|reader| reader.out)
 }
 
-/// The canonical form of a JSON text without what these pointers lead to. An element of an array
-/// leaves its place behind, as `_`, which is no JSON: `[5]` without its element is not `[]`.
+/// Returns the canonical form of a JSON text without the values at these pointers. An element of an
+/// array is replaced by `_`, which is not JSON: `[5]` without its element is not `[]`.
 ///
 /// ```
 /// let except = hapax_core::JsonPointers::new(["/sent_at", "/items/0"])?;
@@ -44,7 +44,7 @@ pub fn canonicalize(json: &[u8]) -> Result<Vec<u8>, CanonicalJsonError> {
 /// ```
 ///
 /// # Errors
-/// [`CanonicalJsonError`], be it in what is left out.
+/// [`CanonicalJsonError`], also for an error in a value that is left out.
 pub fn canonicalize_except(
     json: &[u8],
     except: &JsonPointers,
@@ -52,11 +52,11 @@ pub fn canonicalize_except(
     read(json, Some(except.root()), Vec::new()).map(|reader| reader.out)
 }
 
-/// The canonical forms of what these pointers lead to, in their order; `None` for what is not
-/// there.
+/// Returns the canonical forms of the values at these pointers, in their order; `None` for a value
+/// that does not exist.
 ///
 /// # Errors
-/// [`CanonicalJsonError`], be it in what no pointer leads to.
+/// [`CanonicalJsonError`], also for an error in a value without a pointer.
 pub fn canonicalize_only(
     json: &[u8],
     only: &JsonPointers,
@@ -65,8 +65,8 @@ pub fn canonicalize_only(
     read(json, Some(only.root()), found).map(|reader| reader.found)
 }
 
-/// Reads a text. What pointers from `root` lead to is copied to `found`, or, where that has no
-/// place for it, left out.
+/// Reads a text. Values at the pointers from `root` are copied to `found`, or left out if `found`
+/// has no entry for them.
 fn read<'a>(
     json: &'a [u8],
     root: Option<&Node>,
@@ -75,7 +75,8 @@ fn read<'a>(
     if let Err(error) = std::str::from_utf8(json) {
         return Err(CanonicalJsonError::Syntax { position: error.valid_up_to() });
     }
-    // No token grows: what is escaped in the output was escaped, as long or longer, in the input.
+    // No token grows: a character that is escaped in the output has an escape at least as long in
+    // the input.
     let mut reader = Reader {
         input: json,
         at: 0,
@@ -90,23 +91,23 @@ fn read<'a>(
     if reader.at < json.len() { Err(reader.unexpected()) } else { Ok(reader) }
 }
 
-/// Why a text has no canonical form. It is then compared byte by byte.
+/// Errors in a text that has no canonical form. Such texts are compared byte by byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CanonicalJsonError {
     /// The text is no JSON: RFC 8259, in UTF-8, without a byte order mark.
     #[error("not JSON at byte {position}")]
     Syntax {
-        /// Where, in bytes from 0.
+        /// Position of the byte, from 0.
         position: usize,
     },
     /// An object has two members of one name.
     #[error("an object has the same member twice")]
     DuplicateMember,
-    /// A string has half a surrogate pair, which is no character.
+    /// A string has half a surrogate pair, which is not a character.
     #[error("half a surrogate pair at byte {position}")]
     LoneSurrogate {
-        /// Where, in bytes from 0.
+        /// Position of the byte, from 0.
         position: usize,
     },
     /// The text is nested deeper than 128.
@@ -116,10 +117,10 @@ pub enum CanonicalJsonError {
 
 /// A member of an object that is being read.
 struct Member {
-    /// Its unescaped name, in `Reader::names`.
+    /// Its unescaped name, as a range of `Reader::names`.
     name: Range<usize>,
-    /// Name and value in canonical form, in `Reader::out`; empty where the member is left out. It
-    /// counts all the same when it is there twice.
+    /// Its canonical name and value, as a range of `Reader::out`; empty if the member is left out.
+    /// Such a member also counts as a duplicate if it occurs twice.
     text: Range<usize>,
 }
 
@@ -130,14 +131,14 @@ struct Reader<'a> {
     /// Members of all open objects, the innermost last, and their names.
     members: Vec<Member>,
     names: Vec<u8>,
-    /// Kept from object to object to save allocations.
+    /// A buffer that all objects share, to save allocations.
     sorted: Vec<u8>,
     /// Content at the pointers; empty if it is left out.
     found: Vec<Option<Vec<u8>>>,
 }
 
 impl Reader<'_> {
-    /// Recursion is bounded by `depth`, the number of arrays and objects around the value.
+    /// Reads a value. `depth`, the number of arrays and objects around it, bounds the recursion.
     fn value(&mut self, depth: usize, node: Option<&Node>) -> Result<(), CanonicalJsonError> {
         self.space();
         let start = self.out.len();
@@ -234,7 +235,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Puts the members from `first` on, whose text begins at `start`, in order.
+    /// Sorts the members from index `first` on, whose text begins at `start`.
     fn sort(&mut self, first: usize, start: usize) -> Result<(), CanonicalJsonError> {
         let Self { members, names, sorted, out, .. } = self;
         let name = |member: &Member| &names[member.name.clone()];
@@ -265,7 +266,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads a string and hands its unescaped text, piece by piece, to `sink`.
+    /// Reads a string, and passes its unescaped text to `sink` piece by piece.
     fn string_into(&mut self, sink: impl Fn(&mut Self, &[u8])) -> Result<(), CanonicalJsonError> {
         let input = self.input;
         self.at += 1;
@@ -325,7 +326,7 @@ impl Reader<'_> {
         char::from_u32(code).ok_or(CanonicalJsonError::LoneSurrogate { position })
     }
 
-    /// The four digits after the `u` that is next.
+    /// Reads the four digits after the next character, `u`.
     fn hex(&mut self) -> Result<u32, CanonicalJsonError> {
         self.at += 1;
         let mut unit = 0;
@@ -382,13 +383,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether `byte` comes next, white space aside.
+    /// Skips white space, and returns whether `byte` is next.
     fn next_is(&mut self, byte: u8) -> bool {
         self.space();
         self.peek() == Some(byte)
     }
 
-    /// Passes over one of `bytes`, if one is next.
+    /// Skips one of `bytes` if it is next, and returns whether it was.
     fn skip(&mut self, bytes: &[u8]) -> bool {
         let found = self.peek().is_some_and(|byte| bytes.contains(&byte));
         self.at += usize::from(found);
@@ -410,7 +411,7 @@ impl Reader<'_> {
     }
 }
 
-/// The shortest escapes that RFC 8259 allows, and only where it demands one.
+/// Writes a text with the shortest escapes that RFC 8259 allows, only where it requires one.
 fn escape(text: &[u8], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     for &byte in text {

@@ -1,4 +1,4 @@
-//! Places in a JSON text: RFC 6901 pointers.
+//! JSON pointers (RFC 6901).
 
 use std::collections::BTreeMap;
 
@@ -17,16 +17,16 @@ pub struct JsonPointers {
     root: Node,
 }
 
-/// A step on the way of one or more pointers.
+/// A step of one or more pointers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Node {
-    /// Which pointer ends here.
+    /// Index of the pointer that ends here.
     pub(super) ends: Option<usize>,
     steps: BTreeMap<Vec<u8>, Node>,
 }
 
 impl JsonPointers {
-    /// A set of these pointers. Their order, and repetitions, do not matter.
+    /// Returns the set of these pointers. Order and repetitions do not matter.
     ///
     /// # Errors
     /// [`PointerError`] if one is not a pointer.
@@ -45,7 +45,7 @@ impl JsonPointers {
         Ok(Self { texts, root })
     }
 
-    /// The pointers, sorted.
+    /// Returns the pointers, sorted.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         self.texts.iter().map(String::as_str)
     }
@@ -56,18 +56,18 @@ impl JsonPointers {
 }
 
 impl Node {
-    /// The step to a member of this name.
+    /// Returns the step to the member of this name.
     pub(super) fn member(&self, name: &[u8]) -> Option<&Self> {
         self.steps.get(name)
     }
 
-    /// The step to the element at this index.
+    /// Returns the step to the element at this index.
     pub(super) fn element(&self, index: usize) -> Option<&Self> {
         if self.steps.is_empty() { None } else { self.steps.get(index.to_string().as_bytes()) }
     }
 }
 
-/// Not an RFC 6901 pointer.
+/// Error for a text that is not an RFC 6901 pointer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a JSON pointer is empty or begins with `/`, and writes `~` as `~0` and `/` as `~1`")]
 pub struct PointerError;

@@ -20,8 +20,8 @@ use super::{CanonicalJsonError, canonicalize};
 /// ```
 ///
 /// # Errors
-/// [`CanonicalValueError`]: a map with keys that JSON does not have, the same member twice (by
-/// `flatten`), more than 128 levels, or an error of the value's own.
+/// [`CanonicalValueError`] if a map has keys that JSON does not have, a member occurs twice (by
+/// `flatten`), there are more than 128 levels, or the value's `Serialize` fails.
 pub fn canonicalize_value<T: Serialize + ?Sized>(
     value: &T,
 ) -> Result<Vec<u8>, CanonicalValueError> {

@@ -67,5 +67,5 @@ impl CompositeKey {
 
 /// A time window of less than a microsecond, or longer than time is represented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a composite key needs a stretch of time: from a microsecond to half a million years")]
+#[error("a composite key needs a time bucket from one microsecond to half a million years")]
 pub struct BucketError;

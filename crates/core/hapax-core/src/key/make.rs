@@ -192,7 +192,7 @@ pub enum MakeKeyError {
     /// The key would be invalid.
     #[error(transparent)]
     NoKey(#[from] KeyError),
-    /// There was no randomness.
+    /// There is no randomness.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
 }

@@ -77,7 +77,7 @@ impl NaturalKey {
             .part("reference", reference)
     }
 
-    /// Adds a part. Parts of one name keep their order.
+    /// Adds a part. Parts of the same name keep their order.
     pub fn part(mut self, name: impl Into<Box<str>>, value: impl KeyPart) -> Self {
         let mut bytes = Vec::new();
         value.write(&mut bytes);

@@ -144,8 +144,8 @@ pub enum KeyRingError {
     /// A second secret names, or seals.
     #[error("line {0} gives a second secret for the same")]
     Twice(usize),
-    /// A secret is missing.
-    #[error("there is no line `{0}`, nor one of 64 hexadecimal digits alone")]
+    /// The naming or the sealing secret is missing.
+    #[error("expected a line `{0}`, or a single line of 64 hexadecimal digits")]
     Missing(&'static str),
     /// There are more than [`KeyRing::MAX_OPENING`].
     #[error("more than {} secrets that open", KeyRing::MAX_OPENING)]
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_ring_is_read_back() {
         let one = KeyRing::new(secret(1));
         let two = one.clone().sealing(secret(2));
         let three = two.clone().sealing(secret(3)).opening(secret(4));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_on_opening() {
+    fn a_rotated_ring_opens_with_earlier_secrets() {
         let ring = KeyRing::new(secret(1)).sealing(secret(2)).sealing(secret(3));
         assert_eq!(ring.opening, [secret(2), secret(1)]);
         assert_eq!((ring.naming(), &ring.sealing), (&secret(1), &secret(3)));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_is_dropped_unasked() {
+    fn a_ring_drops_no_secret() {
         let ring = (0..40).map(secret).fold(KeyRing::new(secret(99)), KeyRing::opening);
         let ring = (40..80).map(secret).fold(ring, KeyRing::sealing);
         assert_eq!(ring.opening.len(), 80);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_and_secrets_are_not() {
+    fn errors_name_the_mistake_and_show_no_secret() {
         let hex = secret(0xab).to_hex();
         for (text, error) in [
             (String::new(), KeyRingError::Missing("name")),

@@ -1,14 +1,15 @@
-//! One form for what counts as the same value.
+//! The canonical form of values: one form for all values that count as the same.
 
 use super::read::Reader;
 use super::{ValueError, tag};
 
-/// The same for the same value: what is under keys, in the order of their bytes, and an option that
-/// is set as what is in it, so that neither the order of a map or of fields matters nor that a field
-/// became optional. `Some(None)` and `Some(())` stay what they are.
+/// Returns the canonical form of a written value. Entries are sorted by the bytes of their keys,
+/// and an option that is set is written as its content. So neither the order of a map or of fields
+/// matters, nor that a field became optional. `Some(None)` and `Some(())` stay as they are.
 ///
-/// It is injective for a type: an option in an option is the bare value only where that is neither
-/// `None` nor `()`, at whichever level that stands, and otherwise as many `Some` as there were.
+/// The form is injective for a type. Nested options are written as the bare value only if that
+/// value is neither `None` nor `()`, at whichever level it stands; otherwise every `Some` is
+/// written.
 pub(crate) fn canonical(bytes: &[u8]) -> Result<Vec<u8>, ValueError> {
     let mut reader = Reader::new(bytes);
     let mut out = Vec::with_capacity(bytes.len());
@@ -50,7 +51,7 @@ fn copy(reader: &mut Reader<'_>, out: &mut Vec<u8>) -> Result<(), ValueError> {
                 }
                 Ok(entries)
             })?;
-            // Stable: of a key that is there twice, which comes first is part of the value.
+            // The sort is stable: the order of two entries with the same key is part of the value.
             entries.sort_by(|(key, entry), (other_key, other)| {
                 entry[..*key].cmp(&other[..*other_key])
             });

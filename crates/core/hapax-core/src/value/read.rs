@@ -15,7 +15,7 @@ impl<'de> Reader<'de> {
         Self { input, depth: 0 }
     }
 
-    /// Nothing may be left.
+    /// Rejects bytes after the value.
     pub(super) fn end(&self) -> Result<(), ValueError> {
         if self.input.is_empty() { Ok(()) } else { Err(ValueError::Damaged) }
     }
@@ -39,7 +39,7 @@ impl<'de> Reader<'de> {
         for shift in (0..128).step_by(7) {
             let byte = self.next()?;
             let bits = u128::from(byte & 0x7f);
-            // Of the last byte only two bits have room.
+            // Only two bits of the last byte fit.
             if bits.leading_zeros() < shift {
                 return Err(ValueError::Damaged);
             }
@@ -60,7 +60,7 @@ impl<'de> Reader<'de> {
         std::str::from_utf8(self.text()?).map_err(|_| ValueError::Damaged)
     }
 
-    /// Passes over what has nothing in it, and gives its bytes.
+    /// Skips a value that has no nested values, and returns its bytes.
     pub(super) fn scalar(&mut self) -> Result<&'de [u8], ValueError> {
         let from = self.input;
         match self.next()? {
@@ -74,7 +74,7 @@ impl<'de> Reader<'de> {
         Ok(&from[..from.len() - self.input.len()])
     }
 
-    /// Reads something nested.
+    /// Reads a nested value.
     pub(super) fn nested<T>(
         &mut self,
         read: impl FnOnce(&mut Self) -> Result<T, ValueError>,
@@ -88,7 +88,7 @@ impl<'de> Reader<'de> {
         Ok(value)
     }
 
-    /// Reads what is there up to its end, which must be where the reader stops.
+    /// Reads elements up to `END`. It is an error if `read` leaves some.
     fn list<T>(
         &mut self,
         read: impl FnOnce(&mut Items<'_, 'de>) -> Result<T, ValueError>,
@@ -97,7 +97,7 @@ impl<'de> Reader<'de> {
             let value = read(&mut Items { reader: &mut *reader })?;
             match reader.next()? {
                 tag::END => Ok(value),
-                _ => Err(ValueError::custom("there is more in it than the type has")),
+                _ => Err(ValueError::custom("found more elements than the type has")),
             }
         })
     }
@@ -106,7 +106,8 @@ impl<'de> Reader<'de> {
 impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
     type Error = ValueError;
 
-    // As for JSON: what serde buffers, for `tag`, `flatten` and `untagged`, is read as that.
+    // As in JSON: values that serde buffers for `tag`, `flatten` and `untagged` are read in text
+    // form.
     fn is_human_readable(&self) -> bool {
         true
     }
@@ -120,7 +121,7 @@ impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
             tag::TRUE => visitor.visit_bool(true),
             tag::NATURAL => {
                 let number = self.varint()?;
-                // As small as it goes: what serde buffers has no 128 bits.
+                // The smallest type that fits: serde cannot buffer integers of 128 bits.
                 match u64::try_from(number) {
                     Ok(number) => visitor.visit_u64(number),
                     Err(_) => visitor.visit_u128(number),
@@ -156,7 +157,7 @@ impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ValueError> {
         match self.peek()? {
             tag::NONE | tag::SOME => self.deserialize_any(visitor),
-            // Written when it was not optional yet.
+            // The value was written when the field was not optional yet.
             _ => visitor.visit_some(self),
         }
     }
@@ -178,7 +179,7 @@ impl<'de> de::Deserializer<'de> for &mut Reader<'de> {
         match self.next()? {
             tag::STR => visitor.visit_enum(StrDeserializer::new(self.string()?)),
             tag::MAP => self.list(|items| visitor.visit_enum(items)),
-            _ => Err(ValueError::custom("it is no variant")),
+            _ => Err(ValueError::custom("expected a variant")),
         }
     }
 
@@ -249,7 +250,7 @@ impl<'de> de::VariantAccess<'de> for &mut Items<'_, 'de> {
     type Error = ValueError;
 
     fn unit_variant(self) -> Result<(), ValueError> {
-        Err(ValueError::custom("it is a variant with data, and the type's has none"))
+        Err(ValueError::custom("found a variant with data, expected one without"))
     }
 
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(

@@ -10,7 +10,7 @@ use super::*;
 
 const LIMIT: usize = 1 << 20;
 
-fn kept<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
+fn round_trips<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T) {
     let bytes = write(&value, LIMIT).unwrap();
     assert_eq!(read::<T>(&bytes).unwrap(), value);
 }
@@ -101,24 +101,24 @@ impl<'de> Deserialize<'de> for Raw {
 }
 
 #[test]
-fn options_are_kept_whatever_is_in_them() {
-    kept::<Option<Option<u8>>>(Some(None));
-    kept::<Vec<Option<Option<()>>>>(vec![None, Some(None), Some(Some(()))]);
-    kept(Some(Unit));
-    kept(Some(New(None)));
-    kept((Some(Plain::D { x: Some(None) }), Plain::D { x: None }, Plain::B(Some(()))));
+fn nested_options_round_trip() {
+    round_trips::<Option<Option<u8>>>(Some(None));
+    round_trips::<Vec<Option<Option<()>>>>(vec![None, Some(None), Some(Some(()))]);
+    round_trips(Some(Unit));
+    round_trips(Some(New(None)));
+    round_trips((Some(Plain::D { x: Some(None) }), Plain::D { x: None }, Plain::B(Some(()))));
     let flat = Flat {
         a: 1,
         plain: Plain::D { x: Some(None) },
         rest: BTreeMap::from([("y".into(), Some(None)), ("z".into(), None)]),
     };
-    kept(flat);
+    round_trips(flat);
 }
 
 #[test]
-fn numbers_are_kept_to_the_bit() {
-    kept((u128::MAX, u128::from(u64::MAX) + 1, i128::MIN, i128::MAX, i64::MIN, -1i8, 0u8));
-    kept((f64::MIN_POSITIVE, f64::INFINITY, f32::MAX, 0.1f32));
+fn numbers_round_trip_bit_for_bit() {
+    round_trips((u128::MAX, u128::from(u64::MAX) + 1, i128::MIN, i128::MAX, i64::MIN, -1i8, 0u8));
+    round_trips((f64::MIN_POSITIVE, f64::INFINITY, f32::MAX, 0.1f32));
     for bits in [0x7ff8_0000_0000_0000, 0xfff8_0000_0000_0123, 0x8000_0000_0000_0000, 1] {
         let bytes = write(&f64::from_bits(bits), LIMIT).unwrap();
         assert_eq!(read::<f64>(&bytes).unwrap().to_bits(), bits);
@@ -126,23 +126,23 @@ fn numbers_are_kept_to_the_bit() {
 }
 
 #[test]
-fn maps_may_have_any_keys() {
-    kept(BTreeMap::from([((1u8, "a".to_owned()), 1u8), ((1, "b".to_owned()), 2)]));
-    kept(BTreeMap::from([(Some(true), 1u8), (None, 2)]));
-    kept(BTreeMap::from([(u128::MAX, ()), (0, ())]));
+fn maps_with_any_keys_round_trip() {
+    round_trips(BTreeMap::from([((1u8, "a".to_owned()), 1u8), ((1, "b".to_owned()), 2)]));
+    round_trips(BTreeMap::from([(Some(true), 1u8), (None, 2)]));
+    round_trips(BTreeMap::from([(u128::MAX, ()), (0, ())]));
     let plain = [Plain::A, Plain::B(None), Plain::C(1, "x".into()), Plain::D { x: Some(None) }];
-    kept(plain.into_iter().zip(0u8..).collect::<BTreeMap<_, _>>());
+    round_trips(plain.into_iter().zip(0u8..).collect::<BTreeMap<_, _>>());
 }
 
 #[test]
-fn every_kind_of_enum_is_kept() {
-    kept(vec![Plain::A, Plain::B(None), Plain::C(0, String::new()), Plain::D { x: None }]);
-    kept(Tagged::A);
-    kept(Tagged::B { x: Some(None), c: 'é', f: 0.1 });
-    kept(Tagged::C(BTreeMap::from([("q".into(), Plain::C(1, "x".into()))])));
-    kept([Adjacent::A, Adjacent::B(u128::MAX), Adjacent::C(1, 'x')]);
-    kept(Adjacent::D { x: Some(None) });
-    kept(vec![
+fn every_kind_of_enum_round_trips() {
+    round_trips(vec![Plain::A, Plain::B(None), Plain::C(0, String::new()), Plain::D { x: None }]);
+    round_trips(Tagged::A);
+    round_trips(Tagged::B { x: Some(None), c: 'é', f: 0.1 });
+    round_trips(Tagged::C(BTreeMap::from([("q".into(), Plain::C(1, "x".into()))])));
+    round_trips([Adjacent::A, Adjacent::B(u128::MAX), Adjacent::C(1, 'x')]);
+    round_trips(Adjacent::D { x: Some(None) });
+    round_trips(vec![
         Untagged::Bool(true),
         Untagged::Integer(-3),
         Untagged::Float(1.0),
@@ -153,19 +153,19 @@ fn every_kind_of_enum_is_kept() {
         Untagged::Bytes(Raw(vec![1, 255])),
         Untagged::List(vec![Untagged::Fields { x: 1 }]),
     ]);
-    kept::<Result<u8, String>>(Err("no".into()));
+    round_trips::<Result<u8, String>>(Err("no".into()));
 }
 
 #[test]
-fn values_of_other_crates_and_of_std_are_kept() {
-    kept(serde_json::json!({"a": [1, 2.5, null, "x", {"b": -1}]}));
-    kept(std::time::Duration::from_nanos(5));
-    kept((Raw((0..=255).collect()), 'é', "\0\u{10ffff}".to_owned(), ()));
+fn values_of_other_crates_and_of_std_round_trip() {
+    round_trips(serde_json::json!({"a": [1, 2.5, null, "x", {"b": -1}]}));
+    round_trips(std::time::Duration::from_nanos(5));
+    round_trips((Raw((0..=255).collect()), 'é', "\0\u{10ffff}".to_owned(), ()));
 }
 
-/// Types that have a form for people and another one, wherever they stand.
+/// Types with a text form and a binary form, in every position.
 #[test]
-fn addresses_are_kept_where_serde_buffers_them() {
+fn addresses_round_trip_where_serde_buffers_them() {
     #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
     #[serde(tag = "kind")]
     enum Host {
@@ -192,22 +192,26 @@ fn addresses_are_kept_where_serde_buffers_them() {
     }
     for at in ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()) {
         let host = Host::Up { at };
-        kept(at);
-        kept(host.clone());
-        kept([Either::Number(1), Either::Host(host), Either::Address(at)]);
-        kept(Page { number: 1, main: Main { at }, others: BTreeMap::from([("other".into(), at)]) });
+        round_trips(at);
+        round_trips(host.clone());
+        round_trips([Either::Number(1), Either::Host(host), Either::Address(at)]);
+        round_trips(Page {
+            number: 1,
+            main: Main { at },
+            others: BTreeMap::from([("other".into(), at)]),
+        });
     }
 }
 
-/// Serde guesses again: nothing here says which variant it was.
+/// Serde guesses again: the bytes do not say which variant it was.
 #[test]
-fn of_an_untagged_enum_the_first_variant_that_fits_is_read() {
+fn an_untagged_enum_is_read_as_the_first_variant_that_fits() {
     let bytes = write(&Untagged::Bytes(Raw(b"ab".to_vec())), LIMIT).unwrap();
     assert_eq!(read::<Untagged>(&bytes).unwrap(), Untagged::Text("ab".into()));
 }
 
 #[test]
-fn errors_show_nothing_of_what_was_found() {
+fn errors_do_not_show_values() {
     fn shown<T: DeserializeOwned + Debug>(value: impl Serialize) -> String {
         read::<T>(&write(&value, LIMIT).unwrap()).unwrap_err().to_string()
     }
@@ -216,13 +220,13 @@ fn errors_show_nothing_of_what_was_found() {
     assert_eq!(shown::<u8>(4111), "invalid value: an integer, expected u8");
     assert_eq!(shown::<u8>(u128::MAX), "invalid type: something else, expected u8");
     assert_eq!(shown::<char>(text), "invalid value: a string, expected a character");
-    assert_eq!(shown::<Plain>(text), "it is a variant that the type does not have");
+    assert_eq!(shown::<Plain>(text), "found a variant that the type does not have");
     assert_eq!(shown::<Tagged>(BTreeMap::from([("kind", text)])), shown::<Plain>(text));
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Nothing {}
     let field = BTreeMap::from([(text, 1)]);
-    assert_eq!(shown::<Nothing>(field), "it has a field that the type does not have");
+    assert_eq!(shown::<Nothing>(field), "found a field that the type does not have");
 }
 
 fn form<T: Serialize>(value: T) -> Vec<u8> {
@@ -230,7 +234,7 @@ fn form<T: Serialize>(value: T) -> Vec<u8> {
 }
 
 #[test]
-fn the_canonical_form_is_that_of_the_same_value() {
+fn equal_values_have_the_same_canonical_form() {
     #[derive(Serialize)]
     struct One {
         a: Option<u8>,
@@ -249,7 +253,7 @@ fn the_canonical_form_is_that_of_the_same_value() {
 }
 
 #[test]
-fn the_canonical_form_tells_values_apart() {
+fn different_values_have_different_canonical_forms() {
     let forms = [
         form(None::<()>),
         form(Some(None::<()>)),
@@ -278,7 +282,7 @@ fn the_canonical_form_tells_values_apart() {
 }
 
 #[test]
-fn a_type_may_change_as_types_do() {
+fn a_changed_type_reads_earlier_values() {
     #[derive(Serialize)]
     struct Old {
         a: u8,
@@ -302,11 +306,11 @@ fn a_type_may_change_as_types_do() {
 }
 
 #[test]
-fn what_is_too_deep_or_too_large_is_refused() {
+fn values_that_are_too_deep_or_too_large_are_rejected() {
     #[derive(PartialEq, Debug, Serialize, Deserialize)]
     struct Deep(Option<Box<Deep>>);
     let deep = |levels| (0..levels).fold(Deep(None), |deep, _| Deep(Some(Box::new(deep))));
-    kept(deep(MAX_DEPTH));
+    round_trips(deep(MAX_DEPTH));
     assert_eq!(write(&deep(MAX_DEPTH + 1), LIMIT), Err(ValueError::TooDeep));
     let bytes = [vec![tag::SOME; 1 << 20], vec![tag::NONE]].concat();
     assert_eq!(read::<Deep>(&bytes), Err(ValueError::TooDeep));
@@ -319,7 +323,7 @@ fn what_is_too_deep_or_too_large_is_refused() {
 }
 
 #[test]
-fn the_bytes_are_what_they_were_in_earlier_versions() {
+fn the_bytes_are_those_of_earlier_versions() {
     let value = (1u8, -2i8, 'a', Some(None::<()>), Plain::C(9, "x".into()), Plain::A, true, 1.0f64);
     let expected = "0d 0601 0701 0a61 0201 0e 0b00 0d 0609 0b0178 00 00 0b096e6f7420666f756e64 05 \
                     09000000000000f03f 00";
@@ -328,7 +332,7 @@ fn the_bytes_are_what_they_were_in_earlier_versions() {
     assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), hex);
 }
 
-/// So few that two of them are often the same.
+/// So few values that two of them are often the same.
 type Few = (Option<Option<Option<bool>>>, Option<Option<()>>, BTreeMap<bool, Option<()>>);
 
 type Anything = (
@@ -337,7 +341,8 @@ type Anything = (
     Option<(String, u128)>,
 );
 
-/// Few, since the fuzz target `value` tries many more; `PROPTEST_CASES` for a long run.
+/// The number of cases. It is small, since the fuzz target `value` tries many more;
+/// `PROPTEST_CASES` sets another one for a long run.
 fn cases() -> ProptestConfig {
     let mut config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -350,7 +355,7 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn anything_is_kept(value: Anything) {
+    fn any_value_round_trips(value: Anything) {
         let bytes = write(&value, LIMIT).unwrap();
         prop_assert_eq!(read::<Anything>(&bytes).unwrap(), value);
     }
@@ -359,7 +364,7 @@ proptest! {
     fn canonical_forms_are_equal_where_values_are(one: Anything, other: Anything, few: [Few; 2]) {
         prop_assert_eq!(form(&one) == form(&other), one == other);
         prop_assert_eq!(form(&few[0]) == form(&few[1]), few[0] == few[1]);
-        // It is a form of the value itself, not only a name of it.
+        // The form is one of the value itself, and can be read.
         prop_assert_eq!(&read::<Anything>(&form(&one)).unwrap(), &one);
         prop_assert_eq!(&read::<Few>(&form(&few[0])).unwrap(), &few[0]);
     }

@@ -20,7 +20,7 @@ impl Writer {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), ValueError> {
-        // Before it grows: what is too large is never built.
+        // Checked before it grows: a value that is too large is never built.
         if bytes.len() > self.limit - self.out.len() {
             return Err(ValueError::TooLarge);
         }
@@ -57,7 +57,7 @@ impl Writer {
         self.put(&[tag])
     }
 
-    /// Begins what a variant has, after its name.
+    /// Begins the data of a variant, after its name.
     fn variant(&mut self, name: &str, tag: u8) -> Result<(), ValueError> {
         self.begin(tag::MAP)?;
         self.text(tag::STR, name.as_bytes())?;
@@ -70,7 +70,7 @@ impl Writer {
     }
 }
 
-/// Something begun, which `levels` ends close.
+/// A sequence, map or variant that has begun. `levels` times `END` closes it.
 pub(super) struct Compound<'a> {
     writer: &'a mut Writer,
     levels: u8,
@@ -175,7 +175,7 @@ impl<'a> ser::Serializer for &'a mut Writer {
     fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), ValueError> {
         self.begin(tag::SOME)?;
         value.serialize(&mut *self)?;
-        // One value follows: there is no end to be written.
+        // One value follows, without an `END`.
         self.depth -= 1;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Canonical JSON against a model of what was written, and against `serde_json`.
+//! Canonical JSON, compared with a model of the written value and with `serde_json`.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +30,15 @@ fn json() -> impl Strategy<Value = Json> {
     })
 }
 
-/// Short, so that names share prefixes, and rich in what needs escapes or sorts surprisingly.
+/// Texts that are short, so that names share prefixes, with many characters that need escapes or
+/// are sorted differently in UTF-16.
 fn text() -> impl Strategy<Value = String> {
     let odd = vec!['"', '\\', '/', '\u{0}', '\u{1f}', '\n', 'a', 'b', 'é', '\u{ffff}', '😀'];
     let character = prop_oneof![prop::sample::select(odd), any::<char>()];
     prop::collection::vec(character, 0..5).prop_map(|text| text.into_iter().collect())
 }
 
-/// The canonical form, written from the model: `BTreeMap<String, _>` sorts by UTF-8 bytes.
+/// Writes the canonical form from the model: `BTreeMap<String, _>` sorts by UTF-8 bytes.
 fn reference(json: &Json, out: &mut String) {
     let separated = |out: &mut String, at: usize| out.push_str(if at > 0 { "," } else { "" });
     match json {
@@ -65,23 +66,23 @@ fn reference(json: &Json, out: &mut String) {
     }
 }
 
-/// Decides how a value is written, by dice that were thrown before.
+/// The style in which a value is written, from random bytes that the test generated.
 struct Style<'a>(std::iter::Cycle<std::slice::Iter<'a, u8>>);
 
 impl Style<'_> {
-    fn roll(&mut self, sides: u8) -> u8 {
-        self.0.next().map_or(0, |die| die % sides)
+    fn choose(&mut self, count: u8) -> u8 {
+        self.0.next().map_or(0, |byte| byte % count)
     }
 
     fn space(&mut self, out: &mut String) {
-        out.push_str(["", " ", "\n\t", "", "\r "][usize::from(self.roll(5))]);
+        out.push_str(["", " ", "\n\t", "", "\r "][usize::from(self.choose(5))]);
     }
 
     fn text(&mut self, text: &str, out: &mut String) {
         out.push('"');
         for character in text.chars() {
             let must = matches!(character, '"' | '\\' | '\0'..='\u{1f}');
-            match (self.roll(4), character) {
+            match (self.choose(4), character) {
                 (0, '/') => out.push_str("\\/"),
                 (0 | 1, '\n') => out.push_str("\\n"),
                 (0 | 1, '"') => out.push_str("\\\""),
@@ -114,9 +115,9 @@ impl Style<'_> {
             }
             Json::Object(members) => {
                 let mut members: Vec<_> = members.iter().collect();
-                let turn = usize::from(self.roll(8)) % members.len().max(1);
+                let turn = usize::from(self.choose(8)) % members.len().max(1);
                 members.rotate_left(turn);
-                if self.roll(2) == 0 {
+                if self.choose(2) == 0 {
                     members.reverse();
                 }
                 out.push('{');
@@ -136,7 +137,7 @@ impl Style<'_> {
     }
 }
 
-/// Pieces of JSON in no order: most of it is nonsense, some is nearly right.
+/// Tokens of JSON in random order: mostly not JSON, sometimes nearly.
 fn soup() -> impl Strategy<Value = String> {
     let pieces = vec![
         "{",
@@ -188,12 +189,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn every_way_of_writing_a_value_gives_its_one_form(
+    fn every_text_of_a_value_has_the_same_form(
         json in json(),
-        dice in prop::collection::vec(any::<u8>(), 1..64),
+        random in prop::collection::vec(any::<u8>(), 1..64),
     ) {
         let (mut written, mut expected) = (String::new(), String::new());
-        Style(dice.iter().cycle()).write(&json, &mut written);
+        Style(random.iter().cycle()).write(&json, &mut written);
         reference(&json, &mut expected);
         let canonical = canonicalize(written.as_bytes()).unwrap();
         prop_assert_eq!(std::str::from_utf8(&canonical).unwrap(), &expected);
@@ -201,13 +202,13 @@ proptest! {
     }
 
     #[test]
-    fn the_form_means_what_the_text_means(
+    fn the_form_has_the_value_of_the_text(
         json in json(),
-        dice in prop::collection::vec(any::<u8>(), 1..64),
+        random in prop::collection::vec(any::<u8>(), 1..64),
     ) {
         let mut written = String::new();
-        Style(dice.iter().cycle()).write(&json, &mut written);
-        // It refuses numbers out of its range, which have a form all the same.
+        Style(random.iter().cycle()).write(&json, &mut written);
+        // `serde_json` rejects numbers out of its range, which have a form nevertheless.
         if let Ok(value) = serde_json::from_str::<serde_json::Value>(&written) {
             let canonical = canonicalize(written.as_bytes()).unwrap();
             prop_assert_eq!(serde_json::from_slice::<serde_json::Value>(&canonical).unwrap(), value);
@@ -224,7 +225,7 @@ proptest! {
     }
 
     #[test]
-    fn one_changed_byte_never_panics_nor_makes_what_is_not_json(
+    fn one_changed_byte_neither_panics_nor_gives_a_form_to_invalid_json(
         json in json(),
         at in any::<prop::sample::Index>(),
         to: u8,
@@ -255,13 +256,13 @@ fn numbers_stay_as_written() {
 
 #[test]
 fn members_sort_by_unescaped_utf8() {
-    // By UTF-16 the emoji would come before U+FF5E, by the escaped text `\u0062` before `a`.
+    // In UTF-16 the emoji would come before U+FF5E; in escaped text, `\u0062` before `a`.
     let text = r#"{"😀":1,"～":2,"\u0062":3,"a":4,"":5,"aa":6}"#;
     assert_eq!(canonical(text), r#"{"":5,"a":4,"aa":6,"b":3,"～":2,"😀":1}"#);
 }
 
 #[test]
-fn a_member_twice_has_no_form_however_it_is_written() {
+fn an_object_with_a_repeated_member_has_no_form() {
     for text in [r#"{"a":1,"a":1}"#, r#"{"a":1,"b":2,"\u0061":3}"#, r#"[{"b":{"a":1,"a":1}}]"#] {
         assert_eq!(
             canonicalize(text.as_bytes()),
@@ -301,9 +302,10 @@ fn depth_is_bounded() {
     );
 }
 
-/// Many members in the worst order, and sorting at every level: seconds would show in the run.
+/// Many members in the worst order, and sorting at every level. The test would take seconds if this
+/// were slow.
 #[test]
-fn hostile_texts_are_no_work() {
+fn hostile_texts_take_little_time() {
     let members: Vec<_> = (0..100_000).rev().map(|at| format!("\"{at:06}\":0")).collect();
     let wide = format!("{{{}}}", members.join(","));
     let sorted: Vec<_> = members.iter().rev().map(String::as_str).collect();

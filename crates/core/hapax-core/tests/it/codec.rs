@@ -1,4 +1,4 @@
-//! Records as bytes, sealed and bare.
+//! Encoding of records, sealed and unsealed.
 
 mod golden;
 mod seal;
@@ -13,7 +13,7 @@ use strategy::{record, sample};
 
 proptest! {
     #[test]
-    fn what_is_encoded_is_decoded(record in record()) {
+    fn an_encoded_record_is_decoded(record in record()) {
         let bytes = Bytes::from(codec::encode(&record).unwrap());
         prop_assert_eq!(codec::decode(&bytes).unwrap(), record);
     }
@@ -51,7 +51,7 @@ proptest! {
 }
 
 #[test]
-fn foreign_bytes_and_unknown_versions_are_told_apart() {
+fn foreign_bytes_and_unknown_versions_are_different_errors() {
     let mut bytes = codec::encode(&sample()).unwrap();
     bytes[3] = 3;
     assert_eq!(codec::decode(&bytes.clone().into()), Err(DecodeError::Version { found: 3 }));
@@ -61,7 +61,7 @@ fn foreign_bytes_and_unknown_versions_are_told_apart() {
 }
 
 #[test]
-fn a_length_beyond_its_limit_is_refused_before_anything_is_read() {
+fn a_length_over_its_limit_is_rejected_before_the_field_is_read() {
     let mut record = sample();
     record.checkpoint = None;
     record.state = RecordState::Done(Outcome::new("", ""));
@@ -75,7 +75,7 @@ fn a_length_beyond_its_limit_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn what_is_over_a_limit_is_not_written() {
+fn a_field_over_its_limit_is_not_encoded() {
     let mut record = sample();
     record.checkpoint = Some(Bytes::from(vec![0; MAX_CHECKPOINT]));
     assert!(codec::encode(&record).is_ok());

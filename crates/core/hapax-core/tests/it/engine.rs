@@ -1,4 +1,4 @@
-//! The engine over a store that fails on command, on a clock that tests control.
+//! The engine, with a store whose faults and a clock whose time are set by tests.
 
 mod faults;
 mod functions;
@@ -35,7 +35,7 @@ impl Clock for TestClock {
     }
 }
 
-/// A request that is told from others by its text.
+/// A request whose fingerprint is that of its text.
 struct Text(&'static str);
 
 impl OperationRequest for Text {
@@ -53,7 +53,7 @@ impl OperationRequest for Text {
     }
 }
 
-/// A world with one store and any number of processes over it.
+/// One store, and any number of processes that use it.
 struct World {
     store: Arc<Unreliable>,
 }
@@ -65,7 +65,7 @@ impl World {
         Self { store: Arc::new(Unreliable::new(memory)) }
     }
 
-    /// The same records, reached by another way.
+    /// Returns the same records behind a connection with its own faults.
     fn elsewhere(&self) -> Self {
         Self { store: Arc::new(self.store.elsewhere()) }
     }
@@ -79,7 +79,7 @@ impl World {
     }
 }
 
-/// A store with other capabilities than the one within.
+/// A store with other capabilities than the inner one.
 #[derive(Debug)]
 struct WithCapabilities {
     store: Arc<Unreliable>,
@@ -111,7 +111,7 @@ fn policy(on_unknown: OnUnknown) -> Policy {
     policy
 }
 
-/// A policy under which what is unknown executes again.
+/// Returns a policy that executes unknown operations again.
 fn reexecute() -> Policy {
     policy(OnUnknown::Reexecute)
 }

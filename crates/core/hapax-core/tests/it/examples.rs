@@ -1,26 +1,26 @@
-//! The examples, as they are, run.
+//! Runs of the examples.
 
-#[allow(dead_code, reason = "its `main` is for people")]
+#[allow(dead_code, reason = "its `main` is not called here")]
 #[path = "../../examples/email.rs"]
 mod email;
-#[allow(dead_code, reason = "its `main` is for people")]
+#[allow(dead_code, reason = "its `main` is not called here")]
 #[path = "../../examples/order.rs"]
 mod order;
-#[allow(dead_code, reason = "its `main` is for people")]
+#[allow(dead_code, reason = "its `main` is not called here")]
 #[path = "../../examples/payment.rs"]
 mod payment;
-#[allow(dead_code, reason = "its `main` is for people")]
+#[allow(dead_code, reason = "its `main` is not called here")]
 #[path = "../../examples/resource.rs"]
 mod resource;
 
 use std::cell::RefCell;
 
-/// What an example says, line by line.
-macro_rules! said {
+/// Returns the lines that an example prints.
+macro_rules! printed {
     ($example:ident) => {{
-        let said = RefCell::new(Vec::new());
-        $example::run(|line| said.borrow_mut().push(line)).await.unwrap();
-        said.into_inner()
+        let printed = RefCell::new(Vec::new());
+        $example::run(|line| printed.borrow_mut().push(line)).await.unwrap();
+        printed.into_inner()
     }};
 }
 
@@ -36,7 +36,7 @@ async fn a_payment() {
         "o-4: ch_3 for o-4, replayed: true",
         "the provider charged 3 times",
     ];
-    assert_eq!(said!(payment), expected);
+    assert_eq!(printed!(payment), expected);
 }
 
 #[tokio::test]
@@ -45,11 +45,11 @@ async fn an_email() {
         "reset: sent as 2, replayed: false",
         "reset: sent as 2, replayed: true",
         "the server sent 2 mails: at least one",
-        "invoice: nobody knows",
+        "invoice: the outcome is unknown",
         "the server sent 3 mails: one more",
         "invoice: sent as 3, replayed: true",
     ];
-    assert_eq!(said!(email), expected);
+    assert_eq!(printed!(email), expected);
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn a_resource() {
         "nobody is no address, replayed: true",
         "there is 1 account",
     ];
-    assert_eq!(said!(resource), expected);
+    assert_eq!(printed!(resource), expected);
 }
 
 #[tokio::test]
@@ -75,5 +75,5 @@ async fn an_order() {
         "large: only 7 apples are left",
         "7 apples left, 1 charge",
     ];
-    assert_eq!(said!(order), expected);
+    assert_eq!(printed!(order), expected);
 }

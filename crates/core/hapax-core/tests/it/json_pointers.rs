@@ -1,4 +1,4 @@
-//! Canonical JSON of parts of a text, against `serde_json`'s own pointers.
+//! Canonical JSON of parts of a text, compared with the pointers of `serde_json`.
 
 use hapax_core::{
     CanonicalJsonError, JsonPointers, PointerError, canonicalize, canonicalize_except,
@@ -38,7 +38,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
 
     #[test]
-    fn only_finds_what_the_oracle_finds(
+    fn canonicalize_only_finds_the_values_of_the_oracle(
         value in value(),
         pointers in prop::collection::vec(pointer(), 0..4),
     ) {
@@ -53,9 +53,9 @@ proptest! {
         }
     }
 
-    /// What is left out cannot be told apart; all else can.
+    /// Values that are left out are not distinguished; all others are.
     #[test]
-    fn except_forgets_what_pointers_lead_to_and_nothing_else(
+    fn canonicalize_except_leaves_out_the_values_at_its_pointers_only(
         value in value(),
         other in value(),
         pointer in pointer(),
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn without_a_hit_nothing_changes(value in value()) {
+    fn pointers_without_a_value_change_nothing(value in value()) {
         let text = value.to_string();
         let except = JsonPointers::new(["/nowhere", "/a/nowhere"]).unwrap();
         let all = canonicalize(text.as_bytes()).unwrap();
@@ -89,7 +89,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_left_out_leaves_well_formed_objects_and_places_in_arrays() {
+fn left_out_values_leave_valid_objects_and_placeholders_in_arrays() {
     let except = JsonPointers::new(["/a", "/b/0", "/b/2", "/d/x"]).unwrap();
     for (text, expected) in [
         (r#"{"a":1}"#, "{}"),
@@ -111,7 +111,7 @@ fn what_is_left_out_leaves_well_formed_objects_and_places_in_arrays() {
 }
 
 #[test]
-fn what_has_no_form_has_none_in_parts() {
+fn a_text_without_a_form_has_none_in_parts() {
     let except = JsonPointers::new(["/a"]).unwrap();
     for text in [
         r#"{"a":{"b":1,"b":2}}"#,

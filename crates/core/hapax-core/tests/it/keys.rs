@@ -12,7 +12,7 @@ use hapax_core::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-/// 2026-09-21T14:13:20Z, and tokio's time from there, which tests pause.
+/// A clock that begins at 2026-09-21T14:13:20Z and follows tokio's time, which tests pause.
 #[derive(Debug)]
 struct TestClock(Instant);
 
@@ -22,11 +22,11 @@ impl Clock for TestClock {
     }
 }
 
-/// Always the same byte.
+/// Randomness that is always the same byte.
 #[derive(Debug)]
-struct Loaded(u8);
+struct Constant(u8);
 
-impl Entropy for Loaded {
+impl Entropy for Constant {
     fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError> {
         bytes.fill(self.0);
         Ok(())
@@ -34,9 +34,9 @@ impl Entropy for Loaded {
 }
 
 #[derive(Debug)]
-struct Empty;
+struct Failing;
 
-impl Entropy for Empty {
+impl Entropy for Failing {
     fn fill(&self, _: &mut [u8]) -> Result<(), EntropyError> {
         Err(EntropyError)
     }
@@ -46,14 +46,14 @@ fn maker(entropy: impl Entropy) -> KeyMaker {
     KeyMaker::new(Arc::new(TestClock(Instant::now())), Arc::new(entropy))
 }
 
-/// What the header's grammar takes.
+/// Asserts that the header's grammar accepts the key.
 fn is_a_key(key: &Key) {
     assert_eq!(&Key::new(key.as_str()).unwrap(), key);
 }
 
 #[tokio::test(start_paused = true)]
-async fn keys_are_made_of_the_clock_and_the_dice_that_are_given() {
-    let maker = maker(Loaded(0xab));
+async fn keys_are_made_from_the_given_clock_and_randomness() {
+    let maker = maker(Constant(0xab));
     let made = [
         (maker.uuid_v4().unwrap(), "abababab-abab-4bab-abab-abababababab"),
         (maker.uuid_v7().unwrap(), "01a0c450-6c00-7bab-abab-abababababab"),
@@ -70,7 +70,7 @@ async fn keys_are_made_of_the_clock_and_the_dice_that_are_given() {
 }
 
 #[test]
-fn keys_of_the_operating_system_do_not_repeat() {
+fn keys_made_with_the_operating_system_do_not_repeat() {
     let made = || {
         [
             Key::uuid_v4().unwrap(),
@@ -85,8 +85,8 @@ fn keys_of_the_operating_system_do_not_repeat() {
 }
 
 #[tokio::test]
-async fn without_dice_there_is_no_key() {
-    let maker = maker(Empty);
+async fn without_randomness_no_key_is_made() {
+    let maker = maker(Failing);
     assert!(maker.uuid_v4().is_err() && maker.uuid_v7().is_err() && maker.ulid().is_err());
     let client = maker.client_timestamp_random("c");
     assert!(matches!(client, Err(MakeKeyError::Entropy(_))));
@@ -106,7 +106,7 @@ fn a_client_must_fit_into_a_key() {
 }
 
 #[test]
-fn natural_keys_are_what_they_were_in_earlier_versions() {
+fn natural_keys_are_those_of_earlier_versions() {
     let keys = [
         NaturalKey::order("c-1", "cart-9"),
         NaturalKey::payment("o-17", 1999, "EUR"),
@@ -124,7 +124,7 @@ fn natural_keys_are_what_they_were_in_earlier_versions() {
 }
 
 #[test]
-fn parts_that_differ_give_keys_that_differ() {
+fn different_parts_give_different_keys() {
     let of = |parts: NaturalKey| parts.key();
     let new = || NaturalKey::new("k");
     let keys = [
@@ -149,7 +149,7 @@ fn parts_that_differ_give_keys_that_differ() {
         NaturalKey::order("b", "a").key(),
     ];
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
-    // A width is no type, a reference neither.
+    // Widths of integers and references give the same key.
     let text = String::from("x");
     assert_eq!(
         of(new().part("a", 7u8).part("t", &text)),
@@ -183,10 +183,10 @@ fn the_key_of_a_payload_is_that_of_its_canonical_form() {
     assert_eq!(one, key(&serde_json::from_str(r#"{ "to":"\u0061", "amount":5 }"#).unwrap()));
     assert_ne!(one, key(&serde_json::json!({"amount": 6, "to": "a"})));
     is_a_key(&one);
-    // What JSON cannot say counts as well.
+    // Differences that JSON cannot express count too.
     let of = |payload: Option<Option<u8>>| Key::of_payload(&payload).unwrap();
     assert!(of(None) != of(Some(None)) && of(None) != of(Some(Some(0))));
-    // For ever: under another one a retry would execute.
+    // It must never change: a retry with another key would execute.
     let expected = "40995a8835b528d64450d873287a5e21b0bfb7621115e43e31eb7b94f6ad8bc0";
     assert_eq!(one.as_str(), expected);
 }
@@ -194,8 +194,8 @@ fn the_key_of_a_payload_is_that_of_its_canonical_form() {
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_in_the_next_stretch_of_time_has_the_first_key_among_its_candidates() {
-    let maker = maker(Empty);
+async fn a_retry_in_the_next_bucket_has_the_first_key_among_its_candidates() {
+    let maker = maker(Failing);
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let at = |seconds| {
         let (maker, parts) = (maker.clone(), parts.clone());
@@ -212,7 +212,7 @@ async fn a_retry_in_the_next_stretch_of_time_has_the_first_key_among_its_candida
     assert_eq!(next.candidates(), [first.current(), next.current()]);
     let after = at(60).await;
     assert!(!after.candidates().contains(&first.current()));
-    // Another stretch is another key, as is another operation.
+    // Another bucket length gives another key, and so does another operation.
     assert_ne!(maker.composite(&parts, MINUTE * 2).unwrap().current(), after.current());
     let other = NaturalKey::new("pay").part("user", "u-2");
     assert_ne!(maker.composite(&other, MINUTE).unwrap().current(), after.current());
@@ -222,11 +222,11 @@ async fn a_retry_in_the_next_stretch_of_time_has_the_first_key_among_its_candida
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_across_the_boundary_is_found() {
+async fn a_retry_across_the_boundary_of_a_bucket_is_replayed() {
     let clock = Arc::new(TestClock(Instant::now()));
     let store = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
     let idempotency = Idempotency::builder(Arc::new(store)).build().unwrap();
-    let maker = KeyMaker::new(clock, Arc::new(Empty));
+    let maker = KeyMaker::new(clock, Arc::new(Failing));
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let scope = Scope::shared();
     let call = async |result: Result<u8, ()>| {
@@ -239,17 +239,17 @@ async fn a_retry_across_the_boundary_is_found() {
     assert_eq!(call(Ok(1)).await, Some((1, false)));
     tokio::time::sleep(MINUTE).await;
     assert_eq!(call(Ok(2)).await, Some((1, true)));
-    // Two stretches later it is meant anew.
+    // Two buckets later it is a new operation.
     tokio::time::sleep(MINUTE).await;
     assert_eq!(call(Ok(3)).await, Some((3, false)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_what_was_released_the_key_stays() {
+async fn the_key_of_a_released_operation_is_chosen_for_one_lease() {
     let clock = Arc::new(TestClock(Instant::now()));
     let store = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
     let idempotency = Idempotency::builder(Arc::new(store)).build().unwrap();
-    let maker = KeyMaker::new(clock, Arc::new(Empty));
+    let maker = KeyMaker::new(clock, Arc::new(Failing));
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let scope = Scope::shared();
     let pay: Function<u8, ()> = idempotency
@@ -275,7 +275,7 @@ async fn of_what_was_released_the_key_stays() {
     assert_eq!(call(&browser, Ok(1)).await, Some((1, false)));
     assert_eq!(call(&telephone, Ok(2)).await, Some((1, true)));
 
-    // For a lease, and no longer.
+    // The key is chosen for one lease, and no longer.
     tokio::time::sleep(MINUTE * 3 - Duration::from_secs(2)).await;
     let (first, _) = choose().await;
     assert_eq!(call(&first, Err(())).await, None);

@@ -1,4 +1,4 @@
-//! The table of `machine`, cell by cell.
+//! The table of `machine`, each entry of it.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ const NOW: u64 = 1_000_000_000;
 const LEASE: Duration = Duration::from_secs(30);
 const OWN: LeaseId = LeaseId::from_bytes([1; 16]);
 const TAKEN_OVER: LeaseId = LeaseId::from_bytes([2; 16]);
-const LIFE: LeaseId = LeaseId::from_bytes([3; 16]);
-const OTHER_LIFE: LeaseId = LeaseId::from_bytes([4; 16]);
+const GENERATION: LeaseId = LeaseId::from_bytes([3; 16]);
+const OTHER_GENERATION: LeaseId = LeaseId::from_bytes([4; 16]);
 const NEW: LeaseId = LeaseId::from_bytes([5; 16]);
-const TAG: WriteId = WriteId::from_bytes([6; 16]);
+const WRITE_ID: WriteId = WriteId::from_bytes([6; 16]);
 
 fn terms(on_unknown: OnUnknown) -> Terms {
     Terms { lease: LEASE, retention: Duration::from_secs(3600), on_unknown }
@@ -38,9 +38,9 @@ fn at(secs: i64) -> Timestamp {
     Timestamp::from_micros(NOW.saturating_add_signed(secs * 1_000_000))
 }
 
-fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRecord {
+fn stored_record(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRecord {
     StoredRecord {
-        write_id: TAG,
+        write_id: WRITE_ID,
         fence: FencingToken::new(at(-10).as_micros()),
         lease_until: at(lease_secs),
         keep_until: Some(at(100)),
@@ -48,7 +48,7 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
             scheme: FingerprintScheme::new("test/1").unwrap(),
             fingerprint: fingerprint("same"),
             lease_id: OWN,
-            generation: LIFE,
+            generation: GENERATION,
             attempt: 3,
             terms: terms(on_unknown),
             checkpoint: Some(Bytes::from_static(b"half way")),
@@ -59,32 +59,34 @@ fn cell(state: RecordState, lease_secs: i64, on_unknown: OnUnknown) -> StoredRec
 }
 
 const UNKNOWN: RecordState = RecordState::Unknown { seen: None, reconciling: false };
-const ASKING: RecordState = RecordState::Unknown { seen: None, reconciling: true };
+const RECONCILING: RecordState = RecordState::Unknown { seen: None, reconciling: true };
 
-/// The rows: a name, and what the store holds.
+/// The rows: a name, and the stored record.
 fn rows() -> Vec<(&'static str, Option<StoredRecord>)> {
     use OnUnknown::{Block, Reconcile, Reexecute};
-    let expired =
-        StoredRecord { keep_until: Some(at(0)), ..cell(RecordState::InFlight, 10, Reexecute) };
+    let expired = StoredRecord {
+        keep_until: Some(at(0)),
+        ..stored_record(RecordState::InFlight, 10, Reexecute)
+    };
     vec![
         ("absent", None),
         ("expired", Some(expired)),
-        ("released", Some(cell(RecordState::Released, 0, Reexecute))),
-        ("live", Some(cell(RecordState::InFlight, 10, Reexecute))),
-        ("lapsed", Some(cell(RecordState::InFlight, 0, Reexecute))),
-        ("lapsed-block", Some(cell(RecordState::InFlight, 0, Block))),
-        ("lapsed-reconcile", Some(cell(RecordState::InFlight, -60, Reconcile))),
-        ("just-lapsed-reconcile", Some(cell(RecordState::InFlight, -59, Reconcile))),
-        ("unknown", Some(cell(UNKNOWN, 0, Reexecute))),
-        ("unknown-block", Some(cell(UNKNOWN, 0, Block))),
-        ("unknown-reconcile", Some(cell(UNKNOWN, 0, Reconcile))),
-        ("being-asked", Some(cell(ASKING, 1, Reconcile))),
-        ("asked-in-vain", Some(cell(ASKING, 0, Reconcile))),
-        ("done", Some(cell(RecordState::Done(outcome("kept")), 0, Block))),
+        ("released", Some(stored_record(RecordState::Released, 0, Reexecute))),
+        ("live", Some(stored_record(RecordState::InFlight, 10, Reexecute))),
+        ("lapsed", Some(stored_record(RecordState::InFlight, 0, Reexecute))),
+        ("lapsed-block", Some(stored_record(RecordState::InFlight, 0, Block))),
+        ("lapsed-reconcile", Some(stored_record(RecordState::InFlight, -60, Reconcile))),
+        ("just-lapsed-reconcile", Some(stored_record(RecordState::InFlight, -59, Reconcile))),
+        ("unknown", Some(stored_record(UNKNOWN, 0, Reexecute))),
+        ("unknown-block", Some(stored_record(UNKNOWN, 0, Block))),
+        ("unknown-reconcile", Some(stored_record(UNKNOWN, 0, Reconcile))),
+        ("reconciling", Some(stored_record(RECONCILING, 1, Reconcile))),
+        ("reconciling-lapsed", Some(stored_record(RECONCILING, 0, Reconcile))),
+        ("done", Some(stored_record(RecordState::Done(outcome("kept")), 0, Block))),
     ]
 }
 
-/// One word for what a step does, and for what a draft writes.
+/// Returns one word for a step, and for the state that a draft writes.
 fn word(step: &Step) -> String {
     match step {
         Step::Execute(draft) => format!("execute#{}", draft.record.attempt),
@@ -96,7 +98,7 @@ fn word(step: &Step) -> String {
         }
         .into(),
         Step::Own(_) => "own".into(),
-        Step::Reconcile(_) => "ask".into(),
+        Step::Reconcile(_) => "reconcile".into(),
         Step::Replay(_) => "replay".into(),
         Step::InFlight { .. } => "busy".into(),
         Step::Mismatch => "mismatch".into(),
@@ -106,7 +108,7 @@ fn word(step: &Step) -> String {
         Step::Lost => "lost".into(),
         Step::Gone => "gone".into(),
         Step::NotFound => "not-found".into(),
-        Step::Rejected => "refused".into(),
+        Step::Rejected => "rejected".into(),
         Step::Changed => "changed".into(),
     }
 }
@@ -125,7 +127,7 @@ fn check(name: &str, event: &Event<'_>, expected: &str) {
 
 fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expected: &str) {
     let scheme = FingerprintScheme::new("test/1").unwrap();
-    let asked = ClaimEvent {
+    let claim = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -136,7 +138,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expecte
         local: &[],
         description: None,
     };
-    check("claim", &Event::Claim(asked), expected);
+    check("claim", &Event::Claim(claim), expected);
 }
 
 const HOOK: Option<HookTiming> =
@@ -150,8 +152,8 @@ fn a_claim_of_the_same_request() {
         None,
         "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:execute#4 \
          lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
-         unknown:execute#4 unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
-         asked-in-vain:blocked done:replay",
+         unknown:execute#4 unknown-block:blocked unknown-reconcile:blocked reconciling:blocked \
+         reconciling-lapsed:blocked done:replay",
     );
 }
 
@@ -162,9 +164,9 @@ fn a_claim_with_a_hook() {
         OnUnknown::Reconcile,
         HOOK,
         "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
-         lapsed-block:blocked lapsed-reconcile:ask just-lapsed-reconcile:blocked \
-         unknown:ask unknown-block:blocked unknown-reconcile:ask being-asked:blocked \
-         asked-in-vain:ask done:replay",
+         lapsed-block:blocked lapsed-reconcile:reconcile just-lapsed-reconcile:blocked \
+         unknown:reconcile unknown-block:blocked unknown-reconcile:reconcile reconciling:blocked \
+         reconciling-lapsed:reconcile done:replay",
     );
 }
 
@@ -176,8 +178,8 @@ fn a_claim_that_blocks_is_stricter_than_any_record() {
         HOOK,
         "absent:execute#1 expired:execute#1 released:execute#4 live:busy lapsed:blocked \
          lapsed-block:blocked lapsed-reconcile:blocked just-lapsed-reconcile:blocked \
-         unknown:blocked unknown-block:blocked unknown-reconcile:blocked being-asked:blocked \
-         asked-in-vain:blocked done:replay",
+         unknown:blocked unknown-block:blocked unknown-reconcile:blocked reconciling:blocked \
+         reconciling-lapsed:blocked done:replay",
     );
 }
 
@@ -190,14 +192,14 @@ fn a_claim_of_another_request() {
         "absent:execute#1 expired:execute#1 released:execute#4 live:mismatch lapsed:mismatch \
          lapsed-block:mismatch lapsed-reconcile:mismatch just-lapsed-reconcile:mismatch \
          unknown:mismatch unknown-block:mismatch unknown-reconcile:mismatch \
-         being-asked:mismatch asked-in-vain:mismatch done:mismatch",
+         reconciling:mismatch reconciling-lapsed:mismatch done:mismatch",
     );
 }
 
 #[test]
-fn a_claim_by_another_scheme_is_hashed_again() {
+fn a_claim_with_another_scheme_is_hashed_again() {
     let scheme = FingerprintScheme::new("test/2").unwrap();
-    let asked = ClaimEvent {
+    let claim = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -208,21 +210,27 @@ fn a_claim_by_another_scheme_is_hashed_again() {
         local: &[],
         description: None,
     };
-    let seen =
-        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 10, OnUnknown::Block)) };
+    let seen = Snapshot {
+        now: at(0),
+        stored: Some(stored_record(RecordState::InFlight, 10, OnUnknown::Block)),
+    };
     assert_eq!(
-        step(&seen, &Event::Claim(asked.clone())),
+        step(&seen, &Event::Claim(claim.clone())),
         Step::Rehash(FingerprintScheme::new("test/1").unwrap())
     );
-    let released = cell(RecordState::Released, 0, OnUnknown::Block);
+    let released = stored_record(RecordState::Released, 0, OnUnknown::Block);
     let seen = Snapshot { now: at(0), stored: Some(released) };
-    assert_eq!(word(&step(&seen, &Event::Claim(asked))), "execute#4", "a released key forgets");
+    assert_eq!(
+        word(&step(&seen, &Event::Claim(claim))),
+        "execute#4",
+        "a released record has no fingerprint"
+    );
 }
 
 #[test]
-fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
+fn a_claim_that_finds_its_own_earlier_lease_id_owns_the_key() {
     let scheme = FingerprintScheme::new("test/1").unwrap();
-    let asked = ClaimEvent {
+    let claim = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[OWN],
         scheme: &scheme,
@@ -236,15 +244,15 @@ fn a_claim_that_finds_its_own_earlier_grant_owns_the_key() {
     let expected = "absent:execute#1 expired:execute#1 released:execute#4 live:own lapsed:own \
                     lapsed-block:own lapsed-reconcile:own just-lapsed-reconcile:own \
                     unknown:blocked unknown-block:blocked unknown-reconcile:blocked \
-                    being-asked:blocked asked-in-vain:blocked done:replay";
-    check("own claim", &Event::Claim(asked), expected);
+                    reconciling:blocked reconciling-lapsed:blocked done:replay";
+    check("own claim", &Event::Claim(claim), expected);
 }
 
 #[test]
 fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     let scheme = FingerprintScheme::new("test/1").unwrap();
     let fingerprint = fingerprint("same");
-    let asked = |own_lease_ids, local| ClaimEvent {
+    let claim = |own_lease_ids, local| ClaimEvent {
         lease_id: NEW,
         own_lease_ids,
         scheme: &scheme,
@@ -257,77 +265,79 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     };
     let others = "expired:busy released:execute#4 live:busy lapsed:busy lapsed-block:busy \
                   lapsed-reconcile:busy just-lapsed-reconcile:busy unknown:busy \
-                  unknown-block:busy unknown-reconcile:busy being-asked:busy asked-in-vain:busy \
-                  done:replay";
+                  unknown-block:busy unknown-reconcile:busy reconciling:busy \
+                  reconciling-lapsed:busy done:replay";
     let executing = [LocalExecution { lease_id: OWN, executes: true }];
-    check("executing", &Event::Claim(asked(&[], &executing)), &format!("absent:busy {others}"));
+    check("executing", &Event::Claim(claim(&[], &executing)), &format!("absent:busy {others}"));
     let claiming = [LocalExecution { lease_id: OWN, executes: false }];
     let expected = format!("absent:execute#1 {others}");
-    check("claiming", &Event::Claim(asked(&[], &claiming)), &expected);
+    check("claiming", &Event::Claim(claim(&[], &claiming)), &expected);
     let another = [LocalExecution { lease_id: TAKEN_OVER, executes: false }];
-    let seen =
-        Snapshot { now: at(0), stored: Some(cell(RecordState::InFlight, 0, OnUnknown::Reexecute)) };
-    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[], &another)))), "execute#4");
-    assert_eq!(word(&step(&seen, &Event::Claim(asked(&[OWN], &claiming)))), "own");
+    let seen = Snapshot {
+        now: at(0),
+        stored: Some(stored_record(RecordState::InFlight, 0, OnUnknown::Reexecute)),
+    };
+    assert_eq!(word(&step(&seen, &Event::Claim(claim(&[], &another)))), "execute#4");
+    assert_eq!(word(&step(&seen, &Event::Claim(claim(&[OWN], &claiming)))), "own");
 }
 
-fn hold(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
-    check("hold", &Event::Owner(Owner { lease_id, generation }, action), expected);
+fn check_owner(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
+    check("owner", &Event::Owner(Owner { lease_id, generation }, action), expected);
 }
 
 #[test]
-fn a_holder_renews_or_saves() {
+fn an_owner_renews_or_saves_a_checkpoint() {
     for action in [OwnerAction::Renew { lease: LEASE }, OwnerAction::Checkpoint(Bytes::new())] {
-        hold(
+        check_owner(
             OWN,
-            LIFE,
+            GENERATION,
             action,
             "absent:gone expired:gone released:gone live:in-flight lapsed:in-flight \
              lapsed-block:in-flight lapsed-reconcile:in-flight just-lapsed-reconcile:in-flight \
-             unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
-             asked-in-vain:lost done:lost",
+             unknown:lost unknown-block:lost unknown-reconcile:lost reconciling:lost \
+             reconciling-lapsed:lost done:lost",
         );
     }
 }
 
 #[test]
-fn a_holder_completes() {
+fn an_owner_completes() {
     let complete = |text| OwnerAction::Complete { outcome: outcome(text), retention: None };
     let rest = "absent:gone expired:gone released:gone live:done lapsed:done lapsed-block:done \
                 lapsed-reconcile:done just-lapsed-reconcile:done unknown:done unknown-block:done \
-                unknown-reconcile:done being-asked:done asked-in-vain:done";
-    hold(OWN, LIFE, complete("kept"), &format!("{rest} done:recorded"));
-    hold(OWN, LIFE, complete("other"), &format!("{rest} done:lost"));
+                unknown-reconcile:done reconciling:done reconciling-lapsed:done";
+    check_owner(OWN, GENERATION, complete("kept"), &format!("{rest} done:recorded"));
+    check_owner(OWN, GENERATION, complete("other"), &format!("{rest} done:lost"));
 }
 
 #[test]
-fn a_holder_releases() {
-    hold(
+fn an_owner_releases() {
+    check_owner(
         OWN,
-        LIFE,
+        GENERATION,
         OwnerAction::Release,
         "absent:gone expired:gone released:recorded live:released lapsed:released \
          lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
-         unknown:lost unknown-block:lost unknown-reconcile:lost being-asked:lost \
-         asked-in-vain:lost done:lost",
+         unknown:lost unknown-block:lost unknown-reconcile:lost reconciling:lost \
+         reconciling-lapsed:lost done:lost",
     );
 }
 
 #[test]
-fn a_holder_abandons() {
-    hold(
+fn an_owner_abandons() {
+    check_owner(
         OWN,
-        LIFE,
+        GENERATION,
         OwnerAction::Abandon { seen: Some(outcome("500")) },
         "absent:gone expired:gone released:gone live:unknown lapsed:unknown lapsed-block:unknown \
          lapsed-reconcile:unknown just-lapsed-reconcile:unknown unknown:recorded \
-         unknown-block:recorded unknown-reconcile:recorded being-asked:recorded \
-         asked-in-vain:recorded done:lost",
+         unknown-block:recorded unknown-reconcile:recorded reconciling:recorded \
+         reconciling-lapsed:recorded done:lost",
     );
 }
 
 #[test]
-fn who_was_taken_over_lost_and_another_life_is_gone() {
+fn an_owner_taken_over_is_lost_and_another_generation_is_gone() {
     let acts = [
         OwnerAction::Renew { lease: LEASE },
         OwnerAction::Complete { outcome: outcome("kept"), retention: None },
@@ -335,7 +345,7 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
         OwnerAction::Release,
     ];
     for action in acts {
-        for (generation, word) in [(LIFE, "lost"), (OTHER_LIFE, "gone")] {
+        for (generation, word) in [(GENERATION, "lost"), (OTHER_GENERATION, "gone")] {
             let nothing = ["absent", "expired", "released"];
             let expected: Vec<String> = rows()
                 .iter()
@@ -344,13 +354,13 @@ fn who_was_taken_over_lost_and_another_life_is_gone() {
                     false => format!("{row}:{word}"),
                 })
                 .collect();
-            hold(TAKEN_OVER, generation, action.clone(), &expected.join(" "));
+            check_owner(TAKEN_OVER, generation, action.clone(), &expected.join(" "));
         }
     }
 }
 
 #[test]
-fn an_answer_counts_only_for_the_write_that_asked() {
+fn a_verdict_counts_only_for_the_write_that_announced_it() {
     let answer = |announced, verdict| Event::Reconciled {
         announced,
         lease_id: NEW,
@@ -361,7 +371,7 @@ fn an_answer_counts_only_for_the_write_that_asked() {
                   lapsed-block:changed lapsed-reconcile:changed just-lapsed-reconcile:changed";
     let five = |word: &str| {
         let rows =
-            ["unknown", "unknown-block", "unknown-reconcile", "being-asked", "asked-in-vain"];
+            ["unknown", "unknown-block", "unknown-reconcile", "reconciling", "reconciling-lapsed"];
         rows.map(|row| format!("{row}:{word}")).join(" ")
     };
     for (verdict, word) in [
@@ -370,7 +380,7 @@ fn an_answer_counts_only_for_the_write_that_asked() {
         (Verdict::CannotSay, "unknown"),
     ] {
         let expected = format!("{others} {} done:changed", five(word));
-        check("answer", &answer(TAG, verdict.clone()), &expected);
+        check("answer", &answer(WRITE_ID, verdict.clone()), &expected);
         let expected = format!("{others} {} done:changed", five("changed"));
         check("late answer", &answer(WriteId::from_bytes([9; 16]), verdict), &expected);
     }
@@ -392,23 +402,23 @@ fn an_operator_decides() {
             "unknown",
             "unknown-block",
             "unknown-reconcile",
-            "being-asked",
-            "asked-in-vain",
+            "reconciling",
+            "reconciling-lapsed",
         ];
         rows.map(|row| format!("{row}:{word}")).join(" ")
     };
     let release = resolve(fence, false, Resolution::DidNotHappen);
-    let expected = format!("{nothing} live:refused {} done:refused", rest("released"));
+    let expected = format!("{nothing} live:rejected {} done:rejected", rest("released"));
     check("release", &release, &expected);
     let forced = resolve(fence, true, Resolution::DidNotHappen);
-    let expected = format!("{nothing} live:released {} done:refused", rest("released"));
+    let expected = format!("{nothing} live:released {} done:rejected", rest("released"));
     check("forced release", &forced, &expected);
     let resolution = Resolution::DidNotHappen;
     let forget = Resolve { expected: fence, force: false, forget: true, resolution, note: None };
-    let expected = format!("{nothing} live:refused {} done:released", rest("released"));
+    let expected = format!("{nothing} live:rejected {} done:released", rest("released"));
     check("forget", &Event::Resolve(forget), &expected);
     let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
-    let expected = format!("{nothing} live:refused {} done:changed", rest("done"));
+    let expected = format!("{nothing} live:rejected {} done:changed", rest("done"));
     check("happened", &happened, &expected);
     let stale = resolve(FencingToken::new(1), true, Resolution::DidNotHappen);
     let expected = format!("{nothing} live:changed {} done:changed", rest("changed"));
@@ -416,21 +426,21 @@ fn an_operator_decides() {
 }
 
 #[test]
-fn what_is_blocked_says_when_a_hook_may_be_asked() {
+fn an_unknown_step_states_when_a_hook_may_be_called() {
     use OnUnknown::{Block, Reconcile};
     let secs = |seconds| Some(Duration::from_secs(seconds));
     let scheme = FingerprintScheme::new("test/1").unwrap();
     for (stored, hook, may_reconcile, reconcile_in) in [
-        // It lapsed 59 s ago, and may be asked about 60 s after that.
-        (cell(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
-        (cell(ASKING, 1, Reconcile), HOOK, true, secs(1)),
-        // Another claim asked, and could not say.
-        (cell(UNKNOWN, 0, Reconcile), HOOK, false, secs(0)),
-        (cell(UNKNOWN, 0, Reconcile), None, true, None),
-        (cell(UNKNOWN, 0, Block), HOOK, true, None),
-        (cell(RecordState::InFlight, -90, Block), HOOK, true, None),
+        // The lease lapsed 59 s ago; the hook may be called 60 s after the lapse.
+        (stored_record(RecordState::InFlight, -59, Reconcile), HOOK, true, secs(1)),
+        (stored_record(RECONCILING, 1, Reconcile), HOOK, true, secs(1)),
+        // The hook of another claim returned `CannotSay`.
+        (stored_record(UNKNOWN, 0, Reconcile), HOOK, false, secs(0)),
+        (stored_record(UNKNOWN, 0, Reconcile), None, true, None),
+        (stored_record(UNKNOWN, 0, Block), HOOK, true, None),
+        (stored_record(RecordState::InFlight, -90, Block), HOOK, true, None),
     ] {
-        let asked = ClaimEvent {
+        let claim = ClaimEvent {
             lease_id: NEW,
             own_lease_ids: &[],
             local: &[],
@@ -442,16 +452,16 @@ fn what_is_blocked_says_when_a_hook_may_be_asked() {
             description: None,
         };
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        assert_eq!(step(&seen, &Event::Claim(asked)), Step::Unknown { reconcile_in });
+        assert_eq!(step(&seen, &Event::Claim(claim)), Step::Unknown { reconcile_in });
     }
 }
 
 #[test]
-fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
+fn an_undecided_record_never_expires_under_block_and_reconcile() {
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Reconcile, OnUnknown::Block] {
-        let stored = cell(RecordState::InFlight, 10, on_unknown);
+        let stored = stored_record(RecordState::InFlight, 10, on_unknown);
         let seen = Snapshot { now: at(0), stored: Some(stored) };
-        let owner = Owner { lease_id: OWN, generation: LIFE };
+        let owner = Owner { lease_id: OWN, generation: GENERATION };
         let hour = Some(Duration::from_secs(3600));
         let unfinished = if on_unknown == OnUnknown::Reexecute { hour } else { None };
         let complete = OwnerAction::Complete { outcome: outcome("kept"), retention: None };
@@ -468,11 +478,11 @@ fn what_may_have_happened_is_kept_until_decided_under_block_and_reconcile() {
 }
 
 #[test]
-fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
-    let stored = cell(RecordState::InFlight, 0, OnUnknown::Reexecute);
+fn a_takeover_keeps_generation_checkpoint_and_the_stricter_policy() {
+    let stored = stored_record(RecordState::InFlight, 0, OnUnknown::Reexecute);
     let seen = Snapshot { now: at(0), stored: Some(stored) };
     let scheme = FingerprintScheme::new("test/1").unwrap();
-    let asked = ClaimEvent {
+    let claim = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &scheme,
@@ -483,18 +493,18 @@ fn a_takeover_keeps_life_checkpoint_and_the_stricter_policy() {
         local: &[],
         description: None,
     };
-    let Step::Execute(draft) = step(&seen, &Event::Claim(asked)) else { panic!() };
-    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, LIFE));
+    let Step::Execute(draft) = step(&seen, &Event::Claim(claim)) else { panic!() };
+    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, GENERATION));
     assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
     assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);
 
     for (theirs, ours) in
         [(OnUnknown::Reexecute, OnUnknown::Reconcile), (OnUnknown::Reconcile, OnUnknown::Reexecute)]
     {
-        let seen = Snapshot { now: at(0), stored: Some(self::cell(ASKING, 1, theirs)) };
+        let seen = Snapshot { now: at(0), stored: Some(stored_record(RECONCILING, 1, theirs)) };
         let verdict = Verdict::DidNotHappen;
         let answer =
-            Event::Reconciled { announced: TAG, lease_id: NEW, terms: terms(ours), verdict };
+            Event::Reconciled { announced: WRITE_ID, lease_id: NEW, terms: terms(ours), verdict };
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }
@@ -510,17 +520,17 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
     };
     let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
     let unknown = RecordState::Unknown { seen: None, reconciling: false };
-    let before = cell(unknown, 10, OnUnknown::Block);
+    let before = stored_record(unknown, 10, OnUnknown::Block);
     for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
         let step = step(&seen(before.clone()), &resolve(resolution));
         let Step::Write(draft) = step else { panic!("{step:?}") };
         assert_eq!(draft.record.notes.decision, note);
     }
-    let mut released = cell(RecordState::Released, 10, OnUnknown::Block);
+    let mut released = stored_record(RecordState::Released, 10, OnUnknown::Block);
     released.record.notes.decision.clone_from(&note);
     released.record.notes.description = Some(Bytes::from_static(b"an earlier request"));
     let described = Bytes::from_static(b"POST /payments");
-    let asked = ClaimEvent {
+    let claim = ClaimEvent {
         lease_id: NEW,
         own_lease_ids: &[],
         scheme: &released.record.scheme.clone(),
@@ -531,7 +541,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         local: &[],
         description: Some(&described),
     };
-    let step = step(&seen(released), &Event::Claim(asked));
+    let step = step(&seen(released), &Event::Claim(claim));
     let Step::Execute(draft) = step else { panic!("{step:?}") };
     assert_eq!(draft.record.notes.decision, note);
     assert_eq!(draft.record.notes.description, Some(described));

@@ -1,4 +1,4 @@
-//! The core from outside.
+//! Tests of the public API.
 #![allow(
     clippy::expect_used,
     clippy::panic,

@@ -1,5 +1,5 @@
-//! Bytes that earlier versions wrote: they must be read for ever, and today's must be the same
-//! until the version changes. A new form gets new files; old files stay.
+//! Bytes that earlier versions wrote. Every version has to read them, and writes the same bytes
+//! until the format version changes. A new format gets new files; old files stay.
 
 use bytes::Bytes;
 use hapax_core::{
@@ -21,7 +21,7 @@ fn states() -> [(&'static str, RecordState); 5] {
 }
 
 #[test]
-fn records_are_read_and_written_as_ever() {
+fn records_are_read_and_written_as_in_earlier_versions() {
     for (name, state) in states() {
         let checkpoint = if name == "in-flight" { None } else { sample().checkpoint };
         let notes = if name == "in-flight" { Notes::default() } else { sample().notes };
@@ -33,8 +33,8 @@ fn records_are_read_and_written_as_ever() {
 }
 
 #[test]
-fn seals_are_opened_and_made_as_ever() {
-    /// Counts, so that the nonce is always the same.
+fn seals_are_opened_and_made_as_in_earlier_versions() {
+    /// Returns counted bytes, so that the nonce is always the same.
     #[derive(Debug)]
     struct Counting;
     impl Entropy for Counting {
@@ -53,11 +53,11 @@ fn seals_are_opened_and_made_as_ever() {
     }
 }
 
-/// The bytes of this file; `UPDATE_GOLDEN=1` writes today's into it.
-fn golden(name: &str, today: &[u8]) -> Vec<u8> {
+/// Returns the bytes of this file; `UPDATE_GOLDEN=1` writes the current ones into it.
+fn golden(name: &str, current: &[u8]) -> Vec<u8> {
     let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, hex(today) + "\n").unwrap();
+        std::fs::write(&path, hex(current) + "\n").unwrap();
     }
     let text = std::fs::read_to_string(&path).unwrap_or_default();
     let digits: Vec<u32> = text.chars().filter_map(|digit| digit.to_digit(16)).collect();

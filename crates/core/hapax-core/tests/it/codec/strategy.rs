@@ -6,7 +6,7 @@ use hapax_core::{
 };
 use proptest::prelude::*;
 
-/// A record with something in every field.
+/// A record with a value in every field.
 pub(super) fn sample() -> Record {
     Record {
         scheme: FingerprintScheme::new("http/1;body=canonical").unwrap(),

@@ -1,4 +1,4 @@
-//! A store that is away, silent or forgetful on command; and what the engine makes of that.
+//! The engine with a store that is unavailable, does not answer or loses replies.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -16,13 +16,13 @@ use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, 
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    Well,
-    /// Refuses at once; nothing is written.
-    Away,
-    /// Writes, and answers that it does not know.
+    Healthy,
+    /// Rejects each swap at once; nothing is written.
+    Unavailable,
+    /// Writes, and answers that the swap is ambiguous.
     LosesReplies,
-    /// Never answers. What was asked is written when [`Unreliable::deliver`] says so.
-    Silent,
+    /// Never answers. [`Unreliable::deliver`] applies the swaps later.
+    NoAnswer,
 }
 
 #[derive(Debug)]
@@ -37,13 +37,13 @@ impl Unreliable {
     pub(super) fn new(memory: Arc<MemoryStore>) -> Self {
         Self {
             memory,
-            mode: Mutex::new(Mode::Well),
+            mode: Mutex::new(Mode::Healthy),
             late: Mutex::default(),
             swaps: watch::Sender::new(0),
         }
     }
 
-    /// Another way to the same records, with faults of its own.
+    /// Returns a store of the same records with its own faults.
     pub(super) fn elsewhere(&self) -> Self {
         Self::new(Arc::clone(&self.memory))
     }
@@ -56,7 +56,7 @@ impl Unreliable {
         *self.swaps.borrow()
     }
 
-    /// Applies what was asked while it was silent; returns how many swaps that were.
+    /// Applies the swaps of [`Mode::NoAnswer`], and returns their number.
     pub(super) async fn deliver(&self) -> usize {
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         let count = late.len();
@@ -66,8 +66,8 @@ impl Unreliable {
         count
     }
 
-    /// Resolves when it has been asked to swap so many times in all.
-    pub(super) async fn asked(&self, times: usize) {
+    /// Waits until the store has received so many swaps in total.
+    pub(super) async fn wait_for_swaps(&self, times: usize) {
         self.swaps.subscribe().wait_for(|swaps| *swaps >= times).await.unwrap();
     }
 }
@@ -78,13 +78,13 @@ impl Store for Unreliable {
             self.swaps.send_modify(|swaps| *swaps += 1);
             let mode = *self.mode.lock().unwrap();
             match mode {
-                Mode::Well => self.memory.swap(swap).await,
-                Mode::Away => Err(StoreError::unavailable("away")),
+                Mode::Healthy => self.memory.swap(swap).await,
+                Mode::Unavailable => Err(StoreError::unavailable("the store is unavailable")),
                 Mode::LosesReplies => {
                     self.memory.swap(swap).await?;
                     Err(StoreError::ambiguous("the reply was lost"))
                 }
-                Mode::Silent => {
+                Mode::NoAnswer => {
                     self.late.lock().unwrap().push(swap);
                     std::future::pending().await
                 }
@@ -109,7 +109,7 @@ impl Store for Unreliable {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_whose_replies_are_lost_is_refused_and_then_released() {
+async fn a_claim_whose_replies_are_lost_is_rejected_and_then_released() {
     let world = World::new();
     let process = world.process();
     let block = policy(OnUnknown::Block);
@@ -117,28 +117,28 @@ async fn a_claim_whose_replies_are_lost_is_refused_and_then_released() {
     let claimed = process.claim(&hapax_core::Scope::shared(), &key(), &Text("a"), &block).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Ambiguous(_)))), "{claimed:?}");
     assert_eq!(process.stats().deferred, 1);
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
-    // Under `block` a claim left behind would be refused for ever.
+    // Under `block` a claim left behind would block the key for ever.
     assert_eq!(own(&world.process(), &block).await.attempt(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_lands_after_it_was_given_up_is_released() {
+async fn a_claim_that_is_applied_after_its_timeout_is_released() {
     let world = World::new();
     let process = world.process();
     let block = policy(OnUnknown::Block);
-    world.store.set(Mode::Silent);
+    world.store.set(Mode::NoAnswer);
     let claimed = process.claim(&hapax_core::Scope::shared(), &key(), &Text("a"), &block).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Ambiguous(_)))));
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     assert!(world.store.deliver().await > 0);
     process.drain().await;
     drop(own(&world.process(), &block).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_leaves_no_claim() {
+async fn a_dropped_caller_leaves_no_claim() {
     let world = World::new();
     let process = world.process();
     let block = policy(OnUnknown::Block);
@@ -147,32 +147,32 @@ async fn a_caller_that_goes_away_leaves_no_claim() {
         let process = process.clone();
         tokio::spawn(async move { claim(&process, "a", &block).await })
     };
-    world.store.asked(1).await;
+    world.store.wait_for_swaps(1).await;
     caller.abort();
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     settle().await;
     process.drain().await;
     drop(own(&world.process(), &block).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_away_refuses_claims_at_once() {
+async fn an_unavailable_store_fails_claims_at_once() {
     let world = World::new();
     let process = world.process();
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     let scope = hapax_core::Scope::shared();
     let claimed = process.claim(&scope, &key(), &Text("a"), &reexecute()).await;
     assert!(matches!(claimed, Err(ClaimError::Store(StoreError::Unavailable(_)))));
-    assert_eq!(process.stats().deferred, 0, "nothing can land");
+    assert_eq!(process.stats().deferred, 0, "no swap can be applied late");
     assert_eq!(world.store.swaps(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_later() {
+async fn a_deferred_outcome_is_replayed_here_and_written_later() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
     assert_eq!(replayed(&process).await, outcome("done"));
     let scope = hapax_core::Scope::shared();
@@ -180,71 +180,73 @@ async fn an_outcome_that_the_store_did_not_take_is_replayed_here_and_written_lat
     assert!(matches!(other, Ok(Claim::Mismatch)));
     assert_eq!(process.stats().deferred_bytes, 4);
 
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("done"));
     assert_eq!(process.stats().deferred_bytes, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replay_says_whether_it_is_in_the_store() {
+async fn a_replay_states_whether_its_outcome_is_stored() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
     let deferred = async || match claim(&process, "a", &reexecute()).await {
         Claim::Replay(replay) => replay.deferred,
         other => panic!("{other:?}"),
     };
     assert!(deferred().await);
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert!(!deferred().await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_heard_of_a_record_says_so_when_the_store_goes_away() {
+async fn a_claim_that_read_a_record_is_interrupted_when_the_store_fails() {
     let world = World::new();
     let process = world.process();
     let scope = hapax_core::Scope::shared();
-    // In flight when the store was last heard of.
+    // The operation was in flight at the last answer of the store.
     let lease = own(&world.elsewhere().process(), &reexecute()).await;
     let wait = InFlight::Wait(Duration::from_secs(60));
     let waiting = Policy { in_flight: wait, ..reexecute() };
-    let copy = tokio::spawn({
+    let duplicate = tokio::spawn({
         let (process, scope) = (process.clone(), scope.clone());
         async move { process.claim(&scope, &key(), &Text("a"), &waiting).await }
     });
     settle().await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     lease.release().await.unwrap();
-    let told = copy.await.unwrap();
-    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+    let claimed = duplicate.await.unwrap();
+    assert!(matches!(claimed, Err(ClaimError::Interrupted(_))), "{claimed:?}");
 
-    // In doubt when the store was last heard of, and when the hook answered.
-    world.store.set(Mode::Well);
+    // The outcome was unknown at the last answer of the store, and when the hook answered.
+    world.store.set(Mode::Healthy);
     let mut reconciling = policy(OnUnknown::Reconcile);
     reconciling.hook = Some(HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) });
     own(&process, &reconciling).await.abandon(None).await.unwrap();
-    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
-    world.store.set(Mode::Away);
-    let told = question.conclude(Verdict::Happened(outcome("found")), &Text("a")).await;
-    assert!(matches!(told, Err(ClaimError::Interrupted(_))), "{told:?}");
+    let Claim::Reconcile(reconciliation) = claim(&process, "a", &reconciling).await else {
+        panic!()
+    };
+    world.store.set(Mode::Unavailable);
+    let claimed = reconciliation.conclude(Verdict::Happened(outcome("found")), &Text("a")).await;
+    assert!(matches!(claimed, Err(ClaimError::Interrupted(_))), "{claimed:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_seen_of_an_unknown_outcome_counts_while_it_is_held_back() {
+async fn the_outcome_seen_of_a_deferred_abandon_counts_in_the_backlog() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     assert_eq!(lease.abandon(Some(outcome("500"))).await, Err(FinishError::Pending));
     assert_eq!(process.stats().deferred_bytes, 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_large_is_not_held_back_for_ever() {
+async fn an_outcome_that_is_too_large_is_not_deferred() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &policy(OnUnknown::Block)).await;
@@ -254,9 +256,9 @@ async fn what_is_too_large_is_not_held_back_for_ever() {
     let large = hapax_core::Outcome::new("text", vec![0; hapax_core::codec::MAX_OUTCOME + 1]);
     assert_eq!(lease.complete(large, None).await, Err(FinishError::TooLarge));
     assert_eq!(process.stats().deferred, 0);
-    // It happened: it does not run again.
-    let copy = claim(&process, "a", &policy(OnUnknown::Block)).await;
-    assert!(matches!(copy, Claim::Unknown { .. }), "{copy:?}");
+    // The operation happened: it does not execute again.
+    let duplicate = claim(&process, "a", &policy(OnUnknown::Block)).await;
+    assert!(matches!(duplicate, Claim::Unknown { .. }), "{duplicate:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,56 +268,56 @@ async fn a_completion_whose_reply_was_lost_is_recorded_once() {
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::LosesReplies);
     let finishing = tokio::spawn(lease.complete(outcome("done"), None));
-    world.store.asked(2).await;
+    world.store.wait_for_swaps(2).await;
     settle().await;
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     assert!(finishing.await.unwrap().is_ok());
     assert_eq!(replayed(&world.process()).await, outcome("done"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_completion_goes_on_when_its_caller_is_dropped() {
+async fn a_completion_continues_when_its_caller_is_dropped() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
     world.store.set(Mode::LosesReplies);
     let finishing = tokio::spawn(lease.complete(outcome("done"), None));
-    world.store.asked(2).await;
+    world.store.wait_for_swaps(2).await;
     finishing.abort();
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("done"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn claims_are_refused_while_too_much_is_held_back() {
+async fn claims_are_rejected_while_the_backlog_is_full() {
     let world = World::new();
     let process = world.limited(EngineLimits { deferred: 1, ..EngineLimits::default() });
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
     let other = hapax_core::Key::new("k-2").unwrap();
     let scope = hapax_core::Scope::shared();
-    let refused = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
-    assert!(matches!(refused, Err(ClaimError::Overloaded)));
-    world.store.set(Mode::Well);
+    let rejected = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
+    assert!(matches!(rejected, Err(ClaimError::Overloaded)));
+    world.store.set(Mode::Healthy);
     process.drain().await;
     let taken = process.claim(&scope, &other, &Text("a"), &reexecute()).await;
     assert!(matches!(taken, Ok(Claim::Execute(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_held_back_outcome_that_came_too_late_is_not_written() {
+async fn a_deferred_outcome_of_a_lost_lease_is_not_written() {
     let world = World::new();
     let (slow, quick) = (world.process(), world.elsewhere().process());
     let lease = own(&slow, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     assert_eq!(lease.complete(outcome("slow"), None).await, Err(FinishError::Pending));
-    // Its process does not reach the store again until another took over and finished.
+    // Its process reaches the store again only after another process took over and completed.
     tokio::time::sleep(Duration::from_secs(31)).await;
     let taken = own(&quick, &reexecute()).await;
     assert!(taken.complete(outcome("quick"), None).await.is_ok());
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     slow.drain().await;
     assert_eq!(replayed(&slow).await, outcome("quick"));
 }

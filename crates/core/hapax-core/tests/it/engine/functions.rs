@@ -1,4 +1,4 @@
-//! Functions: what they answer, and what becomes of them when something goes wrong.
+//! Functions: their results, errors and outages.
 
 mod answers;
 mod declared;
@@ -32,13 +32,13 @@ fn receipt(id: &str) -> Charged {
     Charged { id: id.into(), cents: 100, note: Some(None) }
 }
 
-/// What cannot be written.
+/// A value that cannot be written.
 #[derive(Debug, Deserialize)]
-struct Stubborn;
+struct Unwritable;
 
-impl Serialize for Stubborn {
+impl Serialize for Unwritable {
     fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-        Err(serde::ser::Error::custom("I will not be written"))
+        Err(serde::ser::Error::custom("this value cannot be written"))
     }
 }
 
@@ -75,7 +75,7 @@ fn charge(process: &Idempotency, on_unknown: OnUnknown) -> Charge {
     declare(process).on_unknown(on_unknown).build().unwrap()
 }
 
-/// Calls with the one key and request that all of these tests use.
+/// Calls with the key and the request that all of these tests use.
 async fn call<W, F>(charge: &Charge, work: W) -> ChargeResult
 where
     W: FnOnce(LeaseHandle) -> F + Send + 'static,
@@ -84,7 +84,7 @@ where
     charge.run(&Scope::shared(), &key(), &("order", 17), work).await
 }
 
-/// The same without a declaration.
+/// Executes a function without a declaration.
 async fn run<T, E, R, W, F>(
     process: &Idempotency,
     request: R,
@@ -100,7 +100,7 @@ where
     process.at_least_once(&(Scope::shared(), key(), request), work).await
 }
 
-/// How often work was begun.
+/// The number of executions.
 #[derive(Clone, Default)]
 struct Count(Arc<AtomicUsize>);
 
@@ -109,7 +109,7 @@ impl Count {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Work that is counted and then answers this.
+    /// Returns a function that is counted and returns this result.
     fn then<T, E>(
         &self,
         result: Result<T, E>,
@@ -125,7 +125,7 @@ impl Count {
         }
     }
 
-    /// Work that is counted and then takes this long.
+    /// Returns a function that is counted and takes this long.
     fn slowly(
         &self,
         takes: Duration,
@@ -142,11 +142,11 @@ impl Count {
 }
 
 mod futures {
-    /// A future in a box.
+    /// A boxed future.
     pub(super) type Boxed<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 }
 
-/// Work that must not run.
+/// A function that must not execute.
 async fn never(_: LeaseHandle) -> Result<Charged, Refused> {
     panic!("it was executed");
 }
@@ -171,6 +171,6 @@ fn executed(charged: &ChargeResult) -> &Charged {
 fn failed(charged: &ChargeResult) -> (&Refused, OutcomeClass, bool) {
     match charged {
         Err(RunError::Failed { error, class, replayed }) => (error, *class, *replayed),
-        other => panic!("expected an error of the work, got {other:?}"),
+        other => panic!("expected an error of the function, got {other:?}"),
     }
 }

@@ -1,4 +1,4 @@
-//! A copy of a claim that lands when nobody thinks of it any more.
+//! A copy of a claim's swap that is applied after the claim ended.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,16 +16,16 @@ use super::{TestClock, Text, key, own, policy};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Delivers the first swap a second time: while the second swap is under way, and after the record
-/// that the first one met was reaped. Then it is away for one swap.
+/// A store that applies the first swap a second time: while the second swap is under way, after the
+/// record of the first one was reaped. It is then unavailable for one swap.
 #[derive(Debug)]
-struct Haunted {
+struct AppliesTwice {
     memory: Arc<MemoryStore>,
     copy: Mutex<Option<Swap>>,
     swaps: AtomicUsize,
 }
 
-impl Store for Haunted {
+impl Store for AppliesTwice {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
             match self.swaps.fetch_add(1, Ordering::SeqCst) {
@@ -36,7 +36,7 @@ impl Store for Haunted {
                     let copy = self.copy.lock().unwrap().take().unwrap();
                     assert!(matches!(self.memory.swap(copy).await, Ok(Swapped::Stored(_))));
                 }
-                2 => return Err(StoreError::unavailable("away")),
+                2 => return Err(StoreError::unavailable("the store is unavailable")),
                 _ => {}
             }
             self.memory.swap(swap).await
@@ -57,7 +57,7 @@ impl Store for Haunted {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_late_copy_of_a_claim_left_is_released() {
+async fn the_record_of_a_late_copy_of_a_claim_is_released() {
     let clock = Arc::new(TestClock(Instant::now()));
     let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
     let other = Idempotency::builder(Arc::clone(&memory)).build().unwrap();
@@ -65,13 +65,12 @@ async fn what_a_late_copy_of_a_claim_left_is_released() {
     own(&other, &block).await.release().await.unwrap();
 
     let swaps = AtomicUsize::new(0);
-    let haunted = Arc::new(Haunted { memory, copy: Mutex::default(), swaps });
-    let process =
-        Idempotency::builder(Arc::clone(&haunted)).store_timeout(2 * HOUR).build().unwrap();
+    let store = Arc::new(AppliesTwice { memory, copy: Mutex::default(), swaps });
+    let process = Idempotency::builder(Arc::clone(&store)).store_timeout(2 * HOUR).build().unwrap();
     let claimed = process.claim(&Scope::shared(), &key(), &Text("a"), &block).await;
     assert!(matches!(claimed, Err(ClaimError::Interrupted(_))), "{claimed:?}");
     process.drain().await;
-    assert!(haunted.swaps.load(Ordering::SeqCst) > 3);
-    // Left in flight, it would block the key for ever.
+    assert!(store.swaps.load(Ordering::SeqCst) > 3);
+    // A record left in flight would block the key for ever.
     drop(own(&other, &block).await);
 }

@@ -39,7 +39,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     assert_ne!(record.fingerprint, plain("a"));
     let hex: String = record.fingerprint.as_bytes().iter().map(|it| format!("{it:02x}")).collect();
     assert_eq!(hex, "88179b670e18de2705c57ee7862c4e1e9d54a6f2504d9096e274ea767e68e43d");
-    // Another secret gives another one, so that nothing is learnt from two stores.
+    // Another secret gives another fingerprint, so that two stores cannot be compared.
     let other = with_secret(&world, Secret::new([8; 32]));
     assert!(matches!(claim(&other, "a", &reexecute()).await, Claim::Execute(_)));
     let others = expect_stored(&world, &other.operation_id(&Scope::shared(), &key())).await;
@@ -50,7 +50,7 @@ async fn with_a_secret_a_fingerprint_is_stored_under_a_key() {
     assert!(matches!(claim(&process, "b", &reexecute()).await, Claim::Mismatch));
 }
 
-/// Puts a record of the request "a" there.
+/// Stores a record of the request "a".
 async fn put(world: &World, id: OperationId, scheme: &str) {
     let lease_id = LeaseId::fresh(&SystemEntropy).unwrap();
     let record = Record {
@@ -71,7 +71,7 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_is_hashed_as_its_record_says() {
+async fn a_retry_is_hashed_by_the_scheme_of_its_record() {
     let world = World::new();
     let process = process(&world);
     put(&world, process.operation_id(&Scope::shared(), &key()), "text/2").await;
@@ -80,7 +80,7 @@ async fn a_retry_is_hashed_as_its_record_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_secret_a_keyed_record_is_neither_executed_nor_answered() {
+async fn without_the_secret_a_keyed_record_is_neither_executed_nor_replayed() {
     let world = World::new();
     let process = world.process();
     put(&world, process.operation_id(&Scope::shared(), &key()), "keyed/1;text/2").await;
@@ -89,7 +89,7 @@ async fn without_the_secret_a_keyed_record_is_neither_executed_nor_answered() {
 }
 
 #[test]
-fn a_scheme_leaves_room_for_being_keyed() {
+fn a_scheme_leaves_bytes_for_the_keyed_prefix() {
     let longest = "x".repeat(FingerprintScheme::MAX_LEN - "keyed/1;".len());
     assert!(FingerprintScheme::new(longest.clone()).is_ok());
     assert!(FingerprintScheme::new(format!("keyed/1;{longest}")).is_ok());

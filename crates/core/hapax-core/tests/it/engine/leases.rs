@@ -1,4 +1,4 @@
-//! Leases: renewal, loss, checkpoints, endings; and what operators and hooks do to them.
+//! Leases: renewal, loss, checkpoints, ends, and decisions of operators and hooks.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, 
 const LEASE: Duration = Duration::from_secs(30);
 
 #[tokio::test(start_paused = true)]
-async fn work_may_take_many_leases() {
+async fn an_execution_may_take_longer_than_its_lease() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
@@ -20,8 +20,8 @@ async fn work_may_take_many_leases() {
         .keep_alive(async {
             for _ in 0..20 {
                 tokio::time::sleep(LEASE / 2).await;
-                let copy = claim(&world.process(), "a", &reexecute()).await;
-                assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+                let duplicate = claim(&world.process(), "a", &reexecute()).await;
+                assert!(matches!(duplicate, Claim::InFlight { .. }), "{duplicate:?}");
             }
             "done"
         })
@@ -31,7 +31,7 @@ async fn work_may_take_many_leases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_nobody_renews_lapses_and_its_owner_comes_too_late() {
+async fn a_lease_that_is_not_renewed_lapses_and_its_owner_loses() {
     let world = World::new();
     let first = own(&world.process(), &reexecute()).await;
     tokio::time::sleep(LEASE).await;
@@ -46,32 +46,32 @@ async fn a_lease_that_nobody_renews_lapses_and_its_owner_comes_too_late() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lapsed_lease_that_nobody_took_is_renewed() {
+async fn a_lapsed_lease_without_a_takeover_is_renewed() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     let work = async {
         tokio::time::sleep(LEASE * 2).await;
-        world.store.set(Mode::Well);
+        world.store.set(Mode::Healthy);
         tokio::time::sleep(LEASE * 2).await;
     };
     lease.keep_alive(work).await;
-    let copy = claim(&world.process(), "a", &reexecute()).await;
-    assert!(matches!(copy, Claim::InFlight { .. }));
+    let duplicate = claim(&world.process(), "a", &reexecute()).await;
+    assert!(matches!(duplicate, Claim::InFlight { .. }));
     assert!(lease.complete(outcome("done"), None).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_hears_that_its_lease_was_lost() {
+async fn an_execution_is_notified_that_its_lease_was_lost() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
     let handle = lease.handle();
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     let work = async {
         tokio::time::sleep(LEASE).await;
-        world.store.set(Mode::Well);
+        world.store.set(Mode::Healthy);
         drop(own(&world.process(), &reexecute()).await);
         handle.lost().await;
     };
@@ -91,7 +91,7 @@ async fn a_checkpoint_is_found_by_the_next_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_released_is_executed_again() {
+async fn a_released_operation_executes_again() {
     let world = World::new();
     let process = world.process();
     let first = own(&process, &reexecute()).await;
@@ -100,7 +100,7 @@ async fn what_is_released_is_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_unknown_is_blocked_until_an_operator_says() {
+async fn an_unknown_operation_is_blocked_until_an_operator_decides() {
     let world = World::new();
     let process = world.process();
     let block = policy(OnUnknown::Block);
@@ -108,17 +108,17 @@ async fn what_is_unknown_is_blocked_until_an_operator_says() {
     let fence = lease.fence();
     assert_eq!(lease.abandon(None).await, Ok(()));
     tokio::time::sleep(Duration::from_secs(400 * 24 * 60 * 60)).await;
-    // The record's policy counts, not only the caller's.
+    // The policy of the record counts too, not only the caller's.
     assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown { .. }));
     let resolution = Resolution::Happened(outcome("seen in the ledger"));
     let resolve = Resolve { expected: fence, force: false, forget: false, resolution, note: None };
-    let store_key = process.operation_id(&Scope::shared(), &key());
-    process.resolve(store_key, resolve).await.unwrap();
+    let id = process.operation_id(&Scope::shared(), &key());
+    process.resolve(id, resolve).await.unwrap();
     assert_eq!(replayed(&process).await, outcome("seen in the ledger"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_hook_decides_what_is_unknown() {
+async fn the_hook_decides_an_unknown_operation() {
     let world = World::new();
     let process = world.process();
     let mut reconciling = policy(OnUnknown::Reconcile);
@@ -126,7 +126,7 @@ async fn the_hook_decides_what_is_unknown() {
     reconciling.hook = Some(hook);
     let lease = own(&world.process(), &reconciling).await;
     tokio::time::sleep(LEASE + Duration::from_secs(59)).await;
-    // What the dead owner sent may still run.
+    // The crashed owner's requests may still be under way.
     let early = claim(&process, "a", &reconciling).await;
     let second = Some(Duration::from_secs(1));
     assert!(
@@ -134,21 +134,25 @@ async fn the_hook_decides_what_is_unknown() {
         "{early:?}"
     );
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
-    assert_eq!(question.fence(), lease.fence());
+    let Claim::Reconcile(reconciliation) = claim(&process, "a", &reconciling).await else {
+        panic!()
+    };
+    assert_eq!(reconciliation.fence(), lease.fence());
     assert!(
         matches!(claim(&process, "a", &reconciling).await, Claim::Unknown { .. }),
-        "one asker at a time"
+        "one claim calls the hook at a time"
     );
-    let answered = question.conclude(Verdict::CannotSay, &Text("a")).await.unwrap();
+    let answered = reconciliation.conclude(Verdict::CannotSay, &Text("a")).await.unwrap();
     let now = Some(Duration::ZERO);
     assert!(
         matches!(answered, Claim::Unknown { reconcile_in } if reconcile_in == now),
         "{answered:?}"
     );
 
-    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
-    let answered = question.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
+    let Claim::Reconcile(reconciliation) = claim(&process, "a", &reconciling).await else {
+        panic!()
+    };
+    let answered = reconciliation.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
     let Claim::Execute(second) = answered else { panic!("{answered:?}") };
     assert_eq!(second.attempt(), 2);
     assert_eq!(lease.complete(outcome("late"), None).await, Err(FinishError::Lost));
@@ -162,15 +166,17 @@ async fn the_owners_late_outcome_beats_the_hooks_answer() {
     reconciling.hook = Some(HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) });
     let lease = own(&world.process(), &reconciling).await;
     tokio::time::sleep(LEASE).await;
-    let Claim::Reconcile(question) = claim(&process, "a", &reconciling).await else { panic!() };
+    let Claim::Reconcile(reconciliation) = claim(&process, "a", &reconciling).await else {
+        panic!()
+    };
     assert!(lease.complete(outcome("late"), None).await.is_ok());
-    let answered = question.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
+    let answered = reconciliation.conclude(Verdict::DidNotHappen, &Text("a")).await.unwrap();
     let Claim::Replay(replay) = answered else { panic!("{answered:?}") };
     assert_eq!(replay.outcome, outcome("late"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_request_under_the_key_is_refused_in_every_state() {
+async fn another_request_under_the_key_is_a_mismatch_in_every_state() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
@@ -181,7 +187,7 @@ async fn another_request_under_the_key_is_refused_in_every_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retention_ends_and_the_key_is_new() {
+async fn the_key_is_new_after_the_retention() {
     let world = World::new();
     let process = world.process();
     let first = own(&process, &reexecute()).await;
@@ -193,9 +199,9 @@ async fn retention_ends_and_the_key_is_new() {
     assert!(second.fence() > fence);
 }
 
-/// Over a clock that follows real time.
+/// The clock follows real time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_blocks_its_thread_keeps_its_lease() {
+async fn a_lease_is_renewed_while_the_execution_blocks_its_thread() {
     let world = World::new();
     let mut short = reexecute();
     short.terms.lease = Policy::MIN_LEASE;
@@ -205,17 +211,18 @@ async fn work_that_blocks_its_thread_keeps_its_lease() {
         let done = lease.keep_alive(async move { ended.recv() }).await;
         (lease, done)
     });
-    let renewed = tokio::time::timeout(Duration::from_secs(60), world.store.asked(5)).await;
-    // Before anything can fail: what blocks a thread of the runtime keeps it from its end.
+    let renewed =
+        tokio::time::timeout(Duration::from_secs(60), world.store.wait_for_swaps(5)).await;
+    // Sent before any assertion: the runtime cannot shut down while a thread of it is blocked.
     end.send(()).unwrap();
-    renewed.expect("it was not renewed");
+    renewed.expect("the lease was not renewed");
     let (lease, done) = work.await.unwrap();
     done.unwrap();
     drop(lease);
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_renewed_once_the_work_is_done_or_dropped() {
+async fn no_lease_is_renewed_after_its_future_ended_or_was_dropped() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;

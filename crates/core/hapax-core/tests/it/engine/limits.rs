@@ -1,4 +1,4 @@
-//! How much a process takes on at one time.
+//! Limits of a process.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::faults::Mode;
 use super::{Text, World, outcome, own, reexecute, replayed, settle};
 
 #[tokio::test(start_paused = true)]
-async fn claims_talk_to_the_store_in_turns() {
+async fn claims_need_a_permit_for_the_store() {
     let world = World::new();
     let process = world.limited(EngineLimits { claims: 2, ..EngineLimits::default() });
     let claim = |at: usize| {
@@ -22,43 +22,43 @@ async fn claims_talk_to_the_store_in_turns() {
             process.claim(&Scope::shared(), &key, &Text("a"), &reexecute()).await
         })
     };
-    world.store.set(Mode::Silent);
+    world.store.set(Mode::NoAnswer);
     let began = Instant::now();
     let claims: Vec<_> = (0..5).map(claim).collect();
     settle().await;
     assert_eq!(world.store.swaps(), 2);
     for claim in claims {
-        let refused = claim.await.unwrap();
-        assert!(matches!(refused, Err(ClaimError::Store(_))), "{refused:?}");
+        let rejected = claim.await.unwrap();
+        assert!(matches!(rejected, Err(ClaimError::Store(_))), "{rejected:?}");
     }
-    // Nobody waits for a turn, and then as long again for an answer.
+    // The timeout covers the wait for a permit and the answer together.
     assert_eq!(began.elapsed(), Duration::from_secs(2));
 
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     world.store.deliver().await;
     process.drain().await;
-    // A caller that goes away gives its turn to the next, waiting or talking.
-    world.store.set(Mode::Silent);
-    let gone: Vec<_> = (5..9).map(claim).collect();
+    // A dropped caller returns its permit, while it waits for one and while it claims.
+    world.store.set(Mode::NoAnswer);
+    let dropped: Vec<_> = (5..9).map(claim).collect();
     settle().await;
-    gone.iter().for_each(tokio::task::JoinHandle::abort);
-    world.store.set(Mode::Well);
+    dropped.iter().for_each(tokio::task::JoinHandle::abort);
+    world.store.set(Mode::Healthy);
     world.store.deliver().await;
     process.drain().await;
-    let turns: Vec<_> = (9..14).map(claim).collect();
-    for claim in turns {
+    let claims: Vec<_> = (9..14).map(claim).collect();
+    for claim in claims {
         assert!(matches!(claim.await.unwrap(), Ok(Claim::Execute(_))));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn choosing_takes_a_turn_too() {
+async fn choosing_needs_a_permit_too() {
     let world = World::new();
     let process = world.limited(EngineLimits { claims: 1, ..EngineLimits::default() });
     let parts = NaturalKey::new("pay").part("user", "u-1");
     let key = Key::composite(&parts, Duration::from_secs(60)).unwrap();
     let (scope, other, policy) = (Scope::shared(), super::key(), reexecute());
-    world.store.set(Mode::Silent);
+    world.store.set(Mode::NoAnswer);
     let began = Instant::now();
     let (_, chosen) = tokio::join!(
         process.claim(&scope, &other, &Text("a"), &policy),
@@ -70,40 +70,40 @@ async fn choosing_takes_a_turn_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_had_no_turn_says_that_the_store_was_away() {
+async fn a_claim_without_a_permit_answers_that_the_store_is_unavailable() {
     let world = World::new();
     let process = world.limited(EngineLimits { claims: 1, ..EngineLimits::default() });
-    world.store.set(Mode::Silent);
+    world.store.set(Mode::NoAnswer);
     let (scope, policy) = (Scope::shared(), reexecute());
     let (key, other) = (super::key(), Key::new("first").unwrap());
-    let (_, refused) = tokio::join!(
+    let (_, rejected) = tokio::join!(
         process.claim(&scope, &other, &Text("a"), &policy),
         process.claim(&scope, &key, &Text("a"), &policy)
     );
-    assert!(matches!(refused, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{refused:?}");
-    assert_eq!(process.stats().deferred, 1, "only the first may land");
+    assert!(matches!(rejected, Err(ClaimError::Store(StoreError::Unavailable(_)))), "{rejected:?}");
+    assert_eq!(process.stats().deferred, 1, "only the first claim may be applied");
 }
 
 #[tokio::test(start_paused = true)]
-async fn executions_end_as_there_is_room_for_their_outcomes() {
+async fn executions_end_when_the_backlog_has_memory_for_their_outcomes() {
     let world = World::new();
     let process = world.limited(EngineLimits { deferred_bytes: 4, ..EngineLimits::default() });
     let lease = own(&process, &reexecute()).await;
-    world.store.set(Mode::Away);
+    world.store.set(Mode::Unavailable);
     let mut ending = tokio::spawn(lease.complete(outcome("large"), None));
     let hour = Duration::from_secs(3600);
-    assert!(timeout(hour, &mut ending).await.is_err(), "it was held back without room");
-    // It is as safe as any: counted, replayed from here, and written later.
+    assert!(timeout(hour, &mut ending).await.is_err(), "the outcome was deferred without memory");
+    // The outcome is safe: counted, replayed from here, and written later.
     assert_eq!(process.stats().deferred_bytes, 5);
     assert_eq!(replayed(&process).await, outcome("large"));
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     assert_eq!(ending.await.unwrap(), Err(FinishError::Pending));
     process.drain().await;
     assert_eq!(replayed(&world.process()).await, outcome("large"));
 }
 
 #[tokio::test]
-async fn an_engine_is_not_built_with_limits_that_cannot_hold() {
+async fn an_engine_is_not_built_with_invalid_limits() {
     let claims = |claims| EngineLimits { claims, ..EngineLimits::default() };
     let build = |limits| Idempotency::builder(MemoryStore::default()).limits(limits).build();
     assert_eq!(build(claims(0)).unwrap_err(), EngineError::Claims { found: 0 });

@@ -1,4 +1,4 @@
-//! A process knows what it is executing, whatever the clock says of its leases.
+//! Executions of the own process: none is taken over, even if its lease has lapsed by the clock.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ fn world() -> (World, Arc<Stepped>) {
 }
 
 async fn assert_in_flight(process: &Idempotency, policy: &Policy) {
-    let copy = claim(process, "a", policy).await;
-    assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+    let duplicate = claim(process, "a", policy).await;
+    assert!(matches!(duplicate, Claim::InFlight { .. }), "{duplicate:?}");
 }
 
 const STEP: Duration = Duration::from_secs(90);
@@ -57,7 +57,7 @@ async fn a_clock_step_forward_takes_nothing_over_from_an_execution_of_the_same_p
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_clock_step_past_the_retention_takes_nothing_over_either_not_even_after_a_purge() {
+async fn a_clock_step_past_the_retention_takes_nothing_over_even_after_reaping() {
     let (world, clock) = world();
     let (process, policy) = (world.process(), policy(OnUnknown::Reexecute));
     let first = own(&process, &policy).await;
@@ -66,7 +66,7 @@ async fn a_clock_step_past_the_retention_takes_nothing_over_either_not_even_afte
     let all = NonZeroU32::new(10).unwrap();
     assert_eq!(world.store.reap(all).await.unwrap().removed, 1);
     assert_in_flight(&process, &policy).await;
-    // A renewal that finds nothing ends no execution.
+    // A renewal that finds no record does not end the execution.
     let saved = first.handle().save(bytes::Bytes::new()).await;
     assert_eq!(saved, Err(FinishError::Gone));
     assert_in_flight(&process, &policy).await;
@@ -75,38 +75,38 @@ async fn a_clock_step_past_the_retention_takes_nothing_over_either_not_even_afte
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_times_out_takes_nothing_from_the_living_owner() {
+async fn a_claim_that_times_out_takes_nothing_from_a_running_owner() {
     let (world, clock) = world();
     let (process, policy) = (world.process(), policy(OnUnknown::Reexecute));
     let first = own(&process, &policy).await;
     clock.forward(STEP);
     world.store.set(Mode::LosesReplies);
-    let copy = process.claim(&Scope::shared(), &key(), &Text("a"), &policy).await;
-    assert!(matches!(copy, Ok(Claim::InFlight { .. })), "{copy:?}");
-    world.store.set(Mode::Well);
+    let duplicate = process.claim(&Scope::shared(), &key(), &Text("a"), &policy).await;
+    assert!(matches!(duplicate, Ok(Claim::InFlight { .. })), "{duplicate:?}");
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert!(first.complete(outcome("first"), None).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_on_its_way_is_not_taken_over_by_another_of_the_same_process() {
+async fn a_claim_under_way_is_not_taken_over_by_another_of_the_same_process() {
     let (world, clock) = world();
     let (process, policy) = (world.process(), policy(OnUnknown::Reexecute));
-    // It lands, and nobody hears of it before its lease is over.
+    // The swap is applied, and its reply does not arrive before its lease has lapsed.
     world.store.set(Mode::LosesReplies);
     let first = process.claim(&Scope::shared(), &key(), &Text("a"), &policy).await;
     assert!(matches!(first, Err(ClaimError::Store(_))), "{first:?}");
     clock.forward(STEP);
-    let copy = process.claim(&Scope::shared(), &key(), &Text("a"), &policy).await;
-    assert!(copy.is_err() || matches!(copy, Ok(Claim::InFlight { .. })), "{copy:?}");
-    // Released in the background, and free at last.
-    world.store.set(Mode::Well);
+    let duplicate = process.claim(&Scope::shared(), &key(), &Text("a"), &policy).await;
+    assert!(duplicate.is_err() || matches!(duplicate, Ok(Claim::InFlight { .. })), "{duplicate:?}");
+    // The claim is released in the background.
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert_eq!(own(&process, &policy).await.attempt(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_lease_leaves_and_wakes_waiters_once_it_has_lapsed() {
+async fn a_dropped_lease_promotes_a_waiter_once_it_has_lapsed() {
     let (world, clock) = world();
     let (process, mut policy) = (world.process(), policy(OnUnknown::Reexecute));
     policy.in_flight = InFlight::Wait(Duration::from_secs(60));
@@ -116,7 +116,7 @@ async fn a_dropped_lease_leaves_and_wakes_waiters_once_it_has_lapsed() {
         let process = process.clone();
         tokio::spawn(async move { claim(&process, "a", &policy).await })
     };
-    // Longer than waiters look: a lapse by itself promotes none.
+    // Longer than the polling interval: the lapse alone promotes no waiter.
     tokio::time::sleep(Duration::from_secs(2)).await;
     settle().await;
     assert!(!waiter.is_finished());
@@ -133,7 +133,7 @@ async fn another_process_takes_over_and_its_record_counts() {
     clock.forward(STEP);
     let second = own(&world.process(), &policy).await;
     clock.forward(STEP);
-    // The record is not this process's any more: its claims go by the lease.
+    // Another process owns the record now, so that only its lease counts.
     let third = own(&process, &policy).await;
     assert_eq!(first.complete(outcome("first"), None).await, Err(FinishError::Lost));
     assert_eq!(second.complete(outcome("second"), None).await, Err(FinishError::Lost));

@@ -1,4 +1,4 @@
-//! What operators decide, and what they are told that it was.
+//! Decisions of operators, and the states that they replace.
 
 use hapax_core::exchange::{Next, Resolved, WriteExchange, WriteResult};
 use hapax_core::machine::{Resolution, Resolve};
@@ -12,7 +12,7 @@ fn operation_id(world: &World) -> OperationId {
     world.process().operation_id(&Scope::shared(), &key())
 }
 
-const fn whatever_it_is(expected: FencingToken) -> Resolve {
+const fn release_any_state(expected: FencingToken) -> Resolve {
     Resolve {
         expected,
         force: true,
@@ -27,7 +27,7 @@ fn was(resolved: Resolved) -> RecordState {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
+async fn a_repeated_swap_returns_the_state_that_it_replaced() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
@@ -35,24 +35,23 @@ async fn what_a_lost_reply_was_about_is_told_when_the_swap_is_sent_again() {
     lease.complete(outcome("done"), None).await.unwrap();
     let (operation_id, sent) = (operation_id(&world), world.store.swaps());
     world.store.set(Mode::LosesReplies);
-    let resolving =
-        tokio::spawn(
-            async move { process.resolve(operation_id, whatever_it_is(fence)).await.unwrap() },
-        );
-    world.store.asked(sent + 2).await;
-    world.store.set(Mode::Well);
+    let resolving = tokio::spawn(async move {
+        process.resolve(operation_id, release_any_state(fence)).await.unwrap()
+    });
+    world.store.wait_for_swaps(sent + 2).await;
+    world.store.set(Mode::Healthy);
     let resolved = resolving.await.unwrap();
     assert!(matches!(resolved.result, WriteResult::Recorded(_)));
     assert_eq!(was(resolved), RecordState::Done(outcome("done")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
+async fn a_decision_returns_the_state_of_an_execution_that_just_ended() {
     let world = World::new();
     let lease = own(&world.process(), &reexecute()).await;
     let (key, fence) = (operation_id(&world), lease.fence());
     let seen = world.store.load(&key).await.unwrap();
-    let resolve = whatever_it_is(fence);
+    let resolve = release_any_state(fence);
     let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &SystemEntropy).unwrap();
     let Next::Send(swap) = next else { panic!("{next:?}") };
     lease.complete(outcome("just now"), None).await.unwrap();
@@ -67,11 +66,11 @@ async fn what_ended_while_the_operator_decided_is_what_was_replaced() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_refused_is_told_for_what() {
+async fn a_rejected_decision_returns_the_state() {
     let world = World::new();
     let process = world.process();
     let lease = own(&process, &reexecute()).await;
-    let resolve = Resolve { force: false, ..whatever_it_is(lease.fence()) };
+    let resolve = Resolve { force: false, ..release_any_state(lease.fence()) };
     let resolved = process.resolve(operation_id(&world), resolve).await.unwrap();
     assert_eq!(resolved.result, WriteResult::Rejected);
     assert_eq!(was(resolved), RecordState::InFlight);

@@ -203,12 +203,12 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
         let going = move |tx, handle| {
-            store.set(Mode::Away);
+            store.set(Mode::Unavailable);
             work(tx, handle)
         };
         let ran = lease.transact(&backend, going).await;
         assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Unknown, 1)), "{ran:?}");
-        world.store.set(Mode::Well);
+        world.store.set(Mode::Healthy);
         if fate == CommitsSilently {
             assert_eq!(replayed(&process).await, outcome("yes"));
             assert_eq!(database.lines(), [1]);
@@ -240,7 +240,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let store = Arc::clone(&world.store);
         let mut work = numbered(done());
         let going = move |tx, handle| {
-            store.set(Mode::Away);
+            store.set(Mode::Unavailable);
             work(tx, handle)
         };
         let running = tokio::spawn(async move { lease.transact(&backend, going).await });
@@ -248,7 +248,7 @@ async fn who_finds_another_record_in_doubt_goes_by_that() {
         let operator = world.elsewhere().process();
         let id = process.operation_id(&Scope::shared(), &key());
         operator.resolve(id, resolve).await.unwrap();
-        world.store.set(Mode::Well);
+        world.store.set(Mode::Healthy);
         match (running.await.unwrap(), expected) {
             (TransactResult::Ended(ExecutionResult::Failed(how), _), Some(expected)) => {
                 assert_eq!(how, expected)

@@ -1,4 +1,4 @@
-//! Answers: executed once, given to everybody who asks the same.
+//! Results: one execution, whose result every call with the same request gets.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -14,11 +14,11 @@ use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
 use super::{
-    Count, LEASE, Stubborn, call, charge, declare, executed, never, receipt, replayed, run,
+    Count, LEASE, Unwritable, call, charge, declare, executed, never, receipt, replayed, run,
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_function_is_executed_once_and_its_value_comes_back_whole() {
+async fn a_function_is_executed_once_and_its_value_is_replayed() {
     let world = World::new();
     let (here, there) = (world.process(), world.process());
     let count = Count::default();
@@ -33,7 +33,7 @@ async fn a_function_is_executed_once_and_its_value_comes_back_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_many_calls_at_once_one_executes_and_all_are_answered() {
+async fn one_of_many_concurrent_calls_executes_and_all_are_answered() {
     let world = World::new();
     let count = Count::default();
     let mut calls = JoinSet::new();
@@ -53,7 +53,7 @@ async fn of_many_calls_at_once_one_executes_and_all_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_in_flight_is_told_when_to_call_again() {
+async fn a_duplicate_in_flight_is_answered_with_a_retry_after() {
     let world = World::new();
     let charge = charge(&world.process(), OnUnknown::Reexecute);
     let count = Count::default();
@@ -69,7 +69,7 @@ async fn a_copy_in_flight_is_told_when_to_call_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_neither_stops_it_nor_loses_what_it_answers() {
+async fn a_dropped_caller_neither_stops_the_execution_nor_loses_its_outcome() {
     let world = World::new();
     let process = world.process();
     let charge = charge(&process, OnUnknown::Block);
@@ -84,13 +84,13 @@ async fn a_caller_that_goes_away_neither_stops_it_nor_loses_what_it_answers() {
     begun.await.unwrap();
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
-    // It is waited for by whoever ends the process.
+    // The drain of the process waits for it.
     process.drain().await;
     assert_eq!(replayed(&call(&charge, never).await), &receipt("r-1"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_is_waited_for_from_its_claim_on() {
+async fn a_drain_waits_for_a_call_from_its_claim_on() {
     async fn once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
         poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
     }
@@ -99,11 +99,11 @@ async fn a_call_is_waited_for_from_its_claim_on() {
     let charge = charge(&process, OnUnknown::Block);
     let (end, ended) = oneshot::channel();
     let mut calling = pin!(call(&charge, |_| async { Ok(ended.await.unwrap()) }));
-    // It claims; it is granted the claim, and does not know yet; it executes.
+    // The call claims; its claim is decided, and it has not read that yet; it executes.
     for _ in 0..2 {
         assert!(once(calling.as_mut()).await.is_pending());
         settle().await;
-        assert!(once(pin!(process.drain())).await.is_pending(), "it is over");
+        assert!(once(pin!(process.drain())).await.is_pending(), "the drain ended");
     }
     end.send(receipt("r-1")).unwrap();
     executed(&calling.await);
@@ -111,16 +111,16 @@ async fn a_call_is_waited_for_from_its_claim_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_while_it_claims_leaves_nothing_behind() {
+async fn a_caller_that_is_dropped_while_it_claims_leaves_nothing_behind() {
     let world = World::new();
     let process = world.process();
-    world.store.set(super::super::faults::Mode::Silent);
+    world.store.set(super::super::faults::Mode::NoAnswer);
     let calling = charge(&process, OnUnknown::Block);
     let caller = tokio::spawn(async move { call(&calling, never).await });
-    world.store.asked(1).await;
+    world.store.wait_for_swaps(1).await;
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
-    world.store.set(super::super::faults::Mode::Well);
+    world.store.set(super::super::faults::Mode::Healthy);
     assert_eq!(world.store.deliver().await, 1);
     process.drain().await;
     let charge = charge(&process, OnUnknown::Block);
@@ -128,7 +128,7 @@ async fn a_caller_that_goes_away_while_it_claims_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_work_knows_its_lease() {
+async fn a_function_gets_its_lease() {
     let world = World::new();
     let charge = charge(&world.process(), OnUnknown::Reexecute);
     let first = call(&charge, |lease| async move {
@@ -147,22 +147,22 @@ async fn the_work_knows_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_request_under_the_key_is_refused() {
+async fn another_request_under_the_key_is_rejected() {
     let world = World::new();
     let process = world.process();
     let one = || async { Ok::<_, String>(1) };
-    let asked: HashMap<_, _> = (0..100).map(|n| (n.to_string(), n)).collect();
-    assert!(!run(&process, &asked, one).await.unwrap().replayed);
-    // In whichever order.
-    let same: HashMap<_, _> = asked.iter().map(|(name, n)| (name.clone(), *n)).collect();
+    let request: HashMap<_, _> = (0..100).map(|n| (n.to_string(), n)).collect();
+    assert!(!run(&process, &request, one).await.unwrap().replayed);
+    // In any order of the entries.
+    let same: HashMap<_, _> = request.iter().map(|(name, n)| (name.clone(), *n)).collect();
     assert!(run(&process, &same, one).await.unwrap().replayed);
-    let sorted: BTreeMap<_, _> = asked.into_iter().collect();
+    let sorted: BTreeMap<_, _> = request.into_iter().collect();
     assert!(run(&process, &sorted, one).await.unwrap().replayed);
     assert!(matches!(run(&process, "another", one).await, Err(RunError::KeyReused)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_are_told_apart_by_all_that_serde_says() {
+async fn requests_differ_by_everything_that_serde_writes() {
     async fn differ<A: Serialize, B: Serialize>(one: A, other: B) {
         let process = World::new().process();
         let work = || async { Ok::<_, String>(1) };
@@ -178,10 +178,10 @@ async fn requests_are_told_apart_by_all_that_serde_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_fingerprint_is_refused() {
+async fn a_request_without_a_fingerprint_is_rejected() {
     let world = World::new();
     let one = || async { Ok::<_, String>(1) };
-    let error = run(&world.process(), Stubborn, one).await.unwrap_err();
+    let error = run(&world.process(), Unwritable, one).await.unwrap_err();
     assert!(matches!(error, RunError::Request(_)));
     assert_eq!(error.to_string(), "the request cannot be serialized");
     assert_eq!(error.source().unwrap().to_string(), "I will not be written");
@@ -189,7 +189,7 @@ async fn a_request_without_a_fingerprint_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn functions_of_different_names_do_not_answer_for_each_other() {
+async fn functions_with_different_names_have_different_records() {
     let world = World::new();
     let process = world.process();
     let charge = process.function::<u8, ()>("charge").at_most_once().build().unwrap();
@@ -198,14 +198,14 @@ async fn functions_of_different_names_do_not_answer_for_each_other() {
     let one = charge.run(&scope, &key(), "r", |_| async { Ok(1) }).await.unwrap();
     let two = mail.run(&scope, &key(), "r", |_| async { Ok(2) }).await.unwrap();
     assert_eq!((one.value, two.value, two.replayed), (1, 2, false));
-    // Where operators find them.
+    // Their scopes, under which operators find the records.
     assert_ne!(charge.scope(&scope), mail.scope(&scope));
     let record = process.operation_id(&charge.scope(&scope), &key());
     assert!(process.store().load(&record).await.unwrap().stored.is_some());
 }
 
 #[tokio::test(start_paused = true)]
-async fn retention_ends_and_it_is_executed_again() {
+async fn a_function_executes_again_after_the_retention() {
     let world = World::new();
     let mut policy = Policy { in_flight: InFlight::Reject, ..Policy::default() };
     policy.terms.retention = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What is refused when a function is declared.
+//! Declarations of functions, and their errors.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn cannot_say(_: ReconcileCall) -> Verdict<u8> {
 }
 
 #[tokio::test]
-async fn what_would_break_a_promise_is_refused() {
+async fn a_declaration_without_its_guarantee_is_rejected() {
     let process = World::new().process();
     let declare = |policy| {
         let function = process.function("f").policy(policy).at_most_once();
@@ -34,15 +34,15 @@ async fn what_would_break_a_promise_is_refused() {
     assert_eq!(declare(policy), Err(PolicyError::NoLease.into()));
     let policy = Policy { hook: Some(HOOK), ..Policy::default() };
     assert_eq!(declare(policy), Err(FunctionError::NoReconcile));
-    let nobody = process.function::<u8, ()>("f").on_unknown(OnUnknown::Reconcile).build();
-    assert_eq!(nobody.map(drop), Err(PolicyError::NoHook.into()));
+    let no_hook = process.function::<u8, ()>("f").on_unknown(OnUnknown::Reconcile).build();
+    assert_eq!(no_hook.map(drop), Err(PolicyError::NoHook.into()));
 }
 
 #[tokio::test]
-async fn without_a_stated_guarantee_there_is_no_function() {
+async fn a_function_without_a_stated_guarantee_is_rejected() {
     let process = World::new().process();
     let function = || process.function::<u8, ()>("f").wait(Duration::from_secs(5));
-    // A policy that says so is none: its default would.
+    // A policy does not state a guarantee, because its default would be taken for one.
     let mut policy = Policy::default();
     policy.terms.on_unknown = OnUnknown::Reexecute;
     for unstated in [function(), function().policy(policy)] {
@@ -58,45 +58,45 @@ async fn without_a_stated_guarantee_there_is_no_function() {
 }
 
 #[tokio::test]
-async fn what_is_said_counts_in_whichever_order() {
+async fn settings_count_in_any_order() {
     let process = World::new().process();
     let mut policy = Policy::default();
     policy.terms.lease = Duration::from_secs(60);
-    let said = |build: fn(FunctionBuilder<u8, ()>) -> FunctionBuilder<u8, ()>| {
+    let built = |build: fn(FunctionBuilder<u8, ()>) -> FunctionBuilder<u8, ()>| {
         let [before, after] = [
             build(process.function("f")).policy(policy),
             build(process.function("f").policy(policy)),
         ];
-        let settled = *before.build().unwrap().policy();
-        assert_eq!(&settled, after.build().unwrap().policy());
-        assert_eq!(settled.terms.lease, Duration::from_secs(60));
-        settled
+        let policy_built = *before.build().unwrap().policy();
+        assert_eq!(&policy_built, after.build().unwrap().policy());
+        assert_eq!(policy_built.terms.lease, Duration::from_secs(60));
+        policy_built
     };
-    let block = said(|function| function.on_unknown(OnUnknown::Block));
+    let block = built(|function| function.on_unknown(OnUnknown::Block));
     assert_eq!(block.terms.on_unknown, OnUnknown::Block);
-    let wait = said(|function| function.at_least_once().wait(Duration::from_secs(5)));
+    let wait = built(|function| function.at_least_once().wait(Duration::from_secs(5)));
     assert_eq!(wait.in_flight, InFlight::Wait(Duration::from_secs(5)));
-    let asks = said(|function| function.reconcile_with(HOOK, cannot_say));
-    assert_eq!((asks.terms.on_unknown, asks.hook), (OnUnknown::Reconcile, Some(HOOK)));
+    let reconciles = built(|function| function.reconcile_with(HOOK, cannot_say));
+    assert_eq!((reconciles.terms.on_unknown, reconciles.hook), (OnUnknown::Reconcile, Some(HOOK)));
     let blocks =
-        said(|function| function.reconcile_with(HOOK, cannot_say).on_unknown(OnUnknown::Block));
+        built(|function| function.reconcile_with(HOOK, cannot_say).on_unknown(OnUnknown::Block));
     assert_eq!(blocks.terms.on_unknown, OnUnknown::Block);
 }
 
 #[tokio::test]
-async fn a_hook_that_would_never_be_asked_is_refused() {
+async fn a_hook_that_would_never_be_called_is_rejected() {
     let process = World::new().process();
     let function = || process.function::<u8, ()>("f");
-    for loose in [
+    for unused in [
         function().reconcile_with(HOOK, cannot_say).on_unknown(OnUnknown::Reexecute),
         function().on_unknown(OnUnknown::Reexecute).reconcile_with(HOOK, cannot_say),
     ] {
-        assert_eq!(loose.build().map(drop), Err(FunctionError::HookNeverCalled));
+        assert_eq!(unused.build().map(drop), Err(FunctionError::HookNeverCalled));
     }
 }
 
 #[tokio::test]
-async fn nothing_that_was_asked_is_shown() {
+async fn debug_shows_no_request() {
     let process = World::new().process();
     let function = process.function::<u8, ()>("charge").at_most_once().build().unwrap();
     let shown = format!("{function:?}");

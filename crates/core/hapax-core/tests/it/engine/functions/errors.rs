@@ -1,4 +1,4 @@
-//! Errors and panics of the work.
+//! Errors and panics of functions.
 
 use std::io::ErrorKind;
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 
 use super::super::{World, key, settle};
 use super::{
-    Charge, Charged, Count, LEASE, Refused, Stubborn, call, charge, declare, declined, executed,
+    Charge, Charged, Count, LEASE, Refused, Unwritable, call, charge, declare, declined, executed,
     failed, never, receipt, run,
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_final_error_comes_back_as_it_was() {
+async fn a_final_error_is_replayed() {
     let world = World::new();
     let first = charge(&world.process(), OnUnknown::Reexecute);
     let count = Count::default();
@@ -29,7 +29,7 @@ async fn a_final_error_comes_back_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retryable_error_frees_the_key_whatever_the_policy() {
+async fn a_retryable_error_releases_the_key_under_any_policy() {
     let world = World::new();
     let count = Count::default();
     let charge = charge(&world.process(), OnUnknown::Block);
@@ -42,32 +42,32 @@ async fn a_retryable_error_frees_the_key_whatever_the_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_that_waits_is_promoted_when_the_first_fails_retryably() {
+async fn a_waiter_is_promoted_when_the_owner_fails_retryably() {
     let world = World::new();
     let charge = declare(&world.process()).at_least_once().wait(LEASE).build().unwrap();
     let count = Count::default();
-    let mut copies = JoinSet::new();
+    let mut duplicates = JoinSet::new();
     let (first, counted) = (charge.clone(), count.clone());
     let first = tokio::spawn(async move {
         let work = |_| async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            counted.then(Err(Refused::Busy))(lease_of_nobody().await).await
+            counted.then(Err(Refused::Busy))(unrelated_lease().await).await
         };
         call(&first, work).await
     });
     settle().await;
     for _ in 0..20 {
         let (charge, work) = (charge.clone(), count.slowly(Duration::from_secs(1)));
-        copies.spawn(async move { call(&charge, work).await.unwrap() });
+        duplicates.spawn(async move { call(&charge, work).await.unwrap() });
     }
     assert_eq!(failed(&first.await.unwrap()).0, &Refused::Busy);
-    let copies = copies.join_all().await;
-    assert_eq!(copies.iter().filter(|answer| !answer.replayed).count(), 1);
+    let duplicates = duplicates.join_all().await;
+    assert_eq!(duplicates.iter().filter(|answer| !answer.replayed).count(), 1);
     assert_eq!(count.get(), 2);
 }
 
-/// A handle of a lease that plays no part.
-async fn lease_of_nobody() -> hapax_core::LeaseHandle {
+/// Returns the handle of an unrelated lease.
+async fn unrelated_lease() -> hapax_core::LeaseHandle {
     let process = World::new().process();
     super::super::own(&process, &hapax_core::Policy::default()).await.handle()
 }
@@ -89,13 +89,13 @@ async fn an_unknown_error_follows_the_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_nobody_classified_is_unknown() {
+async fn an_unclassified_error_is_unknown() {
     let world = World::new();
     let block: Charge = world.process().function("charge").at_most_once().build().unwrap();
     let answer = call(&block, Count::default().then(Err(declined()))).await;
     assert_eq!(failed(&answer), (&declined(), OutcomeClass::Unknown, false));
     assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
-    // It need not be one that can be kept.
+    // The error need not be serializable.
     struct Anything;
     let process = World::new().process();
     let failed = run(&process, "r", || async { Err::<u8, _>(Anything) }).await;
@@ -109,12 +109,12 @@ async fn a_panic_follows_the_policy() {
     let world = World::new();
     let again = charge(&world.process(), OnUnknown::Reexecute);
     assert!(matches!(call(&again, never).await, Err(RunError::Panicked)));
-    // At once: the lease need not lapse.
+    // At once, before the lease lapses.
     executed(&call(&again, Count::default().then(Ok(receipt("r-1")))).await);
 
     let world = World::new();
     let block = charge(&world.process(), OnUnknown::Block);
-    // Before there is a future, too.
+    // The same before there is a future.
     let panicked = call(&block, |_| -> std::future::Ready<_> { panic!("at once") }).await;
     assert!(matches!(panicked, Err(RunError::Panicked)));
     assert!(matches!(call(&block, never).await, Err(RunError::OutcomeUnknown)));
@@ -122,7 +122,7 @@ async fn a_panic_follows_the_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_after_the_work_counts_like_one_in_it() {
+async fn a_panic_after_the_function_counts_as_one_in_it() {
     let world = World::new();
     let process = world.process();
     let charge: Charge = process
@@ -137,13 +137,13 @@ async fn a_panic_after_the_work_counts_like_one_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
+async fn a_value_that_cannot_be_stored_is_returned_once_and_not_executed_again() {
     let world = World::new();
     let process = world.process();
-    let stubborn = || async { Ok::<_, ()>(Stubborn) };
-    assert!(run(&process, "r", stubborn).await.is_ok_and(|answer| !answer.replayed));
-    let Err(RunError::NotRetained { why }) = run(&process, "r", stubborn).await else { panic!() };
-    assert_eq!(why, "I will not be written");
+    let unwritable = || async { Ok::<_, ()>(Unwritable) };
+    assert!(run(&process, "r", unwritable).await.is_ok_and(|answer| !answer.replayed));
+    let Err(RunError::NotRetained { why }) = run(&process, "r", unwritable).await else { panic!() };
+    assert_eq!(why, "this value cannot be written");
 
     let process = World::new().process();
     let large = || async { Ok::<_, ()>("x".repeat(hapax_core::codec::MAX_OUTCOME)) };
@@ -153,19 +153,19 @@ async fn what_cannot_be_kept_is_answered_once_and_not_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
+async fn a_value_that_cannot_be_read_is_an_error_and_not_executed_again() {
     let world = World::new();
     let process = world.process();
     let first = charge(&process, OnUnknown::Reexecute);
     call(&first, Count::default().then(Ok(receipt("r-1")))).await.unwrap();
-    // The same function by another release.
+    // The same function in another release.
     let later = process.function::<Vec<u8>, Refused>("charge").at_most_once().build().unwrap();
     let (scope, key) = (Scope::shared(), key());
     let read = later.run(&scope, &key, &("order", 17), |_| async { panic!("executed") });
     let Err(RunError::Undecodable { format, why }) = read.await else { panic!() };
     assert_eq!((&*format, &*why), ("function/1", "invalid type: a map, expected a sequence"));
 
-    // An error where errors are not kept.
+    // A stored error, read by a function that does not store errors.
     let scope = Scope::of([("customer", "c-1")]);
     let failing = first.run(&scope, &key, "r", Count::default().then(Err(declined())));
     failing.await.unwrap_err();
@@ -177,7 +177,7 @@ async fn what_cannot_be_read_here_is_an_error_and_not_executed_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_kept_is_not_shown_by_who_cannot_read_it() {
+async fn an_error_of_reading_does_not_show_the_stored_value() {
     let process = World::new().process();
     let card = || async { Ok::<_, String>("4111 1111 1111 1111".to_owned()) };
     run(&process, "r", card).await.unwrap();
@@ -190,7 +190,7 @@ async fn what_was_kept_is_not_shown_by_who_cannot_read_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_that_cannot_be_kept_may_be_free_to_retry() {
+async fn errors_that_cannot_be_stored_can_be_retryable() {
     let world = World::new();
     let connect: Function<u8, std::io::Error> = world
         .process()
@@ -216,7 +216,7 @@ async fn errors_that_cannot_be_kept_may_be_free_to_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_operator_may_say_that_it_was_refused() {
+async fn an_operator_can_resolve_with_an_error() {
     let world = World::new();
     let process = world.process();
     let charge = charge(&process, OnUnknown::Block);
@@ -231,19 +231,19 @@ async fn an_operator_may_say_that_it_was_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_destructor_that_panics_counts_like_the_work() {
+async fn a_panic_of_a_destructor_counts_as_one_of_the_function() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {
             assert!(std::thread::panicking(), "in the destructor");
         }
     }
-    /// Panics when it is polled, or else when it is dropped.
+    /// A future that panics when it is polled, otherwise when it is dropped.
     struct Work(#[allow(dead_code, reason = "it is dropped")] Bomb, bool);
     impl Future for Work {
         type Output = Result<Charged, Refused>;
         fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-            assert!(!self.1, "in the work");
+            assert!(!self.1, "in the function");
             Poll::Ready(Ok(receipt("r-1")))
         }
     }

@@ -1,4 +1,4 @@
-//! Functions over a store that is away, or that others write to meanwhile.
+//! Functions with a store that is unavailable, or that other processes write to meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,49 +17,53 @@ use super::{Count, LEASE, Refused, call, charge, executed, failed, never, receip
 async fn without_a_claim_nothing_is_executed() {
     let world = World::new();
     let charge = charge(&world.process(), OnUnknown::Reexecute);
-    world.store.set(Mode::Away);
-    let refused = call(&charge, never).await;
-    assert!(matches!(refused, Err(RunError::NotClaimed(ClaimError::Store(_)))), "{refused:?}");
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Unavailable);
+    let failed_call = call(&charge, never).await;
+    assert!(
+        matches!(failed_call, Err(RunError::NotClaimed(ClaimError::Store(_)))),
+        "{failed_call:?}"
+    );
+    world.store.set(Mode::Healthy);
     executed(&call(&charge, Count::default().then(Ok(receipt("r-1")))).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_the_store_has_not_taken_is_pending_for_everybody() {
+async fn a_deferred_outcome_is_pending_for_every_caller() {
     let world = World::new();
     let process = world.process();
     let charge = charge(&process, OnUnknown::Reexecute);
-    let away = Arc::clone(&world.store);
+    let store = Arc::clone(&world.store);
     let first = call(&charge, move |_| async move {
-        away.set(Mode::Away);
+        store.set(Mode::Unavailable);
         Ok(receipt("r-1"))
     });
     for answer in [first.await, call(&charge, never).await] {
         let Err(RunError::Pending { result }) = answer else { panic!("{answer:?}") };
         assert_eq!(result, Ok(receipt("r-1")));
     }
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
     assert_eq!(replayed(&call(&charge, never).await), &receipt("r-1"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_is_no_answer_is_not_pending() {
+async fn a_retryable_error_is_not_pending() {
     let world = World::new();
     let process = world.process();
     let charge = charge(&process, OnUnknown::Block);
-    let away = Arc::clone(&world.store);
+    let store = Arc::clone(&world.store);
     let answer = call(&charge, move |_| async move {
-        away.set(Mode::Away);
+        store.set(Mode::Unavailable);
         Err(Refused::Busy)
     });
     assert_eq!(failed(&answer.await), (&Refused::Busy, OutcomeClass::Retryable, false));
-    world.store.set(Mode::Well);
+    world.store.set(Mode::Healthy);
     process.drain().await;
     executed(&call(&charge, Count::default().then(Ok(receipt("r-1")))).await);
 }
 
-/// A function whose process cannot renew, and its successor in another one.
+/// Executes a function whose process cannot renew its lease, a second call in another process, and
+/// a third call after both; returns their results.
 async fn lapse(
     on_unknown: OnUnknown,
 ) -> (super::ChargeResult, super::ChargeResult, super::ChargeResult) {
@@ -81,10 +85,10 @@ async fn lapse(
         async move { call(&slow, work).await }
     });
     begun.notified().await;
-    cut_off.store.set(Mode::Away);
+    cut_off.store.set(Mode::Unavailable);
     tokio::time::sleep(LEASE).await;
     let second = call(&next, Count::default().then(Ok(receipt("second")))).await;
-    cut_off.store.set(Mode::Well);
+    cut_off.store.set(Mode::Healthy);
     end.notify_one();
     let first = first.await.unwrap();
     let third = call(&next, never).await;
@@ -92,7 +96,7 @@ async fn lapse(
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_outlives_a_lapsed_lease_is_superseded() {
+async fn an_owner_that_was_taken_over_is_superseded() {
     let (first, second, third) = lapse(OnUnknown::Reexecute).await;
     let Err(RunError::Superseded { result }) = &first else { panic!("{first:?}") };
     assert_eq!(result, &Ok(receipt("late")));
@@ -101,7 +105,7 @@ async fn who_outlives_a_lapsed_lease_is_superseded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_block_nobody_takes_over_and_a_late_answer_counts() {
+async fn under_block_there_is_no_takeover_and_a_late_outcome_counts() {
     let (first, second, third) = lapse(OnUnknown::Block).await;
     assert!(matches!(second, Err(RunError::OutcomeUnknown)), "{second:?}");
     assert_eq!(executed(&first), &receipt("late"));
@@ -109,7 +113,7 @@ async fn under_block_nobody_takes_over_and_a_late_answer_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_work_hears_that_its_lease_was_lost() {
+async fn a_function_is_notified_that_its_lease_was_lost() {
     let world = World::new();
     let cut_off = world.elsewhere();
     let slow = charge(&cut_off.process(), OnUnknown::Reexecute);
@@ -124,17 +128,17 @@ async fn the_work_hears_that_its_lease_was_lost() {
         async move { call(&slow, work).await }
     });
     begun.notified().await;
-    cut_off.store.set(Mode::Away);
+    cut_off.store.set(Mode::Unavailable);
     tokio::time::sleep(LEASE).await;
     let next = charge(&world.process(), OnUnknown::Reexecute);
     executed(&call(&next, Count::default().then(Ok(receipt("second")))).await);
-    cut_off.store.set(Mode::Well);
+    cut_off.store.set(Mode::Healthy);
     let first = tokio::time::timeout(LEASE, first).await.unwrap().unwrap();
     assert!(matches!(first, Err(RunError::Superseded { result: Err(Refused::NoAnswer) })));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_of_another_door_is_not_executed_over() {
+async fn a_record_of_another_integration_is_not_executed_again() {
     let world = World::new();
     let process = world.process();
     let scope = Scope::shared();
@@ -144,7 +148,7 @@ async fn a_record_of_another_door_is_not_executed_over() {
     let ran = process.at_least_once(&(&scope, key(), "a"), || async { Ok::<u8, ()>(1) }).await;
     assert!(matches!(ran, Err(RunError::NotClaimed(ClaimError::UnknownScheme))), "{ran:?}");
 
-    // By its own fingerprint it is found, and cannot be read.
+    // A request with the same fingerprint finds the record, and cannot read it.
     let function = process.function::<u8, ()>("f").at_most_once().build().unwrap();
     let here = function.scope(&scope);
     let claim = process.claim(&here, &key(), &Text("a"), &Policy::default()).await.unwrap();
@@ -155,10 +159,10 @@ async fn a_record_of_another_door_is_not_executed_over() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_shuts_down_in_the_middle_leaves_it_in_doubt() {
+async fn a_runtime_that_shuts_down_during_an_execution_interrupts_the_call() {
     let world = World::new();
-    let dying = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let _inside = dying.enter();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
     let charge = charge(&world.process(), OnUnknown::Block);
     let begun = Arc::new(Notify::new());
     let begin = Arc::clone(&begun);
@@ -168,13 +172,13 @@ async fn a_runtime_that_shuts_down_in_the_middle_leaves_it_in_doubt() {
     });
     let shut = async {
         begun.notified().await;
-        dying.shutdown_background();
+        runtime.shutdown_background();
     };
     let (answer, ()) = tokio::join!(calling, shut);
     assert!(matches!(answer, Err(RunError::Interrupted)), "{answer:?}");
 }
 
-/// A request by its number alone.
+/// A request whose fingerprint is that of its number.
 struct Numbered(u64);
 
 impl OperationRequest for Numbered {

@@ -1,4 +1,4 @@
-//! Leases around transactions: none lapses while its holder is there, and none is left behind.
+//! Leases around transactions: none lapses while its owner executes, and none is left behind.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +6,8 @@ use std::task::Poll;
 
 use super::*;
 
-/// Begins if it `begins`, and connects at once for the first time, and then after a while.
+/// A database that connects at once the first time and slowly after that, and begins a transaction
+/// if `begins`.
 #[derive(Debug)]
 struct Slow {
     database: Arc<Database>,
@@ -14,7 +15,7 @@ struct Slow {
     connected: AtomicU32,
 }
 
-const WHILE: Duration = Duration::from_secs(3);
+const CONNECT_TIME: Duration = Duration::from_secs(3);
 
 impl Slow {
     fn within(database: &Arc<Database>, begins: bool) -> TransactionBackend<Self> {
@@ -31,7 +32,7 @@ impl Transactions for Slow {
     fn connect(&self) -> BoxFuture<'_, Result<Writes, TxError>> {
         Box::pin(async {
             if self.connected.fetch_add(1, Ordering::Relaxed) > 0 {
-                sleep(WHILE).await;
+                sleep(CONNECT_TIME).await;
             }
             self.database.connect().await
         })
@@ -62,9 +63,9 @@ impl Transactions for Slow {
     }
 }
 
-/// The lease was renewed for the transaction that then did not begin.
+/// The lease was renewed for a transaction that then did not begin.
 #[tokio::test(start_paused = true)]
-async fn who_got_no_transaction_keeps_its_lease() {
+async fn a_run_without_a_transaction_keeps_its_lease() {
     let world = World::new();
     let process = world.process();
     let backend = Slow::within(&Database::new(&world, []), false).any();
@@ -74,7 +75,7 @@ async fn who_got_no_transaction_keeps_its_lease() {
     let work = async {
         assert!(run.take::<Writes>().await.is_err());
         assert!(!run.is_taken());
-        sleep(WHILE).await;
+        sleep(CONNECT_TIME).await;
         claim(&other, "a", &reexecute()).await
     };
     let copy = execution.lease().keep_alive(work).await;
@@ -82,23 +83,23 @@ async fn who_got_no_transaction_keeps_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn between_runs_the_lease_is_kept() {
+async fn the_lease_does_not_lapse_between_runs() {
     let world = World::new();
     let process = world.process();
     let backend = Slow::within(&Database::new(&world, [LosesRace]), true);
     let lease = own(&process, &reexecute()).await;
     let running = tokio::spawn(async move { lease.transact(&backend, numbered(done())).await });
-    sleep(WHILE - Duration::from_secs(1)).await;
-    let copy = claim(&world.process(), "a", &reexecute()).await;
-    assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+    sleep(CONNECT_TIME - Duration::from_secs(1)).await;
+    let duplicate = claim(&world.process(), "a", &reexecute()).await;
+    assert!(matches!(duplicate, Claim::InFlight { .. }), "{duplicate:?}");
     let ran = running.await.unwrap();
     assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), 2)), "{ran:?}");
 }
 
-/// Nobody is there to run it again: they go away before they are told, or before they hear it.
+/// The caller is dropped before the end of the run is known, or before it receives the end.
 #[tokio::test(start_paused = true)]
-async fn what_was_to_run_again_for_nobody_is_released() {
-    for told in [false, true] {
+async fn a_rerun_whose_caller_was_dropped_is_released() {
+    for known in [false, true] {
         let world = World::new();
         let process = world.process();
         let policy = policy(OnUnknown::Block);
@@ -112,18 +113,18 @@ async fn what_was_to_run_again_for_nobody_is_released() {
             let mut ending = pin!(execution.end(Some(run), ExecutionEnd::Rerun));
             let polled = std::future::poll_fn(|cx| Poll::Ready(ending.as_mut().poll(cx)));
             assert!(polled.await.is_pending());
-            if told {
+            if known {
                 sleep(Duration::from_secs(1)).await;
             }
         }
         process.drain().await;
-        assert_eq!(own(&process, &policy).await.attempt(), 2, "told: {told}");
+        assert_eq!(own(&process, &policy).await.attempt(), 2, "known: {known}");
     }
 }
 
-/// What a refusal says of work that still has its transaction is not to be trusted.
+/// A run that still has its transaction may yet write, so none of its ends is trusted.
 #[tokio::test(start_paused = true)]
-async fn work_that_keeps_its_transaction_leaves_it_unknown_however_it_ends() {
+async fn a_run_that_keeps_its_transaction_leaves_the_outcome_unknown() {
     for ending in [
         done(),
         ExecutionEnd::Reject { outcome: outcome("no"), retention: None },
