@@ -350,8 +350,7 @@ impl ClaimExchange {
         let write_id = WriteId::fresh(entropy)?;
         if matches!(intent, Intent::Execute) && !self.own_lease_ids.contains(&draft.record.lease_id)
         {
-            // Entered before it is sent, so that a claim that finds it in the store finds it here
-            // too.
+            // Entered before it is sent: a claim that finds it in the store finds it here too.
             self.entered.push(self.claim.executions.enter(self.key, draft.record.lease_id));
             self.own_lease_ids.push(draft.record.lease_id);
         }

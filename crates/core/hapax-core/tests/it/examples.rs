@@ -56,10 +56,10 @@ async fn an_email() {
 async fn a_resource() {
     let expected = [
         "at first: the database is busy",
-        "telephone: 1, browser: 1",
+        "phone: 1, browser: 1",
         "another plan: the key belongs to another request",
-        "nobody is no address, replayed: false",
-        "nobody is no address, replayed: true",
+        "someone is not an address, replayed: false",
+        "someone is not an address, replayed: true",
         "there is 1 account",
     ];
     assert_eq!(printed!(resource), expected);

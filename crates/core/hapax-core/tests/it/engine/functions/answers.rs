@@ -184,7 +184,7 @@ async fn a_request_without_a_fingerprint_is_rejected() {
     let error = run(&world.process(), Unwritable, one).await.unwrap_err();
     assert!(matches!(error, RunError::Request(_)));
     assert_eq!(error.to_string(), "the request cannot be serialized");
-    assert_eq!(error.source().unwrap().to_string(), "I will not be written");
+    assert_eq!(error.source().unwrap().to_string(), "this value cannot be written");
     assert_eq!(world.store.swaps(), 0);
 }
 
