@@ -18,7 +18,7 @@
 //!
 //! | framework | use | example, executed by the tests |
 //! | --- | --- | --- |
-//! | axum | `Router::layer` | `examples/axum.rs`, with a drain at the end |
+//! | axum | `Router::layer` | `examples/payments.rs`, with a drain at the end |
 //! | tonic | `Server::builder().layer`; rejections are gRPC statuses | `examples/tonic` |
 //! | bare hyper | around a `service_fn` | `examples/hyper.rs` |
 //! | actix-web | not this layer: see below | |

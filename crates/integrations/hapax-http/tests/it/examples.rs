@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tonic::transport::server::TcpIncoming;
 
 #[allow(dead_code, reason = "its `main` is for people")]
-#[path = "../../examples/axum.rs"]
+#[path = "../../examples/payments.rs"]
 mod in_axum;
 #[allow(dead_code, reason = "its `main` is for people")]
 #[path = "../../examples/hyper.rs"]

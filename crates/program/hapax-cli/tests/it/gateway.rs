@@ -33,10 +33,10 @@ fn what_cannot_be_is_one_line_and_64() {
         (&["--scope", "x-forwarded-for"], "x-forwarded-for"),
         (&["--retention", "4000d"], "--retention"),
         (&["--on-unknown", "block", "--reconcile-url", "http://a/"], "--reconcile-url"),
-        (&["--tls-cert", "/nowhere/at/all"], "go together"),
-        (&["--tls-client-ca", "/nowhere/at/all"], "go together"),
+        (&["--tls-cert", "/nowhere/at/all"], "set both"),
+        (&["--tls-client-ca", "/nowhere/at/all"], "needs --tls-cert"),
         (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere"], "/nowhere/at/all"),
-        (&["--upstream-key", "/nowhere/at/all"], "go together"),
+        (&["--upstream-key", "/nowhere/at/all"], "set both"),
         (&["--upstream-protocol", "spdy"], "--upstream-protocol"),
         (&["--trust-forwarded", "10.0.0.0/99"], "10.0.0.0/8"),
         (&["--trust-forwarded", "loopback,none"], "stands alone"),
@@ -182,7 +182,7 @@ fn two_at_once_are_one(signal: Signal) {
     waiting.answer("201 Created", "done");
     assert_eq!(receive(&asked).map(|answer| answer.body), Some("done".into()));
     assert_eq!(gateway.wait(), 0);
-    assert!(log().contains("twice at once"), "{}", log());
+    assert!(log().contains("counts as one with the first"), "{}", log());
 }
 
 #[test]

@@ -194,12 +194,12 @@ settings! {
     );
     /// Private key of `tls_cert`, in PEM
     tls_key: Path, Fixed => (
-        |it| it.transport.tls, |tls| tls.key, needs tls_cert ": they go together"
+        |it| it.transport.tls, |tls| tls.key, needs tls_cert ": set both, or neither"
     );
     /// Authorities of clients' certificates, in PEM; clients without a certificate are then
     /// rejected
     tls_client_ca: Option<Path>, Fixed => (
-        |it| it.transport.tls, |tls| tls.client_ca, needs tls_cert ": they go together"
+        |it| it.transport.tls, |tls| tls.client_ca, needs tls_cert ": without it the listener has no TLS"
     );
     /// Requests that one HTTP/2 connection may have open, while half of `max_connections` are free
     max_streams: Count<u32>, Fixed => (|it| it.transport.streams);
@@ -218,7 +218,7 @@ settings! {
     /// Private key of `upstream_cert`, in PEM
     upstream_key: Path, Fixed => (
         |it| it.transport.upstream_tls.client, |client| client.1,
-        needs upstream_cert ": they go together"
+        needs upstream_cert ": set both, or neither"
     );
     /// Time in which a connection to the upstream must be established; nothing is sent before
     connect_timeout: Time, Fixed => (|it| it.transport.connect_timeout);

@@ -1,7 +1,7 @@
 //! Payments in axum: asked for twice under one key, charged once.
 //!
 //! ```text
-//! cargo run -p hapax-http --example axum
+//! cargo run -p hapax-http --example payments
 //! curl -i 127.0.0.1:3000/payments -H 'Authorization: Bearer me' -H 'Idempotency-Key: p-1' -d 100
 //! ```
 

@@ -1,6 +1,6 @@
 //! A cache on Redis, shared by processes, in front of a file.
 //!
-//!     cargo run -p hapax-tiered --features redis --example shared -- redis://127.0.0.1
+//!     cargo run -p hapax-tiered --features redis --example redis -- redis://127.0.0.1
 
 use std::sync::Arc;
 
