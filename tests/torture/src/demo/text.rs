@@ -15,7 +15,7 @@ pub(crate) fn intro(payments: u16, seed: u64) -> String {
     format!(
         "Four setups: no gateway, and the gateway with each --on-unknown. Behind it a payments \
          service\nthat loses replies, fails, stalls and is killed; in front of it clients that \
-         disconnect, click twice,\nand retry with the same key until a response is final. All are \
+         disconnect, click\ntwice, and retry with the same key until a response is final. All are \
          real processes.{time}\n\n\
          payments  made in each setup, each with its own key: {payments}\n\
          requests  sent for them, retries included\n\
