@@ -1,6 +1,6 @@
 //! The command that runs all tests.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -48,7 +48,8 @@ fn threads() -> usize {
 /// Runs all tests except those in the documentation.
 fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
     if Run::cargo().args(["nextest", "--version"]).succeeds() {
-        let report = target()?.join("nextest/default/junit.xml");
+        // Nextest writes below the workspace, wherever cargo builds.
+        let report = folder("workspace_root")?.join("target/nextest/default/junit.xml");
         // A report of an earlier run must not count.
         let _ = std::fs::remove_file(&report);
         let threads = format!("--test-threads={}", threads());
@@ -83,11 +84,16 @@ fn programs(skip: &Skip) -> Result<(Count, Outcome), Failure> {
 }
 
 /// Returns the folder into which cargo builds.
-pub(crate) fn target() -> Result<std::path::PathBuf, Failure> {
+pub(crate) fn target() -> Result<PathBuf, Failure> {
+    folder("target_directory")
+}
+
+fn folder(name: &str) -> Result<PathBuf, Failure> {
     let metadata = Run::cargo().args(["metadata", "--format-version=1", "--no-deps"]).read()?;
     let metadata: Value = serde_json::from_str(&metadata)
         .map_err(|error| Failure::new(format!("cargo metadata is not JSON: {error}")))?;
-    Ok(Path::new(metadata["target_directory"].as_str().unwrap_or("target")).to_path_buf())
+    let missing = || Failure::new(format!("cargo metadata has no `{name}`"));
+    metadata[name].as_str().map(PathBuf::from).ok_or_else(missing)
 }
 
 impl Count {
