@@ -42,7 +42,8 @@ start() {
 stop() { kill "$1" "$gateway"; wait "$gateway" 2>/dev/null || true; gateway=; }
 url=http://127.0.0.1:$gate
 pay="curl -si $url/payments -H 'Authorization: Bearer me' -H 'Content-Type: application/json'"
-count() { curl -s "http://127.0.0.1:$port/ledger" | python3 -c "import json, sys; print(json.load(sys.stdin)['$1'])"; }
+# Starts no interpreter: on a busy machine a charge would be over before its begin is seen.
+count() { curl -s "http://127.0.0.1:$port/ledger" | grep -o "\"$1\": [0-9]*" | grep -o '[0-9]*$'; }
 charges() { count charges; }
 # Waits until the service has that many: charges begun, or charges made.
 reached() { for _ in $(seq 200); do [ "$(count "$1")" -ge "$2" ] && return; sleep 0.05; done; fail "$2 $1"; }
@@ -136,4 +137,4 @@ say "A second gateway on the same file prints an error, and ends with 69."
 run "$hapax gateway --upstream http://127.0.0.1:$port --listen 127.0.0.1:0 --admin off --store file:$work/hapax.db; echo \"exit \$?\""
 expect "exit 69"
 stop -TERM
-printf '\n# 7 charges: the one under k-4 twice, as reexecute may; every other once.\n'
+printf '\n# 7 charges: k-4 was charged twice, as reexecute allows; every other key once.\n'

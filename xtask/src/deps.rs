@@ -1,5 +1,5 @@
-//! Rules for dependencies: packages that a default build must not have. deny.toml has the direction of
-//! dependencies between our crates.
+//! Rules for dependencies: packages that a default build must not have. xtask/directions.toml has the
+//! direction of dependencies between our crates.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -9,9 +9,10 @@ use crate::sh::{Failure, Outcome, Run, root};
 /// Checks the licences, sources and bans of all dependencies, and the direction of ours.
 pub(crate) fn deny() -> Outcome {
     let deny = tool("cargo-deny", "0.20.2")?;
-    Run::new(&deny).args(["check", "licenses", "sources"]).show()?;
+    Run::new(&deny).args(["check", "licenses", "sources", "bans"]).show()?;
     // Tests may depend on any of our crates.
-    Run::new(&deny).args(["--exclude-dev", "check", "bans"]).show()
+    let directions = ["--config", "xtask/directions.toml", "--exclude-dev", "check", "bans"];
+    Run::new(&deny).args(directions).show()
 }
 
 /// Runs fuzz targets for `seconds` each: all of them, or only `only`.

@@ -1,4 +1,5 @@
-//! The bank as a process, with settings from its environment. The tests make it kill itself.
+//! The bank as a process, with settings from its environment. In tests it kills itself at a given
+//! step.
 //!
 //! | variable | meaning |
 //! | --- | --- |

@@ -8,6 +8,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
@@ -72,16 +73,38 @@ impl Process {
 
     /// Waits for the first line, which has the addresses. Dropping the future loses nothing.
     pub(crate) async fn ready(&mut self) -> Result<Listens, ProcessError> {
+        let listens = self.first_line().await?;
+        listens.ok_or_else(|| self.recipe.failed("did not start", io::Error::other("it ended")))
+    }
+
+    /// Waits for the first line; `None` if the process ends without one.
+    async fn first_line(&mut self) -> Result<Option<Listens>, ProcessError> {
         let failed = |source| self.recipe.failed("did not start", source);
         match timeout(START, self.lines.next_line()).await {
             Ok(Ok(Some(line))) => match listens(&line) {
-                Some(listens) => Ok(listens),
+                Some(listens) => Ok(Some(listens)),
                 None => Err(failed(io::Error::other(format!("its first line is: {line}")))),
             },
-            Ok(Ok(None)) => Err(failed(io::Error::other("it ended"))),
+            Ok(Ok(None)) => Ok(None),
             Ok(Err(source)) => Err(failed(source)),
             Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
         }
+    }
+
+    /// Waits until the process accepts connections on `port`.
+    pub(crate) async fn listens_on(&mut self, port: u16) -> Result<(), ProcessError> {
+        let failed = |source| self.recipe.failed("did not listen", source);
+        let deadline = tokio::time::Instant::now() + START;
+        while TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+            if let Some(status) = self.child.try_wait().map_err(failed)? {
+                return Err(self.ended(status));
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(failed(io::ErrorKind::TimedOut.into()));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
     }
 
     /// Kills the process (SIGKILL), and waits until it has ended.
@@ -97,7 +120,9 @@ impl Process {
 
     /// Ends the process as an operator does (SIGTERM): it must finish and succeed.
     pub(crate) async fn terminate(mut self) -> Result<(), ProcessError> {
-        let id = self.child.id().unwrap_or_default().to_string();
+        let Some(id) = self.child.id().map(|id| id.to_string()) else {
+            return Err(self.failed(io::Error::other("it has ended already")));
+        };
         let sent = Command::new("kill").args(["-TERM", &id]).status().await;
         sent.map_err(|error| self.failed(error))?;
         self.end().await
@@ -129,10 +154,13 @@ impl Process {
         let deadline = tokio::time::Instant::now() + START;
         loop {
             let mut process = Self::spawn(recipe)?;
-            match process.ready().await {
-                Ok(listens) => return Ok((process, listens)),
-                Err(error) if tokio::time::Instant::now() >= deadline => return Err(error),
-                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+            match process.first_line().await? {
+                Some(listens) => return Ok((process, listens)),
+                None if tokio::time::Instant::now() >= deadline => {
+                    let source = io::Error::other("it ended each time");
+                    return Err(recipe.failed("did not start", source));
+                }
+                None => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
     }

@@ -120,28 +120,29 @@ async fn sit(
     };
     for _ in 0..kills {
         let (incarnation, _upstream, gateway) = born().await?;
-        live_and_die(&world, gateway, incarnation, &mut dice).await?;
+        live_and_die(&world, gateway, plan.port, incarnation, &mut dice).await?;
     }
     let (_, upstream, mut gateway) = born().await?;
     gateway.ready().await?;
     Ok((gateway, upstream))
 }
 
-/// Runs one incarnation of a gateway. One in five is killed during its start or soon after, so that
-/// the next crash interrupts recovery.
+/// Runs one incarnation of a gateway. One in five is killed during its start or soon after. A gateway
+/// listens before it opens its store, so that kills interrupt recovery too.
 async fn live_and_die(
     world: &World,
     mut gateway: Process,
+    port: u16,
     incarnation: u64,
     dice: &mut Dice,
 ) -> Result<(), TortureError> {
     let ready = if dice.once_in(5) {
         tokio::select! {
-            ready = gateway.ready() => { ready?; true }
+            listens = gateway.listens_on(port) => { listens?; true }
             () = sleep(dice.up_to(Duration::from_millis(10))) => false,
         }
     } else {
-        gateway.ready().await?;
+        gateway.listens_on(port).await?;
         // The gateway calls the hook only some time after its start. If gateways share a store, an
         // execution continues only after a lease lapses, so that a shorter time shows nothing.
         let waits = world.policy == OnUnknownPolicy::Reconcile || world.ports.len() > 1;

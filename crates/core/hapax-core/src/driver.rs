@@ -45,7 +45,7 @@ pub trait StoreDriver: fmt::Debug + Send + Sync + 'static {
 }
 
 /// Options with which a [`StoreDriver`] opens a store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DriverOptions {
     /// The URL, with its secrets.
     pub url: String,
@@ -60,6 +60,18 @@ pub struct DriverOptions {
     /// Whether missing parts are created, such as tables. Without them a store is read and resolved,
     /// and claims nothing.
     pub make: bool,
+}
+
+/// Leaves out the URL, which may contain a password.
+impl fmt::Debug for DriverOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DriverOptions")
+            .field("identity", &self.identity)
+            .field("queue_bytes", &self.queue_bytes)
+            .field("timeout", &self.timeout)
+            .field("make", &self.make)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A store that a [`StoreDriver`] opened.

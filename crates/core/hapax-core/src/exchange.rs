@@ -1,9 +1,8 @@
 //! Exchanges with a store, without I/O: which [`Swap`] to send, and what a reply means.
 //!
 //! An exchange returns a swap to send and takes the definite reply to it, until it is
-//! [`Next::Ready`]. The engine and the simulator run the same code. After
-//! [`StoreError::Ambiguous`](crate::store::StoreError::Ambiguous) *the same swap* is sent again,
-//! until its reply is definite: given up while ambiguous, it may still be applied.
+//! [`Next::Ready`]. The engine and the simulator run the same code. A swap that is given up while
+//! its result is ambiguous may still be applied.
 
 mod completion;
 mod executions;
@@ -250,8 +249,8 @@ impl ClaimExchange {
         }
     }
 
-    /// Takes the definite reply to the last swap of a claim that was given up. Returns what the
-    /// claim owns after all and must release.
+    /// Takes a definite reply that arrives after the claim was given up. Returns the ownership that
+    /// the claim has nevertheless, and that must be released.
     #[must_use = "what is not released blocks its key for a lease, or for ever"]
     pub fn receive_late(&mut self, swapped: Swapped) -> Option<Ownership> {
         let owned = match swapped {

@@ -20,7 +20,7 @@ pub use natural::{KeyPart, NaturalKey};
 /// | `Key::uuid_v4`, `uuid_v7`, `ulid` | the client stored it | a client that loses it |
 /// | [`NaturalKey`] | its business identifiers are the same | two operations with the same ones |
 /// | `Key::of_payload` | its payload is the same | two operations with equal payloads |
-/// | [`Key::composite`] | it comes about the same time | retries across a boundary |
+/// | [`Key::composite`] | the request is made in the same or the next time window | retries across a boundary |
 ///
 /// Keys are compared as decoded text. `Debug` does not show a key, because it may be a guessable
 /// name of an operation; [`Key::as_str`] does.
@@ -88,16 +88,18 @@ impl fmt::Debug for Key {
 #[non_exhaustive]
 pub enum KeyError {
     /// The text has no characters.
-    #[error("an idempotency key has at least 1 character")]
+    #[error("expected an idempotency key of 1 to 255 characters, found an empty one")]
     Empty,
     /// The text has more than [`Key::MAX_LEN`] characters.
-    #[error("an idempotency key has at most 255 characters, this one has {length}")]
+    #[error("expected an idempotency key of at most 255 characters, found {length}")]
     TooLong {
         /// The number of characters.
         length: usize,
     },
     /// The text has a control character or one outside ASCII.
-    #[error("an idempotency key has printable ASCII only, byte {position} is not")]
+    #[error(
+        "expected printable ASCII in an idempotency key, found another byte at position {position}"
+    )]
     NotPrintable {
         /// The position of the byte, from 0.
         position: usize,

@@ -17,8 +17,8 @@
 //! if the lease has lapsed, the record expired or the outcome is unknown: the owner is known to be
 //! alive.
 //!
-//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so that
-//! processes with different configurations keep each other's promises.
+//! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
+//! configuration does not weaken the guarantee of another process.
 
 use std::fmt;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub enum Event<'a> {
     Claim(ClaimEvent<'a>),
     /// An action of the owner of a lease.
     Owner(Owner, OwnerAction),
-    /// The verdict of a hook on the question that the write `announced` recorded.
+    /// The verdict of a hook that was called after the write `announced`.
     Reconciled {
         /// Write id of that write: the verdict counts only while the record has it.
         announced: WriteId,
@@ -128,7 +128,7 @@ pub enum OwnerAction {
         /// The response that was seen, if any.
         seen: Option<Outcome>,
     },
-    /// Frees the key: the operation did not happen, and the next claim may execute.
+    /// Releases the key: the operation did not happen, and the next claim may execute.
     Release,
 }
 
@@ -146,14 +146,13 @@ impl fmt::Debug for OwnerAction {
     }
 }
 
-/// Verdict about an earlier execution: the answer of a hook. `T` is the outcome in the form that
-/// the integration has it.
+/// The verdict of a hook about an earlier execution. `T` is the outcome in the form of the
+/// integration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict<T = Outcome> {
     /// The operation happened, with this outcome.
     Happened(T),
-    /// The operation did not happen, and never will under the fence of the question: the retry
-    /// executes.
+    /// The operation did not happen, and never will under this fence: the retry executes.
     DidNotHappen,
     /// The hook cannot find out yet: the retry is answered that the outcome is unknown.
     CannotSay,
@@ -229,7 +228,7 @@ pub enum Step {
     Changed,
 }
 
-/// Position of a record in its life at the time of the snapshot.
+/// Status of a record at the time of the snapshot.
 enum Standing<'a> {
     Absent,
     Released(&'a StoredRecord),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::machine::HookTiming;
 use crate::record::{OnUnknown, Terms};
 
-/// The answer to a duplicate while the first request is in flight.
+/// The handling of a duplicate while the first request is in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum InFlight {
     /// The duplicate is rejected at once.
@@ -97,6 +97,6 @@ pub enum PolicyError {
     #[error("`reconcile` needs a hook: configure one")]
     NoHook,
     /// The hook has no time to answer.
-    #[error("the timeout of the hook is zero: it could never answer")]
+    #[error("the timeout of the hook is zero: expected a duration in which it can answer")]
     NoHookTimeout,
 }

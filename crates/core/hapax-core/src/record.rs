@@ -1,4 +1,4 @@
-//! Records: what a store remembers of an operation.
+//! Records: the stored state of operations.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ macro_rules! random_id {
         pub struct $name([u8; 16]);
 
         impl $name {
-            /// Returns a new one that was never used before.
+            /// Returns a new random id.
             ///
             /// # Errors
             /// [`EntropyError`] if there is no randomness.
@@ -27,7 +27,7 @@ macro_rules! random_id {
                 Ok(Self(bytes))
             }
 
-            /// Reads one back from a store.
+            /// Creates the id from the bytes that a store read.
             #[must_use]
             pub const fn from_bytes(bytes: [u8; 16]) -> Self {
                 Self(bytes)
@@ -53,7 +53,8 @@ random_id! {
     WriteId
 }
 random_id! {
-    /// Ownership of a record: random, made for one claim, never repeated.
+    /// Id of one lease: random, made for one claim, never repeated. A record's owner is the
+    /// execution that has the record's lease id.
     LeaseId
 }
 
@@ -72,7 +73,7 @@ impl FencingToken {
         self.0
     }
 
-    /// Reads a fence back from where it was written.
+    /// Creates the fence from its number, as a system downstream stored it.
     #[must_use]
     pub const fn new(number: u64) -> Self {
         Self(number)
@@ -103,7 +104,7 @@ impl fmt::Display for FencingToken {
 pub enum OnUnknown {
     /// The operation executes again, with a larger fence: at-least-once.
     Reexecute,
-    /// A hook finds out what happened.
+    /// A hook determines whether the operation happened.
     Reconcile,
     /// The operation never executes again until an operator decides: at-most-once. The default.
     #[default]

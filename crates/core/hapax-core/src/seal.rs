@@ -215,7 +215,7 @@ pub enum SealError {
         id: [u8; 4],
     },
     /// The record is damaged, or was sealed for another operation id or write id.
-    #[error("the record is damaged, or belongs to another cell")]
+    #[error("the record is damaged, or belongs to another operation id or write id")]
     Broken,
     /// The seal is intact, and its content is no record.
     #[error(transparent)]

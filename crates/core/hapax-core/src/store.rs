@@ -258,7 +258,7 @@ pub type Visitor<'a> =
 /// next poll.
 ///
 /// A notification is a hint: it may be false, late or missing. Waiters therefore poll as well, and
-/// only [`Store::load`] returns the truth.
+/// decide only by a record that [`Store::load`] returned.
 pub trait Notify: fmt::Debug + Send + Sync + 'static {
     /// Resolves when the record may have been written since the call, not since the first poll.
     /// Dropping the future ends the subscription.
@@ -332,13 +332,17 @@ type Source = Box<dyn Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The call did not happen and will not.
-    #[error("the store is unavailable, nothing was written")]
+    #[error("the store is unavailable and nothing was written: retry when it returns")]
     Unavailable(#[source] Source),
     /// The swap may have happened, or may yet: send the same swap again.
-    #[error("the store gave no answer, the write may have happened")]
+    #[error(
+        "the store gave no definite answer: the write may have been applied; send the same swap again"
+    )]
     Ambiguous(#[source] Source),
     /// The stored bytes are damaged, or another secret sealed them.
-    #[error("the stored record cannot be read")]
+    #[error(
+        "the stored record is damaged, or another secret sealed it: run `hapax doctor`, and compare the secrets of all processes"
+    )]
     Corrupt(#[source] Source),
 }
 

@@ -69,7 +69,7 @@ pub enum TxError {
     #[error("the transaction lost against another")]
     Conflict(#[source] Source),
     /// The transaction was not committed and never will be.
-    #[error("the transaction failed")]
+    #[error("the transaction was not committed and never will be")]
     Failed(#[source] Source),
     /// COMMIT was sent, and its result is unknown.
     #[error("whether the transaction was committed is not known")]
@@ -123,7 +123,7 @@ impl StdError for LostRace {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("the operation has to run again")]
+#[error("a row changed since the operation read it: the operation must run again")]
 struct Race;
 
 /// A database whose transactions contain records, and the pool of its connections. For

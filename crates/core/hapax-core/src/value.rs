@@ -9,10 +9,10 @@
 //! default, removed, and reordered. Types that have a text form, such as addresses, use that.
 //!
 //! Serde's own buffering has limits. Integers of more than 64 bits are impossible within `flatten`,
-//! `untagged` or `tag = ".."`. The variant of an `untagged` enum is guessed when it is decoded: the
-//! first that accepts the content, so that bytes that happen to be UTF-8 become a `String` that
-//! stands before them. A type must decode what it encodes: a field with `skip_serializing` needs a
-//! `default`.
+//! `untagged` or `tag = ".."`. The variant of an `untagged` enum is not stored: decoding takes the
+//! first variant that accepts the content. So bytes that are valid UTF-8 become a `String` if a
+//! `String` variant precedes the bytes variant. A type must decode what it encodes: a field with
+//! `skip_serializing` needs a `default`.
 //!
 //! ```
 //! use std::collections::BTreeMap;

@@ -45,7 +45,7 @@ struct Fixture(Arc<ManualClock>);
 
 impl StoreFixture for Fixture {
     type Store = Counted;
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<Counted> {
         let inner = MemoryStore::new(self.0.clone(), MemoryCapacity::default());

@@ -8,9 +8,10 @@
 //! 3. An operation without a definite reply may have happened at any time after its call, or never.
 //!    A swap that is sent again is a separate operation.
 //!
-//! The search is that of Wing and Gong, and remembers what it tried. A history of one key has at
-//! most [`MAX_OPERATIONS`] operations, so that a set of operations is a bit set. The search is fast
-//! even if many replies were lost, because of the steps that it leaves out: see `Search::run`.
+//! The search is that of Wing and Gong, with a set of the states that were tried. A history of one
+//! key has at most [`MAX_OPERATIONS`] operations, so that a set of operations is a bit set. The
+//! search is fast even if many replies were lost, because of the steps that it leaves out: see
+//! `Search::run`.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -18,6 +18,7 @@ use hapax_core::{
     OperationId, OperationRequest, Outcome, Policy, Record, RecordState, Scope, Store, StoreError,
     Terms, WriteId,
 };
+use tokio::time::Instant;
 
 /// The lease of [`claim`].
 pub const LEASE: Duration = Duration::from_secs(30);
@@ -67,17 +68,16 @@ pub fn complete(swap: &Swap, next: u64, outcome: &[u8]) -> Swap {
 
 /// Sends a swap until the store answers; it must be stored. Returns its stamps.
 pub async fn expect_stored(store: &dyn Store, swap: &Swap) -> Stamped {
-    let swapped = loop {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
         match store.swap(swap.clone()).await {
-            Ok(swapped) => break swapped,
-            // A busy machine. The same swap may be sent again.
-            Err(StoreError::Unavailable(_) | StoreError::Ambiguous(_)) => {}
+            Ok(Swapped::Stored(stamped)) => return stamped,
+            Ok(Swapped::Conflict(seen)) => panic!("a conflict: {seen:?}"),
+            // A server on a busy machine. The same swap may be sent again.
+            Err(StoreError::Unavailable(_) | StoreError::Ambiguous(_))
+                if Instant::now() < deadline => {}
             Err(error) => panic!("{error}"),
         }
-    };
-    match swapped {
-        Swapped::Stored(stamped) => stamped,
-        Swapped::Conflict(seen) => panic!("a conflict: {seen:?}"),
     }
 }
 

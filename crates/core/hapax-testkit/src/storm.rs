@@ -1,5 +1,5 @@
-//! Many callers on few keys for a long time, while a test disturbs the store; then a check that
-//! their replies are possible.
+//! A load of many callers on few keys while a test disturbs the store. Afterwards a checker
+//! verifies that the replies are linearizable.
 
 #![allow(
     clippy::expect_used,

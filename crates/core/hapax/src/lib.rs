@@ -26,8 +26,9 @@
 //!    caller is named by a header or by a function ([`http::server::ScopeSource`]); the header
 //!    `Idempotency-Key` names the operation. See [`http::server`].
 //! 2. **Functions.** [`Idempotency::at_most_once`] and [`Idempotency::at_least_once`] execute a
-//!    function under a key: the verb is the guarantee when it is unknown whether an earlier call took
-//!    effect. [`Idempotency::function`] declares one with its own policy and a hook that finds out.
+//!    function under a key. The name of the method states the guarantee for the case that an
+//!    earlier call may have taken effect. [`Idempotency::function`] declares a function with its
+//!    own policy and a reconcile hook.
 //! 3. **Transactions.** If the operation writes to the database that has the records, both commit
 //!    together: [`Idempotency::transact`], and in axum the extractors [`SqlxTx`] and
 //!    [`http::axum::InTransaction`].
@@ -52,7 +53,7 @@
 //! | `file`, `redis`, `postgres`, `tiered` | stores |
 //! | `sqlx` | `postgres` on sqlx pools, and sqlx transactions |
 //! | `tls` | TLS by rustls for PostgreSQL and Redis |
-//! | `postgres-data` | duplicates found in tables of the service's own |
+//! | `postgres-data` | detection of duplicates in the service's own tables |
 //! | `operators` | the API to list and decide records |
 
 pub use hapax_core::*;

@@ -54,7 +54,9 @@ impl<T: Send + 'static> DerefMut for InTransaction<T> {
 #[non_exhaustive]
 pub enum TransactionRejection {
     /// The request is on no route with transactions, or has no key.
-    #[error("the request is on no route with transactions")]
+    #[error(
+        "expected a route with `transactions` and a request with a key: set `RouteOptions::transactions`"
+    )]
     NoRoute,
     /// A transaction cannot begin.
     #[error(transparent)]

@@ -95,7 +95,7 @@ impl FromStr for Profile {
 
 /// There is no profile of this name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a profile is `standard`, `stripe-v1` or `success-only`")]
+#[error("expected the profile `standard`, `stripe-v1` or `success-only`")]
 pub struct UnknownProfile;
 
 /// The overrides in the headers of a response.

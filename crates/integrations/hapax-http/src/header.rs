@@ -217,7 +217,7 @@ pub enum InvalidKey {
     #[error("expected one header line, found several")]
     Repeated,
     /// The value does not match the grammar.
-    #[error("it is neither one quoted string nor one bare word")]
+    #[error("expected one quoted string or one bare word, found something else")]
     Malformed,
     /// The value matches the grammar, but is no key.
     #[error(transparent)]

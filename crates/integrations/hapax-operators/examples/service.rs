@@ -1,4 +1,4 @@
-//! A service that keeps its records in a file of its own, and the operators' API beside it.
+//! A service with its own file of records and the operators' API.
 //!
 //! ```text
 //! cargo run -p hapax-operators --example service
@@ -10,8 +10,9 @@
 //! curl -i 127.0.0.1:3000/payments -H 'Authorization: Bearer me' -H 'Idempotency-Key: p-1' -d 100
 //! ```
 //!
-//! The second request is answered 409, since the bank lost the reply to the first. `hapax keys` finds
-//! the address of the API in the lock beside the file, and the token beside it as well.
+//! The second request gets 409, because the reply of the bank to the first one was lost.
+//! `hapax keys` finds the address of the API in the lock file and the token in a file next to the
+//! store.
 
 use std::net::SocketAddr;
 use std::path::Path;

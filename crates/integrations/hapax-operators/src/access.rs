@@ -1,8 +1,8 @@
-//! Admission to the operators' API.
+//! Authentication of requests to the operators' API.
 //!
-//! 1. Every request shows the token as `Authorization: Bearer`.
-//! 2. A request that changes something is JSON and names no foreign `Origin`, so that a page in an
-//!    operator's browser cannot send one even where something on the way adds the token.
+//! 1. Every request must have the token as `Authorization: Bearer`.
+//! 2. A request that changes something has a JSON body and no foreign `Origin`. So a page in an
+//!    operator's browser cannot send one, even if a proxy adds the token.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::OperatorsState;
 use crate::api::error;
 use crate::token::AdminToken;
 
-/// Passes a request on that is admitted.
+/// Rejects a request without the token or with a foreign origin; forwards any other request.
 pub(crate) async fn guard(
     State(operators): State<Arc<OperatorsState>>,
     request: Request,
@@ -52,7 +52,11 @@ impl IntoResponse for Rejected {
                 "token",
                 "expected the token of the admin token file as `Authorization: Bearer TOKEN`",
             ),
-            Self::Origin => (StatusCode::FORBIDDEN, "origin", "the request is of another origin"),
+            Self::Origin => (
+                StatusCode::FORBIDDEN,
+                "origin",
+                "expected no `Origin`, or the origin of this API: send the request from a program, not from a web page",
+            ),
             Self::NotJson => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "not-json",
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_json_of_the_own_origin() {
+    fn a_changing_request_must_be_json_of_the_same_origin() {
         let host = ("host", "localhost:9090");
         let json = ("content-type", "application/json; charset=utf-8");
         assert_eq!(seen("POST", &[SHOWN, host, json]), Ok(()));

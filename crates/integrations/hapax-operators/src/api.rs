@@ -1,4 +1,4 @@
-//! The API: JSON in, JSON out.
+//! The HTTP handlers of the API. Requests and responses are JSON.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -48,9 +48,8 @@ pub(crate) const INDEX: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// The reason why no record is found by its caller.
-pub const NO_CALLERS: &str =
-    "records name their callers only where there is a secret: set --secret-file";
+/// The error of a search by caller in a store without a secret.
+pub const NO_CALLERS: &str = "records contain callers only if there is a secret: set --secret-file";
 
 pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
     let api = Router::new()
@@ -68,7 +67,7 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
     Router::new().nest("/api", api).route("/api/", get(index))
 }
 
-/// Returns an error as the API answers it.
+/// Returns an error as a response of the API.
 #[must_use]
 pub fn error(status: StatusCode, code: &str, message: &str) -> Response {
     (status, Json(json!({ "code": code, "error": message }))).into_response()
@@ -110,7 +109,7 @@ async fn show(State(shared): Api, Path(id): Path<String>) -> Response {
     }
 }
 
-/// A value of a scope header: in a body, so that it is in the log of no proxy.
+/// A value of a scope header. It is in the body so that no proxy logs it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CallerValue {
@@ -131,12 +130,12 @@ async fn caller_hash(
     }
 }
 
-/// Which key: in a body, so that neither key nor scope is in the log of any proxy.
+/// The key to look up. It is in the body so that no proxy logs key or scope.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Lookup {
     key: String,
-    /// The value of the one header that names the caller, or each by its name.
+    /// The value of the one scope header, or the values of all scope headers by name.
     #[serde(default)]
     scope: Option<ScopeText>,
 }
@@ -179,7 +178,8 @@ async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -
     answer(shown)
 }
 
-/// Each by its name, in the order in which they are given.
+/// Returns the headers in the order of the request; `None` unless the request gives names and
+/// values.
 fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>> {
     let Some(ScopeText::Headers(given)) = scope else { return None };
     let parse = |(name, value): &(String, String)| {
@@ -189,7 +189,7 @@ fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>>
     given.iter().map(parse).collect()
 }
 
-/// In the order in which the gateway reads them.
+/// Returns the scope headers in the order of `names`; `None` if the request does not fit them.
 fn headers(
     names: &[HeaderName],
     scope: &Option<ScopeText>,
@@ -266,7 +266,7 @@ async fn resolve(
     }
 }
 
-/// The address that a request came from, where the server says it
+/// The address of the peer, if the server provides it
 /// ([`ConnectInfo`](axum::extract::ConnectInfo)).
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddr(pub Option<SocketAddr>);
@@ -291,7 +291,7 @@ async fn decide(
     answer(decided.map(|was| json!({ "id": id.to_string(), "was": was })))
 }
 
-/// Returns a result as the API answers it.
+/// Returns a result as a response of the API.
 pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response {
     let refused = match result {
         Ok(value) => return Json(value).into_response(),

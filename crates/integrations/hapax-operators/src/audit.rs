@@ -1,12 +1,13 @@
-//! The audit file: one JSON object a line for each step of a decision, only ever appended to.
+//! The audit file: it has one line of JSON for each step of a decision, and is only appended to.
 //!
 //! 1. A decision has two lines with one `decision` id. The line `intended` is on the disk before
 //!    the record is written; the line `done` or `rejected` follows.
 //! 2. An intention without a second line means that the process ended in between, or that the
 //!    store gave no answer: the record may or may not have been written, and `hapax keys show` says
 //!    which.
-//! 3. A decision whose intention cannot be written is not made.
-//! 4. Neither key nor scope nor body is in it, only the id of the record and a hash of the body.
+//! 3. If the intention cannot be written, the decision is rejected.
+//! 4. The file contains the operation id and a hash of the body, and neither key nor scope nor
+//!    body.
 //!
 //! The file is opened for each line, so that it may be rotated by renaming.
 
@@ -25,7 +26,7 @@ use sha2::{Digest, Sha256};
 use crate::keys::rfc3339;
 use crate::{Decision, OperatorError, OperatorVerdict, RecordBefore};
 
-/// The name of the file where the store has none of its own.
+/// The default file of a store that is not a file.
 const IN_WORKING_DIRECTORY: &str = "./hapax.audit.jsonl";
 
 /// The longest name of a decider or of its place, in bytes.
@@ -34,7 +35,7 @@ const MAX_NAME: usize = 128;
 /// The longest reason, in bytes.
 const MAX_REASON: usize = 1000;
 
-/// The way by which a decision came.
+/// The channel by which a decision was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DecisionChannel {
@@ -44,7 +45,7 @@ pub enum DecisionChannel {
     Cli,
 }
 
-/// The author of a decision, as far as it is known.
+/// The operator who made a decision.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Decider {
     /// The name that was given, or that of the user.
@@ -56,8 +57,8 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// Returns the author of a decision by the API: the name that the request gives and the address
-    /// that it came from, each as far as it is known.
+    /// Returns the operator of a decision over the API: the name in the request and the address of
+    /// the peer, if each is known.
     #[must_use]
     pub fn by_api(who: Option<String>, peer: Option<SocketAddr>) -> Self {
         let from = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
@@ -139,7 +140,7 @@ struct StoreLine<'a> {
     gateway: &'a str,
 }
 
-/// All that the lines of one decision say.
+/// The common content of both audit lines of a decision.
 #[derive(Debug)]
 pub(crate) struct AuditCase {
     pub(crate) id: String,
@@ -152,8 +153,8 @@ pub(crate) struct AuditCase {
 }
 
 impl Audit {
-    /// Returns the audit file at `path`; it is made with its first line, readable by its owner alone.
-    /// `gateway` names this process in it.
+    /// Creates the audit file at `path`. The file is created with the first line, readable by its
+    /// owner alone. `gateway` is the name of this process in its lines.
     pub fn new(path: impl Into<PathBuf>, gateway: impl Into<String>) -> Self {
         Self { path: path.into(), gateway: cut(&gateway.into()), permit: Mutex::new(()) }
     }
@@ -208,14 +209,14 @@ impl Audit {
         self.write(serde_json::to_vec(&line)?)
     }
 
-    /// Accepts a store that was emptied or replaced, by `confirm`, between two lines. Without the second
-    /// one the store may or may not be accepted.
+    /// Confirms an emptied or replaced store by calling `confirm`, between two audit lines. Without
+    /// a second line it is unknown whether the store was confirmed.
     ///
     /// It runs on a task of its own: a caller that is dropped leaves no decision between its two lines.
     ///
     /// # Errors
     /// [`OperatorError::Invalid`] for a reason, and [`OperatorError::Audit`]: nothing was accepted.
-    /// [`OperatorError::Store`]: it may be accepted all the same.
+    /// [`OperatorError::Store`]: the store may have been confirmed nevertheless.
     pub async fn confirm_store<F>(
         self: &Arc<Self>,
         why: &str,
@@ -245,7 +246,7 @@ impl Audit {
             audit.write_off(&line("intended")).await.map_err(OperatorError::Audit)?;
             confirm.await.map_err(|error| OperatorError::Store(StoreError::unavailable(error)))?;
             if let Err(error) = audit.write_off(&line("done")).await {
-                tracing::error!(%error, decision, "the end of a decision is not in the audit file");
+                tracing::error!(%error, decision, "the second line of a decision could not be written to the audit file");
             }
             Ok(())
         });
@@ -342,7 +343,7 @@ fn reason(text: &str) -> Result<&str, OperatorError> {
     Ok(why)
 }
 
-/// At most [`MAX_NAME`] bytes, without control characters.
+/// Returns `text` without control characters, cut to [`MAX_NAME`] bytes.
 fn cut(text: &str) -> String {
     let mut text: String = text.chars().filter(|char| !char.is_control()).collect();
     text.truncate(text.floor_char_boundary(MAX_NAME));
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_appended_whole_after_half_a_line() {
+    fn after_a_partial_line_later_lines_are_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = Audit::default_path(Some(&folder.path().join("a.db")));
         assert_eq!(path, folder.path().join("a.db.audit.jsonl"));

@@ -1,11 +1,12 @@
-//! The census: which records of a store wait for a decision.
+//! The census: a list of the undecided records of a store.
 //!
-//! 1. A store has no index on the state of records, which would cost every write. So the census
-//!    walks through all of them, page by page, and pauses four times as long as each page took:
-//!    a million records take some minutes, and claims hardly notice.
-//! 2. Between two walks it knows what this process wrote through [`Census::watch`].
-//! 3. What another process decided since is listed until the next walk; a decision about it is then
-//!    rejected, since it names the fence.
+//! 1. A store has no index on the state of records, because it would make every write slower. So
+//!    the census reads all records page by page, and pauses four times as long as each page took: a
+//!    million records take some minutes, with little effect on claims.
+//! 2. Between two walks it includes the writes of this process, if they go through
+//!    [`Census::watch`].
+//! 3. A record that another process decided after the last walk is listed until the next walk. A
+//!    decision about it is rejected, because its fence or state has changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -24,13 +25,13 @@ use tokio::time::{Instant, sleep};
 
 use crate::keys::{RecordView, StateView, rfc3339};
 
-/// The most records that are listed; further ones are counted by a later walk, once there is room.
+/// Largest number of listed records; a later walk adds further ones when others were decided.
 const MOST: usize = 10_000;
 
 /// Number of routes that are counted separately.
 const MOST_ROUTES: usize = 1_000;
 
-/// Records of a page, beside requests and alone.
+/// Records of a page: of a walk in the background, and of a walk without pauses.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(31);
 const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
@@ -38,14 +39,14 @@ const LARGE_PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(2));
 const BETWEEN: Duration = Duration::from_secs(60);
 
-/// The time after which a walk is tried again that the store broke off.
+/// Pause before the next walk if the store failed during one.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// The records of a store that wait for a decision, as far as they are known.
+/// The undecided records of a store, as of the last walk and this process's later writes.
 #[derive(Default)]
 pub struct Census {
     known: Mutex<CensusState>,
-    /// How many are known, to be read without the lock.
+    /// The number of listed records, which is read without the lock.
     count: AtomicUsize,
 }
 
@@ -65,7 +66,7 @@ struct CensusEntry {
     walk: u64,
 }
 
-/// How many records wait for a decision.
+/// Counts of undecided records.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Undecided {
     /// Records whose owner wrote that the outcome is unknown.
@@ -74,9 +75,9 @@ pub struct Undecided {
     pub lapsed: usize,
     /// The unknown and the lapsed ones of each route that has a name.
     pub by_route: BTreeMap<String, [usize; 2]>,
-    /// When the execution of the oldest began.
+    /// The time at which the oldest execution began.
     pub oldest: Option<Timestamp>,
-    /// When the last whole walk began; `None` during the first.
+    /// The time at which the last complete walk began; `None` during the first.
     pub as_of: Option<Timestamp>,
 }
 
@@ -89,13 +90,13 @@ pub(crate) struct CensusList {
 }
 
 impl Census {
-    /// Returns `store` so that the census knows at once what is written through it.
+    /// Wraps `store` so that the census sees each write through the returned store at once.
     #[must_use]
     pub fn watch(self: &Arc<Self>, store: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(CensusStore { store, census: Arc::clone(self) })
     }
 
-    /// Returns how many records wait for a decision.
+    /// Returns the counts of undecided records.
     #[must_use]
     pub fn undecided(&self) -> Undecided {
         let known = self.lock();
@@ -138,17 +139,17 @@ impl Census {
             match walked {
                 Ok(()) => sleep(begun.elapsed().max(BETWEEN)).await,
                 Err(error) => {
-                    tracing::debug!(%error, "the census did not come to its end");
+                    tracing::debug!(%error, "a walk of the census ended early");
                     sleep(AGAIN).await;
                 }
             }
         }
     }
 
-    /// Looks at all records once, with pauses or without.
+    /// Reads all records once, with pauses or without.
     ///
     /// # Errors
-    /// [`StoreError`]; what was found until then is known.
+    /// [`StoreError`]; the records that were read until then are listed.
     pub(crate) async fn walk(&self, store: &dyn Inspect, pause: bool) -> Result<(), StoreError> {
         let (mut place, mut began) = (Cursor::default(), None);
         let walk = {

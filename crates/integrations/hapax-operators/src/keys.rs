@@ -1,7 +1,8 @@
 //! Records as operators see them, and decisions on them.
 //!
-//! One implementation for the admin listener and for `hapax keys` on a file. A record is named by its
-//! id, a hash of key and scope; where there is a secret, it has both in a sealed description.
+//! The admin listener and `hapax keys` on a file use the same implementation. A record is named by
+//! its operation id, a hash of key and scope; if there is a secret, the record also has both in a
+//! sealed description.
 
 mod list;
 mod time;
@@ -34,8 +35,7 @@ pub use view::{
     CallerView, OperationDescription, RecordBefore, RecordView, ResponseView, StateView,
 };
 
-/// How many read records at one time; further ones wait for their turn, in order. Records may be
-/// large.
+/// Number of concurrent reads; further ones wait for a permit, in order. Records may be large.
 const READERS: usize = 2;
 
 /// The records of a store, for operators.
@@ -52,15 +52,16 @@ pub struct OperatorRecords {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decision {
-    /// The fence that was seen: what changed since is not touched.
+    /// The fence that the operator saw. A record that has another fence now is not changed.
     pub fence: u64,
-    /// Even if it is in flight and its lease is live.
+    /// Also decides a record in flight whose lease has not lapsed.
     #[serde(default)]
     pub force: bool,
-    /// Even if it is done: its answer is forgotten, and it executes again.
+    /// Also releases a record that is done: its outcome is no longer replayed, and the next request
+    /// executes.
     #[serde(default)]
     pub forget: bool,
-    /// Even if the record is not that of an HTTP request.
+    /// Also releases a record that is not of an HTTP request.
     #[serde(default)]
     pub any_kind: bool,
     /// The reason, for the record and the audit file: one line of at most 1,000 bytes.
@@ -70,16 +71,16 @@ pub struct Decision {
     pub who: Option<String>,
     /// The verdict on the operation.
     pub outcome: OperatorVerdict,
-    /// With which status it is answered from now on, 200 to 599. Default 200.
+    /// The status of the response that retries get, 200 to 599. Default 200.
     #[serde(default)]
     pub status: Option<u16>,
-    /// With which headers.
+    /// The headers of the response.
     #[serde(default)]
     pub headers: Vec<(String, String)>,
-    /// With which body, as text.
+    /// The body of the response, as text.
     #[serde(default)]
     pub body: Option<String>,
-    /// With which body, as base64; instead of `body`.
+    /// The body of the response, as base64, instead of `body`.
     #[serde(default)]
     pub body_base64: Option<String>,
 }
@@ -110,7 +111,7 @@ pub enum OperatorVerdict {
     DidNotHappen,
 }
 
-/// Why an operator's wish was not fulfilled.
+/// Errors of an operator's request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperatorError {
@@ -120,33 +121,39 @@ pub enum OperatorError {
     )]
     NotFound,
     /// The record was released before.
-    #[error("the key was released at {at} already: the next request with it executes")]
+    #[error(
+        "the key was released at {at}: the next request with it executes; no decision is needed"
+    )]
     Released {
-        /// When.
+        /// The time at which it was released, RFC 3339.
         at: String,
     },
     /// An execution is under way.
-    #[error("the key is in flight; to decide all the same, force it")]
+    #[error(
+        "expected an undecided record, found one in flight: wait until its lease lapses, or set `force`"
+    )]
     InFlight,
     /// The record is done, with another outcome than the decision.
     #[error("{}", done(at, *status, *wanted))]
     Done {
-        /// Since when.
+        /// The time at which it was done, RFC 3339.
         at: String,
-        /// The status it is answered with; `None` if it is no HTTP response.
+        /// The status of its response; `None` if the outcome is no HTTP response.
         status: Option<u16>,
         /// The verdict that was requested.
         wanted: OperatorVerdict,
     },
-    /// Another execution or decision came in between.
-    #[error("the record changed in between: it is {state} now, its fence is {fence}; look again")]
+    /// The record has changed since the operator read it.
+    #[error(
+        "expected the record with the fence of the decision, found {state} with fence {fence}: load it and decide again"
+    )]
     Changed {
         /// State of the record now.
         state: StateView,
         /// Its fence now.
         fence: u64,
     },
-    /// The decision makes no response.
+    /// The decision is invalid, or its response cannot be stored.
     #[error("{0}")]
     Invalid(&'static str),
     /// The record is of a function or a message: only its own program can write its value.
@@ -168,10 +175,12 @@ pub enum OperatorError {
         scheme: String,
     },
     /// The audit file cannot be written; nothing was decided.
-    #[error("nothing was decided, since the audit file cannot be written: {0}")]
+    #[error(
+        "the audit file cannot be written: {0}; nothing was decided: make the file writable and retry"
+    )]
     Audit(#[source] io::Error),
-    /// Others kept changing it.
-    #[error("the record changes too fast")]
+    /// Other writers changed the record again and again; nothing was decided.
+    #[error("other writers changed the record each time: nothing was decided; retry")]
     Contended,
     /// The store.
     #[error(transparent)]
@@ -182,7 +191,7 @@ pub enum OperatorError {
 }
 
 impl OperatorError {
-    /// Its name in the API.
+    /// Returns the code of the error in the API.
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
@@ -203,8 +212,8 @@ impl OperatorError {
 }
 
 impl OperatorRecords {
-    /// Returns the records of `store`, on which `engine` runs. Decisions go to `audit`; a read may
-    /// take as long as `patience`.
+    /// Returns the records of `store`, which must be the store of `engine`. Decisions are appended
+    /// to `audit`; `store_timeout` is the timeout of a read.
     #[must_use]
     pub fn new(
         engine: Idempotency,
@@ -222,7 +231,7 @@ impl OperatorRecords {
         &self.audit
     }
 
-    /// The id of `key` in the scope that these headers make.
+    /// Returns the operation id of `key` in the scope that these headers form.
     #[must_use]
     pub fn id(&self, scope: &[(HeaderName, HeaderValue)], key: &Key) -> OperationId {
         let scope = Scope::of(scope.iter().map(|(name, value)| (name.as_str(), value.as_bytes())));
@@ -247,7 +256,8 @@ impl OperatorRecords {
     /// lines in the audit file.
     ///
     /// # Errors
-    /// [`OperatorError`]; after a store's error it may have been written: look again.
+    /// [`OperatorError`]; after [`OperatorError::Engine`] the decision may have been written: load
+    /// the record again.
     pub async fn resolve(
         &self,
         id: &OperationId,
@@ -288,7 +298,7 @@ impl OperatorRecords {
                     %id, fence = expected.get(), outcome = ?wanted, force, forget,
                     decision = said.decision, who = said.who, why = said.why,
                     was = ?was.state, was_answered = was.status,
-                    "an operator decided what became of a key"
+                    "an operator decided about a record"
                 );
                 let noted = self.note(&case, Some(Ok(())), was.clone()).await;
                 (Ok(was), noted)
@@ -307,13 +317,13 @@ impl OperatorRecords {
         if let Err(error) = second {
             tracing::error!(
                 %error, decision = said.decision, decided = result.is_ok(),
-                "the audit file has the intention only: its second line could not be written"
+                "the second line of a decision could not be written to the audit file"
             );
         }
         result
     }
 
-    /// Writes a line: without an end the intention.
+    /// Appends a line to the audit file: the intention if `end` is `None`, else the result.
     async fn note(
         &self,
         case: &Arc<AuditCase>,
@@ -332,8 +342,8 @@ impl OperatorRecords {
         written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Returns what the record is now, if it is of a kind that can be decided about so. A record
-    /// keeps its scheme for as long as it has the fence that is decided about.
+    /// Returns the present record if this decision may be applied to its kind. A record keeps its
+    /// scheme as long as it has the same fence.
     async fn decidable(
         &self,
         id: &OperationId,
@@ -357,8 +367,7 @@ impl OperatorRecords {
         Ok(RecordBefore::of(&stored, seen.now))
     }
 
-    /// Removes records that have expired, in rounds of `limit`; how many, and whether there are
-    /// more.
+    /// Removes at most `limit` expired records. Returns their number, and whether more may be due.
     ///
     /// # Errors
     /// [`OperatorError::Store`]; what was removed until then stays removed.
@@ -367,7 +376,7 @@ impl OperatorRecords {
         Ok((reaped.removed, reaped.more))
     }
 
-    /// Whether the store answers in time.
+    /// Returns whether the store answers within the timeout.
     pub async fn store_answers(&self) -> bool {
         // Any key: nothing is known of it, and nothing is changed.
         let probe = OperationId::from_bytes([0; 32]);
@@ -380,7 +389,7 @@ impl OperatorRecords {
         }
     }
 
-    /// Dropped while it waits, the turn goes to the next one.
+    /// Waits for a permit to read. If the future is dropped, the next waiter gets the permit.
     async fn permit(&self) -> Option<SemaphorePermit<'_>> {
         // The semaphore is never closed.
         self.permits.acquire().await.ok()
@@ -435,12 +444,14 @@ fn why_not(
 
 fn done(at: &str, status: Option<u16>, wanted: OperatorVerdict) -> String {
     let answer = status.map_or_else(String::new, |status| format!(" with status {status}"));
-    let done = format!("the key is done since {at}{answer}, and retries get that answer");
+    let done = format!("the key was completed at {at}{answer}, and retries get that response");
     match wanted {
         OperatorVerdict::DidNotHappen => {
-            format!("{done}; forget it, and the next request with this key executes again")
+            format!(
+                "{done}; set `forget` to release it: the next request with this key executes again"
+            )
         }
-        OperatorVerdict::Happened => format!("{done}; it cannot be given another one"),
+        OperatorVerdict::Happened => format!("{done}; a stored response cannot be replaced"),
     }
 }
 
@@ -455,7 +466,9 @@ fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
     if decision.outcome == OperatorVerdict::DidNotHappen {
         let Decision { status, headers, body, body_base64, .. } = &decision;
         if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
-            return Err(OperatorError::Invalid("what did not happen has no response"));
+            return Err(OperatorError::Invalid(
+                "expected no status, header or body with `did-not-happen`: remove them",
+            ));
         }
         return Ok(Resolution::DidNotHappen);
     }
@@ -464,7 +477,7 @@ fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
     let status = StatusCode::from_u16(status.unwrap_or(200))
         .ok()
         .filter(|status| (200..=599).contains(&status.as_u16()))
-        .ok_or(OperatorError::Invalid("a status is 200 to 599"))?;
+        .ok_or(OperatorError::Invalid("expected a status from 200 to 599"))?;
     if body.len() > view::MAX_BODY {
         return Err(OperatorError::Invalid("the body is larger than 1 MiB"));
     }

@@ -7,11 +7,12 @@
 //! 1. [`Operators::router`] is an [`axum::Router`]; every path in it needs the [`AdminToken`].
 //! 2. The token is made as a file that only its owner can read. `hapax keys` finds it beside a file
 //!    store and in the working directory.
-//! 3. Where the store is a file, its lock names the address of the API to `hapax keys`
-//!    (`FileStore::set_admin`).
+//! 3. If the store is a file, its lock file contains the address of the API
+//!    (`FileStore::set_admin`), where `hapax keys` finds it.
 //! 4. Every decision has a reason. It is kept in the record, and in a file that is only appended to
 //!    ([`Audit`]).
-//! 5. [`OperatorRecords`] is the same without HTTP, for programs that open a store themselves.
+//! 5. [`OperatorRecords`] provides the same operations without HTTP, for programs that open a store
+//!    themselves.
 //!
 //! It is not meant for the public network: it has no TLS and one token.
 //!
@@ -108,7 +109,7 @@ impl fmt::Debug for OperatorsBuilder {
 }
 
 impl Operators {
-    /// Begins the API on `store`, which `engine` runs on.
+    /// Creates a builder of the API for `store`, which must be the store of `engine`.
     pub fn builder(engine: Idempotency, store: Arc<dyn Inspect>) -> OperatorsBuilder {
         OperatorsBuilder {
             engine,
@@ -125,7 +126,7 @@ impl Operators {
         self.guarded(api::routes().with_state(Arc::clone(&self.0)))
     }
 
-    /// Returns `router` so that every path in it needs the token.
+    /// Returns `router` with the token required on every path.
     pub fn guarded(&self, router: Router) -> Router {
         router
             .layer(from_fn_with_state(Arc::clone(&self.0), access::guard))
@@ -144,7 +145,7 @@ impl Operators {
         &self.0.census
     }
 
-    /// Returns the records themselves.
+    /// Returns the operations on records.
     #[must_use]
     pub fn keys(&self) -> &OperatorRecords {
         &self.0.keys
@@ -158,8 +159,8 @@ impl OperatorsBuilder {
         self
     }
 
-    /// Sets the headers whose values are the scope, one list for each way in which a caller may be
-    /// named; a look-up by key tries all of them. Default `Authorization` alone.
+    /// Sets the scope headers: one list for each way in which a route names callers. A look-up by
+    /// key tries all lists. Default: `Authorization` alone.
     pub fn scope_headers(
         mut self,
         headers: impl Fn() -> Vec<Vec<HeaderName>> + Send + Sync + 'static,
@@ -174,16 +175,15 @@ impl OperatorsBuilder {
         self
     }
 
-    /// Sets the census, where the engine runs on a store that it [watches](Census::watch). Default:
-    /// one that knows what its walks find.
+    /// Sets the census whose [watched](Census::watch) store the engine uses. Default: a census
+    /// without a watched store, which sees records only in its walks.
     pub fn census(mut self, census: Arc<Census>) -> Self {
         self.census = census;
         self
     }
 
-    /// Builds the API, which admits requests that show `token`.
-    /// Decisions go to `audit`. A task begins that walks through the store, slowly, for as long as
-    /// there is the API.
+    /// Builds the API, which requires `token`. Decisions are appended to `audit`. A task starts
+    /// that walks through the store in the background, until the API is dropped.
     #[must_use]
     pub fn build(self, token: AdminToken, audit: Audit) -> Operators {
         let Self { engine, store, store_timeout, scope_headers, stats, census } = self;

@@ -19,7 +19,7 @@ const IN_WORKING_DIRECTORY: &str = "./hapax.admin-token";
 #[derive(Clone, PartialEq, Eq)]
 pub struct AdminToken(String);
 
-/// Why there is no token.
+/// Errors of reading or creating a token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -30,11 +30,11 @@ pub enum TokenError {
         AdminToken::MIN_LEN
     )]
     Text {
-        /// Its flaw; never the text.
+        /// The defect that was found; never the text itself.
         found: &'static str,
     },
     /// The file cannot be read.
-    #[error("cannot be read: {0}")]
+    #[error("the token file cannot be read: {0}: make it readable for this user")]
     Read(#[source] io::Error),
     /// The file does not exist and cannot be made.
     #[error(
@@ -51,7 +51,7 @@ impl AdminToken {
     /// The shortest token, in characters.
     pub const MIN_LEN: usize = 16;
 
-    /// Takes a token as it is.
+    /// Creates a token from this text.
     ///
     /// # Errors
     /// [`TokenError::Text`].
@@ -115,7 +115,8 @@ impl AdminToken {
         }
     }
 
-    /// Returns the value of `Authorization` that shows this token; logs do not show the value.
+    /// Returns the value of `Authorization` with this token. The value is marked as sensitive, so
+    /// logs do not show it.
     #[must_use]
     pub fn header(&self) -> HeaderValue {
         // Visible ASCII is always a valid value.
@@ -125,8 +126,8 @@ impl AdminToken {
         value
     }
 
-    /// Returns whether a request with these headers shows the token. The time that this takes
-    /// depends on the length of what was shown and on nothing else of it.
+    /// Returns whether these headers contain the token. The time of the comparison depends on the
+    /// length of the sent text only.
     pub(crate) fn is_shown_in(&self, headers: &HeaderMap) -> bool {
         let shown = headers.get(AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
         let (scheme, shown) = shown.split_at_checked(7).unwrap_or((b"", b""));
@@ -148,7 +149,7 @@ pub fn is_open_to_others(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| found.permissions().mode() & 0o077 != 0)
 }
 
-/// Returns whether users other than its owner can read or write the file at `path`: not known here.
+/// Returns false: on this platform the permissions are not checked.
 #[cfg(not(unix))]
 #[must_use]
 pub const fn is_open_to_others(_: &Path) -> bool {
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_made_once_for_its_owner_alone() {
+    fn a_token_is_created_once_and_readable_by_its_owner_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = AdminToken::default_path(Some(&folder.path().join("hapax.db")));
         assert_eq!(path, folder.path().join("hapax.db.admin-token"));
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_whole_token_counts_as_shown() {
+    fn only_the_complete_token_is_accepted() {
         let token = AdminToken::new("sixteen-letters!").unwrap();
         let shown = |value: &str| {
             let mut headers = HeaderMap::new();

@@ -1,4 +1,5 @@
-//! An account that is its events: commands that happen once, and a balance that can be made anew.
+//! An event-sourced account: commands that are applied once, and a balance that is computed from
+//! the events.
 //!
 //! ```text
 //! cargo run -p hapax-postgres-data --example account -- postgres://postgres@127.0.0.1/postgres

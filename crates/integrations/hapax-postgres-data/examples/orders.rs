@@ -1,4 +1,5 @@
-//! Orders that are placed once: a cart of a customer's becomes one order, however often it is sent.
+//! Orders that are placed once: each cart of a customer becomes one order, however often the
+//! request is sent.
 //!
 //! ```text
 //! cargo run -p hapax-postgres-data --example orders -- postgres://postgres@127.0.0.1/postgres

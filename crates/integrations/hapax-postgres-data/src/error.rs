@@ -1,4 +1,4 @@
-//! Errors, and what is known after each.
+//! Errors, and the state of the data after each.
 
 use std::error::Error;
 
@@ -7,11 +7,11 @@ pub type DriverError = Box<dyn Error + Send + Sync>;
 
 /// An error of the server, by its code.
 #[derive(Debug, thiserror::Error)]
-#[error("the database refused it ({code}): {message}")]
+#[error("the database rejected the statement ({code}): {message}")]
 pub struct ServerError {
     /// The SQLSTATE.
     pub code: String,
-    /// In the server's language.
+    /// The message, in the language of the server.
     pub message: String,
     /// The constraint that was violated, if one was.
     pub constraint: Option<String>,
@@ -20,29 +20,29 @@ pub struct ServerError {
     pub source: DriverError,
 }
 
-/// Why there is no outcome.
+/// Errors of a call.
 ///
-/// Where the server answered with an error (all that have a [`ServerError`]), that statement did nothing,
-/// and a transaction is over; on a plain connection earlier statements of the same call were
-/// committed, and calling again finds what they did. After [`Lost`](Self::Lost),
+/// Where the server answered with an error (all that have a [`ServerError`]), that statement did
+/// nothing, and a transaction is over; on a plain connection earlier statements of the same call
+/// were committed, and calling again finds what they did. After [`Lost`](Self::Lost),
 /// [`Contended`](Self::Contended), [`NoUniqueConstraint`](Self::NoUniqueConstraint),
-/// [`NoVersion`](Self::NoVersion), [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) what was asked
-/// for may have been written; in a transaction, who does not want it rolls back. With the others
-/// nothing was.
+/// [`NoVersion`](Self::NoVersion), [`Row`](Self::Row) and [`OtherRows`](Self::OtherRows) the writes
+/// of the call may have been made; in a transaction, roll back to undo them. After any other error
+/// nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
     /// An item does not fit the layout; nothing was sent.
     #[error("item {index}: {problem}")]
     Item {
-        /// Which, from 0.
+        /// The index of the item, from 0.
         index: usize,
-        /// The fault.
+        /// The reason.
         #[source]
         problem: ItemError,
     },
     /// More than [`BatchLimits::items`](crate::BatchLimits::items) items; nothing was sent.
-    #[error("{items} items in a call, and {most} are allowed")]
+    #[error("expected at most {most} items in a call, found {items}: split the call")]
     TooMany {
         /// How many.
         items: usize,
@@ -50,7 +50,7 @@ pub enum DataError {
         most: usize,
     },
     /// More than [`BatchLimits::bytes`](crate::BatchLimits::bytes); nothing was sent.
-    #[error("{bytes} bytes in a call, and {most} are allowed")]
+    #[error("expected at most {most} bytes in a call, found {bytes}: split the call")]
     TooLarge {
         /// How many.
         bytes: usize,
@@ -88,21 +88,25 @@ pub enum DataError {
         item: Option<usize>,
         /// Its name.
         constraint: String,
-        /// The server's words.
+        /// The error of the server.
         #[source]
         source: Box<ServerError>,
     },
     /// The server rolled the transaction back in favour of another: under REPEATABLE READ and
     /// SERIALIZABLE it began before what it meets was committed, and does not see it (SQLSTATE
     /// 40001); or there was a deadlock (40P01). Run the transaction again, from BEGIN. On a plain
-    /// connection the call did that by itself, and gave up. (Where others have taken a place
-    /// without being in the way, outcomes tell of the past: see [the crate](crate#isolation).)
-    #[error("the transaction has to be run again: {0}")]
+    /// connection the call did that by itself, and gave up. (If others have taken a position
+    /// without a conflict, results describe an earlier state: see [the crate](crate#isolation).)
+    #[error(
+        "the server rolled the transaction back in favour of another: run it again from BEGIN ({0})"
+    )]
     Again(#[source] ServerError),
-    /// Others were in the way in every one of [`BatchLimits::rounds`](crate::BatchLimits::rounds) rounds: rows
-    /// deleted as fast as they were met; or what is in the way cannot be seen here, as by a policy of
-    /// row level security or a trigger that drops rows.
-    #[error("no outcome in {rounds} rounds")]
+    /// No round out of [`BatchLimits::rounds`](crate::BatchLimits::rounds) had a result: other
+    /// transactions deleted the conflicting rows each time, or the conflicting row is not visible
+    /// here, for instance because of row level security or a trigger that drops rows.
+    #[error(
+        "no result in {rounds} rounds, because other transactions changed the same rows: retry"
+    )]
     Contended {
         /// How many.
         rounds: u32,
@@ -110,28 +114,30 @@ pub enum DataError {
     /// The server rejected the statement for another reason.
     #[error(transparent)]
     Rejected(ServerError),
-    /// The connection is gone, or the server cannot tell (SQLSTATE 40003). On a plain connection it may
-    /// have happened, or may yet: call again.
+    /// The connection was lost, or the server does not report the result (SQLSTATE 40003). On a
+    /// plain connection the statement may have been executed, or may still be: call again.
     #[error("the connection to the database is lost")]
     Lost(#[source] DriverError),
-    /// A row cannot be read as what it is to be read as.
+    /// A row cannot be deserialized as the requested type.
     #[error("a row cannot be read: {0}")]
     Row(#[source] serde_json::Error),
     /// The result does not belong to the statement: a trigger or a rule changes keys.
     #[error(
-        "the database answered with other rows than were asked for: does a trigger change keys?"
+        "expected the rows of the given keys, found others: remove the trigger or rule that changes keys"
     )]
     OtherRows,
     /// A row has no version: null, or below 0.
-    #[error("a version that is null or negative: {0:?}")]
+    #[error(
+        "expected a version of at least 0, found {0:?}: make the column NOT NULL and correct the row"
+    )]
     NoVersion(Option<String>),
-    /// The operation's id was used for another row, of this table or another, or for something else
-    /// that was [asked](crate::UpdateId::for_request).
-    #[error("the operation {0:?} was used for something else")]
+    /// The id of the operation was used before, for another row, another table or another
+    /// [request](crate::UpdateId::for_request).
+    #[error("the operation id {0:?} was used for another row or request: use a new id")]
     OperationReused(String),
 }
 
-/// Why an item does not fit its layout.
+/// Reasons for which an item does not fit its layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ItemError {
@@ -142,9 +148,10 @@ pub enum ItemError {
     #[error("it has no canonical form: {0}")]
     NoCanonicalForm(#[source] hapax_core::CanonicalValueError),
     /// The item is no struct or map.
-    #[error("it has no fields")]
+    #[error("the item is no struct or map")]
     NotAnObject,
-    /// A column of the layout is not among its fields. Null would have to be said.
+    /// The item has no field for a column of the layout. For a null, the field must be present with
+    /// a null.
     #[error("it has no field {0:?}")]
     Missing(String),
     /// A field of it is no column of the layout.
@@ -159,7 +166,7 @@ pub enum ItemError {
     /// A version or position past what `bigint` holds.
     #[error("a position past 2⁶³ - 1")]
     Position,
-    /// A change that is to leave the key alone did not.
+    /// The change modified the key.
     #[error("its key was changed")]
     KeyChanged,
 }
@@ -170,7 +177,7 @@ impl ItemError {
     }
 }
 
-/// Why a statement has no rows to show.
+/// Failures of a statement.
 #[derive(Debug)]
 pub enum StatementError {
     /// The server said that it did not happen, and the connection is good.
@@ -179,7 +186,7 @@ pub enum StatementError {
     Lost(DriverError),
 }
 
-/// In the transaction an earlier statement failed: nothing can be asked any more.
+/// SQLSTATE of a statement in a transaction that has failed already.
 const IN_FAILED_TRANSACTION: &str = "25P02";
 const UNIQUE_VIOLATION: &str = "23505";
 const NO_SUCH_CONSTRAINT: &str = "42P10";
@@ -240,10 +247,10 @@ impl DataError {
 pub(crate) struct LostRaces(Option<DataError>);
 
 impl LostRaces {
-    /// Remembers a failure that asking again may mend.
+    /// Records a failure after which another attempt may succeed.
     ///
     /// # Errors
-    /// With any other.
+    /// Returns any other failure as an error.
     pub(crate) fn lost(&mut self, failure: StatementError) -> Result<(), DataError> {
         self.lost_by(failure, None)
     }
@@ -272,7 +279,7 @@ impl LostRaces {
         }
     }
 
-    /// The row in the way is a duplicate of the item.
+    /// Clears the race: the conflicting row is a duplicate of the item.
     pub(crate) fn explained(&mut self) {
         self.0.take_if(|race| matches!(race, DataError::UniqueViolation { .. }));
     }
@@ -299,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_the_connection_says_nothing_of_the_statement() {
+    fn an_error_that_ends_the_connection_leaves_the_result_unknown() {
         let refused = |code: &str, is_error| {
             let (code, message, source) = (code.into(), String::new(), "it".into());
             let server = ServerError { code, message, constraint: None, source };

@@ -1,4 +1,4 @@
-//! Events that are appended once, at the position that their writer expects.
+//! Appends of events at an expected version, each at most once.
 
 mod decide;
 mod statements;
@@ -20,58 +20,59 @@ use crate::verified::Verified;
 /// Result of an append. Positions are within the stream, from 1.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AppendResult {
-    /// They were appended, by this call, at these positions.
+    /// This call appended the events at these positions.
     Appended {
         /// From the first to before the end.
         positions: Range<u64>,
     },
-    /// All of them are there, one after the other, in this order: this append was carried out
-    /// before, at these positions. Whatever version was expected.
+    /// All of the events exist at these positions, consecutive and in this order: this append was
+    /// executed before, whatever version it expected.
     AlreadyAppended {
         /// From the first to before the end.
         positions: Range<u64>,
     },
-    /// None of them is there, and others came first.
+    /// None of the events exists, and other events are at the expected position.
     Conflict {
         /// The version of the stream: the position of its last event.
         current: u64,
     },
-    /// None of them is there, and the expected version is past the end of the stream.
+    /// None of the events exists, and the expected version is greater than the version of the
+    /// stream.
     Gap {
         /// The version of the stream; 0 for one without events.
         current: u64,
     },
-    /// Some of them are there and others are not, or they are there in another order or with others
-    /// in between. Nothing was appended.
+    /// Some of the events exist and others do not, or they exist in another order or with others in
+    /// between. Nothing was appended.
     PartialOverlap {
-        /// Where each of them is, in the order of the call.
+        /// The position of each event, in the order of the call; `None` if it does not exist.
         positions: Vec<Option<u64>>,
         /// The version of the stream.
         current: u64,
     },
-    /// The id of one is taken, in this stream, by an event with something else in a field. Nothing
-    /// was appended.
+    /// An event with the same id and another value of a field exists in this stream. Nothing was
+    /// appended.
     SameIdDifferentBody {
         /// Which of the call's events, from 0; the first.
         index: usize,
-        /// Where the other one is.
+        /// The position of the existing event.
         position: u64,
         /// The first field that differs, in the order of the layout.
         field: String,
     },
-    /// The id of one is taken in another stream, where ids are [unique in the
-    /// table](IdScope::UniqueInTable). Nothing was appended.
+    /// An event with the same id exists in another stream, and ids are
+    /// [unique in the table](IdScope::UniqueInTable). Nothing was appended.
     SameIdInOtherStream {
         /// Which of the call's events, from 0; the first.
         index: usize,
         /// The other stream.
         stream: String,
-        /// Where it is there.
+        /// The position of the event in that stream.
         position: u64,
     },
 }
 
-/// Where an event's id is unique.
+/// The scope in which an event's id is unique.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum IdScope {
     /// In the table: a unique constraint on the id. The same id in another stream is
@@ -83,7 +84,7 @@ pub enum IdScope {
     UniqueInStream,
 }
 
-/// An event that is there.
+/// A stored event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredEvent<E> {
     /// Its position in the stream.
@@ -92,8 +93,8 @@ pub struct StoredEvent<E> {
     pub event: E,
 }
 
-/// Event append: a table of streams, each a sequence of events from 1 on without a gap, in which
-/// writers say which version they have seen.
+/// An event log: a table of streams. Each stream is a sequence of events from 1 on without a gap; a
+/// writer states the version that it expects.
 ///
 /// The table needs a unique constraint on stream and sequence, in this order for the index to be of
 /// use, and one for [`IdScope`]. An event is any
@@ -132,8 +133,8 @@ pub struct StoredEvent<E> {
 /// - No unique constraint of the table is deferrable. `BEFORE INSERT` triggers change no column of
 ///   the layout: with another field, the same append again would be
 ///   [`SameIdDifferentBody`](AppendResult::SameIdDifferentBody).
-/// - Streams only grow. Who removes events keeps the last one of each stream, or its versions begin
-///   anew.
+/// - Streams only grow. If you remove events, keep the last one of each stream; otherwise its
+///   versions begin at 1 again.
 #[derive(Debug)]
 pub struct EventLog {
     shape: Shape,
@@ -169,10 +170,10 @@ impl EventLog {
         }
     }
 
-    /// The statements, each under a name: `append`; `look`, for where nothing was appended; `insist`,
-    /// instead of `append` where `look` found no reason, so that another unique constraint that is in
-    /// the way is named; `version`; `read`. Parameters are the events, as a JSON array, then the stream,
-    /// as a JSON object, then the version, then how many to read.
+    /// Returns the statements by name: `append`; `look`, which runs if nothing was appended;
+    /// `insist`, which replaces `append` if `look` found no reason, so that a violated other
+    /// constraint is named; `version`; `read`. Their parameters are the events as a JSON array, the
+    /// stream as a JSON object, the version, and the number of events to read.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 5] {
         let Statements { append, look, insist, version, read } = &self.statements;
@@ -185,9 +186,9 @@ impl EventLog {
         ]
     }
 
-    /// Has the server plan the statements, without running them: a table, a column or a unique
-    /// constraint that is missing, or a right, shows here. The first append does it anyway; at the
-    /// start of a service it shows earlier.
+    /// Makes the server plan the statements without executing them. It fails if a table, a column,
+    /// a unique constraint or a permission is missing. The first append makes the same check; call
+    /// this at the start of a service to find the error earlier.
     ///
     /// # Errors
     /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
@@ -244,7 +245,7 @@ impl EventLog {
         Err(races.into_error(self.shape.limits.rounds))
     }
 
-    /// The version of `stream`: the position of its last event, or 0.
+    /// Returns the version of `stream`: the position of its last event, or 0.
     ///
     /// # Errors
     /// [`DataError::Rejected`], [`DataError::Lost`].
@@ -259,7 +260,7 @@ impl EventLog {
         rows.first().and_then(|row| number(row, 0)).ok_or(DataError::OtherRows)
     }
 
-    /// Events of `stream` after position `after`, in order, `most` at most.
+    /// Returns at most `most` events of `stream` after position `after`, in order.
     ///
     /// # Errors
     /// [`DataError::Rejected`], [`DataError::Lost`], [`DataError::Row`].
@@ -309,44 +310,44 @@ impl EventLog {
 }
 
 impl EventLogBuilder {
-    /// The column of the stream's name: of any type that text can be read as.
+    /// Sets the column of the stream's name, of any type that text can be converted to.
     #[must_use]
     pub fn stream(mut self, column: impl Into<Column>) -> Self {
         self.stream = column.into();
         self
     }
 
-    /// The column of the position in the stream: `bigint`, or `integer` if that is enough.
+    /// Sets the column of the position in the stream: `bigint`, or `integer` if that is enough.
     #[must_use]
     pub fn sequence(mut self, column: impl Into<Column>) -> Self {
         self.sequence = column.into();
         self
     }
 
-    /// The column of the event's id, and where it is unique.
+    /// Sets the column of the event's id, and the scope in which ids are unique.
     #[must_use]
     pub fn id(mut self, column: impl Into<Column>, ids: IdScope) -> Self {
         (self.id, self.ids) = (column.into(), ids);
         self
     }
 
-    /// A column that is written, read, and compared where the id is there: the event's kind, its
-    /// body. Not what differs from one attempt to the next, such as the time: that is a default of
-    /// the column's.
+    /// Adds a column that is written, read, and compared if the id exists: the event's kind, its
+    /// body. A value that differs between attempts, such as the time, should be a default of the
+    /// table's column instead.
     #[must_use]
     pub fn field(mut self, column: impl Into<Column>) -> Self {
         self.fields.push(column.into());
         self
     }
 
-    /// How much a call may ask for.
+    /// Sets the limits of a call.
     #[must_use]
     pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Puts the statements together.
+    /// Builds the event log.
     ///
     /// # Errors
     /// [`LayoutError`], if names cannot be names, or one is there twice.

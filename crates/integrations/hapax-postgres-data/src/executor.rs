@@ -23,10 +23,10 @@ use crate::error::{ServerError, StatementError};
 /// - sqlx (feature `sqlx`): `&mut PgConnection`, `&mut *transaction`, and owned ones:
 ///   `PoolConnection<Postgres>`, `PgConnection`.
 ///
-/// Nothing here leaves state in a session, and statements have no names: with tokio-postgres, a pooler
-/// that hands out connections by transaction does no harm. Behind such a pooler sqlx needs a
-/// transaction, because it sends a statement in two trips. A call that is dropped half-way leaves a
-/// statement that the server carries out; nothing here cancels one.
+/// Nothing here leaves state in a session, and statements have no names, so with tokio-postgres a
+/// pooler in transaction mode works. sqlx needs a transaction behind such a pooler, because it
+/// sends a statement in two round trips. A call that is dropped leaves one statement, which the
+/// server executes; nothing here cancels statements.
 pub trait Executor: Query + Send {}
 
 impl<T: Query + Send> Executor for T {}
@@ -46,7 +46,7 @@ pub struct Pooled<P> {
 }
 
 impl<P> Pooled<P> {
-    /// A pool's guard, and the connection in it.
+    /// Creates a connection from the guard of a pool and a function that returns its client.
     pub const fn new(of: P, client: fn(&P) -> &Client) -> Self {
         Self { of, client }
     }
@@ -66,7 +66,7 @@ pub(crate) mod private {
     }
 }
 
-/// `query_typed` sends one message train: one trip, and no name.
+/// `query_typed` sends parse, bind and execute together: one round trip, and no statement name.
 macro_rules! by_tokio_postgres {
     ($(($($generics:tt)*) $of:ty, $self:ident => $client:expr;)*) => {$(
         impl<$($generics)*> Query for $of {

@@ -1,4 +1,4 @@
-//! Rows that are inserted once, by a key that the business has.
+//! Rows that are inserted once, identified by a business key.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,9 +15,9 @@ use crate::verified::{Check, Verified};
 pub enum Inserted<R> {
     /// The item was inserted, by this call, as this row.
     Created(R),
-    /// The row was there before, with the same fields.
+    /// A row with the same key and fields exists.
     Exists(R),
-    /// Its key was there before, with something else.
+    /// A row with the key exists, with another value in a field.
     ExistsWithDifferent {
         /// The first field that differs, in the order of the layout.
         field: String,
@@ -27,7 +27,7 @@ pub enum Inserted<R> {
 }
 
 impl<R> Inserted<R> {
-    /// The row that is there now.
+    /// Returns the stored row.
     pub fn into_row(self) -> R {
         match self {
             Self::Created(row) | Self::Exists(row) | Self::ExistsWithDifferent { row, .. } => row,
@@ -35,8 +35,9 @@ impl<R> Inserted<R> {
     }
 }
 
-/// Insert, or fetch what is there: a table with a unique constraint on columns that identify what
-/// the row is about, such as an order's customer and cart.
+/// A table into which rows are inserted once, by a unique constraint on columns that identify the
+/// object, such as customer and cart of an order. If a row with the key exists, it is fetched
+/// instead.
 ///
 /// An item is any serde value with a field for each column of the key and each field, and a row
 /// is one with those and what is [also read](InsertOrFetchBuilder::also_read). How values are written, read and
@@ -82,11 +83,11 @@ impl<R> Inserted<R> {
 /// ([`DataError::OtherRows`]), and with another field the next call of the same gets
 /// [`Inserted::ExistsWithDifferent`]. They run for inserted rows, and for duplicates that come at
 /// the same moment. A row of [`Inserted::Exists`] may be deleted the next moment: nothing is
-/// locked. And a duplicate that comes late, after the row was deleted, inserts it again: if that
-/// matters, mark rows as deleted instead.
+/// locked. A delayed duplicate that arrives after the row was deleted inserts it again; if that
+/// matters, mark rows as deleted instead of deleting them.
 ///
-/// There is no upsert: a copy of it that comes late would overwrite what came after it. Rows that
-/// change have a version ([`VersionedRows`](crate::VersionedRows)).
+/// There is no upsert: a delayed duplicate of it would overwrite later changes. For rows that
+/// change, use versions ([`VersionedRows`](crate::VersionedRows)).
 #[derive(Debug)]
 pub struct InsertOrFetch {
     shape: Shape,
@@ -115,18 +116,17 @@ impl InsertOrFetch {
         InsertOrFetchBuilder { table, key, fields, read, limits: BatchLimits::default() }
     }
 
-    /// The statements, each under a name: `insert`, for the items that are in question; `fetch`, for
-    /// those that were not inserted; `insist`, for one at a time that was not fetched either, so
-    /// that another unique constraint that is in the way is named. Their parameter is the items,
-    /// as a JSON array.
+    /// Returns the statements by name: `insert`, for items without a result; `fetch`, for items
+    /// that were not inserted; `insist`, for one item that was neither inserted nor fetched, so
+    /// that a violated other constraint is named. Their parameter is the items as a JSON array.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 3] {
         [("insert", &self.insert), ("fetch", &self.fetched), ("insist", &self.insist)]
     }
 
-    /// Has the server plan the statements, without running them: a table, a column or the unique
-    /// constraint that is missing, or a right, shows here. The first call does it anyway; at the
-    /// start of a service it shows earlier.
+    /// Makes the server plan the statements without executing them. It fails if a table, a column,
+    /// the unique constraint or a permission is missing. The first call makes the same check; call
+    /// this at the start of a service to find the error earlier.
     ///
     /// # Errors
     /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
@@ -135,7 +135,7 @@ impl InsertOrFetch {
         self.verified.now(&mut executor).await
     }
 
-    /// Inserts `item`, or fetches what is there.
+    /// Inserts `item`, or fetches the row that has its key.
     ///
     /// # Errors
     /// See [`DataError`].
@@ -152,8 +152,8 @@ impl InsertOrFetch {
         outcomes.pop().ok_or(DataError::OtherRows)
     }
 
-    /// Inserts `items`, or fetches what is there, in two statements however many they are. The
-    /// outcomes are in the order of the items.
+    /// Inserts each of `items`, or fetches the row that has its key, in two statements for all
+    /// items. The results are in the order of the items.
     ///
     /// # Errors
     /// See [`DataError`].
@@ -236,7 +236,7 @@ impl InsertOrFetch {
 struct Pending<R> {
     items: Vec<String>,
     outcomes: Vec<Option<Inserted<R>>>,
-    /// Those that nothing is known of, in order.
+    /// Indices of the items without a result, in order.
     open: Vec<usize>,
 }
 
@@ -273,7 +273,7 @@ impl<R> Pending<R> {
     }
 
     /// # Errors
-    /// If something is known of it already.
+    /// Returns an error if the item has a result already.
     fn settle(&mut self, at: usize, outcome: Inserted<R>) -> Result<(), DataError> {
         match &mut self.outcomes[at] {
             Some(_) => Err(DataError::OtherRows),
@@ -294,35 +294,35 @@ impl<R> Pending<R> {
 }
 
 impl InsertOrFetchBuilder {
-    /// A column of the key: the unique constraint is on exactly these.
+    /// Adds a column of the key: the unique constraint must be on exactly these columns.
     #[must_use]
     pub fn key(mut self, column: impl Into<Column>) -> Self {
         self.key.push(column.into());
         self
     }
 
-    /// A column that is written, and compared where the key is there, in this order.
+    /// Adds a column that is written, and compared in this order if the key exists.
     #[must_use]
     pub fn field(mut self, column: impl Into<Column>) -> Self {
         self.fields.push(column.into());
         self
     }
 
-    /// A column that is read, and that the server fills: an `id`, `created_at`.
+    /// Adds a column that the server fills and that is only read, such as `id` or `created_at`.
     #[must_use]
     pub fn also_read(mut self, column: impl Into<Column>) -> Self {
         self.read.push(column.into());
         self
     }
 
-    /// How much a call may ask for.
+    /// Sets the limits of a call.
     #[must_use]
     pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Puts the statements together.
+    /// Builds the layout.
     ///
     /// # Errors
     /// [`LayoutError`], if names cannot be names, one is there twice, or there is no key.
@@ -356,7 +356,8 @@ impl InsertOrFetchBuilder {
 
 /// Answers with the number and the row of each item that was inserted.
 ///
-/// What can be seen is not tried, so that copies wake no trigger and take no number of a sequence.
+/// Rows that are visible are not inserted again, so duplicates fire no trigger and consume no
+/// number of a sequence.
 fn insert(
     table: &TableName,
     key: &[Column],

@@ -127,11 +127,11 @@ mod tests {
         assert_eq!(problem(&json!({"k": null, "a": 1})), "\"k\" is null, and is part of the key");
         let unknown = json!({"k": 1, "a": 2, "b": 3});
         assert_eq!(problem(&unknown), "its field \"b\" is no column of the layout");
-        assert_eq!(problem(&json!([1])), "it has no fields");
+        assert_eq!(problem(&json!([1])), "the item is no struct or map");
     }
 
     #[test]
-    fn every_digit_is_sent() {
+    fn numbers_are_sent_with_every_digit() {
         #[derive(Serialize)]
         struct Item<'a> {
             k: u128,

@@ -105,36 +105,36 @@ impl<S: Into<String>> From<S> for Column {
     }
 }
 
-/// Why tables and columns cannot be used as they were named.
+/// Errors of a layout.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Empty, over 63 bytes, of which the server would ignore the rest, or with a zero byte.
-    #[error("not a name of 1 to 63 bytes without a zero byte: {0:?}")]
+    /// A name is empty, has a zero byte, or has more than 63 bytes (the server would cut it).
+    #[error("expected a name of 1 to 63 bytes without a zero byte, found {0:?}")]
     Name(String),
-    /// The same column twice.
+    /// A column is named twice.
     #[error("the column {0:?} is named twice")]
     Twice(String),
-    /// There is no column for it.
-    #[error("no column is named for the {0}")]
+    /// No column is named for this purpose.
+    #[error("expected a column for the {0}, found none: add one")]
     Missing(&'static str),
-    /// A limit that lets nothing through.
-    #[error("the limit of {0} is zero")]
+    /// A limit of zero.
+    #[error("the limit of {0} is zero: expected at least 1")]
     Zero(&'static str),
-    /// One round does not find what is in the way.
-    #[error("a call needs 2 rounds at least")]
+    /// Fewer than two rounds: with one round the conflicting row would not be read.
+    #[error("expected at least 2 rounds, found fewer: change `BatchLimits::rounds`")]
     OneRound,
 }
 
-/// How much is asked of the server at a time.
+/// Limits of one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchLimits {
     /// Items of a call; 1,000 by default.
     pub items: usize,
     /// Bytes of a call's items as JSON; 8 MiB by default.
     pub bytes: usize,
-    /// How often a call begins again because others got in between: a row that was deleted after it
-    /// was in the way, a deadlock; 8 by default, 2 at least.
+    /// Limit of rounds of a call: a round is repeated after a race, such as a conflicting row that
+    /// was deleted meanwhile, or a deadlock. Default 8, at least 2.
     pub rounds: u32,
 }
 
@@ -184,14 +184,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_end_its_quotes() {
+    fn a_quote_in_a_name_is_escaped() {
         let table = TableName::in_schema("a\".\"b", "c\"; DROP TABLE d; --");
         assert_eq!(table.to_string(), "\"a\"\".\"\"b\".\"c\"\"; DROP TABLE d; --\"");
         assert_eq!(Column::new("x\"y").of("t"), "t.\"x\"\"y\"");
     }
 
     #[test]
-    fn names_that_the_server_would_cut_or_refuse_are_refused() {
+    fn invalid_names_are_rejected() {
         for name in ["", "a\0b", &"é".repeat(32)] {
             assert_eq!(TableName::new(name).check(), Err(LayoutError::Name(name.into())));
             assert_eq!(
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_let_nothing_through_are_refused() {
+    fn limits_of_zero_are_rejected() {
         let limits = BatchLimits::default();
         assert_eq!(limits.check(), Ok(()));
         assert!(BatchLimits { items: 0, ..limits }.check().is_err());

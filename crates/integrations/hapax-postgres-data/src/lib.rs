@@ -1,4 +1,4 @@
-//! Writes that happen once, on tables of a caller's own.
+//! Detection of duplicate writes in a caller's own tables.
 //!
 //! A unique constraint, a version or a position makes a write safe to repeat. The rest is the
 //! result for the second writer, and the errors of the database for two writers at the same time.
@@ -9,11 +9,11 @@
 //! 2. [`EventLog`]: events in streams, appended at the version that their writer expects. Appended, or
 //!    appended before at the same positions, or a conflict.
 //! 3. [`VersionedRows`]: optimistic locking. Updated, not found, or a conflict with what is there.
-//!    [`UpdateLog`]: the same under the id of an operation, which decides what became of a COMMIT
-//!    whose reply was lost, and [retries](UpdateLog::retrying).
+//!    [`UpdateLog`]: the same with an operation id, which shows whether a COMMIT whose reply was
+//!    lost was executed, and [retries](UpdateLog::retrying).
 //!
-//! It is no object mapper and makes no tables. Of Hapax it needs no record and no store: it is for
-//! what is inside of a handler, or for services that have such keys anyway.
+//! The crate is no object-relational mapper and creates no tables. It uses no record and no store
+//! of Hapax: it serves handlers behind a layer as well as services without one.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,7 +44,7 @@
 //!
 //! `examples/` has an order and an event-sourced account.
 //!
-//! # Where it runs
+//! # Connections
 //! On an [`Executor`]: a plain connection, where each statement commits by itself, or a transaction of
 //! the caller's, which commits it together with other writes; of tokio-postgres, or (feature `sqlx`)
 //! of sqlx. Make each layout once, for one database, and keep it: its first call has the server
@@ -52,9 +52,9 @@
 //! constraint has to stay.
 //!
 //! # Names
-//! Tables and columns are the caller's. Names are checked when a layout is built and quoted always, so
-//! that they mean what they say, with case and every character. Values are parameters.
-//! `sql()` of each layout shows its statements.
+//! Tables and columns are the caller's. Names are checked when
+//! a layout is built, and always quoted, so case and every character are significant. Values are
+//! parameters. `sql()` of each layout shows its statements.
 //!
 //! # Values
 //! Items and rows are serde values, whose fields are named as the columns are: every column of the
@@ -83,21 +83,21 @@
 //!   [`Gap`](AppendResult::Gap) or a [`Conflict`](UpdateResult::Conflict) with an earlier
 //!   `current`, a row that was inserted since is [`NotFound`](UpdateResult::NotFound), one that was
 //!   deleted since [exists](Inserted::Exists), and an operation that was applied since is a
-//!   `Conflict`. So give up only in a new transaction.
+//!   `Conflict`. So conclude that an operation failed only from a result of a new transaction.
 //! - A result of created, appended, updated or applied holds once the transaction commits.
 //!
 //! # Errors
-//! By SQLSTATE and severity alone. The races that each layout is made for end in outcomes, on a plain
-//! connection always; the rest is [`DataError`]. An error of the server ends the caller's
-//! transaction, as always in PostgreSQL; outcomes never do.
+//! Errors are classified by SQLSTATE and severity alone. On a plain connection, races that a layout
+//! expects always end in a result; everything else is a [`DataError`]. An error of the server ends
+//! the caller's transaction, as always in PostgreSQL; a result never does.
 //!
 //! # Dropped futures
-//! Nothing here sends a cancel request. A call that is dropped leaves one statement that the server
-//! executes, whole or not at all; the same call again finds its effect. It waits for locks as long
-//! as the connection's `lock_timeout` allows. [`UpdateLog::retrying`], which takes connections
-//! itself, commits on its own task. Callers COMMIT their own transactions where they are not
-//! dropped; the reply may be lost nonetheless, and then the same call in a new transaction finds
-//! the result.
+//! Nothing here sends a cancel request. A call that is dropped
+//! leaves one statement, which the server executes completely or not at all; the same call, sent
+//! again, finds the effect. It waits for locks as long as the connection's `lock_timeout` allows.
+//! [`UpdateLog::retrying`], which takes connections itself, commits on its own task. Callers COMMIT
+//! their own transactions where they are not dropped; the reply may be lost nonetheless, and then
+//! the same call in a new transaction finds the result.
 
 mod error;
 mod events;

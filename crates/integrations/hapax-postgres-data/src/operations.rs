@@ -54,15 +54,16 @@ pub enum IdentifiedUpdate<R> {
 ///     at timestamptz NOT NULL DEFAULT now());
 /// ```
 ///
-/// Remove from it what is older than the longest time after which a caller retries. If a table or
-/// the columns of its key are renamed, earlier ids count as ids of other operations.
+/// Delete ids that are older than the longest time after which a caller retries. If a table or the
+/// columns of its key are renamed, earlier ids count as ids of other operations.
 ///
 /// # Guarantees
 /// - Those of [`VersionedRows`].
-/// - An id is there if and only if its update is: they are one statement.
-/// - Why that is enough after a lost reply, even where the statement is still on its way: it expects a
-///   version. Either it is carried out before the same operation is sent again, which then
-///   finds its id or another version; or afterwards, and then it finds another version.
+/// - An id is stored if and only if its update is made: one statement does both.
+/// - This suffices after a lost reply, even if the statement is still under way, because the
+///   statement expects a version. If it is executed before the operation is sent again, the
+///   repetition finds the id. If it is executed afterwards, it finds another version and does
+///   nothing.
 /// - The same id for another row, of this table or another, or for another
 ///   [request](UpdateId::for_request), is [`DataError::OperationReused`], and changes nothing.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ pub struct UpdateLogBuilder {
     version: Column,
 }
 
-/// The content of one view of the tables.
+/// The result of `look`, from one snapshot of the tables.
 #[derive(Debug)]
 enum Seen<R> {
     Noted(u64),
@@ -99,16 +100,15 @@ impl UpdateLog {
         UpdateLogBuilder { table, operation, target, version }
     }
 
-    /// The rows, to load them or to update them without an id.
+    /// Returns the layout of the rows, to load rows or to update them without an id.
     #[must_use]
     pub const fn rows(&self) -> &VersionedRows {
         &self.rows
     }
 
-    /// The statements, each under a name. Their parameters are the item, a JSON object; in `update` the
-    /// expected version; the operation's id, a JSON object; the fingerprint of what is asked, or
-    /// nothing. ([`retrying`](Self::retrying) sends `update` with the fields that have changed, and with a
-    /// limit of the wait for locks.)
+    /// Returns the statements by name. Their parameters are the item as a JSON object; for
+    /// `update`, the expected version; the operation id as a JSON object; the fingerprint of the
+    /// request, or an empty text.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 2] {
         [("update", &self.statements.update), ("look", &self.statements.look)]
@@ -195,28 +195,29 @@ fn seen<R: DeserializeOwned>(rows: &Rows, operation: &UpdateId) -> Result<Seen<R
 }
 
 impl UpdateLogBuilder {
-    /// The column of the id.
+    /// Sets the column of the id.
     #[must_use]
     pub fn operation(mut self, column: impl Into<Column>) -> Self {
         self.operation = column.into();
         self
     }
 
-    /// The column of what an id was used for, as JSON: `text`.
+    /// Sets the column, of type `text`, that contains the target of an id as JSON: table, key and
+    /// request.
     #[must_use]
     pub fn target(mut self, column: impl Into<Column>) -> Self {
         self.target = column.into();
         self
     }
 
-    /// The column of the version that the operation made: `bigint`.
+    /// Sets the column, of type `bigint`, of the version that the operation created.
     #[must_use]
     pub fn version(mut self, column: impl Into<Column>) -> Self {
         self.version = column.into();
         self
     }
 
-    /// Puts the statements together, for `rows`.
+    /// Builds the log of updates of `rows`.
     ///
     /// # Errors
     /// [`LayoutError`], if names cannot be names, or one is there twice.

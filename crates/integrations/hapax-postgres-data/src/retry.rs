@@ -1,4 +1,4 @@
-//! How often, how long and with which pauses.
+//! Limits of retries.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,8 +8,9 @@ use hapax_core::{Entropy, SystemEntropy};
 
 /// Limits of [`UpdateLog::retrying`](crate::UpdateLog::retrying).
 ///
-/// Pauses have full jitter: before attempt n + 1 anything between nothing and `base` · 2ⁿ⁻¹, but no
-/// more than `longest`. So those who collided once spread, and the more the longer they collide.
+/// Pauses have full jitter: before attempt n + 1 the pause is random between
+/// zero and `base` · 2ⁿ⁻¹, and at most `longest`. So callers that collided spread out, more widely
+/// after each collision.
 #[derive(Clone, Debug)]
 pub struct Retry {
     attempts: NonZeroU32,
@@ -19,7 +20,7 @@ pub struct Retry {
     entropy: Arc<dyn Entropy>,
 }
 
-/// No clock overflows by it.
+/// Upper bound of durations, with which no clock overflows.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Default for Retry {
@@ -36,29 +37,31 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How often it is tried. Many writers of one row need more: of n at a time, one gets through.
+    /// Sets the number of attempts. With n concurrent writers of one row, one succeeds at a time,
+    /// so more writers need more attempts.
     #[must_use]
     pub const fn attempts(mut self, attempts: NonZeroU32) -> Self {
         self.attempts = attempts;
         self
     }
 
-    /// The bound of the first pause, which doubles, and the bound of all: a year at most.
+    /// Sets the bound of the first pause, which doubles after each attempt, and the bound of all
+    /// pauses; at most a year.
     #[must_use]
     pub const fn pauses(mut self, base: Duration, longest: Duration) -> Self {
         (self.base, self.longest) = (base, longest);
         self
     }
 
-    /// When to give up, counted from the call: connections, answers and pauses included; a year
-    /// at most.
+    /// Sets the deadline, counted from the call and including connections, statements and pauses;
+    /// at most a year.
     #[must_use]
     pub const fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Where jitter comes from; the operating system by default.
+    /// Sets the source of randomness for the jitter. Default: the operating system.
     #[must_use]
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
@@ -106,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_are_anything_up_to_a_bound_that_doubles() {
+    fn pauses_are_random_up_to_a_bound_that_doubles() {
         let with = |byte| {
             let retry = Retry::default().entropy(Arc::new(Always(byte)));
             [1, 2, 3, 7, 8, 40].map(|made| retry.pause(made).as_millis())

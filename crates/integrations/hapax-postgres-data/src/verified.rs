@@ -152,7 +152,7 @@ impl Verified {
         Self { checks, done: AtomicBool::new(false) }
     }
 
-    /// Asks, unless it was answered before.
+    /// Sends the checks, unless they have passed before.
     pub(crate) async fn once(&self, executor: &mut impl Executor) -> Result<(), DataError> {
         if self.done.load(Ordering::Relaxed) {
             return Ok(());

@@ -10,7 +10,7 @@ use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;
 use crate::verified::{Check, Verified};
 
-/// A row, and which version of it that is.
+/// A row with its version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VersionedRow<R> {
     /// Grows by one with every update.
@@ -40,15 +40,15 @@ pub enum UpdateResult<R> {
 /// increments, and that every update compares with the version that it was made from.
 ///
 /// An item is any serde value with a field for each column of the key and each field, without the
-/// version; an update writes all of the fields. A row that is inserted has any version from 0 on; who
-/// deletes one and inserts it anew gives it a larger version than it ever had, or an update from
-/// before may hit it. Triggers leave key and version alone.
+/// version; an update writes all of the fields. If you delete a row and insert it again, give it a
+/// larger version than it ever had; otherwise a delayed update may match the new row. Triggers must
+/// not change key and version.
 ///
-/// # What happens
+/// # Statements
 /// 1. `UPDATE … WHERE` key and version are the expected ones. It waits while another transaction
 ///    holds the row, and then compares with what that has made of it.
-/// 2. Where nothing was updated, a second statement reads what is there. (The first one would see what
-///    was there when it began.)
+/// 2. If nothing was updated, a second statement reads the row. (The first statement sees the data
+///    as of its beginning.)
 /// 3. Where that is the expected version after all: again, in at most [`BatchLimits::rounds`] rounds.
 ///
 /// # Guarantees
@@ -95,16 +95,16 @@ impl VersionedRows {
         }
     }
 
-    /// The statements, each under a name. Their parameters are the item, a JSON object, and in
-    /// `update` the expected version.
+    /// Returns the statements by name. Their parameters are the item as a JSON object and, for
+    /// `update`, the expected version.
     #[must_use]
     pub fn sql(&self) -> [(&'static str, &str); 2] {
         [("load", &self.load), ("update", &self.update)]
     }
 
-    /// Has the server plan the statements, without running them: a table or a column that is
-    /// missing, a key that is not unique, or a right, shows here. The first update does it anyway; at
-    /// the start of a service it shows earlier.
+    /// Makes the server plan the statements without executing them. It fails if a table, a column
+    /// or a permission is missing, or if the key is not unique. The first update makes the same
+    /// check; call this at the start of a service to find the error earlier.
     ///
     /// # Errors
     /// [`DataError::NoUniqueConstraint`], [`DataError::JsonAsText`], [`DataError::Rejected`],
@@ -113,8 +113,8 @@ impl VersionedRows {
         self.verified.now(&mut executor).await
     }
 
-    /// The row of this key, which has a field for each column of it and no other; `None` if there is
-    /// none.
+    /// Loads the row of `key`, which has a field for each column of the key and no other; `None` if
+    /// there is no row.
     ///
     /// # Errors
     /// See [`DataError`].
@@ -213,35 +213,36 @@ fn loaded<R: DeserializeOwned>(rows: &Rows) -> Result<Option<VersionedRow<R>>, D
 }
 
 impl VersionedRowsBuilder {
-    /// A column of the key, on exactly which, or on some of which, there is a unique constraint.
+    /// Adds a column of the key. A unique constraint must be on exactly these columns, or on some
+    /// of them.
     #[must_use]
     pub fn key(mut self, column: impl Into<Column>) -> Self {
         self.key.push(column.into());
         self
     }
 
-    /// The column of the version: `bigint`, or `integer` if that is enough; not null.
+    /// Sets the column of the version: `bigint`, or `integer` if that is enough; not null.
     #[must_use]
     pub fn version(mut self, column: impl Into<Column>) -> Self {
         self.version = column.into();
         self
     }
 
-    /// A column that is read, and written by every update.
+    /// Adds a column that is read, and written by every update.
     #[must_use]
     pub fn field(mut self, column: impl Into<Column>) -> Self {
         self.fields.push(column.into());
         self
     }
 
-    /// How much a call may ask for; [`BatchLimits::items`] is without meaning.
+    /// Sets the limits of a call; [`BatchLimits::items`] has no effect.
     #[must_use]
     pub const fn limits(mut self, limits: BatchLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Puts the statements together.
+    /// Builds the layout.
     ///
     /// # Errors
     /// [`LayoutError`], if names cannot be names, one is there twice, or there is no key.

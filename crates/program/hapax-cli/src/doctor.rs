@@ -54,7 +54,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
     }
     let store = args.store.map(UrlText::read).transpose().map_err(of("--store"))?;
     let cache = args.cache.map(UrlText::read).transpose().map_err(of("--cache"))?;
-    let file = StoreSettings::for_the_rest(args.config.as_deref(), store.is_some())?;
+    let file = StoreSettings::complete_from_file(args.config.as_deref(), store.is_some())?;
     let store = store.or(file.store).unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
     let opening = StoreOpener {
         cache: cache.or(file.cache),
@@ -71,7 +71,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
         }
     }
     if let Some(path) = &args.config {
-        // If the store is given by a flag, `for_the_rest` has already warned of an invalid file.
+        // If the store is given by a flag, `complete_from_file` has already warned of an invalid file.
         if let Ok(config) = crate::gateway::to_probe(path) {
             findings.extend(Gateway::probe(&config).await.map_err(CliError::usage)?);
         }

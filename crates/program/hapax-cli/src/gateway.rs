@@ -79,7 +79,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
         signal = signals.another(first + ONE_SIGNAL) => {
-            tracing::warn!("second signal to end: requests under way are abandoned");
+            tracing::warn!("second signal to end: requests under way are cut off");
             Ok(ExitCode::from(128 + signal))
         }
     }
@@ -163,7 +163,7 @@ impl GatewayProcess {
                 }
             }
             Err(error) => {
-                tracing::error!(refused = %error, "SIGHUP: not reloaded, all stays as it was");
+                tracing::error!(refused = %error, "SIGHUP: the reload was rejected; the configuration in force stays");
             }
         }
     }
@@ -190,7 +190,10 @@ impl GatewayProcess {
         let routes = paths(&loaded.config);
         // A file that was cut off may still be valid: its missing routes are logged.
         for path in self.routes.iter().filter(|path| !routes.contains(path)) {
-            tracing::warn!(path, "this route is no longer in the file");
+            tracing::warn!(
+                path,
+                "a route was removed from the file: its requests follow the other routes or [policy]"
+            );
         }
         self.routes = routes;
         Ok(self.routes.len())

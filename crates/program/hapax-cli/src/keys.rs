@@ -178,7 +178,9 @@ impl OpenedStore {
                     return Ok(Self::Remote(Remote::new(admin, location.token()?)));
                 }
                 let none = match make {
-                    true => ": start the gateway, which creates one, and confirm that",
+                    true => {
+                        ": start the gateway, which creates a store, then run this command again"
+                    }
                     false => "",
                 };
                 let none = format!("there is no store at {}{none}", path.display());
@@ -323,7 +325,9 @@ fn failure(error: &OperatorError) -> CliError {
 }
 
 fn id(text: &str) -> Result<OperationId, CliError> {
-    OperationId::from_hex(text).ok_or_else(|| CliError::usage("an id has 64 hexadecimal digits"))
+    OperationId::from_hex(text).ok_or_else(|| {
+        CliError::usage("expected an id of 64 hexadecimal digits, found another text")
+    })
 }
 
 /// Reads a body: text, or `@PATH` for the content of a file, or `@-` for standard input.

@@ -159,7 +159,10 @@ impl Auth {
             Ok(Err(denied)) => Err(AuthRejection::Denied(denied)),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the auth URL did not say whether a request is allowed");
+                tracing::warn!(
+                    error,
+                    "the auth URL gave no usable response: requests with a key get 503"
+                );
                 Err(AuthRejection::Unavailable)
             }
         }

@@ -121,7 +121,7 @@ mod tests {
     const LARGEST: MaxBodies = MaxBodies { request: MIB, response: MIB };
 
     #[test]
-    fn the_shares_are_the_whole() {
+    fn the_parts_of_the_memory_add_up_to_the_whole() {
         for memory in [400 * MIB, 512 * MIB, 8 << 30] {
             let limits = ServerLimits { memory, ..ServerLimits::default() };
             let taken = ServerLimits::PROGRAM + limits.connections * ServerLimits::PER_CONNECTION;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_as_needed_is_enough() {
+    fn the_memory_that_the_error_names_is_sufficient() {
         for response in [4 << 10, MIB, 64 * MIB] {
             let largest = MaxBodies { request: MIB, response };
             let little = ServerLimits { memory: MIB, ..ServerLimits::default() };
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_all_memory_are_refused() {
+    fn sizes_beyond_all_memory_are_rejected() {
         let largest = MaxBodies { request: usize::MAX, response: usize::MAX };
         let error = ServerLimits::default().memory_plan(largest).unwrap_err();
         let ConfigError::Memory { needed, .. } = error else { panic!("{error:?}") };

@@ -152,7 +152,7 @@ impl Default for ServerLimits {
 /// Logs of the program that has the gateway.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogConfig {
-    /// How lines look. Default: [`LogFormat::Text`].
+    /// Format of log lines. Default: [`LogFormat::Text`].
     pub format: LogFormat,
     /// A level, or directives like `info,hapax_gateway=debug`. Default `info`.
     pub level: String,
@@ -164,7 +164,7 @@ impl Default for LogConfig {
     }
 }
 
-/// How log lines look.
+/// Formats of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
     /// As text.

@@ -311,22 +311,22 @@ const BACKLOG: u32 = 4096;
 
 struct Listeners {
     data: TcpListener,
-    admin: Option<Probed>,
+    admin: Option<RunningAdmin>,
     /// The address, with the port that the kernel chose for port 0.
     admin_addr: Option<SocketAddr>,
     shutdown: Shutdown,
 }
 
 /// An admin listener that answers; dropping it closes it.
-struct Probed(Option<admin::AdminServer>);
+struct RunningAdmin(Option<admin::AdminServer>);
 
-impl Probed {
+impl RunningAdmin {
     fn open(mut self, admin: Arc<Admin>, operators: &Operators) -> Option<Task> {
         self.0.take().map(|serving| Task(serving.open(admin, operators)))
     }
 }
 
-impl Drop for Probed {
+impl Drop for RunningAdmin {
     fn drop(&mut self) {
         if let Some(serving) = &self.0 {
             serving.abort();
@@ -340,7 +340,8 @@ impl Listeners {
         let data = bind(config.listen)?;
         let admin = config.admin.map(bind).transpose()?;
         let admin_addr = admin.as_ref().map(local_addr).transpose()?;
-        let begin = |listener| Probed(Some(admin::AdminServer::begin(listener, shutdown.clone())));
+        let begin =
+            |listener| RunningAdmin(Some(admin::AdminServer::begin(listener, shutdown.clone())));
         Ok(Self { data, admin: admin.map(begin), admin_addr, shutdown })
     }
 }
@@ -525,7 +526,7 @@ fn warn(config: &Config, opened: &OpenStore) {
         tracing::warn!("there is no secret: anyone who reads the store can guess keys and callers");
     }
     if let StoreUrl::Server(url) = &config.store
-        && url.is_in_the_clear()
+        && url.is_unencrypted()
     {
         tracing::warn!("the store is not reached over TLS: use rediss://, or sslmode=require");
     }

@@ -9,7 +9,7 @@ use hapax_http::error_format::ErrorFormat;
 use hapax_http::header::other_spelling;
 use hapax_http::problem::{Code, Problem, sentence};
 use hapax_http::server::{ResponseInfo, ResponseSource};
-use hapax_proxy::headers::name_host;
+use hapax_proxy::headers::set_host;
 use hapax_proxy::{
     ClientRequest, PacedBody, Peer, ProxyHandler, Shutdown, ShutdownPhase, guard::HeadError,
 };
@@ -173,7 +173,7 @@ impl RequestHandler {
     ) -> Result<Request<Body>, Problem> {
         let RequestContext { route, peer, .. } = context;
         let (mut parts, incoming) = request.into_parts();
-        name_host(&mut parts.headers, &parts.uri);
+        set_host(&mut parts.headers, &parts.uri);
         if disguises(snapshot, route, &parts) {
             let detail = "A header names another method, which would be protected.";
             return Err(Problem::new(Code::MalformedRequest, detail));
@@ -269,6 +269,8 @@ fn draining() -> Problem {
 }
 
 fn auth_unavailable() -> Problem {
-    let detail = format!("It is unknown now whether this request is allowed. {NOTHING}");
+    let detail = format!(
+        "The auth service gave no usable response, so it is unknown whether this request is allowed. {NOTHING}"
+    );
     Problem::new(Code::AuthUnavailable, detail).retry_after(Duration::from_secs(1))
 }

@@ -17,7 +17,7 @@ use hapax_operators::Undecided;
 
 use crate::store::{OpenStore, StoreCalls};
 use counts::ByRoute;
-pub(crate) use counts::{ObservedResult, ReconcileAnswer, RouteCounts, RouteObserver};
+pub(crate) use counts::{ObservedResult, ReconcileResult, RouteCounts, RouteObserver};
 
 /// Upper bounds of the duration of an execution, in milliseconds.
 const TOOK_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000];
@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_observed_is_rendered() {
+    fn metrics_of_observed_routes_are_rendered() {
         let metrics = Arc::new(Metrics::new());
         let seen = RouteObserver {
             metrics: Arc::clone(&metrics),

@@ -49,7 +49,7 @@ use tower_service::Service;
 
 use crate::context::RequestContext;
 use crate::metrics::{ObservedResult, RouteCounts};
-use crate::own_headers::drop_own;
+use crate::own_headers::remove_reserved;
 use crate::proxy::Proxy;
 
 /// Bytes of a permit for copies of bodies.
@@ -139,7 +139,7 @@ impl ObservedRoute {
         };
         // The shadow may have ended already, if it was rejected.
         drop(answer.send(real_response));
-        drop_own(&mut head.headers, false);
+        remove_reserved(&mut head.headers, false);
         let mut end = Some(end);
         let inspect = move |frame: Inspected<'_>, _| {
             if let Some(ended) = response_end(frame)
@@ -319,7 +319,7 @@ fn response_end(frame: Inspected<'_>) -> Option<ResponseEnd> {
         Some(Ok(frame)) => {
             let trailers = frame.trailers_mut()?;
             let end = ResponseEnd::Whole(Some(trailers.clone()));
-            drop_own(trailers, false);
+            remove_reserved(trailers, false);
             Some(end)
         }
     }

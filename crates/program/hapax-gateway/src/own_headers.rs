@@ -8,7 +8,7 @@ use http::header::HeaderMap;
 /// stays, which the upstream may read.
 ///
 /// An underscore counts as a hyphen: CGI and similar interfaces cannot distinguish them.
-pub(crate) fn drop_own(headers: &mut HeaderMap, keep_key: bool) {
+pub(crate) fn remove_reserved(headers: &mut HeaderMap, keep_key: bool) {
     drop_where(headers, |name| {
         plain(name).starts_with("idempotency-") && !(keep_key && *name == IDEMPOTENCY_KEY)
     });
@@ -38,9 +38,9 @@ mod tests {
             ("x", "y"),
         ];
         let mut headers = map(&fields);
-        drop_own(&mut headers, true);
+        remove_reserved(&mut headers, true);
         assert_eq!(headers, map(&[("idempotency-key", "k"), ("x", "y")]));
-        drop_own(&mut headers, false);
+        remove_reserved(&mut headers, false);
         assert_eq!(headers, map(&[("x", "y")]));
     }
 

@@ -24,7 +24,7 @@ use tower_service::Service;
 
 use crate::context::RequestContext;
 use crate::metrics::RouteCounts;
-use crate::own_headers::drop_own;
+use crate::own_headers::remove_reserved;
 
 /// Forwards requests to an upstream. It never fails: a request without a response gets a problem
 /// that is marked with its outcome class.
@@ -48,7 +48,7 @@ impl Proxy {
         let error_format = ErrorFormat::of(&parts.headers);
         let context = extensions.get::<RequestContext>();
         let peer = context.map_or_else(Peer::unknown, |context| context.peer);
-        drop_own(&mut parts.headers, true);
+        remove_reserved(&mut parts.headers, true);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
         let execution = extensions.get::<ExecutionHandle>();
         let id = execution.map(ExecutionHandle::id);
@@ -74,7 +74,7 @@ impl Proxy {
             Ok(response) => {
                 let mut response = response.map(Body::new);
                 if !keeps_headers {
-                    drop_own(response.headers_mut(), false);
+                    remove_reserved(response.headers_mut(), false);
                 }
                 response
             }

@@ -25,7 +25,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 use crate::config::ANSWER;
-use crate::metrics::{ReconcileAnswer, RouteCounts};
+use crate::metrics::{ReconcileResult, RouteCounts};
 pub(crate) use probe::{finding, warn_of};
 
 /// Value of `Idempotency-Outcome` by which a 404 confirms that the operation did not happen. A 404
@@ -62,14 +62,14 @@ enum ReconcileReply {
 }
 
 impl ReconcileReply {
-    const fn verdict(&self) -> ReconcileAnswer {
+    const fn verdict(&self) -> ReconcileResult {
         match self {
-            Self::Happened(..) => ReconcileAnswer::Happened,
-            Self::DidNotHappen => ReconcileAnswer::DidNotHappen,
-            Self::NotFound => ReconcileAnswer::NotFound,
-            Self::Other(_) => ReconcileAnswer::Other,
-            Self::Unusable(_) => ReconcileAnswer::Unusable,
-            Self::Failed(_) | Self::TimedOut => ReconcileAnswer::NoAnswer,
+            Self::Happened(..) => ReconcileResult::Happened,
+            Self::DidNotHappen => ReconcileResult::DidNotHappen,
+            Self::NotFound => ReconcileResult::NotFound,
+            Self::Other(_) => ReconcileResult::Other,
+            Self::Unusable(_) => ReconcileResult::Unusable,
+            Self::Failed(_) | Self::TimedOut => ReconcileResult::NoAnswer,
         }
     }
 
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn few_answers_are_read_at_once() {
+    fn at_most_four_reconcile_responses_are_read_at_once() {
         let readers = Semaphore::new(READ_AT_ONCE);
         let mut cx = Context::from_waker(Waker::noop());
         let begin = || {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_read_whole_and_kept_once() {
+    async fn a_reconcile_response_is_read_completely_without_a_second_copy() {
         let readers = Semaphore::new(1);
         let (send, sent) = mpsc::unbounded_channel();
         for piece in ["a", "", "bc"] {
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_status_wins_and_a_bad_one_says_nothing() {
+    fn a_named_status_takes_precedence_and_an_invalid_one_is_no_verdict() {
         let of = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_counts_whatever_the_order() {
+    fn the_most_specific_route_applies_in_any_order() {
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
             let paths =
                 ["/v1/{*rest}", "/v1/payments", "/v1/payments/{id}", "/v1/payments/{id}/refund"];
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nor_is_a_stricter_policy_for_all_evaded_by_a_route() {
+    fn a_laxer_route_applies_only_to_paths_with_one_reading() {
         let mut open = RouteConfig::new("/health", lax());
         open.handling = RouteMode::Pass;
         let mut observed = RouteConfig::new("/observed", needs_key());
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn where_none_is_the_strictest_it_is_refused() {
+    fn a_path_without_a_strictest_policy_is_rejected() {
         let routes = [("/keyed/{*rest}", needs_key()), ("/blocked/{*rest}", blocks())];
         let table = table(&lax(), &routes);
         for path in ["/keyed/..%2fblocked", "/keyed/../blocked/x", "/blocked%2f..%5Ckeyed/", "/%"] {
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_stricter_where_the_caller_is_another() {
+    fn policies_with_different_scopes_have_no_strictest() {
         let of = |name: &'static str| PolicyConfig {
             scope: Some(ScopeConfig::Headers(vec![http::HeaderName::from_static(name)])),
             ..lax()
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_with_a_dot_in_its_name_is_what_it_says() {
+    fn a_dot_in_a_routes_last_segment_is_not_a_format() {
         let of = PolicyConfig { profile: Profile::StripeV1, ..lax() };
         let mut open = RouteConfig::new("/hooks/bank.json", lax());
         open.handling = RouteMode::Pass;
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_are_known_in_other_letters() {
+    fn a_protected_method_is_recognised_in_any_case() {
         let table = alike(&["/payments"]);
         for (method, is_like_one) in
             [("POST", false), ("post", true), ("Patch", true), ("get", false), ("POSTS", false)]
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_readings_costs_as_much_as_there_are_policies() {
+    fn a_path_without_readings_is_compared_with_each_distinct_policy_once() {
         let routes: Vec<_> = (0..RouteConfig::MOST)
             .map(|index| RouteConfig::new(format!("/{index}"), lax()))
             .chain([RouteConfig::new("/keyed", needs_key())])
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stricter() {
+    fn each_stricter_setting_makes_a_policy_stricter() {
         let lax = lax();
         let grip = |policy: &PolicyConfig| ProtectionLevel::of(RouteMode::Protect, policy);
         let closed = PolicyConfig { store_outage: StoreOutage::Open, ..lax.clone() };
@@ -482,14 +482,14 @@ mod tests {
     }
 
     #[test]
-    fn without_routes_nothing_is_refused() {
+    fn without_routes_no_path_is_rejected() {
         for path in ["/%", "/a%2f..", "/%ff"] {
             assert_eq!(alike(&[]).find(path, &Method::POST), Ok(None));
         }
     }
 
     #[test]
-    fn patterns_that_cannot_be() {
+    fn invalid_patterns_are_rejected() {
         for (paths, says) in [
             (&["payments"][..], "begin with a slash"),
             (&["/%70ayments"], "decoded"),
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_a_path_is_the_path_too_unless_it_has_a_route() {
+    fn a_rest_pattern_matches_its_prefix_unless_that_has_a_route() {
         let table = alike(&["/a/{*rest}", "/a", "/b/{*rest}", "/{*rest}"]);
         let find = |path: &str| table.find(path, &Method::POST);
         let found = ["/a", "/a/x", "/b", "/b/", "/b/x", "/", "/c"].map(find);
@@ -520,7 +520,7 @@ mod tests {
         /// For every reading of a path, the policy that was found is at least as strict as the
         /// reading's own, unless the request was rejected.
         #[test]
-        fn every_reading_is_held(
+        fn no_reading_of_a_path_has_a_stricter_policy_than_applied(
             path in "/[ab]{0,2}[ab./%;\\\\25ef]{0,16}",
             strict in proptest::collection::vec(any::<(bool, bool)>(), 4),
         ) {

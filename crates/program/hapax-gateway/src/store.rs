@@ -27,7 +27,7 @@ use crate::budget::StoreMemoryPlan;
 pub use doctor::StoreFinding;
 pub use drivers::StoreDrivers;
 use identity::IdentityFile;
-use lazy_cache::LazyCache;
+use lazy_cache::BackgroundCache;
 pub(crate) use measured::{MeasuredStore, StoreCalls};
 pub use url::{CacheUrl, ServerUrl, StoreUrl, StoreUrlError, UrlText};
 
@@ -315,7 +315,7 @@ impl StoreOpener {
                 let options = self.redis(url, shares.cache);
                 // Invalid options will not become valid later.
                 options.check().map_err(|error| server(url, error.into()))?;
-                Arc::new(LazyCache::new(url, options))
+                Arc::new(BackgroundCache::new(url, options))
             }
         };
         // Other gateways may have their cache on the same server, and a store at the same URL or a

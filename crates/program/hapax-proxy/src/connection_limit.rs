@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_oldest_that_may_be_shed_makes_room() {
+    async fn the_oldest_sheddable_connection_is_closed_for_a_new_one() {
         let permits = ConnectionLimit::new(3, "a test's", OLD);
         let mut held: Vec<_> = (0..3).map(|_| permits.try_take(1)).collect();
         let shed: Vec<Arc<Notify>> = (0..3).map(|_| Arc::default()).collect();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_does_not_leave_holds_up_nobody() {
+    async fn a_shed_connection_that_does_not_close_delays_no_new_one() {
         let permits = ConnectionLimit::new(2, "a test's", OLD);
         let _stuck = permits.try_take(1);
         let mut other = permits.try_take(1);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_has_its_share_and_a_proxy_any_number() {
+    async fn a_peer_has_a_limit_and_a_trusted_proxy_none() {
         let clients = ClientLimits::new(2, IpNetwork::loopback());
         let permits = ConnectionLimit::new(100, "a test's", OLD);
         let sheddable = permits.sheddable();

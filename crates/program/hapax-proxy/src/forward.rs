@@ -38,7 +38,7 @@ where
         let length_said = parts.headers.contains_key(CONTENT_LENGTH);
         headers::to_upstream(&mut parts.headers, peer, upstream.authority());
         if body.is_end_stream() {
-            headers::say_empty(&mut parts.headers, &parts.method, length_said);
+            headers::declare_empty_length(&mut parts.headers, &parts.method, length_said);
         }
         if let Some((_, protocol)) = &switching {
             tunnel::add_upgrade(&mut parts.headers, protocol);

@@ -54,7 +54,7 @@ pub const fn via(peer: Peer) -> HeaderValue {
 
 /// Declares the length of an empty body where it is not implied: servers answer a POST without a
 /// length with 411 (RFC 9110 8.6). `said` is true if the client declared it.
-pub(crate) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
+pub(crate) fn declare_empty_length(headers: &mut HeaderMap, method: &Method, said: bool) {
     if said || [Method::POST, Method::PUT, Method::PATCH].contains(method) {
         headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
@@ -62,7 +62,7 @@ pub(crate) fn say_empty(headers: &mut HeaderMap, method: &Method, said: bool) {
 
 /// Sets `Host` to the host in lower case. For a target in absolute form it is the target's,
 /// regardless of the field (RFC 9112 3.2.2).
-pub fn name_host(headers: &mut HeaderMap, target: &Uri) {
+pub fn set_host(headers: &mut HeaderMap, target: &Uri) {
     let host = match (target.authority(), headers.get(HOST)) {
         (Some(authority), _) => match authority.port() {
             Some(port) => format!("{}:{port}", authority.host()).into_bytes(),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn hop_by_hop_fields_stay_behind() {
+    fn hop_by_hop_fields_are_not_forwarded() {
         let headers = passed(
             "127.0.0.1:1",
             &[
@@ -221,13 +221,13 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_takes_trailers_may_be_sent_some() {
+    fn te_trailers_is_forwarded() {
         let headers = passed("127.0.0.1:1", &[("te", "gzip, Trailers"), ("connection", "te")]);
         assert_eq!(headers["te"], "trailers");
     }
 
     #[test]
-    fn a_proxy_on_loopback_is_believed() {
+    fn forwarding_fields_of_a_trusted_peer_are_kept() {
         let headers = passed(
             "127.0.0.1:1",
             &[
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_came_over_is_said() {
+    fn protocol_and_version_of_the_client_are_forwarded() {
         let mut headers = map(&[("x-forwarded-proto", "http"), ("forwarded", "for=10.0.0.1")]);
         let peer = Peer { secure: true, trusted: false, http2: true, ..from("127.0.0.1:1") };
         to_upstream(&mut headers, peer, &Authority::from_static("up:1"));
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn anyone_else_is_not() {
+    fn forwarding_fields_of_an_untrusted_peer_are_replaced() {
         let headers = passed(
             "[::ffff:198.51.100.9]:1",
             &[
@@ -285,13 +285,13 @@ mod tests {
             ("/x", "a.example"),
         ] {
             let mut headers = map(&[("host", "A.example")]);
-            name_host(&mut headers, &target.parse().unwrap());
+            set_host(&mut headers, &target.parse().unwrap());
             assert_eq!(headers["host"], host);
         }
     }
 
     #[test]
-    fn connection_cannot_make_another_message_of_it() {
+    fn connection_cannot_remove_host_or_content_fields() {
         let fields = [
             ("connection", "host, content-type, Content-Length, x-mine"),
             ("host", "a"),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_cgi_would_take_for_ours_is_dropped() {
+    fn forwarding_fields_with_underscores_are_dropped() {
         let fields =
             [("x_forwarded_for", "10.0.0.1"), ("x_forwarded-proto", "https"), ("x_y", "1")];
         let headers = passed("127.0.0.1:1", &fields);

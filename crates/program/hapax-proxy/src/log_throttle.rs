@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_line_a_minute_says_how_many_were_left_out() {
+    async fn one_line_a_minute_is_due_with_the_number_left_out() {
         let seldom = LogThrottle::default();
         assert_eq!([seldom.due(), seldom.due(), seldom.due()], [Some(0), None, None]);
         tokio::time::advance(EVERY).await;

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_hold_what_they_say() {
+    fn networks_contain_their_addresses() {
         let holds = |network: &str, ip: &str| {
             network.parse::<IpNetwork>().unwrap().contains(ip.parse().unwrap())
         };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
-/// Phases of a gateway, in order.
+/// Phases of a shutdown, in order. (this crate has no gateway)
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum ShutdownPhase {
     /// Requests are accepted.

@@ -51,7 +51,7 @@ pub enum TlsError {
     },
     /// A file has an invalid content, or does not match the others.
     #[error("{}: {reason}", path.display())]
-    Useless {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// The cause.
@@ -62,7 +62,7 @@ pub enum TlsError {
     NoRoots,
 }
 
-/// Certificates of a gateway.
+/// Certificates of the listener and of the connections to servers. (this crate has no gateway)
 #[derive(Clone, Debug)]
 pub struct AllCertificates {
     /// Set if the listener uses TLS.
@@ -359,7 +359,7 @@ fn roots_of(path: &Path, pem: &[u8]) -> Result<RootCertStore, TlsError> {
 }
 
 fn useless(path: &Path, reason: &dyn fmt::Display) -> TlsError {
-    TlsError::Useless { path: path.to_owned(), reason: reason.to_string() }
+    TlsError::Invalid { path: path.to_owned(), reason: reason.to_string() }
 }
 
 #[cfg(test)]
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_read_holds_when_it_is_told_to() {
+    async fn certificates_that_were_read_apply_after_replace() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let files =

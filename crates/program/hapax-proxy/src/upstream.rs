@@ -64,7 +64,7 @@ const MAX_BUFFER: usize = 128 * 1024;
 const MAX_FIELDS: usize = crate::guard::MAX_FIELDS;
 
 /// Reason for which requests under way are cut off.
-const ENDING: &str = "the gateway is ending";
+const ENDING: &str = "the gateway is shutting down";
 
 /// A server that requests are forwarded to. Clones are cheap and share connections.
 #[derive(Clone, Debug)]

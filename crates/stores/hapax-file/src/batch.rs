@@ -128,7 +128,7 @@ impl<'t> Batch<'t> {
             return Ok(Ok(RawSwapped::Conflict { now, stored }));
         }
         if terms.no_writes {
-            return Ok(Err(StoreError::unavailable(FileStoreError::MemoryFull)));
+            return Ok(Err(StoreError::unavailable(FileStoreError::ReserveUsed)));
         }
         // A completion may use the last bytes; a new key may not.
         if let (None, Some(DiskFull { free, needed })) = (found, terms.full) {

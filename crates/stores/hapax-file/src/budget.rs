@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn few_wait_and_the_others_hear_it_at_once() {
+    async fn waiters_beyond_the_limit_are_rejected_at_once() {
         let room = MemoryBudget::new(64 * 1024);
         let held = room.reserve(32 * 1024).await.unwrap();
         assert_eq!(held.bytes(), usize::MAX, "it is alone");

@@ -90,8 +90,8 @@ pub(crate) fn close(database: Option<Database>) {
     }
 }
 
-/// Calls the engine where it may read damaged blocks. Such reads unwind to here, and so do panics
-/// of the engine over inconsistent data.
+/// Calls the database engine (redb) so that damage is returned as an error. Reads of damaged blocks
+/// unwind to here, and so do panics of the engine over inconsistent data.
 pub(crate) fn guarded<T, E: From<StorageError>>(
     run: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {

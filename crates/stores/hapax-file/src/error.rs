@@ -15,7 +15,7 @@ use crate::queue::PushError;
 #[non_exhaustive]
 pub enum OpenError {
     /// Another process, or another store of this process, has the database open.
-    #[error("{} is held by {}", path.display(), who(*pid, *admin))]
+    #[error("{} is open in {}: stop that process, or use its admin address", path.display(), who(*pid, *admin))]
     InUse {
         /// The lock file.
         path: PathBuf,
@@ -145,10 +145,10 @@ fn who(pid: Option<u32>, admin: Option<SocketAddr>) -> String {
 #[non_exhaustive]
 pub enum FileStoreError {
     /// Too many requests wait for the disk already.
-    #[error("too many requests wait for the disk")]
+    #[error("too many requests wait for the disk: retry")]
     QueueFull,
     /// The store was closed.
-    #[error("the store is closed")]
+    #[error("the store is closed: open it again")]
     Closed,
     /// New keys are rejected so that requests under way can still be recorded.
     #[error("only {free} bytes are free on the disk, new keys need {needed}: free disk space")]
@@ -160,7 +160,7 @@ pub enum FileStoreError {
     },
     /// The disk is full and the reserve is used up: nothing is recorded until there is space.
     #[error("the disk is full: free disk space")]
-    MemoryFull,
+    ReserveUsed,
     /// The file is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`FileStore::expect`](crate::FileStore::expect).
     #[error(
@@ -174,7 +174,7 @@ pub enum FileStoreError {
     /// Too many requests wait for memory to read large records: see
     /// [`FileOptions::reading_bytes`](crate::FileOptions::reading_bytes).
     #[error("too many requests wait for memory to read large records")]
-    Crowded,
+    ReadersFull,
     /// The thread ended before it answered.
     #[error("the store's thread ended before it answered")]
     Interrupted,

@@ -54,7 +54,7 @@
 //! let store = FileStore::open(FileOptions::new(&path))?;
 //! assert!(store.secret().is_some());
 //! let second = FileStore::open(FileOptions::new(&path));
-//! assert!(second.unwrap_err().to_string().contains("is held by process"));
+//! assert!(second.unwrap_err().to_string().contains("is open in process"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

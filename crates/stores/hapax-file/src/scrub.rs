@@ -16,13 +16,13 @@ const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 const PROGRESS: u64 = 1_000_000;
 
 /// Time after which the check before serving logs its progress.
-const TELL: Duration = Duration::from_secs(1);
+const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// Reads records before the store serves, for at most `bound`. Returns the round that continues in
 /// the background; `None` if all records were read.
 pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
     let began = shared.clock.now();
-    let (mut round, mut told) = (Round::default(), TELL);
+    let (mut round, mut told) = (Round::default(), LOG_EVERY);
     loop {
         let took = shared.clock.now().since(began);
         if took >= bound {
@@ -35,7 +35,7 @@ pub(crate) fn begin(shared: &Shared, bound: Duration) -> Option<Round> {
             return Some(round);
         }
         if took >= told {
-            told = took + TELL;
+            told = took + LOG_EVERY;
             tracing::info!(records = round.records, "the records are checked before the start");
         }
         if round.step(shared) == Step::End {

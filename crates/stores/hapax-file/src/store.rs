@@ -361,7 +361,7 @@ impl FileStore {
             drop(taken.take());
             // A swap that found this record did nothing.
             let Some(reservation) = self.reading.reserve(bytes).await else {
-                return Err(StoreError::unavailable(FileStoreError::Crowded));
+                return Err(StoreError::unavailable(FileStoreError::ReadersFull));
             };
             let room = reservation.bytes();
             taken = Some(reservation);

@@ -45,16 +45,16 @@ const MAX_DUE: usize = 64;
 /// Lowest limit of index entries that one transaction reads for reaping.
 const MIN_DUE: usize = 4;
 /// Time without swaps after which reaping gets a separate commit.
-const LULL: Duration = Duration::from_millis(5);
+const QUIET_TIME: Duration = Duration::from_millis(5);
 /// Pauses between attempts to reopen the database, or to write on a full disk: doubled from the
 /// first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// Number of requests rejected meanwhile that end a pause of the first length; in proportion for
 /// longer ones.
-const REFUSALS: usize = 1_000;
+const REJECTIONS: usize = 1_000;
 /// Free bytes above `min_free_bytes` from which on the reserve is made again.
-const ROOM_FOR_RESERVE: u64 = 64 << 20;
+const FREE_FOR_RESERVE: u64 = 64 << 20;
 
 pub(crate) struct Writer {
     pub(crate) shared: Arc<Shared>,
@@ -100,7 +100,7 @@ impl Pause {
 
     fn is_over(&self, now: Timestamp) -> bool {
         let times = (self.length.as_millis() / FIRST_PAUSE.as_millis()) as usize;
-        now.since(self.since) >= self.length || self.rejected >= REFUSALS * times
+        now.since(self.since) >= self.length || self.rejected >= REJECTIONS * times
     }
 }
 
@@ -114,12 +114,12 @@ pub(crate) struct Reap {
 /// Swaps with their answers, not sent yet.
 type SwapReplies = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
 
-/// The end of a batch.
+/// The result of a batch.
 enum BatchEnd {
     /// The whole batch is durable.
     Committed { answered: SwapReplies, removal: Option<Removal>, floor: u64, wrote: bool },
     /// Nothing was written. One swap found damage; the others are repeated without it.
-    Stumbled { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
+    Damaged { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
     /// Nothing was written, and the database must be reopened.
     Failed { answered: SwapReplies, error: redb::Error },
     /// The batch may have been written.
@@ -133,7 +133,7 @@ impl Writer {
             if self.pending.is_empty() {
                 // Reaping shares the commits of swaps. A separate commit would delay swaps that
                 // arrive a moment later, so it waits for a time without swaps.
-                let lull = (!self.reaps.is_empty()).then_some(LULL);
+                let lull = (!self.reaps.is_empty()).then_some(QUIET_TIME);
                 if self.shared.jobs.wait(lull) == Woken::Closed {
                     break;
                 }
@@ -194,7 +194,7 @@ impl Writer {
             _ => {}
         }
         if !self.reserve && self.full_since.is_none() {
-            let enough = self.min_free_bytes.saturating_add(ROOM_FOR_RESERVE);
+            let enough = self.min_free_bytes.saturating_add(FREE_FOR_RESERVE);
             if self.backing.available().is_ok_and(|free| free.is_some_and(|free| free >= enough)) {
                 self.reserve = self.backing.reserve().is_ok();
             }
@@ -220,7 +220,7 @@ impl Writer {
                 let ended = *ended;
                 // If the abort fails, the repair at the next opening undoes the rest.
                 return match (transaction.abort(), ended) {
-                    (Err(error), BatchEnd::Stumbled { over, again, .. }) => {
+                    (Err(error), BatchEnd::Damaged { over, again, .. }) => {
                         BatchEnd::Failed { answered: rejoin(over, again), error: error.into() }
                     }
                     (_, ended) => ended,
@@ -262,11 +262,11 @@ impl Writer {
                     // Repeated without the index, once: `no_index` stays.
                     self.leave_index(&error);
                     let again = rejoin(Some(job), answered);
-                    return Err(Box::new(BatchEnd::Stumbled { over: None, error, again }));
+                    return Err(Box::new(BatchEnd::Damaged { over: None, error, again }));
                 }
                 Err(error @ StorageError::Corrupted(_)) => {
                     let (over, again) = (Some(job), answered);
-                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
+                    return Err(Box::new(BatchEnd::Damaged { over, error, again }));
                 }
                 Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
             }
@@ -296,7 +296,7 @@ impl Writer {
                         self.leave_index(&error);
                     }
                     let (over, again) = (None, answered);
-                    return Err(Box::new(BatchEnd::Stumbled { over, error, again }));
+                    return Err(Box::new(BatchEnd::Damaged { over, error, again }));
                 }
                 Err(error) => return Err(failed(answered, error)),
             }
@@ -344,7 +344,7 @@ impl Writer {
                 }
                 true
             }
-            BatchEnd::Stumbled { over, error, again } => {
+            BatchEnd::Damaged { over, error, again } => {
                 // At least one request leaves the batch each time, so the repetitions end.
                 for (job, _) in again.into_iter().rev() {
                     self.pending.push_front(job);

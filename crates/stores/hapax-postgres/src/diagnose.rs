@@ -79,7 +79,7 @@ fn settings(server: &ServerInfo) -> Vec<Finding> {
             "fsync",
             server.fsync.clone(),
             broken(off(&server.fsync)),
-            "set it to on: a crash of the system loses or damages anything",
+            "set it to on: a crash of the operating system may lose or damage any data",
         ),
         finding(
             "full_page_writes",
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn commits_that_wait_for_no_standby_are_told_where_there_is_one() {
+    fn synchronous_commit_and_standbys_have_their_severities() {
         use Severity::{Broken, Fine, Risk};
         for (commit, names, there, wanted) in [
             ("on", "", &[][..], [Fine, Fine]),

@@ -17,7 +17,7 @@ pub enum PostgresConnectError {
     #[error("the pool has {0}: change the pool, or open the store by its own options")]
     Pool(&'static str),
     /// A certificate or a key cannot be read, or there is no root to trust.
-    #[error("certificates: {0}")]
+    #[error("the certificates cannot be used: {0}")]
     Certificates(String),
     /// The server cannot be reached, or rejects the login.
     #[error("cannot connect to PostgreSQL: {0}")]
@@ -170,7 +170,9 @@ pub enum PostgresStoreError {
     #[error("no connection to the database: {0}")]
     Connect(#[source] Arc<PostgresConnectError>),
     /// Another transaction has locked the row, most likely one that was left open.
-    #[error("the record is locked by another transaction")]
+    #[error(
+        "another transaction holds a lock on the record: end it (see pg_stat_activity), or retry"
+    )]
     Locked,
     /// The server rejected the statement.
     #[error("the database rejected the statement ({}): {}", .0.code().code(), .0.message())]
@@ -179,8 +181,10 @@ pub enum PostgresStoreError {
     #[error("the connection to the database broke: {0}")]
     Broken(#[source] Arc<Error>),
     /// The answer does not fit the statement.
-    #[error("the database gave an unexpected answer")]
-    Nonsense,
+    #[error(
+        "the database gave an unexpected answer: check that no other program writes to the tables"
+    )]
+    UnexpectedAnswer,
     /// The table was rewritten during a walk over it.
     #[error("the table was rewritten, as by VACUUM FULL, during a walk over it: walk again")]
     Rewritten,
@@ -197,7 +201,9 @@ pub enum PostgresStoreError {
     ClaimInTransaction,
     /// The record is as expected, but it was written after the caller's transaction began, which
     /// under REPEATABLE READ or SERIALIZABLE does not see it.
-    #[error("the transaction began before the record was last written, and does not see it")]
+    #[error(
+        "the transaction began before the record was last written and does not see it: begin a new transaction"
+    )]
     OldTransaction,
     /// The operation committed or rolled back the transaction that was begun for it, so that the
     /// connection is in another one, or in none.

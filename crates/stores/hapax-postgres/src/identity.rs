@@ -28,7 +28,8 @@ pub(crate) async fn recognise(
     purpose: Purpose,
 ) -> Result<bool, PostgresConnectError> {
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
-    if setup.known.expected().is_none() && purpose == Purpose::Write {
+    let expected = setup.known.expected();
+    if expected.is_none() && purpose == Purpose::Write {
         let make = format!(
             "UPDATE {secrets} SET identity = gen_random_uuid()::text WHERE identity IS NULL"
         );
@@ -43,6 +44,10 @@ pub(crate) async fn recognise(
         )),
         None => None,
     };
+    if expected.is_none() && found.is_none() {
+        // Read before another connection created the identity that is expected now.
+        return Ok(true);
+    }
     let (found, is_confirmed) = found.unzip();
     Ok(match setup.known.recognise(found.as_deref(), is_confirmed == Some(true)) {
         Recognition::Expected => true,

@@ -28,7 +28,7 @@
 //!
 //! # When it loses records
 //! Not in a crash: a server whose `synchronous_commit` is off, and tables that are unlogged, are
-//! rejected unless [`PostgresOptions::allow_forgetting`] is set, and the store's own transactions
+//! rejected unless [`PostgresOptions::allow_lost_writes`] is set, and the store's own transactions
 //! commit with `on`, even if the setting has changed since. A record in a caller's transaction is
 //! as durable as that transaction: the caller's connection decides, except for [`PgTransactions`],
 //! whose COMMIT uses `on` too. Records are lost

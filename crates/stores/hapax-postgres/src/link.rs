@@ -100,7 +100,7 @@ pub(crate) struct PgConnection {
 }
 
 /// Precedes COMMIT, which may wait for standbys for any time.
-const PROLONG: &str = "SET LOCAL statement_timeout = 0";
+const DISABLE_TIMEOUT: &str = "SET LOCAL statement_timeout = 0";
 
 /// The setting of a session in which a write has waited.
 const CONFIRMED: &str = "hapax.confirmed";
@@ -110,7 +110,7 @@ const WRITE: &str = "pg_logical_emit_message(true, 'hapax', '')::text";
 
 fn confirm(condition: &str) -> String {
     format!(
-        "{PROLONG}; SELECT CASE WHEN {condition} \
+        "{DISABLE_TIMEOUT}; SELECT CASE WHEN {condition} \
          THEN {WRITE} || set_config('{CONFIRMED}', 'yes', false) END"
     )
 }
@@ -121,7 +121,7 @@ impl ConnectionSetup {
         let begin = begin(&options, answer * 3 / 4, answer / 4);
         // So that the operating system detects an unreachable peer, too.
         options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
-        let statements = Statements::new(options.schema.as_deref(), options.allow_forgetting);
+        let statements = Statements::new(options.schema.as_deref(), options.allow_lost_writes);
         let hosts = Arc::new(Hosts::of(&options.config));
         let known = ExpectedIdentity::new(options.identity.clone());
         let unconfirmed = format!("current_setting('{CONFIRMED}', true) IS DISTINCT FROM 'yes'");
@@ -172,7 +172,7 @@ fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> Stri
     );
     // The setting may have changed since the server was checked, and a pooler's sessions may have
     // the settings of others.
-    if !options.allow_forgetting {
+    if !options.allow_lost_writes {
         begin.push_str("; SET LOCAL synchronous_commit = on");
     }
     begin

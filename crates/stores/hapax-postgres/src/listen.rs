@@ -25,10 +25,10 @@ use crate::link::ConnectionSetup;
 const AWAITED: &str = "hapax_awaited";
 const WRITTEN: &str = "hapax_written";
 /// Channel on which a process that has just begun to listen requests announcements.
-const ASKED: &str = "hapax_asked";
+const REQUEST_CHANNEL: &str = "hapax_asked";
 
 /// Interval of announcements, and the time for which other processes remember them.
-const SAY_AGAIN: Duration = Duration::from_secs(5);
+const ANNOUNCE_EVERY: Duration = Duration::from_secs(5);
 const REMEMBER: Duration = Duration::from_secs(16);
 
 /// Limit of keys remembered for others, and of names to be sent. Beyond it, hints are lost.
@@ -193,7 +193,7 @@ impl WakeBoard {
     }
 
     /// Wakes all waiters: without a connection notifications may have been missed.
-    fn hear_all(&self) {
+    fn wake_all(&self) {
         self.lock().here.values().for_each(|watched| {
             watched.written.send_replace(());
         });
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_from_a_payload() {
+    fn names_are_decoded_from_a_payload() {
         let name = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 254, 255];
         assert_eq!(parse(&hex(&name)), Some(name));
         assert_eq!(parse("+0000000000000000000000000000001"), None);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_not_said() {
+    fn a_key_without_waiters_is_not_announced() {
         let board = Arc::new(WakeBoard::default());
         WakeSender(Arc::clone(&board)).ring(&OperationId::from_bytes([7; 32]));
         assert!(board.take().is_empty());

@@ -32,7 +32,7 @@ pub struct PostgresOptions {
     pub(crate) queue: QueueLimits,
     pub(crate) prepare: bool,
     pub(crate) migrate: bool,
-    pub(crate) allow_forgetting: bool,
+    pub(crate) allow_lost_writes: bool,
     pub(crate) listen: bool,
     pub(crate) identity: Option<String>,
 }
@@ -54,7 +54,7 @@ impl PostgresOptions {
             queue: QueueLimits::default(),
             prepare: false,
             migrate: true,
-            allow_forgetting: false,
+            allow_lost_writes: false,
             listen: false,
             identity: None,
         }
@@ -152,8 +152,8 @@ impl PostgresOptions {
     /// a crash is acceptable. By default such a server is rejected, and the store's transactions
     /// set `synchronous_commit` to `on`.
     #[must_use]
-    pub fn allow_forgetting(mut self, allow: bool) -> Self {
-        self.allow_forgetting = allow;
+    pub fn allow_lost_writes(mut self, allow: bool) -> Self {
+        self.allow_lost_writes = allow;
         self
     }
 

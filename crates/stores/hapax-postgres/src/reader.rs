@@ -72,6 +72,6 @@ async fn load(
 
 fn loaded(said: Option<ResultRow>) -> Result<Loaded, StoreError> {
     let ResultRow { now, found, .. } =
-        said.ok_or_else(|| StoreError::unavailable(PostgresStoreError::Nonsense))?;
+        said.ok_or_else(|| StoreError::unavailable(PostgresStoreError::UnexpectedAnswer))?;
     Ok(Loaded { now, found: found.map_err(StoreError::corrupt)? })
 }

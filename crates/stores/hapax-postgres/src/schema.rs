@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identifier_cannot_end_its_quotes() {
+    fn a_quote_in_an_identifier_is_escaped() {
         assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
     }
 }

@@ -94,7 +94,7 @@ pub(crate) async fn check(
         return Err(PostgresConnectError::Standby);
     }
     match server.forgetful() {
-        Some(forgetful) if !options.allow_forgetting => {
+        Some(forgetful) if !options.allow_lost_writes => {
             Err(PostgresConnectError::Forgetful(forgetful))
         }
         _ => Ok(()),

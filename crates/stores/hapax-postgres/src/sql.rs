@@ -54,7 +54,7 @@ pub(crate) fn check_mark() -> String {
 pub(crate) const NOT_MARKED: &str = "22012";
 
 impl Statements {
-    pub(crate) fn new(schema: Option<&str>, allow_forgetting: bool) -> Self {
+    pub(crate) fn new(schema: Option<&str>, allow_lost_writes: bool) -> Self {
         let cells = qualified(schema, "hapax_cells");
         let secrets = qualified(schema, "hapax_secrets");
         let texts = VERBS.map(|verb| match verb {
@@ -67,7 +67,7 @@ impl Statements {
         });
         let function = qualified(schema, "hapax_swap_in_1");
         let swap_in = call(&function, SWAP_IN_TYPES.len());
-        let swap_marked = swap_marked(&function, allow_forgetting);
+        let swap_marked = swap_marked(&function, allow_lost_writes);
         Self { texts, swap_in, swap_marked }
     }
 
@@ -134,9 +134,9 @@ fn swap_known(function: &str, secrets: &str) -> String {
     )
 }
 
-fn swap_marked(function: &str, allow_forgetting: bool) -> String {
+fn swap_marked(function: &str, allow_lost_writes: bool) -> String {
     // For COMMIT, as in `crate::link`, whatever the settings of role and database.
-    let durable = match allow_forgetting {
+    let durable = match allow_lost_writes {
         true => "",
         false => {
             ", CASE WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') \
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_statement_is_filled_in_and_names_what_it_uses_in_its_schema() {
+    fn every_statement_is_complete_and_qualified_by_its_schema() {
         let statements = Statements::new(Some("o'\"x"), false);
         let texts = VERBS.map(|verb| (statements.text(verb), types(verb).len()));
         let in_transactions = [(&statements.swap_in[..], 10), (&statements.swap_marked[..], 10)];

@@ -370,7 +370,7 @@ impl Inspect for PostgresStore {
 
 impl PostgresStore {
     fn read_page(&self, rows: &[Row], limit: usize) -> Result<Page, StoreError> {
-        let nonsense = || StoreError::unavailable(PostgresStoreError::Nonsense);
+        let nonsense = || StoreError::unavailable(PostgresStoreError::UnexpectedAnswer);
         let first = rows.first().ok_or_else(nonsense)?;
         let now = ResultRow::read(first).map_err(StoreError::corrupt)?.now;
         let found: Option<i64> = first.try_get(9).map_err(|_| nonsense())?;
@@ -402,7 +402,7 @@ impl Notify for PostgresStore {
 
 /// Returns the numbers of rows removed and moved.
 fn counts(rows: &[Row]) -> Result<(u32, u32), StoreError> {
-    let nonsense = || StoreError::ambiguous(PostgresStoreError::Nonsense);
+    let nonsense = || StoreError::ambiguous(PostgresStoreError::UnexpectedAnswer);
     let [row] = rows else { return Err(nonsense()) };
     let count = |at: usize| {
         let count: i64 = row.try_get(at).map_err(|_| nonsense())?;

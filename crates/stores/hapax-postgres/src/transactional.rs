@@ -114,5 +114,5 @@ fn stored(numbers: [Option<i64>; 3]) -> Result<Swapped, StoreError> {
 
 /// The result is unreadable, so the caller's transaction must not be committed.
 fn nonsense() -> StoreError {
-    StoreError::unavailable(PostgresStoreError::Nonsense)
+    StoreError::unavailable(PostgresStoreError::UnexpectedAnswer)
 }

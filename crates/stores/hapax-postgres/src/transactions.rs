@@ -175,7 +175,7 @@ impl PgTransactions {
 ///
 /// Its COMMIT waits until a crash of the server cannot undo it, whatever `synchronous_commit` and
 /// `statement_timeout` are set to for the role, unless the store accepts such a loss
-/// ([`PostgresOptions::allow_forgetting`](crate::PostgresOptions)).
+/// ([`PostgresOptions::allow_lost_writes`](crate::PostgresOptions)).
 pub struct PgTx {
     connection: Box<dyn Connection>,
     /// Whether a transaction may be open.

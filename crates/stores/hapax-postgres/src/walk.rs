@@ -112,5 +112,5 @@ impl Blocks {
 }
 
 fn unreadable() -> StoreError {
-    StoreError::unavailable(PostgresStoreError::Nonsense)
+    StoreError::unavailable(PostgresStoreError::UnexpectedAnswer)
 }

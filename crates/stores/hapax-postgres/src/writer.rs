@@ -170,7 +170,7 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
                 settle(shared, way, jobs, said);
                 return true;
             }
-            None => TransactionFailure::Lost(PostgresStoreError::Nonsense),
+            None => TransactionFailure::Lost(PostgresStoreError::UnexpectedAnswer),
         },
         Ok(Err(failure)) => failure,
         Err(_) => TransactionFailure::Lost(PostgresStoreError::TimedOut),

@@ -88,7 +88,7 @@ impl RedisCache {
         let _inside = self.limit.enter(bytes, Admission::Any).map_err(full)?;
         self.link.send(command).await.map_err(|failure| match failure {
             RequestFailure::Nothing(error) | RequestFailure::Unknown(error) => error,
-            RequestFailure::Foreign => RedisStoreError::NoCell,
+            RequestFailure::Foreign => RedisStoreError::ForeignValue,
         })
     }
 }

@@ -20,7 +20,7 @@ use crate::options::RedisOptions;
 use crate::url::RedisUrl;
 
 /// Limit of attempts for a request that is redirected, or answered with `TRYAGAIN`.
-const FOLLOWED: u32 = 8;
+const MAX_REDIRECTS: u32 = 8;
 
 /// Pause before the second attempt; it doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -107,7 +107,7 @@ impl Cluster {
                 }
             }
             match &answer {
-                Err(error) if sent < FOLLOWED && was_not_looked_at(error) => {}
+                Err(error) if sent < MAX_REDIRECTS && was_not_processed(error) => {}
                 _ => return answer,
             }
             sleep(pause).await;
@@ -164,7 +164,7 @@ impl Cluster {
         let on_push = PushHandler::clone(&self.news.on_push);
         let on_push: PushHandler = Arc::new(move |heard| {
             on_push(match heard {
-                PushEvent::Ended => PushEvent::Deaf,
+                PushEvent::Ended => PushEvent::SubscriptionsLost,
                 heard => heard,
             });
         });
@@ -182,7 +182,7 @@ pub(crate) fn is_lost(error: &RedisError) -> bool {
 
 /// Returns whether a node answered this very request so: no action of the client itself ends with
 /// one of these errors.
-pub(crate) fn was_not_looked_at(error: &RedisError) -> bool {
+pub(crate) fn was_not_processed(error: &RedisError) -> bool {
     use ServerErrorKind::{Ask, Moved, TryAgain};
     matches!(error.kind(), ErrorKind::Server(Moved | Ask | TryAgain))
 }

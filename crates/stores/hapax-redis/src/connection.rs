@@ -35,7 +35,7 @@ pub(crate) enum PushEvent {
     NodeLost,
     /// The cluster's connection for notifications was lost.
     #[cfg(feature = "cluster")]
-    Deaf,
+    SubscriptionsLost,
 }
 
 /// One pipelined connection that all callers share; for a cluster, one to each node.

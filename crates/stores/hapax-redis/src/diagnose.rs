@@ -87,7 +87,7 @@ fn role(server_info: &ServerInfo, in_cluster: bool) -> Finding {
 }
 
 fn eviction(server_info: &ServerInfo) -> Finding {
-    let fix = "set maxmemory-policy to noeviction: what is evicted runs again, silently";
+    let fix = "set maxmemory-policy to noeviction: the operation of an evicted record executes again without an error";
     match (server_info.value("maxmemory_policy"), server_info.eviction()) {
         (None, _) => finding(Severity::Unknown, "maxmemory-policy", "not reported".into(), fix),
         (_, Some(policy)) => finding(Severity::Broken, "maxmemory-policy", policy.into(), fix),
@@ -130,8 +130,13 @@ fn appendfsync(sync: Option<&str>) -> Finding {
     let (severity, found) = match sync {
         None => (Severity::Unknown, "not reported".into()),
         Some("always") => (Severity::Fine, "always".into()),
-        Some("everysec") => (Severity::Risk, "everysec: a crash may forget a second".into()),
-        Some(other) => (Severity::Risk, format!("{other}: a crash may forget half a minute")),
+        Some("everysec") => {
+            (Severity::Risk, "everysec: a crash may lose the writes of the last second".into())
+        }
+        Some(other) => (
+            Severity::Risk,
+            format!("{other}: a crash may lose the writes of the last half minute"),
+        ),
     };
     finding(severity, "appendfsync", found, fix)
 }
@@ -146,7 +151,7 @@ fn clocks(before: Timestamp, time: RedisResult<Value>, after: Timestamp) -> Find
     };
     let apart = before.since(server).max(server.since(after));
     if apart < APART {
-        return finding(Severity::Fine, "clock", "as here".into(), fix);
+        return finding(Severity::Fine, "clock", "within 1 s of this machine's".into(), fix);
     }
     let way = if server < before { "behind" } else { "ahead of" };
     finding(Severity::Risk, "clock", format!("{}s {way} this one", apart.as_secs()), fix)

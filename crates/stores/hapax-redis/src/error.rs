@@ -93,14 +93,16 @@ pub enum RedisStoreError {
     #[error("{0}")]
     Redis(#[source] RedisError),
     /// The answer is none of the script's, or belongs to another request.
-    #[error("the server's answer cannot be understood")]
+    #[error(
+        "expected an answer of the store's script, found another one: check proxies between client and server"
+    )]
     Unreadable,
     /// Part of the cluster has no owner: a page would look complete and would not be.
-    #[error("not every slot of the cluster is served")]
+    #[error("not every slot of the cluster has a master: repair the cluster, then retry")]
     Incomplete,
     /// A new key was claimed in a store that was opened read-only
     /// ([`RedisOptions::make`](crate::RedisOptions::make)).
-    #[error("the store was opened to look: it claims no new keys")]
+    #[error("the store was opened read-only (`RedisOptions::make(false)`): it claims no new keys")]
     ReadOnly,
     /// The store is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`RedisStore::confirm`](crate::RedisStore::confirm).
@@ -110,8 +112,10 @@ pub enum RedisStoreError {
     )]
     Replaced,
     /// The key has a value that no store wrote.
-    #[error("the key has a value that is no record of this store")]
-    NoCell,
+    #[error(
+        "expected a record of this store under the key, found another value: delete it, or set another prefix"
+    )]
+    ForeignValue,
 }
 
 /// A request without an answer, by its effect.
@@ -145,7 +149,7 @@ impl RequestFailure {
         match self {
             Self::Nothing(source) => StoreError::unavailable(source),
             Self::Unknown(source) => StoreError::ambiguous(source),
-            Self::Foreign => StoreError::corrupt(RedisStoreError::NoCell),
+            Self::Foreign => StoreError::corrupt(RedisStoreError::ForeignValue),
         }
     }
 
@@ -154,7 +158,7 @@ impl RequestFailure {
     pub(crate) fn of_read(self) -> StoreError {
         match self {
             Self::Nothing(source) | Self::Unknown(source) => StoreError::unavailable(source),
-            Self::Foreign => StoreError::corrupt(RedisStoreError::NoCell),
+            Self::Foreign => StoreError::corrupt(RedisStoreError::ForeignValue),
         }
     }
 }
@@ -166,7 +170,7 @@ impl RequestFailure {
 /// only be a node's answer to the request itself.
 #[cfg(feature = "cluster")]
 pub(crate) fn classify_of_cluster(error: RedisError) -> RequestFailure {
-    let answered = crate::cluster::was_not_looked_at(&error)
+    let answered = crate::cluster::was_not_processed(&error)
         || error.kind() == ErrorKind::Server(ServerErrorKind::NoScript);
     match classify(error) {
         RequestFailure::Nothing(source) if !answered => RequestFailure::Unknown(source),
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_clusters_client_says_may_be_meant_for_another_request() {
+    fn an_error_of_the_cluster_client_is_ambiguous() {
         let [refusals, answers] =
             [["CLUSTERDOWN x", "READONLY x", "OOM x"], ["TRYAGAIN x", "MOVED 1 h:1", "ASK 1 h:1"]];
         let mut errors: Vec<_> = refusals.into_iter().filter_map(said).collect();

@@ -52,7 +52,7 @@ pub(crate) struct ConnectionStatus {
     changed: AtomicBool,
     /// The subscription to notifications was lost.
     #[cfg(feature = "cluster")]
-    deaf: AtomicBool,
+    subscriptions_lost: AtomicBool,
     heard: Notify,
 }
 
@@ -80,14 +80,14 @@ impl ConnectionStatus {
 
     /// Reports that the subscriptions must be made again.
     #[cfg(feature = "cluster")]
-    pub(crate) fn deafen(&self) {
-        self.deaf.store(true, Ordering::Relaxed);
+    pub(crate) fn lose_subscriptions(&self) {
+        self.subscriptions_lost.store(true, Ordering::Relaxed);
     }
 
     /// Returns and clears whether the subscriptions must be made again.
     #[cfg(feature = "cluster")]
-    pub(crate) fn was_deafened(&self) -> bool {
-        self.deaf.swap(false, Ordering::Relaxed)
+    pub(crate) fn has_lost_subscriptions(&self) -> bool {
+        self.subscriptions_lost.swap(false, Ordering::Relaxed)
     }
 
     /// Waits until the connection is reported as ended, or as possibly ended.

@@ -31,7 +31,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Number of timeouts after which the servers are checked again without a known change: a minute by
 /// default. Slots move to other nodes, and servers are emptied, without a notification.
-const LOOK_AGAIN: u32 = 30;
+const CHECK_EVERY: u32 = 30;
 
 /// Channels subscribed to by one command.
 const CHANNELS_AT_ONCE: usize = 256;
@@ -91,7 +91,7 @@ impl Reconnector {
         let limit = self.options.timeout / 2;
         let vetting = connection::vet(connection, &self.url, &self.options);
         let vetted = timeout(limit, vetting).await.unwrap_or_else(|_| {
-            tracing::warn!("not all of the store's servers were looked at in time");
+            tracing::warn!("not all servers of the store could be checked in time");
             Ok(false)
         })?;
         if let Some(secret_check) = &self.secret_check {
@@ -99,7 +99,7 @@ impl Reconnector {
             let was_empty = agreed.unwrap_or(Err(RedisConnectError::TimedOut(limit)))?;
             if was_empty && self.made.load(Ordering::Relaxed) > 0 {
                 tracing::error!(
-                    "the store's server has lost what it held: what was executed runs again"
+                    "the server of the store was emptied: operations of the lost records execute again"
                 );
             }
         }
@@ -114,7 +114,7 @@ impl Reconnector {
             #[cfg(feature = "cluster")]
             PushEvent::NodeLost => broken.change(),
             #[cfg(feature = "cluster")]
-            PushEvent::Deaf => broken.deafen(),
+            PushEvent::SubscriptionsLost => broken.lose_subscriptions(),
             PushEvent::Message(push) => {
                 if push.kind == PushKind::Message
                     && let Some(Value::BulkString(channel)) = push.data.first()
@@ -191,7 +191,7 @@ impl Reconnector {
                 () = self.watchers.more.notified() => self.subscribe(wire, &mut subscribed).await,
                 _ = upkeep.tick() => {
                     #[cfg(feature = "cluster")]
-                    if wire.broken.was_deafened() {
+                    if wire.broken.has_lost_subscriptions() {
                         subscribed.clear();
                         idle.clear();
                         self.subscribe(wire, &mut subscribed).await;
@@ -217,7 +217,7 @@ impl Reconnector {
                         suspected = None;
                     }
                     let unseen_for = vetted.elapsed();
-                    if unseen_for >= self.options.timeout * LOOK_AGAIN
+                    if unseen_for >= self.options.timeout * CHECK_EVERY
                         || unseen_for >= self.options.timeout && wire.broken.has_changed()
                     {
                         match self.vet(&mut wire.connection()).await {
@@ -253,12 +253,12 @@ impl Reconnector {
                     tracing::debug!(%error, "cannot subscribe to notifications: waiters poll");
                     #[cfg(feature = "cluster")]
                     if crate::cluster::is_lost(&error) {
-                        wire.broken.deafen();
+                        wire.broken.lose_subscriptions();
                     }
                 }
                 Err(_) => {
                     #[cfg(feature = "cluster")]
-                    wire.broken.deafen();
+                    wire.broken.lose_subscriptions();
                     return;
                 }
             }
@@ -283,11 +283,13 @@ impl Reconnector {
                 Ok(Ok(())) => {}
                 // The other waiters need a new subscription.
                 #[cfg(feature = "cluster")]
-                Ok(Err(error)) if crate::cluster::is_lost(&error) => wire.broken.deafen(),
+                Ok(Err(error)) if crate::cluster::is_lost(&error) => {
+                    wire.broken.lose_subscriptions()
+                }
                 Ok(Err(error)) => tracing::debug!(%error, "unused channels stay subscribed"),
                 Err(_) => {
                     #[cfg(feature = "cluster")]
-                    wire.broken.deafen();
+                    wire.broken.lose_subscriptions();
                     return;
                 }
             }

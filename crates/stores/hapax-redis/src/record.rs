@@ -122,7 +122,7 @@ fn snapshot(
 
 fn open(key: &OperationId, stored: &[u8], sealer: &Sealer) -> Result<StoredRecord, StoreError> {
     let (columns, sealed) =
-        columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::NoCell))?;
+        columns(stored).ok_or_else(|| StoreError::corrupt(RedisStoreError::ForeignValue))?;
     let [fence, lease_until, keep_until, _due] = columns.numbers;
     let record = sealer.open(key, columns.write_id, sealed).map_err(StoreError::corrupt)?;
     Ok(StoredRecord {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn old_versions_are_told_from_new_ones() {
+    fn old_server_versions_are_detected() {
         let rest = "role:master\r\nmaxmemory_policy:noeviction\r\n";
         for (version, fits) in
             [("6.0.16", false), ("6.2.0", true), ("7.0.15", true), ("10.0.1", true), ("5", false)]
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_not_assumed() {
+    fn a_missing_field_of_info_is_an_error() {
         let silent = |field| Err(UnfitServer::MissingField { field });
         assert_eq!(check(""), silent("redis_version"));
         assert_eq!(check("redis_version:7.0.0\r\n"), silent("role"));

@@ -176,7 +176,7 @@ impl RedisStore {
     /// Calls both scripts on a key without a value, and changes nothing: missing permissions are
     /// detected now.
     async fn probe(&self) -> Result<(), RedisConnectError> {
-        let nowhere = self.names.name(&NOBODY);
+        let nowhere = self.names.name(&UNUSED_ID);
         let swap: [&[u8]; 8] = [b"probe", b"no such tag", b"0", b"0", b"", b"0", b"0", b""];
         for (script, arguments) in [(&self.swap, &swap[..]), (&self.load, &[])] {
             match self.run(script, &[&nowhere], arguments).await {
@@ -417,7 +417,7 @@ impl Inspect for RedisStore {
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
             let found = scan::keys(&self.link, &self.names, after, limit).await?;
-            let (mut records, mut now) = (Vec::new(), self.load_cell(&NOBODY).await?.now);
+            let (mut records, mut now) = (Vec::new(), self.load_cell(&UNUSED_ID).await?.now);
             let mut bytes = 0;
             for key in &found.keys {
                 if bytes >= PAGE_BYTES {
@@ -448,7 +448,7 @@ impl Inspect for RedisStore {
     ) -> BoxFuture<'a, Result<ScanStep, StoreError>> {
         Box::pin(async move {
             let step = scan::step(&self.link, &self.names, &from, limit).await?;
-            let now = self.load_cell(&NOBODY).await?.now;
+            let now = self.load_cell(&UNUSED_ID).await?.now;
             // Several at a time, so that a slow network does not make the walk long; only a few, so
             // that memory is bounded.
             for keys in step.keys.chunks(AT_ONCE) {
@@ -509,4 +509,4 @@ fn weight(stored: &StoredRecord) -> usize {
 
 /// An operation id that no scope and key have, but for one chance in 2²⁵⁶: to load the server's
 /// time.
-const NOBODY: OperationId = OperationId::from_bytes([0; 32]);
+const UNUSED_ID: OperationId = OperationId::from_bytes([0; 32]);

@@ -121,7 +121,7 @@ impl KeyCall {
     }
 
     /// Returns whether the cache may be read for this key.
-    pub(crate) fn may_ask(&self) -> bool {
+    pub(crate) fn may_read_cache(&self) -> bool {
         self.with(|row| row.pending_claims.is_empty() && !row.avoids())
     }
 

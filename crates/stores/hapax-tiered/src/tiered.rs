@@ -41,7 +41,7 @@ struct Inner {
     guess: ClockEstimate,
     puts: Arc<Semaphore>,
     /// The cache is not called until this many milliseconds after `began`.
-    rests_until: AtomicU64,
+    paused_until: AtomicU64,
     began: Instant,
     counters: Counters,
 }
@@ -96,7 +96,7 @@ impl<A: Store + ?Sized> Tiered<A> {
             keys: Arc::new(KeyTable::new()),
             guess: ClockEstimate::default(),
             puts: Arc::new(Semaphore::new(PUTS)),
-            rests_until: AtomicU64::new(0),
+            paused_until: AtomicU64::new(0),
             began: Instant::now(),
             counters: Counters::default(),
         };
@@ -173,7 +173,7 @@ impl Inner {
     /// - The answer is never given to a repetition of a claim that was sent to the authority
     ///   before: that claim may have been stored, and then the owner must get that answer.
     async fn recall(&self, call: &KeyCall, claim: &Swap) -> Option<Snapshot> {
-        if !call.may_ask() || self.rests() {
+        if !call.may_read_cache() || self.rests() {
             return None;
         }
         // Without an answer of the authority the age of an entry is unknown.
@@ -266,12 +266,12 @@ impl Inner {
         }
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         let until = (self.began.elapsed() + REST).as_millis();
-        self.rests_until.store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.paused_until.store(u64::try_from(until).unwrap_or(u64::MAX), Ordering::Relaxed);
         None
     }
 
     fn rests(&self) -> bool {
-        self.began.elapsed().as_millis() < u128::from(self.rests_until.load(Ordering::Relaxed))
+        self.began.elapsed().as_millis() < u128::from(self.paused_until.load(Ordering::Relaxed))
     }
 }
 

@@ -103,7 +103,9 @@ pub enum ClaimError {
     Store(#[from] StoreError),
     /// The store returned a record of the key, and then became unavailable. So the request was made
     /// before, and must not execute without a claim.
-    #[error("the store stopped answering in the middle of a claim")]
+    #[error(
+        "the store returned a record of this key and then became unavailable: nothing was executed; retry"
+    )]
     Interrupted(#[source] StoreError),
     /// The backlog of deferred writes is full.
     #[error("the backlog of deferred writes is full: retry when the store returns")]
@@ -532,7 +534,7 @@ impl Reconciliation {
         let verdict = match tokio::time::timeout(timeout, catch(hook)).await {
             Ok(Ok(verdict)) => verdict,
             Ok(Err(_)) | Err(_) => {
-                tracing::warn!(fence = %self.fence, "the reconcile hook gave no answer");
+                tracing::warn!(fence = %self.fence, "the reconcile hook panicked or timed out: the outcome stays unknown");
                 Verdict::CannotSay
             }
         };

@@ -28,7 +28,7 @@ use crate::codec::MAX_OUTCOME;
 use crate::record::Outcome;
 use crate::transaction::Source;
 
-/// The end of an attempt, as its integration judges it.
+/// The end of an attempt, as its integration classifies it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExecutionEnd {
     /// The operation happened: its writes and `outcome` commit together.

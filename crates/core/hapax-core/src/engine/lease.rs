@@ -30,7 +30,9 @@ pub enum FinishError {
     #[error("the lease was lost: another execution took over")]
     Lost,
     /// The record of this execution is gone, so it is unknown whether the end was recorded.
-    #[error("the record of this execution is gone: it is unknown whether its end was recorded")]
+    #[error(
+        "the record of this execution was removed or replaced: it is unknown whether its end was recorded"
+    )]
     Gone,
     /// The store did not accept the end yet. It is a deferred write of this process, written as
     /// soon as the store returns, or given up with an error in the log if its record is damaged.

@@ -41,7 +41,7 @@ pub struct TxOptions {
 pub enum TxOptionsError {
     /// The lease would lapse before anything is done, or a crashed process would block its keys for
     /// too long.
-    #[error("`lease` of transactions has to be 100 ms to an hour")]
+    #[error("expected `TxOptions::lease` from 100 ms to an hour: change it")]
     Lease,
     /// There is no time to begin a transaction, or too much.
     #[error("`begin` of transactions has to be 1 ms to an hour")]

@@ -96,7 +96,7 @@ fn read<'a>(
 #[non_exhaustive]
 pub enum CanonicalJsonError {
     /// The text is no JSON: RFC 8259, in UTF-8, without a byte order mark.
-    #[error("not JSON at byte {position}")]
+    #[error("expected JSON (RFC 8259), found another byte at position {position}")]
     Syntax {
         /// Position of the byte, from 0.
         position: usize,
@@ -105,13 +105,13 @@ pub enum CanonicalJsonError {
     #[error("an object has the same member twice")]
     DuplicateMember,
     /// A string has half a surrogate pair, which is not a character.
-    #[error("half a surrogate pair at byte {position}")]
+    #[error("expected a complete surrogate pair, found half of one at byte {position}")]
     LoneSurrogate {
         /// Position of the byte, from 0.
         position: usize,
     },
     /// The text is nested deeper than 128.
-    #[error("nested deeper than 128 levels")]
+    #[error("expected at most 128 levels of nesting, found more")]
     TooDeep,
 }
 

@@ -78,7 +78,7 @@ impl KeyRing {
         &self.naming
     }
 
-    /// Returns the seal of this ring.
+    /// Returns the sealer of this ring.
     #[must_use]
     pub fn sealer(&self) -> Sealer {
         self.opening.iter().fold(Sealer::keyed(&self.sealing), Sealer::previously)
@@ -141,14 +141,19 @@ pub enum KeyRingError {
     /// A line is not a word and a secret.
     #[error("line {0} is not `name`, `seal` or `open` and 64 hexadecimal digits")]
     Line(usize),
-    /// A second secret names, or seals.
-    #[error("line {0} gives a second secret for the same")]
+    /// A second line `name` or `seal`.
+    #[error(
+        "line {0} is a second `name` or `seal` line: expected one of each; use `open` for earlier secrets"
+    )]
     Twice(usize),
     /// The naming or the sealing secret is missing.
     #[error("expected a line `{0}`, or a single line of 64 hexadecimal digits")]
     Missing(&'static str),
     /// There are more than [`KeyRing::MAX_OPENING`].
-    #[error("more than {} secrets that open", KeyRing::MAX_OPENING)]
+    #[error(
+        "expected at most {} `open` lines, found more: remove secrets that sealed no stored record",
+        KeyRing::MAX_OPENING
+    )]
     TooMany,
 }
 

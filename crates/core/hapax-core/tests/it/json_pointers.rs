@@ -111,7 +111,7 @@ fn left_out_values_leave_valid_objects_and_placeholders_in_arrays() {
 }
 
 #[test]
-fn a_text_without_a_form_has_none_in_parts() {
+fn a_defect_in_a_left_out_value_is_an_error() {
     let except = JsonPointers::new(["/a"]).unwrap();
     for text in [
         r#"{"a":{"b":1,"b":2}}"#,

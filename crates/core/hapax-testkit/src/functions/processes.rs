@@ -24,7 +24,7 @@ const PART: &str = "HAPAX_TEST_PART";
 const STORE: &str = "HAPAX_TEST_STORE";
 const LEDGER: &str = "HAPAX_TEST_LEDGER";
 /// Prefix of the lines that a role prints; it distinguishes them from those of the test harness.
-const SAYS: &str = "part: ";
+const LINE_PREFIX: &str = "part: ";
 /// Functions whose lease lapses.
 const LAPSES: [&str; 3] = ["hangs", "hangs blocked", "stops"];
 /// Lease of these functions: long enough for a process that runs, short enough to be waited for.
@@ -193,7 +193,7 @@ impl ProcessRole {
 fn say(what: &str) {
     let mut out = io::stdout().lock();
     // The harness leaves its lines unfinished, so that this output begins a line.
-    writeln!(out, "\n{SAYS}{what}").unwrap();
+    writeln!(out, "\n{LINE_PREFIX}{what}").unwrap();
     out.flush().unwrap();
 }
 
@@ -231,7 +231,7 @@ impl Player {
     async fn says(&mut self) -> Option<String> {
         let line = async {
             while let Some(line) = self.said.next_line().await.unwrap() {
-                if let Some(said) = line.strip_prefix(SAYS) {
+                if let Some(said) = line.strip_prefix(LINE_PREFIX) {
                     return Some(said.to_owned());
                 }
             }

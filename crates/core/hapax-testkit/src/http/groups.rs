@@ -149,93 +149,93 @@ macro_rules! __http_group {
         $crate::__http_each! {
             [$($then)*]
             keys: w01_quoted_and_bare_are_one_key w01_parameters_are_parsed_and_ignored
-                w01_a_strict_route_takes_strings_only w02_a_key_has_1_to_255_characters
-                w02_a_quoted_key_holds_any_printable_ascii
-                w02_a_bare_key_holds_visible_ascii_but_four
-                w03_what_is_no_key_is_400_and_claims_nothing w03_the_body_need_not_be_read
+                w01_a_strict_route_accepts_strings_only w02_a_key_has_1_to_255_characters
+                w02_a_quoted_key_may_have_any_printable_ascii
+                w02_a_bare_key_may_have_visible_ascii_except_four_characters
+                w03_an_invalid_key_is_400_and_claims_nothing w03_the_body_need_not_be_read
                 w04_a_required_key_is_required
                 w04_without_an_optional_key_a_request_passes_untouched
-                w04_and_its_handler_gets_it_as_it_came
-                w05_post_and_patch_are_protected_by_default w05_protected_methods_are_the_routes;
-            identity: w06_two_scopes_never_see_each_others_records
-                w06_scope_and_key_are_not_run_together w06_a_missing_scope_is_refused
-                w06_a_missing_scope_may_be_one_of_its_own w06_one_global_scope
-                w06_credentials_that_change_by_request_are_refused
+                w04_without_a_key_the_handler_gets_the_request_unchanged
+                w05_post_and_patch_are_protected_by_default w05_the_route_sets_the_protected_methods;
+            identity: w06_two_scopes_have_separate_records
+                w06_scope_and_key_are_not_concatenated w06_a_missing_scope_is_rejected
+                w06_a_missing_scope_may_be_a_shared_scope w06_one_global_scope
+                w06_credentials_that_change_with_each_request_are_rejected
                 w07_json_members_in_any_order_are_the_same_request
                 w07_json_white_space_and_escapes_do_not_count w07_json_numbers_count_as_written
-                w07_json_without_one_meaning_counts_by_its_bytes
+                w07_json_without_a_canonical_form_is_compared_by_its_bytes
                 w07_other_bodies_count_by_their_bytes w07_canonical_and_raw_are_separate_domains
                 w07_method_path_and_query_count w07_query_pairs_are_sorted_by_name
-                w07_no_header_counts_but_chosen_ones w07_a_named_method_counts
-                w07_form_data_counts_without_its_boundary
-                w07_raw_bytes_may_count_always w07_no_body_may_count
-                w07_only_some_json_pointers_may_count w07_all_but_some_json_pointers_may_count
-                w07_a_changed_configuration_makes_no_false_422 w08_reuse_of_what_is_done_is_422
-                w08_reuse_of_what_is_in_flight_is_422 w08_reuse_of_what_is_unknown_is_422;
-            execution: w09_of_100_copies_one_executes
-                w10_a_client_that_hangs_up_neither_cancels_nor_loses_it
-                w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing
+                w07_only_chosen_headers_are_compared w07_a_method_override_is_compared
+                w07_form_data_is_compared_without_its_boundary
+                w07_bodies_may_be_compared_by_their_bytes w07_bodies_may_be_ignored
+                w07_only_selected_json_members_may_be_compared w07_selected_json_members_may_be_ignored
+                w07_a_changed_configuration_makes_no_false_422 w08_reuse_of_a_finished_key_is_422
+                w08_reuse_of_a_key_in_flight_is_422 w08_reuse_of_a_key_with_an_unknown_outcome_is_422;
+            execution: w09_of_100_duplicates_one_executes
+                w10_a_client_that_disconnects_neither_cancels_nor_loses_the_execution
+                w10_a_client_that_disconnects_during_its_request_executes_nothing
                 w12_a_handler_may_take_many_times_the_lease
                 w13_every_execution_has_a_larger_fence_and_its_attempt
-                w13_a_key_that_is_used_anew_has_a_larger_fence
+                w13_a_reused_key_has_a_larger_fence
                 w13_the_clients_own_key_reaches_the_handler
                 w13_a_fence_that_a_client_sends_is_dropped
-                w13_nor_does_one_reach_what_is_not_protected
-                w24_the_operation_id_is_that_of_scope_and_key;
+                w13_a_fence_that_a_client_sends_reaches_no_unprotected_handler
+                w24_the_operation_id_is_derived_from_scope_and_key;
             headers: w29_a_route_may_have_the_key_in_another_header
                 w29_a_header_spelled_with_an_underscore_is_rejected;
-            outcomes: w14_statuses_by_default w14_an_answer_that_breaks_off_is_unknown
-                w14_an_answer_that_is_shorter_than_it_says_is_unknown
-                w14_a_503_is_unknown_unless_it_says_that_it_is_retryable
-                w14_a_503_is_retryable_under_reexecute w25_status_lists_count_before_the_profile
-                w25_an_answer_counts_before_the_status_lists w25_a_status_in_two_lists_is_refused
-                w27_outcome_unknown_says_when_to_come_again
-                w15_reexecute_runs_again_with_a_larger_fence w15_block_never_runs_again_by_itself
-                w15_what_happened_becomes_the_answer w15_what_did_not_happen_runs_again
-                w15_what_nobody_can_say_yet_is_409
-                w24_two_callers_with_one_key_get_their_own_outcomes w16_stripe_v1_keeps_all_but_409_and_429
-                w16_success_only_keeps_2xx w16_a_response_overrides_its_status
+            outcomes: w14_statuses_by_default w14_a_response_that_breaks_off_is_unknown
+                w14_a_response_shorter_than_declared_is_unknown
+                w14_a_503_is_unknown_unless_its_header_states_retryable
+                w14_a_503_is_retryable_under_reexecute w25_status_lists_take_precedence_over_the_profile
+                w25_the_outcome_header_takes_precedence_over_the_status_lists w25_a_status_in_two_lists_is_rejected
+                w27_outcome_unknown_has_retry_after
+                w15_reexecute_runs_again_with_a_larger_fence w15_under_block_nothing_executes_again_without_a_decision
+                w15_after_happened_the_response_is_replayed w15_after_did_not_happen_the_retry_executes
+                w15_cannot_say_is_409
+                w24_two_callers_with_one_key_get_their_own_outcomes w16_under_stripe_v1_all_but_409_and_429_are_final
+                w16_under_success_only_2xx_is_final w16_a_response_overrides_its_status
                 w16_a_response_sets_its_retention
                 w16_no_idempotency_header_of_a_handler_reaches_the_client
                 w23_an_invalid_override_is_ignored
-                w23_under_any_profile_an_answer_that_breaks_off_is_unknown;
-            grpc: w16_grpc_unavailable_is_retryable_under_reexecute w16_grpc_is_classified_by_its_status w16_grpc_refusals_are_trailers_only
-                w16_profiles_say_nothing_of_grpc w16_a_grpc_answer_overrides_its_status;
+                w23_under_any_profile_a_response_that_breaks_off_is_unknown;
+            grpc: w16_grpc_unavailable_is_retryable_under_reexecute w16_grpc_is_classified_by_its_status w16_grpc_rejections_are_trailers_only
+                w16_profiles_do_not_apply_to_grpc w16_a_grpc_response_overrides_its_status;
             replay: w17_replays_of_all_shapes_are_exact
-                w17_cookies_are_replayed_where_the_route_says_so w17_a_replay_has_a_date_of_its_own
-                w17_hop_by_hop_headers_are_not_replayed w17_a_replay_says_so;
-            in_flight: w18_a_copy_is_told_when_to_come_again w18_no_later_than_the_lease_ends
-                w18_waiting_copies_get_the_replay
-                w18_a_waiting_copy_is_promoted_when_the_owner_gives_up w18_waiting_ends
-                w18_no_more_than_so_many_wait;
+                w17_cookies_are_replayed_if_the_route_enables_it w17_a_replay_has_its_own_date
+                w17_hop_by_hop_headers_are_not_replayed w17_a_replay_has_idempotency_replayed;
+            in_flight: w18_a_duplicate_in_flight_gets_retry_after w18_retry_after_ends_with_the_lease
+                w18_waiters_get_the_replay
+                w18_a_waiter_is_promoted_when_the_owner_releases w18_a_waiter_gets_409_after_its_timeout
+                w18_the_number_of_waiters_is_limited;
             sizes: w19_a_request_over_its_limit_is_413_and_claims_nothing
                 w23_body_limits_are_for_protected_requests_with_a_key
-                w19_a_response_over_its_limit_is_given_whole_and_once
-                w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_all;
-            outages: w20_open_is_refused_together_with_block;
-            rejections: w21_refusals_are_problem_details w21_in_flight_has_retry_after
-                w21_refusals_tell_one_in_front_what_they_mean
-                w21_and_what_may_have_happened_is_unknown_to_it
-                w21_refusals_lead_to_the_documentation w21_refusals_carry_the_routes_cors_headers
-                w21_all_that_a_page_gets_carries_cors_headers
+                w19_a_response_over_its_limit_is_delivered_completely_and_once
+                w19_event_streams_are_final_at_the_headers w19_a_route_may_stream_every_response;
+            outages: w20_open_with_block_is_rejected;
+            rejections: w21_rejections_are_problem_details w21_in_flight_has_retry_after
+                w21_rejections_state_their_outcome_class_for_a_gateway_in_front
+                w21_an_unknown_outcome_is_unknown_for_a_gateway_in_front
+                w21_rejections_link_to_the_documentation w21_rejections_have_the_routes_cors_headers
+                w21_every_response_to_a_page_has_cors_headers
                 w21_without_cors_there_are_no_such_headers
                 w28_every_problem_has_an_error_for_sdks;
             protocols: w22_one_key_over_both_protocols w22_chunks_and_a_length_are_the_same_body
                 w22_request_trailers_reach_the_handler w22_trailers_are_stored_and_replayed
-                w22_a_100_of_the_server_is_not_the_answer
-                w22_answers_may_say_when_the_key_may_be_used_anew w22_by_default_they_do_not
-                w22_a_key_may_be_used_anew_after_its_retention;
-            details: w23_a_released_key_has_forgotten_its_fingerprint
+                w22_a_100_continue_is_not_the_response
+                w22_responses_may_have_idempotency_expires w22_by_default_responses_have_no_idempotency_expires
+                w22_a_key_may_be_reused_after_its_retention;
+            details: w23_a_released_key_accepts_another_fingerprint
                 w23_connection_must_not_name_key_or_scope
-                w23_connection_must_not_name_what_counts w23_malformed_framing_is_400
-                w23_paths_reach_the_handler_as_they_came w23_while_draining_new_requests_get_503
-                w23_what_a_drain_cuts_off_is_unknown;
+                w23_connection_must_not_name_a_fingerprinted_header w23_malformed_framing_is_400
+                w23_paths_reach_the_handler_unchanged w23_while_draining_new_requests_get_503
+                w23_a_request_that_a_drain_cuts_off_is_unknown;
         }
     };
     (crashes, $($then:tt)*) => {
         $crate::__http_each! {
             [$($then)*]
-            execution: w11_what_was_answered_is_recorded;
+            execution: w11_the_outcome_of_a_sent_response_is_recorded;
             outcomes: w14_a_lease_that_lapsed_is_unknown
                 w15_a_lapsed_execution_runs_again_with_a_larger_fence;
         }
@@ -243,26 +243,26 @@ macro_rules! __http_group {
     (outages, $($then:tt)*) => {
         $crate::__http_each! {
             [$($then)*]
-            execution: w11_no_answer_before_its_outcome_is_recorded;
+            execution: w11_there_is_no_response_before_its_outcome_is_recorded;
             grpc: w16_grpc_without_a_store_is_unavailable;
             outages: w20_closed_executes_nothing w20_open_executes_unprotected
-                w21_a_page_may_read_that_the_store_is_away
-                w20_away_at_completion_the_answer_is_given_as_pending
-                w20_away_at_completion_the_answer_may_be_withheld
-                w23_a_lapsed_lease_that_nobody_took_is_renewed;
+                w21_a_page_may_read_the_rejection_during_an_outage
+                w20_without_a_store_at_completion_the_response_is_delivered_as_pending
+                w20_without_a_store_at_completion_the_response_may_be_withheld
+                w23_a_lapsed_lease_without_a_takeover_is_renewed;
         }
     };
     (several, $($then:tt)*) => {
         $crate::__http_each! {
             [$($then)*]
-            execution: w09_of_copies_to_two_processes_one_executes;
+            execution: w09_of_duplicates_at_two_processes_one_executes;
         }
     };
     (partitions, $($then:tt)*) => {
         $crate::__http_each! {
             [$($then)*]
-            execution: w13_whoever_was_taken_over_is_superseded;
-            outages: w20_held_back_beyond_the_lease_another_process_goes_by_the_policy;
+            execution: w13_an_owner_that_was_taken_over_is_superseded;
+            outages: w20_after_a_completion_deferred_beyond_the_lease_the_policy_applies;
         }
     };
 }

@@ -68,7 +68,7 @@ impl Raw2 {
     }
 
     /// Resolves when the other side has read everything that was sent.
-    pub async fn read_by_then(&mut self) {
+    pub async fn wait_until_read(&mut self) {
         self.frame(PING, 0, 0, b"all read").await;
         let pong = async {
             while let Some((kind, flags, ..)) = self.next().await {

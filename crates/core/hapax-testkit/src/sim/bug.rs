@@ -32,15 +32,15 @@ bugs! {
     /// The store reaps released records at once, so that fences fall back.
     ReapsReleasedAtOnce,
     /// The store reaps unfinished records by their lease, although their retention has no end.
-    ReapsByTheLease,
+    ReapsUndecidedRecords,
     /// A claim or write uses the clock of its process.
-    GoesByTheClientsClock,
+    UsesTheClientsClock,
     /// A lost reply is resolved by loading the record.
     ResolvesByLoading,
     /// A claim that was given up is not released, although it may land.
-    LeavesGhostClaims,
+    LeavesAbandonedClaims,
     /// A completion without a reply is taken for recorded.
-    TakesSilenceForSuccess,
+    TakesLostReplyForSuccess,
     /// Ownership is decided by comparing fences instead of lease ids.
     ComparesFences,
     /// An owner renews any record that it finds.
@@ -66,32 +66,32 @@ bugs! {
     /// A takeover keeps the fence.
     TakesOverUnderTheSameFence,
     /// A takeover begins a new generation.
-    ForgetsTheLife,
+    BeginsNewGeneration,
     /// A takeover drops the checkpoint.
     DropsTheCheckpoint,
     /// A takeover is decided by the lease of the claim, without its renewals.
     IgnoresRenewals,
     /// Attempts begin anew after a release.
-    ForgetsAttempts,
+    ResetsAttempts,
     /// The fingerprint is not compared.
     IgnoresTheFingerprint,
     /// An operation that may have happened is released.
     ReleasesTheUnknown,
     /// The announcement of a reconcile request replaces the owner's lease id.
-    AskingTakesTheGrant,
+    ReconcileReplacesLeaseId,
     /// A hook's verdict counts, although the record has changed.
-    CountsLateAnswers,
+    AcceptsLateVerdicts,
     /// A hook is called as soon as the lease lapses, while the owner's requests may be under way.
-    AsksTooSoon,
+    CallsHookTooSoon,
     /// An operator's decision counts for an execution that the operator never saw.
-    ResolvesTheUnseen,
+    DecidesUnseenExecution,
     /// An operator interrupts a live lease without force.
     ResolvesWithoutForce,
 }
 
 /// Alters the store's reply before the core receives it.
-pub(super) fn garble(bug: Bug, world: &World, exchange: &SimExchange, swapped: &mut Swapped) {
-    if bug == Bug::GoesByTheClientsClock {
+pub(super) fn alter_reply(bug: Bug, world: &World, exchange: &SimExchange, swapped: &mut Swapped) {
+    if bug == Bug::UsesTheClientsClock {
         let skewed = world.store.clock(world.now).saturating_add_signed(
             world.plan.skew[usize::from(exchange.process)] - world.store.offset,
         );
@@ -130,7 +130,7 @@ pub(super) fn garble(bug: Bug, world: &World, exchange: &SimExchange, swapped: &
                 {
                     stored.record.state = RecordState::InFlight;
                 }
-                (Bug::ResolvesTheUnseen, SwapPurpose::Operator { fence, .. }, _) => {
+                (Bug::DecidesUnseenExecution, SwapPurpose::Operator { fence, .. }, _) => {
                     stored.fence = hapax_core::FencingToken::new(fence);
                 }
                 (Bug::ResolvesWithoutForce, SwapPurpose::Operator { .. }, _) => {
@@ -149,14 +149,14 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut S
             let claimed = stored.fence.issued_at().after(stored.record.terms.lease);
             stored.lease_until = stored.lease_until.min(claimed);
         }
-        Bug::ForgetsAttempts if stored.record.state == RecordState::Released => {
+        Bug::ResetsAttempts if stored.record.state == RecordState::Released => {
             stored.record.attempt = 0
         }
         Bug::IgnoresTheFingerprint => {
             stored.record.scheme = plan::scheme(claim.scheme);
             stored.record.fingerprint = plan::fingerprint(claim.request, claim.scheme);
         }
-        Bug::AsksTooSoon
+        Bug::CallsHookTooSoon
             if stored.record.state == RecordState::InFlight && stored.lease_until <= now =>
         {
             stored.lease_until = Timestamp::default();
@@ -166,7 +166,7 @@ fn garble_for_claimer(bug: Bug, now: Timestamp, claim: &SimClaim, stored: &mut S
 }
 
 /// Alters the core's swap before the store receives it.
-pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mut Swap) {
+pub(super) fn alter_swap(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mut Swap) {
     let draft = &mut swap.draft;
     let takeover = matches!(meaning, SwapPurpose::Execute { anew: false, .. });
     match bug {
@@ -182,12 +182,12 @@ pub(super) fn spoil(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap: &mu
             draft.keep = draft.keep.filter(|_| policy == OnUnknown::Reexecute);
         }
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
-        Bug::ForgetsTheLife if takeover => draft.record.generation = draft.record.lease_id,
+        Bug::BeginsNewGeneration if takeover => draft.record.generation = draft.record.lease_id,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
         Bug::ReleasesTheUnknown if matches!(meaning, SwapPurpose::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
         }
-        Bug::AskingTakesTheGrant if matches!(meaning, SwapPurpose::Announce { .. }) => {
+        Bug::ReconcileReplacesLeaseId if matches!(meaning, SwapPurpose::Announce { .. }) => {
             draft.record.lease_id = hapax_core::LeaseId::from_bytes(*swap.write_id.as_bytes());
         }
         _ => {}

@@ -23,7 +23,7 @@ impl World {
         if fence <= refused[key] || fence < highest[key] {
             sender.effect = Effect::Rejected;
             note!(self, "k{key}: the effect under fence {fence} is rejected");
-            return self.count(Count::EffectRefused);
+            return self.count(Count::EffectRejected);
         }
         highest[key] = fence;
         note!(self, "k{key}: the effect under fence {fence}");
@@ -42,7 +42,7 @@ impl World {
                 claim.claiming.unregister();
             }
             let worker = state.process;
-            self.ledger.turned_away(exchange);
+            self.ledger.end_unused_executions(exchange);
             return self.end_operation(worker, true);
         }
         let delay = MS + self.below(20 * MS);
@@ -55,15 +55,15 @@ impl World {
         let Some((_, execution)) = claim.asked else { return };
         let (key, asked) = (usize::from(state.key), &self.ledger.executions[execution as usize]);
         let said = if asked.effect == Effect::Applied {
-            self.tally.event(Count::SaidHappened);
+            self.tally.event(Count::VerdictHappened);
             2 + execution
         } else if self.chance(200) {
-            self.count(Count::SaidNothing);
+            self.count(Count::VerdictCannotSay);
             0
         } else {
             let refused = &mut self.downstream.refused[key];
             *refused = asked.fence.max(*refused);
-            self.tally.event(Count::SaidDidNot);
+            self.tally.event(Count::VerdictDidNotHappen);
             1
         };
         note!(self, "c{exchange} calls the hook: {:?}", Self::said(said));

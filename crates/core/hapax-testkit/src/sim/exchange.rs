@@ -17,11 +17,13 @@ impl World {
     pub(super) fn receive(&mut self, exchange: u32, mut swapped: Swapped, truth: KeyModel) {
         self.convs[exchange as usize].waiting = false;
         if let Some(bug) = self.bug {
-            if bug == Bug::CountsLateAnswers && self.insists(exchange, &swapped) {
+            if bug == Bug::AcceptsLateVerdicts && self.write_late_verdict(exchange, &swapped) {
                 return;
             }
-            bug::garble(bug, self, &self.convs[exchange as usize], &mut swapped);
-            if bug == Bug::CompletesOnceOnly && self.denies(exchange, &swapped, &truth) {
+            bug::alter_reply(bug, self, &self.convs[exchange as usize], &mut swapped);
+            if bug == Bug::CompletesOnceOnly
+                && self.report_completion_as_lost(exchange, &swapped, &truth)
+            {
                 return;
             }
         }
@@ -44,7 +46,7 @@ impl World {
                     .as_ref()
                     .and_then(|ownership| self.ledger.entered(exchange, ownership));
                 if entered.is_none() {
-                    self.ledger.turned_away(exchange);
+                    self.ledger.end_unused_executions(exchange);
                 }
                 if let Some(ownership) = ownership
                     && let Some(execution) = entered
@@ -162,7 +164,7 @@ impl World {
             }
             ClaimResult::Contended => {
                 state.over = true;
-                self.ledger.turned_away(exchange);
+                self.ledger.end_unused_executions(exchange);
                 self.count(Count::Contended);
                 return self.end_operation(worker, true);
             }
@@ -190,7 +192,7 @@ impl World {
         self.convs[exchange as usize].over = true;
         note!(self, "c{exchange} returns {told:?}");
         let judged = self.ledger.judge_claim(truth, told, &asker);
-        self.ledger.turned_away(exchange);
+        self.ledger.end_unused_executions(exchange);
         self.judge(judged);
         if matches!(told, ClaimAnswer::InFlight { .. }) && self.chance(400) {
             self.wait(worker);
@@ -361,8 +363,8 @@ impl World {
         }
     }
 
-    /// Implements [`Bug::CountsLateAnswers`]: writes the verdict over any record.
-    fn insists(&mut self, exchange: u32, swapped: &Swapped) -> bool {
+    /// Implements [`Bug::AcceptsLateVerdicts`]: writes the verdict over any record.
+    fn write_late_verdict(&mut self, exchange: u32, swapped: &Swapped) -> bool {
         let message = &self.messages[self.convs[exchange as usize].message as usize];
         let answer = matches!(
             message.meaning,
@@ -382,7 +384,12 @@ impl World {
 
     /// Implements [`Bug::CompletesOnceOnly`]: reports a completion that is recorded already as
     /// lost.
-    fn denies(&mut self, exchange: u32, swapped: &Swapped, truth: &KeyModel) -> bool {
+    fn report_completion_as_lost(
+        &mut self,
+        exchange: u32,
+        swapped: &Swapped,
+        truth: &KeyModel,
+    ) -> bool {
         let ExchangeKind::Write(write) = &self.convs[exchange as usize].talk else { return false };
         let Swapped::Conflict(seen) = swapped else { return false };
         let done = seen.stored.as_ref().is_some_and(|stored| {

@@ -24,7 +24,7 @@ impl World {
         });
         ensure(!unfinished, "L5", "a deferred write was never stored")?;
         for key in 0..KEYS {
-            self.nobody_is_left(key)?;
+            self.no_execution_is_left(key)?;
         }
         // A clock that stepped back lengthens leases, and some leases are ten times as long.
         self.now += 12 * LEASE + self.plan.back;
@@ -45,7 +45,7 @@ impl World {
     }
 
     /// Checks that a record in flight belongs to a process that crashed, or to a dropped lease.
-    fn nobody_is_left(&mut self, key: usize) -> Checked {
+    fn no_execution_is_left(&mut self, key: usize) -> Checked {
         let truth = self.ledger.look(key, self.store.clock(self.now));
         if truth.phase != Phase::Held || truth.was_expired() {
             return Ok(());

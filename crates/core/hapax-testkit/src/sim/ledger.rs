@@ -80,7 +80,7 @@ impl Ledger {
         match meaning {
             SwapPurpose::Execute { anew, attempt, asked } => {
                 if !before.echo {
-                    judge_entry(&before, anew, asked, &by)?;
+                    check_admission(&before, anew, asked, &by)?;
                     // A claim may replace its own earlier swap, for which it never returned an
                     // execution.
                     let own = |one: &ModelExecution| one.exchange == by.exchange && !one.told;
@@ -119,10 +119,10 @@ impl Ledger {
             }
             SwapPurpose::Announce { after, timeout } => {
                 if !before.echo {
-                    judge_question(&before, after, &by)?;
+                    check_hook_call(&before, after, &by)?;
                 }
                 if before.phase == Phase::Held {
-                    now.glimpse = None;
+                    now.seen_outcome = None;
                 }
                 (now.phase, now.reconciling) = (Phase::Unknown, true);
                 now.lease_until = clock + timeout;
@@ -207,10 +207,10 @@ impl Ledger {
                 (now.reconciling, now.lease_until) = (false, clock);
                 self.finish(now, outcome, retention);
             }
-            SwapPurpose::Abandon { glimpse } => {
+            SwapPurpose::Abandon { seen_outcome } => {
                 ensure(held, "S2", "an owner abandoned a record that was not in flight")?;
                 (now.phase, now.reconciling, now.lease_until) = (Phase::Unknown, false, clock);
-                now.glimpse = glimpse;
+                now.seen_outcome = seen_outcome;
                 now.keep_until = keep(now, 0);
             }
             _ => {
@@ -223,7 +223,7 @@ impl Ledger {
     }
 
     /// Checks that a stored record agrees with the ledger.
-    pub(super) fn judge_cell(&self, truth: &KeyModel, stored: Option<&StoredRecord>) -> Checked {
+    pub(super) fn check_record(&self, truth: &KeyModel, stored: Option<&StoredRecord>) -> Checked {
         let Some(stored) = stored else {
             return ensure(truth.phase == Phase::Absent, "table", "a record is missing");
         };
@@ -235,9 +235,9 @@ impl Ledger {
                 truth.phase == Phase::Done && plan::number(outcome.bytes()) == truth.outcome
             }
             RecordState::Unknown { seen, reconciling } => {
-                let glimpse = seen.as_ref().map(|seen| plan::number(seen.bytes()));
+                let seen_outcome = seen.as_ref().map(|seen| plan::number(seen.bytes()));
                 truth.phase == Phase::Unknown
-                    && glimpse == truth.glimpse
+                    && seen_outcome == truth.seen_outcome
                     && *reconciling == truth.reconciling
             }
         };
@@ -329,7 +329,7 @@ impl Ledger {
     }
 
     /// Ends every execution of a claim whose caller does not execute it.
-    pub(super) fn turned_away(&mut self, exchange: u32) {
+    pub(super) fn end_unused_executions(&mut self, exchange: u32) {
         for execution in
             self.executions.iter_mut().filter(|execution| execution.exchange == exchange)
         {
@@ -394,7 +394,7 @@ fn release(now: &mut KeyModel) {
 }
 
 /// Checks that an execution may be admitted.
-fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSender) -> Checked {
+fn check_admission(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSender) -> Checked {
     let kept = !before.vacant() && !before.was_expired();
     match before.phase {
         Phase::Held if kept || !anew => {
@@ -420,7 +420,7 @@ fn judge_entry(before: &KeyModel, anew: bool, asked: Option<u32>, by: &SwapSende
 }
 
 /// Checks that a hook may be called.
-fn judge_question(before: &KeyModel, after: u64, by: &SwapSender) -> Checked {
+fn check_hook_call(before: &KeyModel, after: u64, by: &SwapSender) -> Checked {
     let policy = before.strict.max(by.policy);
     ensure(policy == OnUnknown::Reconcile, "reconcile", "a hook was called under another policy")?;
     ensure(before.request == by.request, "S4", "a hook was called for another request")?;

@@ -51,7 +51,7 @@ pub(super) struct KeyModel {
     pub(super) checkpoint: Option<u16>,
     pub(super) outcome: u16,
     /// Outcome that an owner saw before it abandoned the operation.
-    pub(super) glimpse: Option<u16>,
+    pub(super) seen_outcome: Option<u16>,
     /// Number of writes.
     pub(super) version: u32,
     /// Latest time of the clock since the last write: a step back does not undo a lapse.
@@ -85,7 +85,7 @@ impl KeyModel {
         attempts: 0,
         checkpoint: None,
         outcome: 0,
-        glimpse: None,
+        seen_outcome: None,
         version: 0,
         latest: 0,
         clock: 0,
@@ -185,7 +185,7 @@ pub(super) enum SwapPurpose {
         retention: Option<u64>,
     },
     Abandon {
-        glimpse: Option<u16>,
+        seen_outcome: Option<u16>,
     },
     Release,
     Operator {

@@ -28,7 +28,7 @@ impl World {
                 ExchangeKind::Claim(claim) => claim.policy,
                 ExchangeKind::Write(_) => swap.draft.record.terms.on_unknown,
             };
-            bug::spoil(bug, policy, meaning, &mut swap);
+            bug::alter_swap(bug, policy, meaning, &mut swap);
         }
         self.messages.push(SwapMessage {
             swap,
@@ -230,7 +230,7 @@ impl World {
             return;
         }
         note!(self, "c{exchange}: the store is unavailable");
-        if !self.forsaken(exchange) {
+        if !self.is_given_up(exchange) {
             self.transmit(exchange);
         }
     }
@@ -242,7 +242,7 @@ impl World {
         }
         state.ambiguous = true;
         note!(self, "c{exchange}: no reply");
-        if self.forsaken(exchange) {
+        if self.is_given_up(exchange) {
             return;
         }
         match self.bug {
@@ -267,7 +267,7 @@ impl World {
             let clock = self.store.clock(self.now);
             let found = self.store.load(usize::from(key), self.now);
             let truth = self.ledger.look(usize::from(key), clock);
-            let judged = self.ledger.judge_cell(&truth, found.stored.as_ref());
+            let judged = self.ledger.check_record(&truth, found.stored.as_ref());
             self.judge(judged);
             self.looks.push((found, truth));
             seen = self.looks.len() as u32;

@@ -90,7 +90,7 @@ impl World {
     pub(super) fn operator_hears(&mut self, meaning: SwapPurpose, wrote: &WriteResult) {
         let SwapPurpose::Operator { force, outcome, .. } = meaning else { return };
         if !matches!(wrote, WriteResult::Recorded(_)) {
-            return self.count(Count::OperatorRefused);
+            return self.count(Count::OperatorRejected);
         }
         self.tally.fault(match outcome {
             Some(_) => Fault::OperatorHappened,

@@ -60,9 +60,10 @@ impl ModelStore {
         let clock = Timestamp::from_micros(self.clock(now));
         let due = |stored: &StoredRecord| match (bug, &stored.record.state) {
             (Some(Bug::ReapsReleasedAtOnce), RecordState::Released) => true,
-            (Some(Bug::ReapsByTheLease), RecordState::InFlight | RecordState::Unknown { .. }) => {
-                stored.lease_until.after(stored.record.terms.retention) <= clock
-            }
+            (
+                Some(Bug::ReapsUndecidedRecords),
+                RecordState::InFlight | RecordState::Unknown { .. },
+            ) => stored.lease_until.after(stored.record.terms.retention) <= clock,
             _ => stored
                 .keep_until
                 .is_some_and(|until| until.after(stored.record.terms.lease) <= clock),

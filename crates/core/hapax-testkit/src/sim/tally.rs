@@ -66,7 +66,7 @@ counts! {
     /// A claim is given up while it is unknown whether it landed.
     ClaimGivenUp = "claims given up unknown",
     /// A completion is deferred while its process continues.
-    HeldBack = "deferred completions",
+    CompletionDeferred = "deferred completions",
     /// A renewal is given up while it is unknown whether it landed.
     RenewalGivenUp = "renewals given up unknown",
     /// A lease is dropped without a write.
@@ -103,11 +103,11 @@ counts! {
     /// Exchanges that gave up.
     Contended = "exchanges contended",
     /// Verdicts that it happened.
-    SaidHappened = "hook: happened",
+    VerdictHappened = "hook: happened",
     /// Verdicts that it did not happen.
-    SaidDidNot = "hook: did not happen",
+    VerdictDidNotHappen = "hook: did not happen",
     /// Verdicts that the hook cannot say.
-    SaidNothing = "hook: cannot say",
+    VerdictCannotSay = "hook: cannot say",
     /// Renewals recorded.
     Renewed = "renewals recorded",
     /// Ends of executions recorded.
@@ -119,11 +119,11 @@ counts! {
     /// Claims that landed after they were given up, and were released.
     Released = "claims landed late, released",
     /// Operators' decisions that were rejected or came too late.
-    OperatorRefused = "operators: rejected",
+    OperatorRejected = "operators: rejected",
     /// Effects downstream.
     Effect = "effects",
     /// Effects that a fence rejected.
-    EffectRefused = "effects rejected by their fence",
+    EffectRejected = "effects rejected by their fence",
     /// Copies of a claim that landed on a purged key.
     Stray = "copies of old claims on purged keys",
 }

@@ -270,7 +270,7 @@ impl World {
             (action, SwapPurpose::Complete { outcome, retention })
         };
         let retention = self.chance(100).then_some(1_200 * MS);
-        let glimpse = self.chance(500).then_some(outcome);
+        let seen_outcome = self.chance(500).then_some(outcome);
         let dice = self.below(10);
         let (action, meaning) = match (self.ledger.executions[execution as usize].effect, dice) {
             (_, 0) => {
@@ -280,8 +280,8 @@ impl World {
                 return self.end_operation(worker, false);
             }
             (Effect::Applied, 1) | (Effect::Sent, _) | (_, 1 | 2) => (
-                OwnerAction::Abandon { seen: glimpse.map(plan::outcome) },
-                SwapPurpose::Abandon { glimpse },
+                OwnerAction::Abandon { seen: seen_outcome.map(plan::outcome) },
+                SwapPurpose::Abandon { seen_outcome },
             ),
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
             _ => (OwnerAction::Release, SwapPurpose::Release),
@@ -291,14 +291,14 @@ impl World {
 
     /// Decides after an error of the store whether the exchange is given up; returns true if
     /// nothing more is sent.
-    pub(super) fn forsaken(&mut self, exchange: u32) -> bool {
+    pub(super) fn is_given_up(&mut self, exchange: u32) -> bool {
         let SimExchange { process, operation, ambiguous, background, ref talk, .. } =
             self.convs[exchange as usize];
         let meaning = match talk {
             ExchangeKind::Write(write) => Some(write.meaning),
             ExchangeKind::Claim(_) => None,
         };
-        let silent = self.bug == Some(Bug::TakesSilenceForSuccess) && ambiguous;
+        let silent = self.bug == Some(Bug::TakesLostReplyForSuccess) && ambiguous;
         if let Some(SwapPurpose::Complete { .. }) = meaning
             && silent
         {
@@ -324,7 +324,7 @@ impl World {
                 note!(self, "c{exchange} is given up, it may have landed");
                 state.background = true;
                 self.tally.fault(Fault::ClaimGivenUp);
-                state.over = self.bug == Some(Bug::LeavesGhostClaims);
+                state.over = self.bug == Some(Bug::LeavesAbandonedClaims);
                 self.end_operation(process, true);
             }
             Some(SwapPurpose::Renew { .. } | SwapPurpose::Checkpoint(_)) => {
@@ -340,7 +340,7 @@ impl World {
             Some(_) => {
                 note!(self, "c{exchange} is deferred");
                 state.background = true;
-                self.tally.fault(Fault::HeldBack);
+                self.tally.fault(Fault::CompletionDeferred);
                 if current {
                     self.end_operation(process, false);
                 }
@@ -358,7 +358,7 @@ impl World {
         let entered =
             ownership.as_ref().and_then(|ownership| self.ledger.entered(exchange, ownership));
         if entered.is_none() {
-            self.ledger.turned_away(exchange);
+            self.ledger.end_unused_executions(exchange);
         }
         if let Some(ownership) = ownership
             && let Some(execution) = entered

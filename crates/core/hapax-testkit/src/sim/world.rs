@@ -110,11 +110,11 @@ impl World {
             let delay = self.below(300 * MS);
             self.go(worker, delay, WorkerStep::Start);
         }
-        self.foretell();
+        self.schedule_faults();
     }
 
     /// Schedules crashes, pauses, clock steps, operators and reaping.
-    fn foretell(&mut self) {
+    fn schedule_faults(&mut self) {
         const HORIZON: u64 = 12_000 * MS;
         for _ in 0..self.plan.crashes {
             let worker = self.below(WORKERS as u64) as u8;

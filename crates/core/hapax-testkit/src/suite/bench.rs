@@ -186,7 +186,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         for _ in 0..MAX_ATTEMPTS {
             self.reap_all().await;
             let gone = self.load(key).await.stored.is_none();
-            if gone || !(F::EXPIRES_BY_ITSELF || self.reaps_failed()) {
+            if gone || !(F::REAPS_AUTOMATICALLY || self.reaps_failed()) {
                 return gone;
             }
             pause().await;

@@ -16,7 +16,7 @@
 //!
 //! impl StoreFixture for Memory {
 //!     type Store = MemoryStore;
-//!     const EXPIRES_BY_ITSELF: bool = false;
+//!     const REAPS_AUTOMATICALLY: bool = false;
 //!
 //!     async fn open(&self) -> Arc<MemoryStore> {
 //!         Arc::new(MemoryStore::new(self.0.clone(), MemoryCapacity::default()))
@@ -79,7 +79,7 @@ pub trait StoreFixture: Send + Sync + 'static {
     type Store: Store;
 
     /// Whether the store removes records that are due automatically, without a call of `reap`.
-    const EXPIRES_BY_ITSELF: bool;
+    const REAPS_AUTOMATICALLY: bool;
 
     /// Opens an empty store, which no other test uses.
     fn open(&self) -> impl Future<Output = Arc<Self::Store>> + Send;
@@ -146,33 +146,33 @@ macro_rules! rules {
 rules! {
     /// Checks all rules of every store.
     store_rules, store_suite, StoreFixture:
-    absent_cells_load_as_absent
-    a_swap_writes_where_nothing_is
+    an_absent_record_loads_as_absent
+    a_swap_that_expects_no_record_creates_one
     a_swap_replaces_what_it_expected
     a_swap_that_expected_something_else_changes_nothing
-    a_conflict_brings_what_a_load_finds
+    a_conflict_returns_the_same_record_as_a_load
     the_same_swap_again_is_stored_and_changes_nothing
-    a_repeated_swap_that_was_overtaken_is_a_conflict
+    a_repeated_swap_is_a_conflict_after_a_later_write
     a_conflicting_swap_may_be_stored_later
-    keys_do_not_share_cells
-    every_state_comes_back_as_written
-    big_records_come_back_as_written
+    keys_that_differ_in_one_bit_have_separate_records
+    every_state_is_read_as_written
+    large_records_are_read_as_written
     new_executions_get_larger_fences
     other_writes_keep_the_fence
     a_fence_survives_a_release
     deadlines_count_from_the_stores_clock
-    what_is_kept_for_ever_has_no_end
-    immense_durations_do_not_wrap
-    an_expired_cell_stays_until_it_is_reaped
-    reaping_waits_a_lease_past_the_keep
-    reaping_goes_by_the_last_write
-    reaping_spares_what_is_kept_for_ever
+    a_record_without_retention_has_no_keep_until
+    very_long_durations_do_not_overflow
+    an_expired_record_stays_until_it_is_reaped
+    a_record_is_reaped_one_lease_after_it_expires
+    reaping_uses_the_deadline_of_the_last_write
+    a_record_without_retention_is_never_reaped
     reaping_stops_at_its_limit
     one_of_many_claims_is_stored
-    one_of_many_swaps_on_one_tag_is_stored
+    one_of_many_swaps_on_one_write_id_is_stored
     no_write_is_lost
-    a_dropped_swap_is_whole_or_absent
-    reaping_never_takes_a_renewed_cell
+    a_dropped_swap_is_applied_completely_or_not_at_all
+    reaping_never_removes_a_renewed_record
     histories_are_linearizable
 }
 
@@ -180,10 +180,10 @@ rules! {
     /// Checks all rules of stores that can be paged through.
     inspect_rules, inspect_suite, StoreFixture, Inspect:
     an_empty_store_has_an_empty_page
-    pages_are_in_order_and_whole
+    pages_have_every_record_once_in_order
     a_page_begins_after_a_key
-    pages_hold_expired_cells
-    a_walk_visits_every_undecided_cell
+    pages_include_expired_records
+    a_walk_visits_every_undecided_record
 }
 
 rules! {

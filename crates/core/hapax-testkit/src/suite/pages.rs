@@ -22,7 +22,7 @@ where
 }
 
 /// Pages of any size, one after the other, have every record once, in ascending order of key.
-pub async fn pages_are_in_order_and_whole<F: StoreFixture>(fixture: &F)
+pub async fn pages_have_every_record_once_in_order<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -73,7 +73,7 @@ where
 }
 
 /// An expired record is on its page until it is reaped.
-pub async fn pages_hold_expired_cells<F: StoreFixture>(fixture: &F)
+pub async fn pages_include_expired_records<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {
@@ -86,7 +86,7 @@ where
 
 /// A walk in steps of any size visits every record that is unknown or whose lease lapsed. It visits
 /// every record unchanged.
-pub async fn a_walk_visits_every_undecided_cell<F: StoreFixture>(fixture: &F)
+pub async fn a_walk_visits_every_undecided_record<F: StoreFixture>(fixture: &F)
 where
     F::Store: Inspect,
 {

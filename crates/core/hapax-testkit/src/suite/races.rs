@@ -62,7 +62,7 @@ pub async fn one_of_many_claims_is_stored<F: StoreFixture>(fixture: &F) {
 }
 
 /// If many swaps expect one write id, such as a completion and a takeover, exactly one is stored.
-pub async fn one_of_many_swaps_on_one_tag_is_stored<F: StoreFixture>(fixture: &F) {
+pub async fn one_of_many_swaps_on_one_write_id_is_stored<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for _ in 0..20 {
         let draft = bench.draft();
@@ -121,7 +121,7 @@ async fn add(store: &dyn Store, key: OperationId, write_id: WriteId) {
 
 /// A swap whose future is dropped at any point is stored whole, or not at all, or later; sent again
 /// it is stored.
-pub async fn a_dropped_swap_is_whole_or_absent<F: StoreFixture>(fixture: &F) {
+pub async fn a_dropped_swap_is_applied_completely_or_not_at_all<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     for polls in 0..24 {
         let draft = bench.draft();
@@ -146,7 +146,7 @@ pub async fn a_dropped_swap_is_whole_or_absent<F: StoreFixture>(fixture: &F) {
 
 /// A record that is renewed while it is reaped is either present or absent, and the renewal returns
 /// which.
-pub async fn reaping_never_takes_a_renewed_cell<F: StoreFixture>(fixture: &F) {
+pub async fn reaping_never_removes_a_renewed_record<F: StoreFixture>(fixture: &F) {
     const KEEP: Duration = Duration::from_millis(30);
     let bench = Bench::open(fixture).await;
     let mut records = Vec::new();

@@ -9,7 +9,7 @@ use super::bench::LEASE;
 use super::{Bench, StoreFixture};
 
 /// If nothing was written, `load` finds no record, and returns the time.
-pub async fn absent_cells_load_as_absent<F: StoreFixture>(fixture: &F) {
+pub async fn an_absent_record_loads_as_absent<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let seen = bench.load(&bench.key()).await;
     assert_eq!(seen.stored, None);
@@ -17,7 +17,7 @@ pub async fn absent_cells_load_as_absent<F: StoreFixture>(fixture: &F) {
 }
 
 /// A swap that expects no record writes where there is none, and stamps what it wrote.
-pub async fn a_swap_writes_where_nothing_is<F: StoreFixture>(fixture: &F) {
+pub async fn a_swap_that_expects_no_record_creates_one<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let swap = bench.swap(bench.key(), None, bench.draft());
     let stamped = bench.stored(&swap).await;
@@ -54,7 +54,7 @@ pub async fn a_swap_that_expected_something_else_changes_nothing<F: StoreFixture
 }
 
 /// A conflict returns the same record as `load`.
-pub async fn a_conflict_brings_what_a_load_finds<F: StoreFixture>(fixture: &F) {
+pub async fn a_conflict_returns_the_same_record_as_a_load<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, stored) = bench.put(bench.done(&draft, &bench.bytes(300))).await;
@@ -84,7 +84,7 @@ pub async fn the_same_swap_again_is_stored_and_changes_nothing<F: StoreFixture>(
 }
 
 /// If another swap replaced what it wrote, a repeated swap is a conflict.
-pub async fn a_repeated_swap_that_was_overtaken_is_a_conflict<F: StoreFixture>(fixture: &F) {
+pub async fn a_repeated_swap_is_a_conflict_after_a_later_write<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let first = bench.swap(bench.key(), None, bench.draft());
     bench.stored(&first).await;
@@ -108,7 +108,7 @@ pub async fn a_conflicting_swap_may_be_stored_later<F: StoreFixture>(fixture: &F
 }
 
 /// Keys that differ in a single bit, at any position, have separate records.
-pub async fn keys_do_not_share_cells<F: StoreFixture>(fixture: &F) {
+pub async fn keys_that_differ_in_one_bit_have_separate_records<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let base = *bench.key().as_bytes();
     let mut swaps = Vec::new();
@@ -127,7 +127,7 @@ pub async fn keys_do_not_share_cells<F: StoreFixture>(fixture: &F) {
 
 /// Every state, policy and optional part is read as it was written, both by `load` and by a
 /// conflict.
-pub async fn every_state_comes_back_as_written<F: StoreFixture>(fixture: &F) {
+pub async fn every_state_is_read_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let outcome = Outcome::new("x".repeat(Outcome::MAX_FORMAT), (0..=255).collect::<Vec<u8>>());
     let nothing = Outcome::new("", Vec::new());
@@ -176,7 +176,7 @@ fn unusual<F: StoreFixture>(
 }
 
 /// A record of 2 MiB with every byte value is read as it was written.
-pub async fn big_records_come_back_as_written<F: StoreFixture>(fixture: &F) {
+pub async fn large_records_are_read_as_written<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = bench.draft();
     draft.record.checkpoint = Some(bench.bytes(64 << 10).into());

@@ -76,7 +76,7 @@ pub async fn deadlines_count_from_the_stores_clock<F: StoreFixture>(fixture: &F)
 }
 
 /// A record without a retention has no `keep_until`; a later write can add one, or remove it.
-pub async fn what_is_kept_for_ever_has_no_end<F: StoreFixture>(fixture: &F) {
+pub async fn a_record_without_retention_has_no_keep_until<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let draft = bench.draft();
     let (key, mut stored) = bench.put(Draft { keep: None, ..draft.clone() }).await;
@@ -90,7 +90,7 @@ pub async fn what_is_kept_for_ever_has_no_end<F: StoreFixture>(fixture: &F) {
 }
 
 /// A deadline beyond the largest time becomes that largest time, never one in the past.
-pub async fn immense_durations_do_not_wrap<F: StoreFixture>(fixture: &F) {
+pub async fn very_long_durations_do_not_overflow<F: StoreFixture>(fixture: &F) {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 86_400);
     let bench = Bench::open(fixture).await;
     for immense in [CENTURY, Duration::from_micros(u64::MAX), Duration::MAX] {
@@ -107,7 +107,7 @@ pub async fn immense_durations_do_not_wrap<F: StoreFixture>(fixture: &F) {
 
 /// An expired record is still there, with its write id, and can only be replaced by a swap that
 /// expects it.
-pub async fn an_expired_cell_stays_until_it_is_reaped<F: StoreFixture>(fixture: &F) {
+pub async fn an_expired_record_stays_until_it_is_reaped<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let (key, stored) = bench.put(Draft { keep: Some(KEEP), ..bench.draft() }).await;
     bench.pass(KEEP).await;
@@ -121,7 +121,7 @@ pub async fn an_expired_cell_stays_until_it_is_reaped<F: StoreFixture>(fixture: 
 
 /// A record is reaped no sooner than a lease (that of its terms) after it expires, and then it is
 /// absent.
-pub async fn reaping_waits_a_lease_past_the_keep<F: StoreFixture>(fixture: &F) {
+pub async fn a_record_is_reaped_one_lease_after_it_expires<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     // The draft's own lease, of zero, must not be taken for the one in its terms.
     let draft = Draft { lease: Duration::ZERO, keep: Some(KEEP), ..bench.draft() };
@@ -140,7 +140,7 @@ pub async fn reaping_waits_a_lease_past_the_keep<F: StoreFixture>(fixture: &F) {
 }
 
 /// A write sets a new time at which a record is due, later or sooner.
-pub async fn reaping_goes_by_the_last_write<F: StoreFixture>(fixture: &F) {
+pub async fn reaping_uses_the_deadline_of_the_last_write<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     // Long enough for a write to arrive in time on a bad network.
     let soon = Duration::from_secs(1);
@@ -158,7 +158,7 @@ pub async fn reaping_goes_by_the_last_write<F: StoreFixture>(fixture: &F) {
 }
 
 /// A record without a retention is never reaped, however long ago its lease ended.
-pub async fn reaping_spares_what_is_kept_for_ever<F: StoreFixture>(fixture: &F) {
+pub async fn a_record_without_retention_is_never_reaped<F: StoreFixture>(fixture: &F) {
     let bench = Bench::open(fixture).await;
     let mut draft = Draft { lease: Duration::ZERO, keep: None, ..bench.draft() };
     draft.record.terms.lease = Duration::from_millis(1);
@@ -190,14 +190,14 @@ pub async fn reaping_stops_at_its_limit<F: StoreFixture>(fixture: &F) {
             left += u32::from(bench.load(key).await.stored.is_some());
         }
         let calls = bench.reaps();
-        if !F::EXPIRES_BY_ITSELF {
+        if !F::REAPS_AUTOMATICALLY {
             assert!(CELLS - left <= 2 * calls, "{left} of {CELLS} left after {calls} calls");
         }
         if left == 0 {
             break;
         }
         // A failed call may be under way, and reaps what this one leaves out.
-        let sure = !F::EXPIRES_BY_ITSELF && !bench.reaps_failed();
+        let sure = !F::REAPS_AUTOMATICALLY && !bench.reaps_failed();
         assert!(reaped.more || !sure, "{left} records are due, but `more` is false");
         assert!(calls <= 200, "reap returned `more`, but removed nothing");
     }

@@ -34,7 +34,7 @@ enum Bug {
     DeadlinesWrap,
     ExpiredIsAbsent,
     ReapsAtTheKeep,
-    ReapsByTheLease,
+    ReapsUndecidedRecords,
     ReapsWhatIsKeptForEver,
     ReapsByTheFirstWrite,
     ReapsPastTheLimit,
@@ -160,7 +160,7 @@ impl Broken {
         let lease = stored.record.terms.lease;
         match self.bug {
             Bug::ReapsAtTheKeep => stored.keep_until.unwrap_or(Timestamp::MAX),
-            Bug::ReapsByTheLease => stored.lease_until.after(lease),
+            Bug::ReapsUndecidedRecords => stored.lease_until.after(lease),
             Bug::ReapsWhatIsKeptForEver => stored.keep_until.unwrap_or_default().after(lease),
             Bug::ReapsByTheFirstWrite => first.after(Duration::from_millis(300)),
             _ => stored.keep_until.map_or(Timestamp::MAX, |until| until.after(lease)),
@@ -244,7 +244,7 @@ struct Suspect(Bug, Arc<ManualClock>);
 impl StoreFixture for Suspect {
     type Store = Broken;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<Broken> {
         let Self(bug, clock) = self;
@@ -288,7 +288,7 @@ macro_rules! found {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn finds_nothing_where_there_is_nothing() {
+async fn a_store_without_a_bug_passes() {
     assert!(passes(Bug::None).await);
 }
 
@@ -310,7 +310,7 @@ found! {
     finds_deadlines_that_wrap: DeadlinesWrap
     finds_expired_cells_that_are_hidden: ExpiredIsAbsent
     finds_reaping_at_the_keep: ReapsAtTheKeep
-    finds_reaping_by_the_lease: ReapsByTheLease
+    finds_reaping_by_the_lease: ReapsUndecidedRecords
     finds_reaping_of_what_has_no_end: ReapsWhatIsKeptForEver
     finds_reaping_by_the_first_write: ReapsByTheFirstWrite
     finds_reaping_past_the_limit: ReapsPastTheLimit

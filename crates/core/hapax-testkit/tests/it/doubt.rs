@@ -388,7 +388,7 @@ fn play(seed: u64, locks: bool) -> (Result<(), String>, HashMap<Seen, u64>) {
 }
 
 #[test]
-fn what_is_told_of_a_commit_is_what_became_of_it() {
+fn the_reported_result_of_a_commit_is_true() {
     let mut all: HashMap<Seen, u64> = HashMap::new();
     for seed in 0..5_000 {
         let (result, seen) = play(seed, true);
@@ -412,6 +412,6 @@ fn what_is_told_of_a_commit_is_what_became_of_it() {
 }
 
 #[test]
-fn finds_a_database_that_does_not_lock() {
+fn the_check_finds_a_database_that_does_not_lock_rows() {
     assert!((0..1_000).any(|seed| play(seed, false).0.is_err()));
 }

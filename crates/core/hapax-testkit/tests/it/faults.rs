@@ -46,7 +46,7 @@ async fn once(proxy: &FaultProxy) -> io::Result<[u8; 4]> {
 }
 
 #[tokio::test]
-async fn a_proxy_passes_on_what_it_may() {
+async fn a_proxy_without_faults_forwards_everything() {
     let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     for number in 0..100_u32 {
@@ -57,7 +57,7 @@ async fn a_proxy_passes_on_what_it_may() {
 }
 
 #[tokio::test]
-async fn only_what_a_proxy_is_told_of_is_harmed() {
+async fn faults_affect_only_the_selected_requests() {
     let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     proxy.set(FaultProxyRates { lose_reply: 1_000, ..Default::default() });
     proxy.only(b"oom");
@@ -106,7 +106,7 @@ async fn each_fault_of_a_proxy_fails_its_exchange() {
 }
 
 #[tokio::test]
-async fn a_frozen_proxy_passes_on_later_and_a_cut_one_never() {
+async fn a_frozen_proxy_forwards_later_and_a_cut_one_never() {
     let proxy = FaultProxy::before(echo().await, 1).await.unwrap();
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     assert_eq!(exchange(&mut stream, *b"ping").await.unwrap(), *b"ping");
@@ -130,7 +130,7 @@ struct Faulty(Arc<ManualClock>);
 impl StoreFixture for Faulty {
     type Store = FaultyStore<MemoryStore>;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<Self::Store> {
         let clock: Arc<dyn Clock> = self.0.clone();

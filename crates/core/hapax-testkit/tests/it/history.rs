@@ -32,7 +32,7 @@ fn refused(history: &[HistoryEntry]) -> bool {
 }
 
 #[test]
-fn accepts_one_after_the_other() {
+fn sequential_operations_are_accepted() {
     let history = [
         at(0, 1, Invocation::Load, found(0)),
         at(2, 3, swap(0, 1), StoreReply::Stored),
@@ -45,7 +45,7 @@ fn accepts_one_after_the_other() {
 }
 
 #[test]
-fn accepts_any_order_of_what_overlaps() {
+fn overlapping_operations_are_accepted_in_any_order() {
     let history = [
         at(0, 10, swap(0, 1), StoreReply::Stored),
         at(1, 9, Invocation::Load, found(0)),
@@ -56,7 +56,7 @@ fn accepts_any_order_of_what_overlaps() {
 }
 
 #[test]
-fn accepts_an_ambiguous_swap_early_late_or_never() {
+fn an_ambiguous_swap_is_accepted_early_late_or_never() {
     let lost = at(0, 1, swap(0, 1), StoreReply::Ambiguous);
     for rest in [
         vec![at(2, 3, Invocation::Load, found(0)), at(4, 5, Invocation::Load, found(1))],
@@ -70,7 +70,7 @@ fn accepts_an_ambiguous_swap_early_late_or_never() {
 }
 
 #[test]
-fn finds_two_winners_of_one_tag() {
+fn two_stored_swaps_on_one_write_id_are_found() {
     assert!(refused(&[
         at(0, 5, swap(0, 1), StoreReply::Stored),
         at(1, 6, swap(0, 2), StoreReply::Stored),
@@ -78,7 +78,7 @@ fn finds_two_winners_of_one_tag() {
 }
 
 #[test]
-fn finds_a_stale_read() {
+fn a_stale_read_is_found() {
     assert!(refused(&[
         at(0, 1, swap(0, 1), StoreReply::Stored),
         at(2, 3, Invocation::Load, found(0)),
@@ -86,7 +86,7 @@ fn finds_a_stale_read() {
 }
 
 #[test]
-fn finds_an_acknowledged_write_that_is_gone() {
+fn a_lost_acknowledged_write_is_found() {
     assert!(refused(&[
         at(0, 1, swap(0, 1), StoreReply::Stored),
         at(2, 3, swap(1, 2), StoreReply::Stored),
@@ -95,7 +95,7 @@ fn finds_an_acknowledged_write_that_is_gone() {
 }
 
 #[test]
-fn finds_a_write_that_was_refused_and_happened() {
+fn a_rejected_write_that_happened_is_found() {
     assert!(refused(&[
         at(0, 1, swap(0, 1), StoreReply::Stored),
         at(2, 3, swap(0, 2), found(1)),
@@ -104,7 +104,7 @@ fn finds_a_write_that_was_refused_and_happened() {
 }
 
 #[test]
-fn finds_what_went_back_and_forth() {
+fn a_record_that_returns_to_an_earlier_write_is_found() {
     assert!(refused(&[
         at(0, 9, swap(0, 1), StoreReply::Ambiguous),
         at(1, 2, Invocation::Load, found(1)),
@@ -113,7 +113,7 @@ fn finds_what_went_back_and_forth() {
 }
 
 #[test]
-fn says_when_a_history_is_too_long() {
+fn a_history_that_is_too_long_is_rejected() {
     let history = vec![at(0, 1, Invocation::Load, found(0)); MAX_OPERATIONS + 1];
     assert_eq!(linearizable(&history), Err(HistoryViolation::TooLong(MAX_OPERATIONS + 1)));
 }
@@ -172,14 +172,14 @@ fn run(seed: u64, atomic: bool) -> Vec<HistoryEntry> {
 }
 
 #[test]
-fn tells_an_atomic_store_from_one_that_checks_and_then_sets() {
+fn a_store_that_checks_and_then_sets_is_found() {
     let refusals = |atomic| (0..200).filter(|seed| refused(&run(*seed, atomic))).count();
     assert_eq!(refusals(true), 0);
     assert!(refusals(false) > 150, "{} of 200", refusals(false));
 }
 
 #[test]
-fn is_quick_where_many_answers_were_lost() {
+fn a_history_with_many_lost_replies_is_checked_quickly() {
     let fresh = |number: u8| Invocation::Swap {
         expected: None,
         write_id: WriteId::from_bytes([number; 16]),
@@ -227,7 +227,7 @@ fn any_order(left: &[HistoryEntry], write_id: Option<WriteId>) -> bool {
 }
 
 #[test]
-fn leaves_out_nothing_that_matters() {
+fn the_fast_search_agrees_with_the_exhaustive_one() {
     let dice = SeededEntropy::new(1);
     let (mut right, mut wrong) = (0, 0);
     for _ in 0..20_000 {

@@ -24,7 +24,7 @@ struct Memory(Arc<ManualClock>);
 impl StoreFixture for Memory {
     type Store = MemoryStore;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<MemoryStore> {
         let clock: Arc<dyn Clock> = self.0.clone();
@@ -86,7 +86,7 @@ async fn expect_stored(store: &MemoryStore, swap: &Swap) -> bool {
 }
 
 #[tokio::test]
-async fn a_full_store_refuses_new_keys_until_old_ones_are_reaped() {
+async fn a_full_store_rejects_new_keys_until_old_ones_are_reaped() {
     let clock = Arc::new(ManualClock::default());
     let capacity = MemoryCapacity { records: 3, bytes: 1 << 20 };
     let store = MemoryStore::new(clock.clone(), capacity);
@@ -108,7 +108,7 @@ async fn a_full_store_refuses_new_keys_until_old_ones_are_reaped() {
 }
 
 #[tokio::test]
-async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
+async fn executions_under_way_are_recorded_when_new_keys_are_rejected() {
     let capacity = MemoryCapacity { records: 1_000_000, bytes: 100_000 };
     let store = MemoryStore::new(Arc::new(ManualClock::default()), capacity);
     let entropy = SeededEntropy::new(1);
@@ -136,7 +136,7 @@ async fn work_in_hand_still_records_when_new_keys_no_longer_fit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_callers_are_told_beyond_a_bad_network_can_be_true() {
+async fn replies_over_a_faulty_network_are_linearizable() {
     let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::default()), 17));
     store.set(FaultyRates {
         unavailable: 20,

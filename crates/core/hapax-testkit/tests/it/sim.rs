@@ -31,7 +31,7 @@ fn found(bug: Bug) -> SimFailure {
 }
 
 #[test]
-fn a_failure_tells_its_seed_and_its_story() {
+fn a_failure_has_its_seed_and_its_trace() {
     let failure = found(Bug::ChecksThenSets);
     let told = failure.to_string();
     assert!(told.ends_with(failure.violation.what), "{told}");
@@ -52,7 +52,7 @@ macro_rules! finds {
         )*
 
         #[test]
-        fn every_bug_is_planted() {
+        fn every_bug_has_a_test() {
             assert_eq!(Bug::ALL, &[$(Bug::$bug),*]);
         }
     };
@@ -63,11 +63,11 @@ finds! {
     finds_a_world_that_checks_then_sets: ChecksThenSets
     finds_a_world_that_loses_writes: LosesWrites
     finds_a_world_that_reaps_released_at_once: ReapsReleasedAtOnce
-    finds_a_world_that_reaps_by_the_lease: ReapsByTheLease
-    finds_a_world_that_goes_by_the_clients_clock: GoesByTheClientsClock
+    finds_a_world_that_reaps_by_the_lease: ReapsUndecidedRecords
+    finds_a_world_that_goes_by_the_clients_clock: UsesTheClientsClock
     finds_a_world_that_resolves_by_loading: ResolvesByLoading
-    finds_a_world_that_leaves_ghost_claims: LeavesGhostClaims
-    finds_a_world_that_takes_silence_for_success: TakesSilenceForSuccess
+    finds_a_world_that_leaves_ghost_claims: LeavesAbandonedClaims
+    finds_a_world_that_takes_silence_for_success: TakesLostReplyForSuccess
     finds_a_world_that_compares_fences: ComparesFences
     finds_a_world_that_renews_without_ownership: RenewsWithoutOwnership
     finds_a_world_that_releases_without_ownership: ReleasesWithoutOwnership
@@ -80,15 +80,15 @@ finds! {
     finds_a_world_that_ignores_the_claimers_policy: IgnoresTheClaimersPolicy
     finds_a_world_that_loosens_terms: LoosensTerms
     finds_a_world_that_takes_over_under_the_same_fence: TakesOverUnderTheSameFence
-    finds_a_world_that_forgets_the_life: ForgetsTheLife
+    finds_a_world_that_forgets_the_life: BeginsNewGeneration
     finds_a_world_that_drops_the_checkpoint: DropsTheCheckpoint
     finds_a_world_that_ignores_renewals: IgnoresRenewals
-    finds_a_world_that_forgets_attempts: ForgetsAttempts
+    finds_a_world_that_forgets_attempts: ResetsAttempts
     finds_a_world_that_ignores_the_fingerprint: IgnoresTheFingerprint
     finds_a_world_that_releases_the_unknown: ReleasesTheUnknown
-    finds_a_world_that_asking_takes_the_grant: AskingTakesTheGrant
-    finds_a_world_that_counts_late_answers: CountsLateAnswers
-    finds_a_world_that_asks_too_soon: AsksTooSoon
-    finds_a_world_that_resolves_the_unseen: ResolvesTheUnseen
+    finds_a_world_that_asking_takes_the_grant: ReconcileReplacesLeaseId
+    finds_a_world_that_counts_late_answers: AcceptsLateVerdicts
+    finds_a_world_that_asks_too_soon: CallsHookTooSoon
+    finds_a_world_that_resolves_the_unseen: DecidesUnseenExecution
     finds_a_world_that_resolves_without_force: ResolvesWithoutForce
 }

@@ -1,4 +1,4 @@
-//! Payments in gRPC: asked for twice under one key, charged once; and the client that asks.
+//! A tonic service and its client: two payment requests with one key, one charge.
 //!
 //! ```text
 //! cargo run -p hapax-http --example tonic

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_that_may_be_credentials_are_not_shown() {
+    fn scope_headers_that_may_be_credentials_are_shown_as_hashes() {
         for name in ["x-tenant", "x-user-id", "x-customer", "host", "x-org"] {
             assert!(names_caller(&HeaderName::from_static(name)), "{name}");
         }

@@ -276,7 +276,7 @@ impl RequestExecution {
             ),
             Some(Err(OperationPanicked)) => Problem::new(
                 Code::HandlerFailed,
-                "The handler failed in the middle: the request may have taken effect.",
+                "The handler panicked: the request may have taken effect.",
             ),
             None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
             None => cut_off(),
@@ -472,7 +472,7 @@ impl RequestExecution {
         let body = match (held, rest) {
             (Some(read), Rest::Trailers(trailers)) => Body::whole(read, trailers),
             (Some(read), Rest::Coming(body)) => Body::resumed(read, body),
-            (None, rest) => return Err(no_room(class, &rest, head.status)),
+            (None, rest) => return Err(no_memory(class, &rest, head.status)),
         };
         Ok(Response::from_parts(head, body))
     }
@@ -480,7 +480,7 @@ impl RequestExecution {
 
 /// Returns the problem for a response without memory, because clients read slowly. Its outcome is
 /// recorded.
-fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
+fn no_memory(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
     match (class, rest) {
         (OutcomeClass::Retryable, _) => {
             let detail = "There is no memory now for the response, which said that nothing happened: \
@@ -504,7 +504,7 @@ fn no_room(class: OutcomeClass, rest: &Rest, status: StatusCode) -> Problem {
 
 /// Returns the problem for an execution whose outcome is not in the store yet, if it is withheld.
 pub(super) fn pending() -> Problem {
-    let detail = "The request was executed. Its outcome is on its way to the store.";
+    let detail = "The request was executed. The store has not accepted its outcome yet: retry with the same key.";
     Problem::new(Code::OutcomePending, detail).retry_after(RETRY_AFTER)
 }
 

@@ -178,7 +178,7 @@ impl RoutePolicy {
             return Err(RouteError::OpenWithoutReexecute);
         }
         match (&options.reconcile, options.policy.hook) {
-            (Some(_), None) => return Err(RouteError::NoHookTimes),
+            (Some(_), None) => return Err(RouteError::NoHookTiming),
             (None, Some(HookTiming { .. })) => return Err(RouteError::NoReconcile),
             _ => {}
         }
@@ -227,10 +227,10 @@ pub enum RouteError {
     )]
     OpenWithoutReexecute,
     /// There is a hook without timing.
-    #[error("there is a reconcile hook without times: set `policy.hook`")]
-    NoHookTimes,
+    #[error("there is a reconcile hook without timing: set `policy.hook`")]
+    NoHookTiming,
     /// There is timing without a hook.
-    #[error("`policy.hook` has times for a hook, but there is none: set `reconcile`")]
+    #[error("`policy.hook` has the timing of a hook, but there is no hook: set `reconcile`")]
     NoReconcile,
     /// The limit exceeds the size of a record.
     #[error("a record stores at most 63 MiB of a response: set a smaller `max_response_body`")]

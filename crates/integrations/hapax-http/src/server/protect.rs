@@ -208,7 +208,7 @@ where
             Err(Problem::new(Code::BodyTooLarge, detail))
         }
         Collected::Broken(error) if is_timed_out(&*error) => {
-            let detail = format!("The request body came too slowly. {NOTHING}");
+            let detail = format!("The request body arrived too slowly. {NOTHING}");
             Err(Problem::new(Code::RequestTimeout, detail))
         }
         Collected::Broken(error) => {
@@ -368,12 +368,18 @@ fn outage(layer: &IdempotencyLayer, policy: &RoutePolicy, error: &ClaimError) ->
     let due = if outage_log { layer.outage_log.due() } else { Some(0) };
     if let Some(left_out) = due {
         let error = error as &dyn Error;
-        tracing::warn!(error, left_out, "no claim could be made");
+        tracing::warn!(
+            error,
+            left_out,
+            "the store did not answer a claim: the request was rejected, or executes unprotected"
+        );
     }
     if outage_log && policy.options.store_outage == StoreOutage::Open {
         return None;
     }
-    let detail = format!("It is unknown now whether this request was made before. {NOTHING}");
+    let detail = format!(
+        "The store did not answer, so it is unknown whether this request was made before. {NOTHING}"
+    );
     Some(Problem::new(Code::StoreUnavailable, detail).retry_after(RETRY_AFTER))
 }
 
@@ -443,7 +449,10 @@ where
     tokio::spawn(work.in_current_span());
     answered.await.unwrap_or_else(|_| {
         // The task ends without a response only when the runtime shuts down.
-        let problem = Problem::new(Code::HandlerFailed, "The server stopped in the middle.");
+        let problem = Problem::new(
+            Code::HandlerFailed,
+            "The server shut down during the execution: the request may have taken effect.",
+        );
         Ok(layer.reject(&policy, error_format, &problem))
     })
 }

@@ -127,7 +127,7 @@ impl ScopeSource {
         }
     }
 
-    /// Returns the headers that the scope is read from.
+    /// Returns the scope headers; empty if a function returns the scope.
     pub(super) fn names(&self) -> &[HeaderName] {
         match &self.0 {
             Source::Headers { names, .. } => names,

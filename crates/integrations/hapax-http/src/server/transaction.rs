@@ -136,7 +136,7 @@ impl Recorded {
                 (OutcomeClass::Retryable, RecordStatus::Stored, Some(in_the_way()))
             }
             Result::RolledBack(error) => {
-                tracing::warn!(error = &*error as &dyn Error, "a transaction did not commit");
+                tracing::warn!(error = &*error as &dyn Error, "a transaction was rolled back");
                 (OutcomeClass::Retryable, RecordStatus::Stored, Some(rolled_back()))
             }
             Result::Kept => {

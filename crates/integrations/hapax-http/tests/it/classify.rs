@@ -29,20 +29,20 @@ fn wire_14_the_standard_table() {
 }
 
 #[test]
-fn stripe_v1_keeps_all_but_409_and_429() {
+fn under_stripe_v1_all_but_409_and_429_are_final() {
     assert_eq!(classes(Profile::StripeV1, OutcomeClass::Retryable, OnUnknown::Block), [409, 429]);
     assert_eq!(classes(Profile::StripeV1, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
-fn success_only_keeps_2xx() {
+fn under_success_only_2xx_is_final() {
     let kept = classes(Profile::SuccessOnly, OutcomeClass::Final, OnUnknown::Block);
     assert_eq!(kept, Vec::from_iter(200..300));
     assert_eq!(classes(Profile::SuccessOnly, OutcomeClass::Unknown, OnUnknown::Block), [0; 0]);
 }
 
 #[test]
-fn wire_16_profiles_are_one_word() {
+fn profile_names_are_parsed_as_they_are_written() {
     for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
         assert_eq!(profile.to_string().parse(), Ok(profile));
     }
@@ -83,7 +83,7 @@ fn wire_23_an_invalid_override_is_ignored_and_counted() {
 }
 
 #[test]
-fn wire_16_grpc_goes_by_its_own_status() {
+fn wire_16_grpc_is_classified_by_grpc_status() {
     let with = |status: &'static str| {
         let mut map = HeaderMap::new();
         map.insert("grpc-status", HeaderValue::from_static(status));

@@ -41,7 +41,7 @@ fn request() -> http::request::Parts {
 }
 
 #[test]
-fn a_doubt_and_its_end() {
+fn debug_of_a_reconcile_request_and_its_verdict_shows_no_contents() {
     let key: Key = SECRET.parse().unwrap();
     let id = OperationId::derive(None, &Scope::shared(), &key);
     let doubt =
@@ -52,7 +52,7 @@ fn a_doubt_and_its_end() {
 }
 
 #[test]
-fn a_request_as_it_is_claimed() {
+fn debug_of_a_claimed_request_shows_no_contents() {
     let request = request();
     assert_silent(&HttpRequest {
         scheme: &HttpFingerprintScheme::default(),
@@ -64,7 +64,7 @@ fn a_request_as_it_is_claimed() {
 }
 
 #[test]
-fn a_stored_response() {
+fn debug_of_a_stored_response_shows_no_contents() {
     let trailers = HeaderMap::from_iter([(
         http::HeaderName::from_static("x-sum"),
         http::HeaderValue::from_static(SECRET),

@@ -13,7 +13,7 @@ fn asking(fields: &[(&'static str, &'static str)]) -> HeaderMap {
 }
 
 #[test]
-fn wire_16_a_grpc_refusal_has_a_status_for_every_code() {
+fn wire_16_every_code_has_a_grpc_status() {
     let grpc = ErrorFormat::of(&asking(&[("content-type", "application/grpc+proto")]));
     for code in Code::ALL {
         let response = grpc.render(&Problem::new(code, "Why not."), None);
@@ -46,7 +46,7 @@ fn wire_16_a_grpc_message_is_percent_encoded() {
 
 proptest! {
     #[test]
-    fn wire_16_any_detail_survives_its_encoding(detail in any::<String>()) {
+    fn wire_16_any_detail_is_decoded_as_it_was_encoded(detail in any::<String>()) {
         let grpc = ErrorFormat::of(&asking(&[("content-type", "application/grpc")]));
         let response = grpc.render(&Problem::new(Code::InFlight, detail.clone()), None);
         let message = &response.headers()["grpc-message"];
@@ -57,7 +57,7 @@ proptest! {
 }
 
 #[test]
-fn wire_16_only_grpc_is_answered_so() {
+fn wire_16_only_grpc_requests_get_grpc_statuses() {
     for kind in ["application/grpc-web+proto", "application/json", "application/grpcx", ""] {
         let error_format = ErrorFormat::of(&asking(&[("content-type", kind)]));
         let response = error_format.render(&Problem::new(Code::MissingKey, "No."), None);
@@ -68,7 +68,7 @@ fn wire_16_only_grpc_is_answered_so() {
 
 /// What keeps answers for clients of its own is told what a refusal means; nobody else is.
 #[test]
-fn wire_21_a_refusal_says_what_it_means_to_one_in_front() {
+fn wire_21_a_rejection_states_its_outcome_class_for_a_gateway_in_front() {
     for kind in ["application/grpc", "application/json"] {
         for code in Code::ALL {
             let problem = Problem::new(code, "Why not.");

@@ -77,7 +77,7 @@ fn wire_07_chosen_headers_count_with_all_their_values() {
 
 /// Two overrides under one key are two requests; without one nothing changes.
 #[test]
-fn wire_07_a_named_method_counts_wherever_it_is() {
+fn wire_07_a_method_override_header_is_part_of_the_fingerprint() {
     for scheme in [HttpFingerprintScheme::default(), scheme(BodyForm::Ignored, &["x-http-method"])]
     {
         let of = |headers: &[(&'static str, &str)]| of(&scheme, Method::POST, "/", headers, b"x");
@@ -94,7 +94,7 @@ fn wire_07_a_named_method_counts_wherever_it_is() {
 }
 
 #[test]
-fn wire_07_json_counts_by_what_it_says() {
+fn wire_07_json_is_compared_by_its_content() {
     let json = |body: &str| canonical("/", "application/json", body.as_bytes());
     assert_eq!(json(r#"{"b":[1.0,2],"a":"\u00e9"}"#), json(r#" { "a" : "é", "b":[ 1.0, 2 ] } "#));
     assert_ne!(json("[1]"), json("[1.0]"));
@@ -111,7 +111,7 @@ fn wire_07_json_counts_by_what_it_says() {
 }
 
 #[test]
-fn json_without_one_meaning_counts_by_its_bytes() {
+fn json_without_a_canonical_form_is_compared_by_its_bytes() {
     let json = |body: &str| canonical("/", "application/json", body.as_bytes());
     let deep = "[".repeat(129) + &"]".repeat(129);
     for text in [r#"{"a":1,"a":1}"#, r#"["\ud800"]"#, "\u{feff}1", "{", &deep] {
@@ -185,7 +185,7 @@ fn wire_07_form_data_counts_without_any_boundary_that_clients_use() {
 }
 
 #[test]
-fn wire_07_odd_form_data_counts_by_its_bytes() {
+fn wire_07_form_data_without_a_valid_boundary_is_compared_by_its_bytes() {
     let body = form("X", &["1"]);
     let raw = canonical("/", "text/plain", &body);
     let kinds = [
@@ -248,7 +248,7 @@ fn parts(make: fn(JsonPointers) -> JsonParts, pointers: &[&str]) -> HttpFingerpr
 }
 
 #[test]
-fn wire_07_json_pointers_choose_what_counts() {
+fn wire_07_json_pointers_select_the_compared_parts() {
     let json = |scheme: &HttpFingerprintScheme, body: &str| {
         of(scheme, Method::POST, "/", &[("content-type", "application/json")], body.as_bytes())
     };
@@ -291,7 +291,7 @@ fn wire_07_names_of_pointers_have_one_form() {
 }
 
 #[test]
-fn wire_07_names_have_one_form_and_unknown_ones_are_unknown() {
+fn wire_07_scheme_names_have_one_form_and_unknown_ones_are_rejected() {
     for known in [scheme(BodyForm::Canonical, &[]), scheme(BodyForm::Ignored, &["b", "a", "b"])] {
         assert_eq!(HttpFingerprintScheme::named(known.name()), Some(known.clone()));
     }
@@ -380,7 +380,7 @@ proptest! {
 
     /// Whatever the bytes and their type: nothing panics, and the body decides.
     #[test]
-    fn bodies_of_any_type_are_told_apart(
+    fn different_bodies_of_any_type_have_different_fingerprints(
         kind in prop::sample::select(vec![
             "application/json", "multipart/form-data; boundary=a", "multipart/form-data", "",
             "multipart/form-data; boundary=\"", "multipart/form-data; =; boundary=b",

@@ -49,7 +49,7 @@ fn a_key_has_1_to_255_characters() {
 }
 
 #[test]
-fn wire_03_what_is_no_key() {
+fn wire_03_invalid_values_are_no_key() {
     let values: [&[u8]; 17] = [
         b"\"a\", \"b\"",
         b"a, b",
@@ -94,14 +94,14 @@ proptest! {
     }
 
     #[test]
-    fn a_bare_word_is_the_key_that_it_would_be_in_quotes(word in r#"[!#-+\--:<-\[\]-~]{1,255}"#) {
+    fn a_bare_word_and_its_quoted_form_are_the_same_key(word in r#"[!#-+\--:<-\[\]-~]{1,255}"#) {
         let quoted = format!("\"{word}\"");
         let bare = decode(word.as_bytes(), Grammar::Lenient);
         prop_assert_eq!(bare, decode(quoted.as_bytes(), Grammar::Strict));
     }
 
     #[test]
-    fn no_bytes_panic_and_what_is_read_is_a_key(value in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn any_bytes_give_a_valid_key_or_an_error(value in prop::collection::vec(any::<u8>(), 0..300)) {
         for grammar in [Grammar::Lenient, Grammar::Strict] {
             if let Ok(key) = decode(&value, grammar) {
                 prop_assert!(Key::new(key.as_str()).is_ok());
@@ -111,7 +111,7 @@ proptest! {
 
     /// What one grammar reads, the other never reads as another key.
     #[test]
-    fn strict_is_part_of_lenient(value in r#"[ "\\a-c;,=]{0,12}"#) {
+    fn a_key_of_the_strict_grammar_is_the_same_in_the_lenient_one(value in r#"[ "\\a-c;,=]{0,12}"#) {
         if let Ok(key) = decode(value.as_bytes(), Grammar::Strict) {
             prop_assert_eq!(decode(value.as_bytes(), Grammar::Lenient), Ok(key));
         }

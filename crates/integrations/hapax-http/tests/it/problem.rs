@@ -10,7 +10,7 @@ fn body(problem: &Problem, docs: Option<&DocsUrl>) -> Value {
 }
 
 #[test]
-fn wire_21_every_code_makes_a_whole_problem() {
+fn wire_21_every_code_makes_a_complete_problem() {
     let mut words = HashSet::new();
     for code in Code::ALL {
         let response = Problem::new(code, "A \"detail\"\n").response(None);
@@ -81,13 +81,13 @@ fn wire_21_only_in_flight_has_the_member_retry_after() {
 }
 
 #[test]
-fn wire_23_a_response_that_was_not_kept_has_its_status() {
+fn wire_23_a_response_that_was_not_stored_has_original_status() {
     let problem = Problem::new(Code::ResponseNotRetained, "").original_status(StatusCode::CREATED);
     assert_eq!(body(&problem, None)["original_status"], 201);
 }
 
 #[test]
-fn wire_18_come_again_after_the_smaller_of_both() {
+fn wire_18_retry_after_is_the_smaller_of_elapsed_and_remaining_time() {
     let seconds = Duration::from_secs;
     assert_eq!(retry_after(seconds(3), seconds(20)), seconds(3));
     assert_eq!(retry_after(seconds(40), seconds(20)), seconds(20));

@@ -63,7 +63,7 @@ proptest! {
 }
 
 #[test]
-fn another_doors_outcome_is_not_read() {
+fn an_outcome_of_another_integration_is_rejected() {
     let bytes = StoredResponse::NotRetained { status: StatusCode::OK }.outcome().bytes().clone();
     assert_eq!(
         StoredResponse::from_outcome(&Outcome::new("http/2", bytes)),
@@ -73,7 +73,7 @@ fn another_doors_outcome_is_not_read() {
 
 /// The bytes of a record outlive a version: they must not change.
 #[test]
-fn the_format_stays() {
+fn the_format_is_that_of_earlier_versions() {
     let mut headers = HeaderMap::new();
     headers.append("a", HeaderValue::from_static("1"));
     headers.append("a", HeaderValue::from_static(""));
@@ -106,7 +106,7 @@ fn a_count_of_four_billion_allocates_nothing() {
 }
 
 #[test]
-fn wire_17_what_belongs_to_a_connection_or_an_attempt_is_not_kept() {
+fn wire_17_headers_of_a_connection_or_an_attempt_are_not_stored() {
     let response = Response::builder()
         .header("connection", "close, X-Hop")
         .header("x-hop", "1")
@@ -157,7 +157,7 @@ fn an_outcome_takes_no_more_than_its_length() {
 }
 
 #[test]
-fn wire_16_trailers_for_the_layer_are_not_kept() {
+fn wire_16_idempotency_trailers_are_not_stored() {
     let response = Response::new(Bytes::new());
     let mut trailers = HeaderMap::new();
     trailers.append("idempotency-outcome", HeaderValue::from_static("final"));
@@ -167,7 +167,7 @@ fn wire_16_trailers_for_the_layer_are_not_kept() {
 }
 
 #[test]
-fn wire_15_an_answer_as_grpc_clients_read_it() {
+fn wire_15_a_reconciled_response_is_converted_for_grpc_clients() {
     let headers = |pairs: &[(&'static str, &'static str)]| -> HeaderMap {
         let line =
             |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));

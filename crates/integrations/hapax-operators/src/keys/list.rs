@@ -9,27 +9,27 @@ use super::view::{RecordView, StateView, id_or_none};
 use super::{OperatorError, OperatorRecords};
 use crate::census::{Census, CensusList};
 
-/// How many records are looked at for one page, at most; with a filter, few of them may match.
+/// Largest number of records that are read for one page; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
 
-/// How many pages of the store are read for one, at most. Large records fill a page of the store
-/// before they are as many as were asked for.
+/// Largest number of pages of the store that are read for one page of a list. Large records fill a
+/// page of the store before it has the requested number.
 const MAX_PAGES: u32 = 320;
 
-/// How many are read from the store at once.
+/// Number of records that are read from the store at once.
 const PAGE: NonZeroU32 = NonZeroU32::MIN.saturating_add(255);
 
 /// A choice of records to list.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListQuery {
-    /// In this state only.
+    /// The state of the records; `None` for all that are neither expired nor released.
     #[serde(default)]
     pub state: Option<StateView>,
-    /// After this id.
+    /// The id after which the page begins.
     #[serde(default, deserialize_with = "id_or_none")]
     pub after: Option<OperationId>,
-    /// At most so many; 1 to 1,000. Default 100.
+    /// The largest number of records; 1 to 1,000. Default 100.
     #[serde(default)]
     pub limit: Option<u32>,
     /// Hash of the caller ([`OperatorRecords::caller_hash`]).
@@ -44,19 +44,19 @@ pub struct RecordList {
     pub keys: Vec<RecordView>,
     /// Records that cannot be read: id and reason.
     pub damaged: Vec<(String, String)>,
-    /// Where to go on, as `after`; `None` at the end.
+    /// The id for `after` of the next page; `None` at the end.
     pub next: Option<String>,
-    /// Whether there are more than the limit, where they are listed oldest first.
+    /// Whether there are more records than the limit, in a list ordered by age.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub more: bool,
-    /// Where a census lists them, oldest first: the time from which on it may not know what other
-    /// processes did; `None` while it looks through the store for the first time.
+    /// For a list of a census, oldest first: the beginning of the last complete walk. Decisions of
+    /// other processes since then may be missing. `None` during the first walk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub as_of: Option<String>,
 }
 
 impl RecordList {
-    /// Returns what a census knows.
+    /// Creates the list from the list of a census.
     pub(crate) fn of(counted: CensusList) -> Self {
         let CensusList { keys, more, as_of } = counted;
         Self { keys, damaged: Vec::new(), next: None, more, as_of }
@@ -80,7 +80,8 @@ impl OperatorRecords {
         hashes.flatten().any(|it| it == hash)
     }
 
-    /// A page of records. Expired and released ones are left out unless asked for by state.
+    /// Returns a page of records. Expired and released ones are left out unless `state` selects
+    /// them.
     ///
     /// # Errors
     /// [`OperatorError::Store`].
@@ -133,7 +134,7 @@ impl OperatorRecords {
         Ok(listed)
     }
 
-    /// Looks through the whole store for records whose outcome is unknown, and returns the oldest.
+    /// Reads the whole store and returns the oldest records whose outcome is unknown.
     ///
     /// # Errors
     /// [`OperatorError::Store`].
@@ -144,7 +145,7 @@ impl OperatorRecords {
         Ok(self.known(&census, list))
     }
 
-    /// Returns the oldest of the records that a census knows.
+    /// Returns the oldest records in the list of a census.
     pub(crate) fn known(&self, census: &Census, list: &ListQuery) -> RecordList {
         let limit = list.limit.unwrap_or(100).clamp(1, 1000) as usize;
         let Some(hash) = &list.caller else { return RecordList::of(census.oldest(limit)) };

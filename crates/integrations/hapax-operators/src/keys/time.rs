@@ -1,4 +1,4 @@
-//! Moments as people read them.
+//! Times in the form of RFC 3339.
 
 use hapax_core::Timestamp;
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_moments() {
+    fn times_are_formatted_as_rfc_3339() {
         for (millis, text) in [
             (0, "1970-01-01T00:00:00.000Z"),
             (951_782_399_999, "2000-02-28T23:59:59.999Z"),

@@ -12,10 +12,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::time::rfc3339;
 use crate::audit::DecisionNote;
 
-/// How much of a body is shown, and may be given, in bytes.
+/// The largest body that is shown or accepted, in bytes.
 pub(super) const MAX_BODY: usize = 1 << 20;
 
-/// Where an operation stands, for operators.
+/// The state of a record, for operators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StateView {
@@ -23,7 +23,7 @@ pub enum StateView {
     InFlight,
     /// The operation happened, and its outcome is replayed.
     Done,
-    /// The operation may have happened: its owner gave up, or its process crashed.
+    /// The operation may have happened: its owner abandoned it, or its process crashed.
     Unknown,
     /// The operation did not happen; the next request executes.
     Released,
@@ -43,7 +43,7 @@ impl StateView {
         }
     }
 
-    /// Its name, as in the API.
+    /// Returns the name of the state in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl fmt::Display for StateView {
 pub struct RecordView {
     /// The record's name: 64 hexadecimal digits.
     pub id: String,
-    /// Where it stands.
+    /// The state of the record.
     pub state: StateView,
     /// The fencing token of its last execution.
     pub fence: u64,
@@ -76,19 +76,19 @@ pub struct RecordView {
     pub attempt: u32,
     /// Policy for a retry while the outcome is unknown.
     pub on_unknown: String,
-    /// How the request was fingerprinted.
+    /// The fingerprint scheme of the request.
     pub scheme: String,
-    /// The first eight hexadecimal digits of the fingerprint. From all of it what was asked could be
-    /// guessed, where it is not keyed.
+    /// The first eight hexadecimal digits of the fingerprint. The whole fingerprint, if it is not
+    /// keyed, would let a reader guess the request.
     pub fingerprint: String,
     /// The store's clock, RFC 3339, like all times here.
     pub now: String,
     /// When the last execution began.
     pub began: String,
-    /// When it was done, or released; `None` while it is neither.
+    /// The time at which it was done or released; `None` in any other state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
-    /// Until when its owner holds it.
+    /// The end of the lease.
     pub lease_until: String,
     /// When it expires; `None` for never.
     pub keep_until: Option<String>,
@@ -124,7 +124,7 @@ pub struct OperationDescription {
     /// The headers of its scope.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caller: Vec<CallerView>,
-    /// Its trace.
+    /// The value of its `traceparent` header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
@@ -145,12 +145,12 @@ pub struct CallerView {
 /// A record before a decision.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RecordBefore {
-    /// Where it stood.
+    /// The state of the record before the decision.
     pub state: StateView,
     /// When it was done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
-    /// The status of its answer; of an unknown outcome, of what was seen.
+    /// The status of its response; for an unknown outcome, the status that the owner saw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
 }
@@ -172,7 +172,7 @@ impl RecordBefore {
 pub struct ResponseView {
     /// Its status.
     pub status: u16,
-    /// Whether headers and body were kept; if not, a retry gets 409 `response-not-retained`.
+    /// Whether headers and body are stored; if not, a retry gets 409 `response-not-retained`.
     pub retained: bool,
     /// Its headers.
     pub headers: Vec<(String, String)>,
@@ -187,7 +187,7 @@ pub struct ResponseView {
 }
 
 impl RecordView {
-    /// With what it is answered with.
+    /// Creates the view of a record, with its response.
     pub(super) fn of(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
         Self {
             response: outcome(stored).and_then(ResponseView::of),
@@ -195,7 +195,7 @@ impl RecordView {
         }
     }
 
-    /// Without it: nothing that is large is copied.
+    /// Creates the view of a record without its response, so that nothing large is copied.
     pub(crate) fn named(id: &OperationId, stored: &StoredRecord, now: Timestamp) -> Self {
         let record = &stored.record;
         Self {
@@ -219,7 +219,7 @@ impl RecordView {
 }
 
 impl ResponseView {
-    /// `None` for an outcome of another door than HTTP.
+    /// Returns the view of an outcome; `None` if it is no HTTP response.
     fn of(outcome: &Outcome) -> Option<Self> {
         match StoredResponse::from_outcome(outcome).ok()? {
             StoredResponse::NotRetained { status } => Some(Self {

@@ -12,8 +12,8 @@ pub(crate) struct Found {
     pub(crate) different: Option<String>,
 }
 
-/// The outcome of an append, by what one view of the table shows. Ids go before versions: who sends
-/// the same events again need not know which version they made.
+/// Returns the result of an append, from one snapshot of the table. Ids take precedence over
+/// versions: a writer that repeats an append need not remember the version that it created.
 ///
 /// `None`: nothing is in the way. (For no events: the version is the expected one.)
 pub(crate) fn decide(expected: u64, current: u64, found: &[Option<Found>]) -> Option<AppendResult> {

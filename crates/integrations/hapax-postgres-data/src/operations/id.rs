@@ -7,10 +7,10 @@ use crate::error::{DataError, ItemError};
 
 /// The id of an operation, created once by its caller, and sent again with every retry.
 ///
-/// Without more, an id that is used again for another change of the same row is
-/// [`AlreadyApplied`](crate::IdentifiedUpdate::AlreadyApplied), and that change is never made: versions differ from one
-/// attempt to the next, and so do values that are made from them, so that an item does not tell.
-/// What is [asked](Self::for_request) for does.
+/// Without a request, an id that is used again for another change of the same row gives
+/// [`AlreadyApplied`](crate::IdentifiedUpdate::AlreadyApplied), and the second change is never
+/// made. Versions, and values computed from them, differ between attempts, so the item cannot be
+/// compared. [`for_request`](Self::for_request) adds a request, which is compared.
 ///
 /// ```
 /// use hapax_postgres_data::UpdateId;
@@ -27,9 +27,9 @@ pub struct UpdateId {
 }
 
 impl UpdateId {
-    /// The request under the id, not the row after it. The fingerprint of its [canonical
-    /// JSON](hapax_core::canonicalize_value) is stored with the id; the same id with another
-    /// request, or with none, is [`DataError::OperationReused`].
+    /// Adds the request of the operation (not the row that results from it). The fingerprint of its
+    /// canonical JSON is stored with the id; the same id with another request, or with none, is
+    /// [`DataError::OperationReused`].
     ///
     /// # Errors
     /// [`ItemError::NoCanonicalForm`].
@@ -45,7 +45,7 @@ impl UpdateId {
         &self.id
     }
 
-    /// Nothing is empty.
+    /// Returns the fingerprint of the request; empty if there is none.
     pub(crate) fn request_fingerprint(&self) -> String {
         self.asked
             .iter()
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_is_the_same_in_any_order_of_its_fields() {
+    fn a_requests_fingerprint_does_not_depend_on_the_order_of_fields() {
         let of = |text: &str| {
             let request: serde_json::Value = serde_json::from_str(text).unwrap();
             UpdateId::from("o").for_request(&request).unwrap().request_fingerprint()

@@ -1,4 +1,4 @@
-//! Load, change, update; and again.
+//! Updates that are retried after conflicts and lost replies.
 
 use std::time::Duration;
 
@@ -33,15 +33,15 @@ pub enum Retried<R> {
     NotFound,
 }
 
-/// Why an operation that was retried has no outcome.
+/// Errors of [`UpdateLog::retrying`].
 ///
-/// Each says whether it is `in_doubt`: whether an attempt whose reply was lost may have been carried out,
-/// or may yet be. If so, only the same call again, under the same id, can tell, and another
-/// id might do it twice. If not, nothing was written.
+/// Each variant states in `outcome_unknown` whether an attempt whose reply was lost may have been
+/// executed, or may still be. If so, only the same call with the same id can determine the result;
+/// another id might apply the change twice. Otherwise nothing was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryError<E> {
-    /// The closure said no.
+    /// The change returned an error.
     #[error("the change was declined")]
     Declined {
         /// True if an earlier attempt may have been executed, with unknown result.
@@ -51,9 +51,9 @@ pub enum RetryError<E> {
         source: E,
     },
     /// Attempts or time are used up. The same call again, with the same operation, is safe.
-    #[error("no success in {attempts} attempts")]
+    #[error("no attempt out of {attempts} succeeded: call again with the same operation id")]
     GaveUp {
-        /// How many were made.
+        /// Number of attempts.
         attempts: u32,
         /// Whether one of them may have been carried out, or may yet be.
         outcome_unknown: bool,
@@ -61,8 +61,8 @@ pub enum RetryError<E> {
         #[source]
         source: Option<DriverError>,
     },
-    /// An error that another attempt would not fix.
-    #[error("another attempt would not mend it: {source}")]
+    /// An error that another attempt cannot resolve.
+    #[error("the operation failed with an error that a retry cannot resolve: {source}")]
     Data {
         /// True if an earlier attempt may have been executed, with unknown result.
         outcome_unknown: bool,
@@ -73,7 +73,7 @@ pub enum RetryError<E> {
 }
 
 impl<E> RetryError<E> {
-    /// Whether it may have been carried out, or may yet be.
+    /// Returns whether an attempt may have been executed, or may still be.
     pub const fn outcome_unknown(&self) -> bool {
         match self {
             Self::Declined { outcome_unknown, .. }
@@ -106,7 +106,7 @@ impl Progress {
         RetryError::Data { outcome_unknown: self.outcome_unknown.is_some(), source }
     }
 
-    /// Goes on after what passes.
+    /// Records a temporary error, or returns a permanent one.
     fn failed<E>(&mut self, error: DataError) -> Result<(), RetryError<E>> {
         if !error.passes() {
             return Err(self.data(error));
@@ -117,28 +117,28 @@ impl Progress {
 }
 
 impl UpdateLog {
-    /// Loads the row of `key`, has `change` make what it is to be, and updates it, under the id
-    /// `operation`; from the beginning where another update came in between, a connection is lost, or
-    /// a lock or the server is not to be had, within the limits of `retry`.
+    /// Loads the row of `key`, computes the new row with `change`, and updates the row under the id
+    /// `operation`. It starts again after a conflict, a lost connection, or a temporary rejection
+    /// by the server, within the limits of `retry`.
     ///
-    /// `change` is pure: it is called once an attempt, and what it returns for a row depends on that
-    /// row alone. It leaves the key as it is. Written are the fields that it changed; the
-    /// others stay as they are, whatever `R` holds of them. A field that is changed is written as `R`
-    /// holds it: of `json` and `jsonb` that is all of it, with numbers that an `f64` may have rounded.
+    /// `change` must be pure: it is called once in each attempt, and its result must depend on the
+    /// given row only. It must not change the key. Only the fields that it changes are written; the
+    /// other columns keep their values, whatever `R` contains of them. A changed `json` or `jsonb`
+    /// field is written completely as `R` represents it, with numbers that an `f64` may have
+    /// rounded.
     ///
-    /// Of two changes under one id the second is [`AlreadyApplied`](Retried::AlreadyApplied), unless the id
-    /// says what is [asked](UpdateId::for_request).
+    /// The second of two changes with the same id is [`AlreadyApplied`](Retried::AlreadyApplied),
+    /// unless the id contains the [request](UpdateId::for_request).
     ///
     /// `connect` makes a connection, or takes one from a pool: one at first, and another after one was
     /// lost. It must be outside of a transaction.
     ///
-    /// May be dropped at any await: an update under way is carried out on a task of its own,
-    /// which needs a runtime of tokio's. It waits for another transaction until shortly before
-    /// the deadline (a `lock_timeout` for this one statement; the session's own holds if that is
-    /// shorter), so that its connection is free again soon: where it has to wait for several, one
-    /// after the other, for as long each time. What the server does not bound by
-    /// that is for the settings of callers' connections: `statement_timeout`, and `lock_timeout` for tables
-    /// that are being altered.
+    /// The future may be dropped at any await: an update under way continues on its own task, which
+    /// needs a tokio runtime. It waits for another transaction until shortly before the deadline,
+    /// by a `lock_timeout` for this one statement (the session's own applies if it is shorter), so
+    /// the connection is free again soon. If several locks are needed, the limit applies to each.
+    /// Other waits of the server are limited by the settings of the caller's connections:
+    /// `statement_timeout`, and `lock_timeout` for tables that are being altered.
     ///
     /// # Errors
     /// [`RetryError`].

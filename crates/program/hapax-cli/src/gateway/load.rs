@@ -95,7 +95,7 @@ impl Loaded {
 
     /// Returns the setting that names the file whose certificates or key cannot be used.
     fn field_of(&self, error: &TlsError) -> Option<&'static str> {
-        let (TlsError::Read { path, .. } | TlsError::Useless { path, .. }) = error else {
+        let (TlsError::Read { path, .. } | TlsError::Invalid { path, .. }) = error else {
             return None;
         };
         let path = [path.display().to_string()];
@@ -177,7 +177,10 @@ pub(crate) struct StoreSettings {
 impl StoreSettings {
     /// Completes the options from the file at `path`. If a store was given, a file that cannot be
     /// read is only a warning: in an emergency there may be no other way.
-    pub(crate) fn for_the_rest(path: Option<&Path>, is_named: bool) -> Result<Self, CliError> {
+    pub(crate) fn complete_from_file(
+        path: Option<&Path>,
+        is_named: bool,
+    ) -> Result<Self, CliError> {
         match Self::read(path) {
             Err(failure) if is_named => {
                 eprintln!("hapax: warning: {failure}; continuing without the file");

@@ -179,7 +179,7 @@ impl StoreSelector {
     pub(super) fn location(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
         let is_named = store.is_some() || self.admin.is_some();
-        let file = StoreSettings::for_the_rest(self.config.as_deref(), is_named)?;
+        let file = StoreSettings::complete_from_file(self.config.as_deref(), is_named)?;
         let store = store.or(file.store);
         let store = store.unwrap_or_else(|| StoreUrl::File("./hapax.db".into()));
         // A store in memory can be reached only through its gateway.

@@ -143,10 +143,10 @@ pub(super) struct DecisionOutput {
 impl DecisionOutput {
     pub(super) fn released(&self, forget: bool) -> String {
         let although = match self.was.state {
-            StateView::Unknown => ", although it may have happened".to_owned(),
+            StateView::Unknown => ", although its outcome is unknown".to_owned(),
             _ => although(&self.was),
         };
-        let until = if forget { "; where there is a cache, in a minute" } else { "" };
+        let until = if forget { "; with a cache, after at most a minute" } else { "" };
         format!("released{although}: the next request with this key executes{until}\n")
     }
 
@@ -187,7 +187,7 @@ impl Purged {
 fn although(was: &RecordBefore) -> String {
     match was {
         RecordBefore { state: StateView::Done, ended: Some(at), status: Some(status) } => {
-            format!(", although it was done since {at} with status {status}")
+            format!(", although it was completed at {at} with status {status}")
         }
         RecordBefore { state: StateView::Done, .. } => ", although it was done".to_owned(),
         RecordBefore { state: StateView::InFlight, .. } => ", although it was in flight".to_owned(),

@@ -54,7 +54,7 @@ fn revoked_credentials_get_no_replay() {
     assert_eq!(ready["auth"], format!("http://{}/check", auth.address), "{ready}");
     let log = std::fs::read_to_string(folder.path().join("log")).unwrap();
     assert!(!log.contains("secret=1") && !log.contains("Bearer a"), "{log}");
-    log_line(folder.path(), "the auth URL did not say whether a request is allowed");
+    log_line(folder.path(), "the auth URL gave no usable response: requests with a key get 503");
 
     // Operators name the caller as the auth URL does, with the gateway there or not.
     let at = ["keys", "show", "k", "--store", &store(folder.path()), "--scope", "x-user: alice"];
@@ -65,7 +65,7 @@ fn revoked_credentials_get_no_replay() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_one_line_and_64() {
+fn an_invalid_auth_setting_is_one_line_and_exit_code_64() {
     let upstream = ["gateway", "--upstream", "http://127.0.0.1:1"];
     let url = ["--auth-url", "http://127.0.0.1:2/check"];
     for (more, says) in [

@@ -35,7 +35,7 @@ fn ask(gateway: &Gateway, token: bool, body: &str) -> Answer {
 }
 
 #[test]
-fn a_backup_of_a_running_gateway_restores_what_was_done_and_forgets_what_came_later() {
+fn a_backup_of_a_running_gateway_restores_earlier_records_only() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
     let of_store = store(folder.path());
@@ -111,7 +111,7 @@ fn a_backup_of_a_stopped_gateway_is_made_of_its_file() {
 }
 
 #[test]
-fn what_is_wrong_with_a_backup_is_said_with_what_to_do() {
+fn errors_of_backup_state_the_remedy() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     let of_store = store(folder.path());
@@ -164,7 +164,7 @@ fn what_is_wrong_with_a_backup_is_said_with_what_to_do() {
 }
 
 #[test]
-fn a_gateway_on_a_wrong_file_or_secret_says_what_to_do() {
+fn a_wrong_file_or_secret_is_an_error_with_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let start = |store: &Path, more: &[&str]| {
         let store = format!("file:{}", store.display());

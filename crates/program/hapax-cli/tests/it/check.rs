@@ -14,7 +14,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn what_cannot_start_is_told_without_starting_it() {
+fn check_reports_an_invalid_configuration_without_starting() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hapax.toml");
     let name = file.to_str().unwrap();
@@ -55,7 +55,7 @@ fn what_cannot_start_is_told_without_starting_it() {
 }
 
 #[test]
-fn variables_that_mean_nothing_are_warned_of() {
+fn unknown_variables_are_warned_of() {
     let of = |check: &[&str]| {
         let mut command =
             hapax(&[&["gateway", "--upstream", "http://127.0.0.1:1"], check].concat());
@@ -114,7 +114,7 @@ fn secrets_that_every_user_can_read_are_warned_of() {
 }
 
 #[test]
-fn what_may_be_secret_is_not_repeated() {
+fn errors_do_not_repeat_values_that_may_be_secret() {
     let secret = "http://h/?token=s3cr3t x";
     for (variable, flag) in [
         ("HAPAX_AUTH_URL", "--auth-url"),

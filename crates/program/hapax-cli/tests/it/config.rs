@@ -28,7 +28,7 @@ fn write(file: &Path, text: &str) {
 }
 
 #[test]
-fn the_example_is_what_the_gateway_takes() {
+fn the_example_file_is_accepted() {
     let example =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/gateway/hapax.toml");
     let shown = ok(&["gateway", "--config", example.to_str().unwrap(), "--check"]);
@@ -46,7 +46,7 @@ fn the_example_is_what_the_gateway_takes() {
 }
 
 #[test]
-fn flags_win_over_the_environment_over_the_file_over_the_defaults() {
+fn flags_override_environment_file_and_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hapax.toml");
     let text = "[gateway]\nupstream = \"http://file:1\"\nmax_waiters = 1\n\
@@ -75,7 +75,7 @@ fn flags_win_over_the_environment_over_the_file_over_the_defaults() {
 }
 
 #[test]
-fn a_file_that_cannot_be_is_one_line_and_64() {
+fn an_invalid_file_is_one_line_and_exit_code_64() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hapax.toml");
     let name = file.to_str().unwrap();
@@ -121,7 +121,7 @@ const RELOADS: usize = 40;
 const CLIENTS: usize = 4;
 
 #[test]
-fn sighup_under_load_drops_nothing_and_mixes_nothing() {
+fn a_reload_under_load_neither_drops_requests_nor_mixes_configurations() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("hapax.toml");
     let upstream = Upstream::start();
@@ -199,7 +199,10 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
             if number.is_multiple_of(4) {
                 write(&file, BAD[number / 4 % BAD.len()]);
                 gateway.signal(Signal::HUP);
-                wait_for("SIGHUP: not reloaded, all stays as it was", number / 4);
+                wait_for(
+                    "SIGHUP: the reload was rejected; the configuration in force stays",
+                    number / 4,
+                );
             }
             write(&file, &of(number, &served));
             gateway.signal(Signal::HUP);
@@ -208,7 +211,10 @@ fn sighup_under_load_drops_nothing_and_mixes_nothing() {
         }
         done.store(true, Ordering::SeqCst);
     });
-    let refused = log_lines(folder.path(), "SIGHUP: not reloaded, all stays as it was");
+    let refused = log_lines(
+        folder.path(),
+        "SIGHUP: the reload was rejected; the configuration in force stays",
+    );
     assert_eq!(refused.len(), RELOADS / 4);
     let said: Vec<&str> = refused.iter().map(|line| line["refused"].as_str().unwrap()).collect();
     let name = file.to_str().unwrap();

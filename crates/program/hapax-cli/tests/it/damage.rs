@@ -54,7 +54,7 @@ fn is_replayed(gateway: &Gateway, number: usize) {
 }
 
 #[test]
-fn what_is_whole_of_a_damaged_file_is_replayed_and_salvaged_and_the_rest_is_rejected() {
+fn intact_records_of_a_damaged_file_are_replayed_and_salvaged() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let (old, new) = (folder.path().join("hapax.db"), folder.path().join("new.db"));
     let (of_old, of_new) = (store(folder.path()), format!("file:{}", new.display()));

@@ -72,7 +72,7 @@ fn pay(address: &str) -> String {
 }
 
 #[test]
-fn every_set_up_does_as_it_promises_and_the_last_can_be_kept() {
+fn every_setup_of_the_demo_has_its_guarantee_and_keep_leaves_the_last_running() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = ["--payments", "24", "--seed", "7", "--json", "--keep"];
     let mut child = start(folder.path(), &arguments);
@@ -120,7 +120,7 @@ fn every_set_up_does_as_it_promises_and_the_last_can_be_kept() {
 }
 
 #[test]
-fn it_says_what_it_does_and_how_to_call_it() {
+fn the_demo_prints_its_steps_and_its_command_line() {
     let folder = tempfile::tempdir().unwrap();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_hapax"));
     let above = program.parent().unwrap().parent().unwrap();
@@ -145,7 +145,7 @@ fn it_says_what_it_does_and_how_to_call_it() {
 }
 
 #[test]
-fn an_interrupt_in_the_middle_leaves_nothing_behind() {
+fn an_interrupted_demo_leaves_no_process_and_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let mut child = start(folder.path(), &["--payments", "24"]);
     let mut err = BufReader::new(child.stderr.take().unwrap());

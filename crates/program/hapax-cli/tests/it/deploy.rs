@@ -32,7 +32,7 @@ fn lines<'a>(text: &'a str, field: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_units_command_lines_can_be() {
+fn the_command_lines_of_the_systemd_unit_are_valid() {
     let starts = lines(UNIT, "ExecStart=");
     let reloads = lines(UNIT, "ExecReload=");
     assert_eq!(starts.len(), 1);
@@ -49,7 +49,7 @@ fn the_units_command_lines_can_be() {
 }
 
 #[test]
-fn the_units_file_is_for_its_group_alone() {
+fn the_units_configuration_file_is_readable_by_its_group_only() {
     let group = lines(UNIT, "SupplementaryGroups=");
     assert_eq!(group, ["hapax-config"]);
     assert_eq!(lines(README, "sudo groupadd --system --force "), group);
@@ -59,7 +59,7 @@ fn the_units_file_is_for_its_group_alone() {
 }
 
 #[test]
-fn the_containers_command_line_can_be() {
+fn the_command_line_of_the_container_is_valid() {
     let words =
         |field| -> Vec<String> { serde_json::from_str(lines(CONTAINER, field)[0]).unwrap() };
     let line = [words("ENTRYPOINT "), words("CMD ")].concat();
@@ -68,7 +68,7 @@ fn the_containers_command_line_can_be() {
 }
 
 #[test]
-fn the_service_manager_hears_that_it_listens_and_that_it_drains() {
+fn the_service_manager_is_notified_of_ready_and_stopping() {
     assert_eq!(lines(UNIT, "Type="), ["notify"]);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");

@@ -58,7 +58,9 @@ fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
     assert_eq!(missing.status.code(), Some(1));
     let found = String::from_utf8(missing.stdout).unwrap();
     assert!(
-        found.contains("broken   file: there is none, and there was one; put that file back"),
+        found.contains(
+            "broken   file: the file is missing, and a gateway used it before; put that file back"
+        ),
         "{found}"
     );
     let gateway = start();
@@ -116,7 +118,10 @@ fn a_new_file_and_a_new_secret_execute_nothing_before_they_are_confirmed() {
     }
     let looked = run(&["doctor", "--store", &store]);
     let found = String::from_utf8(looked.stdout).unwrap();
-    assert!(found.contains("broken   file: there is none, and there was one"), "{found}");
+    assert!(
+        found.contains("broken   file: the file is missing, and a gateway used it before"),
+        "{found}"
+    );
     let gateway = start();
     is_rejected(gateway.address, "key");
     ok(&["store", "confirm", "--store", &store, "--reason", "a test"]);

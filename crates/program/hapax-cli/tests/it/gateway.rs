@@ -12,7 +12,7 @@ use crate::world::{
 };
 
 #[test]
-fn what_cannot_be_is_one_line_and_64() {
+fn an_invalid_setting_is_one_line_and_exit_code_64() {
     let upstream = ["gateway", "--upstream", "http://127.0.0.1:1"];
     for (more, says) in [
         (&["--lease", "30"][..], "--lease"),
@@ -57,7 +57,7 @@ fn what_cannot_be_is_one_line_and_64() {
 }
 
 #[test]
-fn a_second_gateway_on_one_file_is_one_line_and_69() {
+fn a_second_gateway_on_one_file_is_one_line_and_exit_code_69() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let first = Gateway::start(upstream.address, folder.path(), &[]);
     let store = store(folder.path());
@@ -75,7 +75,7 @@ fn a_second_gateway_on_one_file_is_one_line_and_69() {
 }
 
 #[test]
-fn a_secret_that_is_not_there_is_one_line_and_64() {
+fn a_missing_secret_is_one_line_and_exit_code_64() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
     let arguments = ["gateway", "--upstream", "http://127.0.0.1:1", "--store", &store];
@@ -97,7 +97,7 @@ fn a_secret_that_is_not_there_is_one_line_and_64() {
 }
 
 #[test]
-fn sighup_changes_nothing() {
+fn sighup_without_a_file_does_not_affect_requests() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     gateway.signal(Signal::HUP);
@@ -129,7 +129,7 @@ fn sigterm_drains_and_ends_with_0() {
 }
 
 #[test]
-fn what_does_not_come_back_in_time_is_unknown() {
+fn a_request_without_a_response_at_the_drain_timeout_is_unknown() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let block = ["--on-unknown", "block", "--drain-timeout", "100ms"];
     let gateway = Gateway::start(upstream.address, folder.path(), &block);
@@ -186,7 +186,7 @@ fn two_at_once_are_one(signal: Signal) {
 }
 
 #[test]
-fn the_log_says_what_is_protected_how_and_which_request_got_no_answer() {
+fn the_log_has_the_policies_and_requests_without_a_response() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     // Nothing is said of `on_unknown`.
     let more = ["--in-flight", "wait", "--lease", "10s"];
@@ -257,7 +257,7 @@ fn killed_and_back(upstream: &Upstream, folder: &std::path::Path, more: &[&str])
 }
 
 #[test]
-fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
+fn after_sigkill_reexecute_executes_again_with_a_larger_fence() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let (gateway, fence) =
         killed_and_back(&upstream, folder.path(), &["--on-unknown", "reexecute"]);
@@ -270,7 +270,7 @@ fn after_sigkill_reexecute_runs_it_again_under_a_larger_fence() {
 }
 
 #[test]
-fn after_sigkill_block_waits_for_an_operator() {
+fn after_sigkill_block_rejects_retries_until_an_operator_decides() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let (gateway, fence) = killed_and_back(&upstream, folder.path(), &[]);
     for _ in 0..2 {
@@ -291,7 +291,7 @@ fn after_sigkill_block_waits_for_an_operator() {
 }
 
 #[test]
-fn after_sigkill_reconcile_asks() {
+fn after_sigkill_reconcile_sends_a_reconcile_request() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let url = format!("http://{}/outcome", upstream.address);
     let more =
@@ -316,7 +316,7 @@ fn after_sigkill_reconcile_asks() {
 }
 
 #[test]
-fn what_a_hook_allows_and_a_failed_probe_are_logged() {
+fn executions_that_a_hook_allows_and_failed_probes_are_logged() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let url = format!("http://{}/outcome", upstream.address);
     let more = ["--on-unknown", "reconcile", "--reconcile-url", &url];
@@ -347,7 +347,7 @@ fn what_a_hook_allows_and_a_failed_probe_are_logged() {
 }
 
 #[test]
-fn a_secret_that_others_can_read_is_warned_of_at_start_and_by_the_doctor() {
+fn a_secret_readable_by_others_is_reported_at_start_and_by_the_doctor() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let doctor = || ok(&["doctor", "--store", &store(folder.path())]);
     let warnings = || log_lines(folder.path(), "other users can read this secret: chmod 600 it");
@@ -375,7 +375,7 @@ fn a_secret_that_others_can_read_is_warned_of_at_start_and_by_the_doctor() {
 }
 
 #[test]
-fn a_doctor_probes_the_reconcile_url() {
+fn the_doctor_probes_the_reconcile_url() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("hapax.toml");
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -396,7 +396,7 @@ fn a_doctor_probes_the_reconcile_url() {
 }
 
 #[test]
-fn flags_come_from_the_environment_too() {
+fn settings_are_read_from_the_environment() {
     let upstream = Upstream::start();
     let mut command = crate::world::hapax(&["gateway", "--admin", "off", "--lease", "0s"]);
     command.env("HAPAX_UPSTREAM", format!("http://{}", upstream.address));

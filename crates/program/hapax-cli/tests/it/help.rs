@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::world::ok;
 
 #[test]
-fn help_is_as_it_was_written() {
+fn help_matches_the_golden_file() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/golden");
     for (name, arguments) in [
         ("hapax", &["--help"][..]),

@@ -30,7 +30,7 @@ fn look(at: &[&str]) -> (Value, Value) {
 }
 
 #[test]
-fn the_same_is_seen_through_the_gateway_and_on_the_file() {
+fn records_look_the_same_through_the_gateway_and_in_the_file() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(&upstream, folder.path(), &[]);
     let store = store(folder.path());
@@ -49,7 +49,7 @@ fn the_same_is_seen_through_the_gateway_and_on_the_file() {
 }
 
 #[test]
-fn what_is_done_is_forgotten_only_when_told_through_the_gateway_and_on_the_file() {
+fn a_finished_record_is_released_only_with_forget_through_the_gateway_and_in_the_file() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::logged(upstream.address, folder.path(), &[]);
     let asked = send(gateway.address, "done", "x");
@@ -64,19 +64,22 @@ fn what_is_done_is_forgotten_only_when_told_through_the_gateway_and_on_the_file(
         for refused_one in [&release, &resolve] {
             let (code, line) = refused(refused_one);
             assert_eq!(code, 1);
-            for word in ["is done since 20", "status 201", "--forget", "executes again"] {
+            for word in ["was completed at 20", "status 201", "--forget", "executes again"] {
                 assert!(line.contains(word), "{line}");
             }
         }
         // Another execution than the one that was named: that is another matter.
         let (code, line) = refused(&[&forgetting[..], &["--fence", "1"]].concat());
-        assert!(code == 1 && line.contains("changed in between"), "{line}");
+        assert!(
+            code == 1 && line.contains("expected the record with the fence of the decision"),
+            "{line}"
+        );
         // And so is an answer that it has already.
         let other = ["--outcome", "happened", "--status", "404", "--forget"];
         let (code, line) = refused(&[&["keys", "resolve", "done"], &at[..], &other].concat());
-        assert!(code == 1 && line.contains("cannot be given another"), "{line}");
+        assert!(code == 1 && line.contains("a stored response cannot be replaced"), "{line}");
         let said = ok(&forgetting);
-        assert!(said.contains("although it was done since 20"), "{said}");
+        assert!(said.contains("although it was completed at 20"), "{said}");
         for refused_one in [&release, &resolve] {
             let (code, line) = refused(refused_one);
             assert!(code == 1 && line.contains("was released at 20"), "{line}");
@@ -84,7 +87,7 @@ fn what_is_done_is_forgotten_only_when_told_through_the_gateway_and_on_the_file(
     };
 
     needs_telling();
-    let audit = log_line(folder.path(), "an operator decided what became of a key");
+    let audit = log_line(folder.path(), "an operator decided about a record");
     assert_eq!((&audit["was"], &audit["was_answered"]), (&"Done".into(), &201.into()), "{audit}");
     assert_eq!(audit["forget"], true);
     let asked = send(gateway.address, "done", "something else");
@@ -117,7 +120,7 @@ fn a_body_may_come_from_a_file_or_standard_input() {
 }
 
 #[test]
-fn what_no_replay_can_carry_is_64() {
+fn a_response_that_cannot_be_replayed_is_exit_code_64() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(&upstream, folder.path(), &[]);
     let store = store(folder.path());
@@ -140,7 +143,7 @@ fn what_no_replay_can_carry_is_64() {
 }
 
 #[test]
-fn decisions_are_told_as_json_too() {
+fn decisions_are_printed_as_json() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(&upstream, folder.path(), &[]);
     let at = ["--store", &store(folder.path()), "--scope", "Bearer a", "--json"];
@@ -176,7 +179,7 @@ fn refused_as_json(arguments: &[&str]) -> (i32, Value) {
 }
 
 #[test]
-fn failures_are_told_as_json_too() {
+fn errors_are_printed_as_json() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     let _asked = send(gateway.address, "k", "x");
@@ -203,7 +206,7 @@ fn failures_are_told_as_json_too() {
 }
 
 #[test]
-fn the_gateways_file_says_where_records_are() {
+fn the_gateways_file_names_the_store() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = folder.path().join("hapax.toml");
     let name = file.to_str().unwrap();
@@ -261,7 +264,7 @@ fn the_gateways_file_says_where_records_are() {
 }
 
 #[test]
-fn what_is_in_flight_needs_force() {
+fn a_record_in_flight_is_decided_only_with_force() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = Gateway::start(upstream.address, folder.path(), &[]);
     let asked = send(gateway.address, "k", "x");
@@ -278,7 +281,7 @@ fn what_is_in_flight_needs_force() {
 }
 
 #[test]
-fn what_is_not_there_is_said_in_one_line() {
+fn a_missing_store_or_gateway_is_an_error_of_one_line() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = store(folder.path());
     let (code, line) = refused(&["keys", "list", "--store", &store]);
@@ -310,7 +313,7 @@ fn what_is_not_there_is_said_in_one_line() {
 }
 
 #[test]
-fn what_has_expired_is_purged() {
+fn expired_records_are_purged() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(
         &upstream,
@@ -339,7 +342,7 @@ fn what_has_expired_is_purged() {
 }
 
 #[test]
-fn a_decision_needs_a_reason_and_leaves_two_lines_through_the_gateway_and_on_the_file() {
+fn a_decision_requires_a_reason_and_writes_two_audit_lines() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(&upstream, folder.path(), &[]);
     let store = store(folder.path());
@@ -388,7 +391,7 @@ fn a_decision_needs_a_reason_and_leaves_two_lines_through_the_gateway_and_on_the
 }
 
 #[test]
-fn a_doctor_finds_records_that_the_ring_does_not_open_and_a_token_that_others_can_read() {
+fn the_doctor_reports_unreadable_records_and_a_token_readable_by_others() {
     use std::os::unix::fs::PermissionsExt;
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let gateway = filled(&upstream, folder.path(), &[]);

@@ -33,6 +33,7 @@ fn start(address: SocketAddr, key: &str, more: &str) -> TcpStream {
 
 /// All of them at once, with so much in head and body, each until it has its answer, which is this
 /// long.
+#[allow(clippy::disallowed_methods, reason = "the pause of a client, outside of tokio")]
 fn storm(address: SocketAddr, name: &str, (head, body): (usize, usize), answer: usize) {
     let body = &vec![b'x'; body];
     let more = &format!("x-large: {}\r\ncontent-length: {}", "z".repeat(head), body.len());

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::world::{Gateway, Upstream, log_lines, receive, send_to, wait_for_log};
 
-const REFUSED: &str = "SIGHUP: not reloaded, all stays as it was";
+const REFUSED: &str = "SIGHUP: the reload was rejected; the configuration in force stays";
 const RELOADED: &str = "SIGHUP: reloaded, for requests from now on";
 const CERTIFICATES: &str = "SIGHUP: certificates were read again";
 
@@ -22,7 +22,7 @@ fn write(folder: &Path, upstream: &Upstream, more: &str) -> String {
 }
 
 #[test]
-fn a_route_that_is_gone_is_said() {
+fn a_removed_route_is_logged() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let routes = "[[route]]\npath = \"/a\"\n[[route]]\npath = \"/b\"\nkey = \"required\"\n";
     let file = write(folder.path(), &upstream, routes);
@@ -30,14 +30,17 @@ fn a_route_that_is_gone_is_said() {
     write(folder.path(), &upstream, &routes[..routes.rfind("[[route]]").unwrap()]);
     gateway.signal(Signal::HUP);
     wait_for_log(folder.path(), RELOADED, 1);
-    let gone = log_lines(folder.path(), "this route is no longer in the file");
+    let gone = log_lines(
+        folder.path(),
+        "a route was removed from the file: its requests follow the other routes or [policy]",
+    );
     assert_eq!(gone.iter().map(|line| &line["path"]).collect::<Vec<_>>(), ["/b"]);
     // Nothing is read that is not there.
     assert_eq!(log_lines(folder.path(), CERTIFICATES).len(), 0);
 }
 
 #[test]
-fn the_policy_of_every_route_is_said_at_start_and_after_a_reload() {
+fn the_policy_of_every_route_is_logged_at_start_and_after_a_reload() {
     const MAY_TWICE: &str =
         "on_unknown = reexecute: after a crash, a time-out or a 5xx a retry may execute twice";
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
@@ -77,7 +80,7 @@ fn the_policy_of_every_route_is_said_at_start_and_after_a_reload() {
 }
 
 #[test]
-fn what_needs_a_restart_is_named_with_its_line() {
+fn a_setting_that_needs_a_restart_is_named_with_its_line() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = write(folder.path(), &upstream, "max_streams = 50\n");
     let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
@@ -97,7 +100,7 @@ fn what_needs_a_restart_is_named_with_its_line() {
 }
 
 #[test]
-fn a_file_that_is_not_told_to_its_end_holds_up_nothing() {
+fn a_file_that_blocks_while_it_is_read_delays_no_request() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = write(folder.path(), &upstream, "");
     let gateway = Gateway::logged(upstream.address, folder.path(), &["--config", &file]);
@@ -118,7 +121,7 @@ fn a_file_that_is_not_told_to_its_end_holds_up_nothing() {
 }
 
 #[test]
-fn a_file_that_is_too_large_is_refused() {
+fn a_file_that_is_too_large_is_rejected() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let file = write(folder.path(), &upstream, &"# a comment\n".repeat(100_000));
     let (code, line) = crate::world::refused(&["gateway", "--check", "--config", &file]);
@@ -126,7 +129,7 @@ fn a_file_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn the_file_and_certificates_hold_both_or_neither() {
+fn file_and_certificates_are_applied_together_or_not_at_all() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let path = |name: &str| folder.path().join(name);
     let make = || {

@@ -142,7 +142,7 @@ async fn an_unknown_record_of_a_service_is_listed_and_resolved_while_the_service
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_of_another_kind_is_released_only_where_any_kind_is_meant() {
+async fn a_record_of_another_kind_is_released_only_with_any_kind() {
     let service = Service::start("function/test").await;
     service.doubt("by-command").await;
     service.doubt("by-request").await;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
-fn the_session_in_the_documents_is_what_a_reader_sees() {
+fn the_session_in_the_documents_matches_the_output() {
     let script = repository().join("examples/gateway/session.sh");
     let run = Command::new(script).arg(env!("CARGO_BIN_EXE_hapax")).output().unwrap();
     let printed = String::from_utf8(run.stdout).unwrap();

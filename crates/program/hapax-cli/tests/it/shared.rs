@@ -56,31 +56,34 @@ mod redis {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn copies_over_gateways_that_are_killed_execute_once() {
-        super::copies_over_gateways_that_are_killed_execute_once(&RedisServer::start().await).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn who_sleeps_past_its_lease_is_superseded() {
-        let server = RedisServer::start().await;
-        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&*server)).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
-        let server = RedisServer::start().await;
-        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&*server))
+    async fn duplicates_at_gateways_that_are_killed_execute_once() {
+        super::duplicates_at_gateways_that_are_killed_execute_once(&RedisServer::start().await)
             .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn operators_see_and_decide() {
+    async fn an_owner_that_is_paused_past_its_lease_is_superseded() {
         let server = RedisServer::start().await;
-        blocking(server, |server| super::operators_see_and_decide(&*server)).await;
+        blocking(server, |server| {
+            super::an_owner_that_is_paused_past_its_lease_is_superseded(&*server)
+        })
+        .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_server_that_takes_no_writes_shows() {
+    async fn claims_on_a_frozen_server_block_no_key() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::claims_on_a_frozen_server_block_no_key(&*server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn operators_list_and_decide_records() {
+        let server = RedisServer::start().await;
+        blocking(server, |server| super::operators_list_and_decide_records(&*server)).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_server_that_rejects_writes_is_reported() {
         let server = Arc::new(RedisServer::start().await);
         let memory = async |limit: &str| {
             server.command(&format!("CONFIG SET maxmemory {limit}")).await;
@@ -106,20 +109,21 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_server_that_was_emptied_is_told_of() {
+    async fn an_emptied_server_is_reported() {
         let server = RedisServer::start().await;
         let (upstream, folder, store) =
             (Upstream::start(), tempfile::tempdir().unwrap(), server.store());
         let _gateway = Gateway::logged(upstream.address, folder.path(), &["--store", &*store]);
         server.command("FLUSHALL").await;
         server.command("CLIENT KILL TYPE normal").await;
-        let lost = "the store's server has lost what it held: what was executed runs again";
+        let lost =
+            "the server of the store was emptied: operations of the lost records execute again";
         wait_for_log(folder.path(), lost, 1);
         assert_eq!(log_lines(folder.path(), lost)[0]["level"], "ERROR");
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_cache_answers_replays_and_may_go_away() {
+    async fn a_cache_answers_replays_and_may_become_unavailable() {
         let server = RedisServer::start().await;
         let cache = server.url();
         let server = tokio::task::spawn_blocking(move || {
@@ -162,7 +166,7 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_cache_is_refused_where_it_is_of_no_use_or_no_secret_protects_it() {
+    async fn a_useless_or_unsealed_cache_is_rejected() {
         let server = RedisServer::start().await;
         blocking(server, |server| {
             let url = server.store();
@@ -183,7 +187,7 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_doctor_finds_a_server_that_evicts() {
+    async fn the_doctor_reports_a_server_that_evicts() {
         let server = RedisServer::start().await;
         server.command("CONFIG SET maxmemory 100mb").await;
         server.command("CONFIG SET maxmemory-policy allkeys-lru").await;
@@ -206,32 +210,34 @@ mod postgres {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn copies_over_gateways_that_are_killed_execute_once() {
+    async fn duplicates_at_gateways_that_are_killed_execute_once() {
         let server = PostgresServer::start().await;
-        super::copies_over_gateways_that_are_killed_execute_once(&server).await;
+        super::duplicates_at_gateways_that_are_killed_execute_once(&server).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn who_sleeps_past_its_lease_is_superseded() {
+    async fn an_owner_that_is_paused_past_its_lease_is_superseded() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::who_sleeps_past_its_lease_is_superseded(&*server)).await;
+        blocking(server, |server| {
+            super::an_owner_that_is_paused_past_its_lease_is_superseded(&*server)
+        })
+        .await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn no_key_is_wedged_by_claims_on_a_frozen_server() {
+    async fn claims_on_a_frozen_server_block_no_key() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::no_key_is_wedged_by_claims_on_a_frozen_server(&*server))
-            .await;
+        blocking(server, |server| super::claims_on_a_frozen_server_block_no_key(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn operators_see_and_decide() {
+    async fn operators_list_and_decide_records() {
         let server = PostgresServer::start().await;
-        blocking(server, |server| super::operators_see_and_decide(&*server)).await;
+        blocking(server, |server| super::operators_list_and_decide_records(&*server)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn of_several_hosts_one_that_is_away_is_passed_over() {
+    async fn an_unreachable_host_of_several_is_skipped() {
         let server = PostgresServer::start().await;
         blocking(server, |server| {
             let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -251,7 +257,7 @@ mod postgres {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_doctor_finds_a_database_that_forgets() {
+    async fn the_doctor_reports_a_database_that_loses_commits() {
         let durable = PostgresServerOptions::new().set("fsync", "on");
         let server = PostgresServer::start_with(durable.set("synchronous_commit", "off")).await;
         blocking(server, |server| {
@@ -296,7 +302,7 @@ pub(crate) async fn blocking<S: Send + Sync + 'static>(
     }
 }
 
-async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server) {
+async fn duplicates_at_gateways_that_are_killed_execute_once(server: &impl Server) {
     let options = TortureOptions {
         gateway: env!("CARGO_BIN_EXE_hapax").into(),
         kills: 36,
@@ -316,7 +322,7 @@ async fn copies_over_gateways_that_are_killed_execute_once(server: &impl Server)
     }
 }
 
-fn who_sleeps_past_its_lease_is_superseded(server: &impl Server) {
+fn an_owner_that_is_paused_past_its_lease_is_superseded(server: &impl Server) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = server.store();
     let waiting = ["--lease", "1s", "--in-flight", "wait", "--wait-for", "30s"];
@@ -344,7 +350,7 @@ fn who_sleeps_past_its_lease_is_superseded(server: &impl Server) {
     assert!(upstream.is_idle());
 }
 
-fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
+fn claims_on_a_frozen_server_block_no_key(server: &impl Server) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let store = server.store();
     let more = ["--store", &*store, "--on-unknown", "block", "--store-timeout", "1s"];
@@ -366,7 +372,11 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     assert!(begun.elapsed() < TIMEOUT, "{:?}", begun.elapsed());
     assert!(upstream.is_idle(), "something was executed without a record");
     // One warning a minute stands for all of them.
-    let warnings = log_lines(folder.path(), "no claim could be made").len() as u64;
+    let warnings = log_lines(
+        folder.path(),
+        "the store did not answer a claim: the request was rejected, or executes unprotected",
+    )
+    .len() as u64;
     assert!((1..=1 + begun.elapsed().as_secs() / 60).contains(&warnings), "{warnings}");
     server.thaw();
     // Every key is free again, though claims landed: under `block` one that was left behind would be
@@ -391,7 +401,7 @@ fn no_key_is_wedged_by_claims_on_a_frozen_server(server: &impl Server) {
     assert!(landed > 0, "no claim landed: nothing was to be released");
 }
 
-fn operators_see_and_decide(server: &impl Server) {
+fn operators_list_and_decide_records(server: &impl Server) {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let (store, secret) = (server.store(), folder.path().join("secret"));
     std::fs::write(&secret, "11".repeat(32)).unwrap();

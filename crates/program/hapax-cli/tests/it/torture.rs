@@ -19,7 +19,7 @@ fn total(report: &TortureReport, count: impl Fn(&hapax_torture::TortureCounts) -
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_is_replayed_after_every_kill() {
+async fn recorded_responses_are_replayed_after_every_kill() {
     let report = run(&options(None)).await.expect("every gateway comes up again");
     assert_eq!(report.violations, [""; 0]);
     assert_eq!(total(&report, |counts| counts.kills), 12);
@@ -28,7 +28,7 @@ async fn what_was_answered_is_replayed_after_every_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_forgets_is_found_out() {
+async fn the_torture_test_detects_a_store_that_loses_records() {
     let report = run(&options(Some("memory:"))).await.expect("every gateway comes up again");
     for policy in OnUnknownPolicy::ALL {
         let begins = format!("{policy}: ");

@@ -35,7 +35,7 @@ mod redis {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_server_that_refuses_the_password_is_not_waited_for() {
+    async fn a_server_that_rejects_the_password_is_not_waited_for() {
         let options = RedisServerOptions::new().set("requirepass", "right");
         let server = RedisServer::start_with(options).await;
         let store = server.url().replace("redis://", "redis://:wrong@");
@@ -61,7 +61,7 @@ mod postgres {
 }
 
 #[test]
-fn a_store_that_stays_away_ends_the_start_with_69() {
+fn an_unreachable_store_ends_the_start_with_exit_code_69() {
     for store in ["redis://127.0.0.1:1", "postgres://127.0.0.1:1/x"] {
         let with = |wait| [&REFUSED[..], &["--store", store, "--store-wait", wait]].concat();
         let started = run(&with("300ms"));

@@ -31,7 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_service::Service;
 
-use crate::own_headers::drop_own;
+use crate::own_headers::remove_reserved;
 
 /// Largest number of connections; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 64;
@@ -206,7 +206,7 @@ async fn answer(
     };
     request.extensions_mut().insert(ConnectInfo(peer));
     // A router is always ready.
-    let clean = |trailers: &mut HeaderMap| drop_own(trailers, false);
+    let clean = |trailers: &mut HeaderMap| remove_reserved(trailers, false);
     let paced = |body| Body::new(PacedBody::new(body, STALL, true, false, clean));
     let response = app.call(request.map(paced)).await?;
     Ok(response.map(|body| Body::new(GuardedBody::new(body, place))))

@@ -9,7 +9,7 @@ use http::header::{
 use http::request::Parts;
 use http::uri::Authority;
 
-use crate::own_headers::drop_own;
+use crate::own_headers::remove_reserved;
 
 const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
@@ -25,7 +25,7 @@ pub(super) fn auth_headers(
     authority: &Authority,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = request.headers.clone();
-    drop_own(&mut headers, true);
+    remove_reserved(&mut headers, true);
     drop_hop_by_hop(&mut headers);
     drop_where(&mut headers, |name| {
         let plain = plain(name);
@@ -57,7 +57,7 @@ fn is_of_the_message(plain: &str) -> bool {
 pub(super) fn from_another<B>(response: &mut Response<B>) {
     let headers = response.headers_mut();
     drop_hop_by_hop(headers);
-    drop_own(headers, false);
+    remove_reserved(headers, false);
     // hyper sets it from the body.
     headers.remove(CONTENT_LENGTH);
     headers.remove(TRAILER);

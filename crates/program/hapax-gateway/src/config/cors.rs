@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wildcard_stands_alone_and_not_with_credentials() {
+    fn a_wildcard_is_the_only_element_and_excludes_credentials() {
         let shop = || Cors::new(Origins::List(vec!["https://shop.example".into()]));
         let star: Method = "*".parse().unwrap();
         let x = HeaderName::from_static("x-a");

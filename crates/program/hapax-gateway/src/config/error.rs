@@ -74,7 +74,7 @@ errors! {
     /// Errors of a configuration. As text they name the fields of settings.
     #[derive(Clone, PartialEq, Eq, Debug)]
     #[non_exhaustive]
-    #[allow(missing_docs, reason = "each says itself what it is")]
+    #[allow(missing_docs, reason = "the message of each variant describes it")]
     ConfigError {
         Value { field: &'static str, error: String } = { (field) ": {error}" }
         NoEffect {
@@ -107,7 +107,7 @@ errors! {
             [reconcile_url] " must be a URL like http://127.0.0.1:3000/outcome"
         }
         ReconcileUrl = {
-            [on_unknown] " reconcile needs " [reconcile_url] ""
+            [on_unknown] " reconcile needs " [reconcile_url] ": set the URL that decides whether an operation happened"
         }
         ReconcileUrlUnused = {
             [reconcile_url] " has no effect without " [on_unknown] " reconcile"
@@ -133,7 +133,7 @@ errors! {
         CacheSecret = {
             [cache] " on a server needs " [secret_file] ": other writers could forge responses"
         }
-        NoMethods = { [methods] " names no method" }
+        NoMethods = { [methods] " is empty: expected at least one method" }
         Connect = { [methods] " cannot be CONNECT: it is not served" }
         NoWaiters = { [max_waiters] " 0 contradicts " [in_flight] " wait: no duplicate could wait" }
         LongRetention = { [retention] " is longer than ten years" }
@@ -171,7 +171,7 @@ errors! {
         CorsMethod = {
             [methods] " cannot be OPTIONS where " [cors_origins] " is given: preflights are answered here"
         }
-        NoOrigins = { [cors_origins] " names no origin" }
+        NoOrigins = { [cors_origins] " is empty: expected at least one origin, or `none`" }
         Origin { origin: String } = {
             [cors_origins] ": `{origin}` is no origin, which is a scheme and a host, like \
              https://shop.example"
@@ -180,7 +180,7 @@ errors! {
             [cors_credentials] " contradicts `*` in " (field) ": browsers reject that, or take `*` for a \
              name"
         }
-        CorsMixed { field: &'static str } = { (field) ": `*` stands alone" }
+        CorsMixed { field: &'static str } = { (field) ": `*` must be the only element" }
         OneCaller = {
             [max_in_flight_per_scope] " needs " [scope] ": `none` makes one scope for all callers"
         }

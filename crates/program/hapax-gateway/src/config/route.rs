@@ -2,7 +2,7 @@
 
 use super::{Config, ConfigError, PolicyConfig, ResolvedPolicy};
 
-/// Paths for which something else holds.
+/// A route: paths with their own handling and policy.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RouteConfig {
     /// Pattern of the paths: `/payments`, `/orders/{id}`, `/v2/{*rest}`, which also matches `/v2`.

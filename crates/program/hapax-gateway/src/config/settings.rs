@@ -23,7 +23,7 @@ pub struct Setting<T: 'static> {
     differs: fn(&T, &T) -> bool,
 }
 
-/// The description of a setting.
+/// The description of a setting, without its place in a configuration.
 #[derive(Debug)]
 pub struct SettingInfo {
     /// The name of its field in a file.
@@ -62,7 +62,7 @@ impl SettingInfo {
         (self.default)().map(|text| with_names(&text, name))
     }
 
-    /// Checks one word of a value.
+    /// Checks one element of a value.
     ///
     /// # Errors
     /// A text that says what was expected.

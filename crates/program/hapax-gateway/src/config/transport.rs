@@ -8,7 +8,7 @@ use hapax_proxy::{IpNetwork, UpstreamProtocol};
 
 use super::ConfigError;
 
-/// TLS, versions of HTTP, and who is believed. [`Transport::default`] has the defaults.
+/// TLS, versions of HTTP, and trusted peers. [`Transport::default`] has the defaults.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transport {
     /// Certificate of the listener; `None` (the default) for a listener without TLS.

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_scope_is_noticed_wherever_it_comes_from() {
+    fn a_changed_scope_is_reported_for_every_cause() {
         let (all, user) = (of("authorization"), of("x-user"));
         let plain = config(all.clone(), &[]);
         let own = config(all.clone(), &[("/p", user.clone())]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_longer_protected_is_noticed() {
+    fn a_route_that_is_no_longer_protected_is_reported() {
         let policy = PolicyConfig::default();
         let patch = PolicyConfig { methods: vec![Method::PATCH], ..policy.clone() };
         let all = config(policy.clone(), &[("/p", policy.clone())]);

@@ -39,7 +39,7 @@ pub(crate) struct RouteCounts {
     not_retained: AtomicU64,
     invalid_override: AtomicU64,
     asked: AtomicU64,
-    reconciled: [AtomicU64; ReconcileAnswer::ALL.len()],
+    reconciled: [AtomicU64; ReconcileResult::ALL.len()],
     would: [AtomicU64; ObservedResult::ALL.len()],
     would_reject: [AtomicU64; Code::ALL.len()],
 }
@@ -52,7 +52,7 @@ pub(crate) enum ObservedResult {
     Replay,
     Wait,
     Reconcile,
-    /// There was no memory to find out.
+    /// The request was not measured: there was no memory for it.
     Unmeasured,
 }
 
@@ -68,7 +68,7 @@ impl ObservedResult {
 
 /// Results of requests to a reconcile URL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ReconcileAnswer {
+pub(crate) enum ReconcileResult {
     Happened,
     DidNotHappen,
     /// 404 without the marker.
@@ -80,7 +80,7 @@ pub(crate) enum ReconcileAnswer {
     NoAnswer,
 }
 
-impl ReconcileAnswer {
+impl ReconcileResult {
     const ALL: [(Self, &str); 6] = [
         (Self::Happened, "happened"),
         (Self::DidNotHappen, "did-not-happen"),
@@ -93,9 +93,9 @@ impl ReconcileAnswer {
 
 impl RouteCounts {
     /// Counts a response of a reconcile URL.
-    pub(crate) fn reconciled(&self, verdict: ReconcileAnswer) {
+    pub(crate) fn reconciled(&self, verdict: ReconcileResult) {
         let index =
-            ReconcileAnswer::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
+            ReconcileResult::ALL.iter().position(|(it, _)| *it == verdict).unwrap_or_default();
         add(&self.reconciled[index]);
     }
 
@@ -150,7 +150,7 @@ impl ByRoute {
             let count = sum(&|it| it.would[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
-        let reconciled = ReconcileAnswer::ALL.iter().enumerate().map(|(index, (_, word))| {
+        let reconciled = ReconcileResult::ALL.iter().enumerate().map(|(index, (_, word))| {
             let count = sum(&|it| it.reconciled[index].load(Relaxed));
             ((*word).to_owned(), serde_json::Value::from(count))
         });
@@ -201,10 +201,10 @@ impl ByRoute {
         }
         let name = "hapax_reconcile_total";
         family(name, "Answers of the reconcile URL.", &|it| {
-            let count = |((_, word), count): (&(ReconcileAnswer, &str), &AtomicU64)| {
+            let count = |((_, word), count): (&(ReconcileResult, &str), &AtomicU64)| {
                 (format!("answer=\"{word}\""), count.load(Relaxed))
             };
-            ReconcileAnswer::ALL.iter().zip(&it.reconciled).map(count).collect()
+            ReconcileResult::ALL.iter().zip(&it.reconciled).map(count).collect()
         })?;
         let name = "hapax_would_total";
         let help = "Requests on observed routes, by the result that protection would have had.";
@@ -331,11 +331,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_are_told_apart_and_bounded() {
+    fn routes_have_separate_counters_up_to_a_limit() {
         let by_route = ByRoute::default();
         by_route.of("").rejected(Code::InFlight);
         by_route.of("/a\"b").would(ObservedResult::Replay);
-        by_route.of("pay").reconciled(ReconcileAnswer::NotFound);
+        by_route.of("pay").reconciled(ReconcileResult::NotFound);
         by_route.of("/a\"b").would_reject(Code::KeyReused);
         by_route.of("/a\"b").took.observe(&TOOK_MS, 30);
         let mut text = String::new();

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_of_the_process_are_there() {
+    fn metrics_of_the_process_are_written() {
         let mut text = String::new();
         write(&mut text, Timestamp::from_micros(1_500_000)).unwrap();
         assert!(text.contains("process_start_time_seconds 1.5\n"), "{text}");

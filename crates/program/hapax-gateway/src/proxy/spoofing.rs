@@ -6,7 +6,7 @@ use hapax_proxy::headers::{drop_where, plain};
 use http::Method;
 use http::header::{HeaderMap, HeaderName};
 
-use crate::own_headers::drop_own;
+use crate::own_headers::remove_reserved;
 
 /// Header fields that the layer reads on a route, and their names with hyphens for underscores.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl ProtectedHeaders {
 
     /// Removes from trailers the fields that belong into a head: some services merge the two.
     pub(crate) fn drop_from_trailers(&self, trailers: &mut HeaderMap) {
-        drop_own(trailers, false);
+        remove_reserved(trailers, false);
         drop_where(trailers, |name| {
             let plain = plain(name);
             is_target(&plain)
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_has_one_spelling() {
+    fn other_spellings_of_protected_headers_are_dropped() {
         let fields = ["x-user", "x_user", "x_tenant", "x-tenant", "x_other", "content_length"];
         assert_eq!(left(&["x-user", "x_tenant"], &fields, true), ["x-user", "x_other", "x_tenant"]);
         // If both names count, neither is a spelling of the other.
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_believed_says_nothing_of_others() {
+    fn forwarding_headers_of_an_untrusted_peer_are_dropped() {
         let fields = ["x-forwarded-port", "x-forwarded_ssl", "x-real-ip", "forwarded", "x-a"];
         assert_eq!(left(&[], &fields, false), ["x-a"]);
         assert_eq!(left(&[], &["x-forwarded-port", "x-real-ip"], true).len(), 2);
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn other_methods_are_found_in_any_spelling() {
+    fn method_overrides_are_found_in_any_spelling() {
         let mut headers = HeaderMap::new();
         headers.insert("x-http-method-override", http::HeaderValue::from_static("post, Get"));
         headers.insert("x_method_override", http::HeaderValue::from_static(" pAtch"));

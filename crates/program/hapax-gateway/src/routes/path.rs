@@ -14,7 +14,7 @@
 //!
 //! Nearly all paths have only the plain reading. A path has *no* reliable reading if it decodes to
 //! control characters or to invalid UTF-8, is not a percent-encoding (`%zz`), is encoded more than
-//! [`DEPTH`] times, or is longer than [`MAX_ODD`] and has several readings. A percent sign that
+//! [`DEPTH`] times, or is longer than [`MAX_MULTIPLE_READINGS`] and has several readings. A percent sign that
 //! encodes nothing once the path was decoded (`100%25`) stays unchanged, and the rest is decoded
 //! further, as by servers that decode twice.
 
@@ -26,7 +26,7 @@ use percent_encoding::percent_decode_str;
 const DEPTH: usize = 3;
 
 /// Longest path, in bytes, that is read in several ways, because each reading takes time.
-const MAX_ODD: usize = 2048;
+const MAX_MULTIPLE_READINGS: usize = 2048;
 
 /// Represents a slash that does not separate segments. Paths with this character have no readings,
 /// and patterns cannot contain it.
@@ -40,23 +40,24 @@ const SLASH: char = '\u{1}';
 pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
     let once = decode(path)?;
     let levels = levels(once)?;
-    let odd = Odd::of(&levels);
-    let occasions: Vec<Odd> = Odd::ALL.into_iter().filter(|it| odd.contains(*it)).collect();
-    if (!occasions.is_empty() || levels.len() > 1) && path.len() > MAX_ODD {
+    let odd = Deviations::of(&levels);
+    let occasions: Vec<Deviations> =
+        Deviations::ALL.into_iter().filter(|it| odd.contains(*it)).collect();
+    if (!occasions.is_empty() || levels.len() > 1) && path.len() > MAX_MULTIPLE_READINGS {
         return None;
     }
     // Every subset; the empty one is the plain reading.
     let mut found: Vec<String> = Vec::new();
     for subset in 0..1_u32 << occasions.len() {
-        let mut taken = Odd(0);
+        let mut taken = Deviations(0);
         for (index, occasion) in occasions.iter().enumerate() {
             if subset & (1 << index) != 0 {
                 taken.0 |= occasion.0;
             }
         }
         for text in &levels {
-            let whole = Odd(taken.0 & !Odd::FORMAT.0);
-            if taken.contains(Odd::FORMAT) && named(&read(text, whole)) {
+            let whole = Deviations(taken.0 & !Deviations::FORMAT.0);
+            if taken.contains(Deviations::FORMAT) && named(&read(text, whole)) {
                 continue;
             }
             let reading = read(text, taken);
@@ -70,9 +71,9 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
 
 /// Set of the deviations from the plain reading.
 #[derive(Clone, Copy)]
-struct Odd(u16);
+struct Deviations(u16);
 
-impl Odd {
+impl Deviations {
     /// `%2F` separates.
     const SLASH: Self = Self(2);
     /// A backslash separates.
@@ -190,28 +191,29 @@ fn escape_lone_percents(text: &str) -> String {
     escaped
 }
 
-fn read(text: &str, odd: Odd) -> String {
-    let text = if odd.contains(Odd::END) { before(text, &['?', '#']) } else { text };
+fn read(text: &str, odd: Deviations) -> String {
+    let text = if odd.contains(Deviations::END) { before(text, &['?', '#']) } else { text };
     let separates = |char: char| {
         char == '/'
-            || (char == SLASH && odd.contains(Odd::SLASH))
-            || (char == '\\' && odd.contains(Odd::BACKSLASH))
+            || (char == SLASH && odd.contains(Deviations::SLASH))
+            || (char == '\\' && odd.contains(Deviations::BACKSLASH))
     };
     let mut kept: Vec<&str> = Vec::new();
     for segment in text.split(separates).skip(1) {
-        let segment = if odd.contains(Odd::PARAMETERS) { before(segment, &[';']) } else { segment };
-        let segment = if odd.contains(Odd::TAIL) { without_tail(segment) } else { segment };
+        let segment =
+            if odd.contains(Deviations::PARAMETERS) { before(segment, &[';']) } else { segment };
+        let segment = if odd.contains(Deviations::TAIL) { without_tail(segment) } else { segment };
         match segment {
-            "" if odd.contains(Odd::MERGE) => {}
-            "." if !odd.contains(Odd::DOTS) => {}
-            ".." if !odd.contains(Odd::DOTS) => {
+            "" if odd.contains(Deviations::MERGE) => {}
+            "." if !odd.contains(Deviations::DOTS) => {}
+            ".." if !odd.contains(Deviations::DOTS) => {
                 kept.pop();
             }
             segment => kept.push(segment),
         }
     }
     kept.retain(|segment| !segment.is_empty());
-    if let Some(last) = kept.last_mut().filter(|_| odd.contains(Odd::FORMAT)) {
+    if let Some(last) = kept.last_mut().filter(|_| odd.contains(Deviations::FORMAT)) {
         let name = last.rsplit_once('.').map(|(name, _)| name);
         *last = name.filter(|name| !name.is_empty()).unwrap_or(last);
     }
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_reading() {
+    fn paths_are_normalised_to_the_plain_reading() {
         for (path, reading) in [
             ("/payments", "/payments"),
             ("/", "/"),
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_rely_upon() {
+    fn invalid_paths_have_no_reading() {
         for path in [
             "/%",
             "/%7",
@@ -297,12 +299,12 @@ mod tests {
         ] {
             assert_eq!(readings(path), None, "{path}");
         }
-        assert_eq!(readings(&format!("/{};", "x".repeat(MAX_ODD))), None);
-        assert!(readings(&format!("/{}", "x".repeat(MAX_ODD))).is_some());
+        assert_eq!(readings(&format!("/{};", "x".repeat(MAX_MULTIPLE_READINGS))), None);
+        assert!(readings(&format!("/{}", "x".repeat(MAX_MULTIPLE_READINGS))).is_some());
     }
 
     #[test]
-    fn what_servers_may_make_of_it() {
+    fn readings_include_the_interpretations_of_common_servers() {
         for (path, reading) in [
             ("/a%2f..%2fpayments", "/payments"),
             ("/a/..%2fpayments", "/payments"),
@@ -369,10 +371,10 @@ mod tests {
 
         /// Deviations that cannot apply to a path change nothing.
         #[test]
-        fn no_occasion_is_missed(path in "/[a.%;?#\\\\/025cef]{0,24}", bits in 0_u16..512) {
+        fn every_applicable_deviation_is_among_the_readings(path in "/[a.%;?#\\\\/025cef]{0,24}", bits in 0_u16..512) {
             if let (Some(found), Some(once)) = (readings(&path), decode(&path)) {
                 for text in levels(once).unwrap() {
-                    let reading = read(&text, Odd(bits));
+                    let reading = read(&text, Deviations(bits));
                     prop_assert!(found.contains(&reading), "{} of {}: {:?}", reading, path, found);
                 }
             }
@@ -381,7 +383,7 @@ mod tests {
         /// If any characters are encoded, once or twice, and dot segments or slashes are added, the
         /// original path is among the readings, and is the plain one if nothing was encoded twice.
         #[test]
-        fn what_was_meant_is_found(
+        fn the_intended_path_is_among_the_readings(
             segments in proptest::collection::vec("[a-z]{1,6}", 1..4),
             bytes in proptest::collection::vec(0_u8..8, 60),
             doubly in any::<bool>(),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_patterns_are_errors() {
         let mut tree = tree(&["/a/{x}", "/a/{*rest}", "/a"]);
         for (pattern, taken) in [("/a/{y}", 0), ("/a/{*all}", 1), ("/a", 2)] {
             assert_eq!(tree.insert(pattern, 9), Err(PatternError::Taken(taken)), "{pattern}");
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_takes_no_longer_than_there_are_patterns() {
+    fn a_lookup_visits_each_node_at_most_once() {
         // A search that visits nodes repeatedly would not end.
         let depth = 40;
         let patterns: Vec<String> = (0..depth)

@@ -15,10 +15,10 @@ use hapax_operators::{AdminToken, is_open_to_others};
 use super::url::{CacheUrl, StoreUrl};
 use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
 
-/// Something that was looked at.
+/// Result of one check of a store.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct StoreFinding {
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
     /// Subject, in a word.
     pub subject: String,
@@ -64,7 +64,7 @@ impl StoreFinding {
             "unconfirmed store",
             "it was emptied or replaced since it was last used: what it held would execute again, so that \
              new keys are rejected under block and reconcile",
-            "put the records back, or accept that with `hapax store confirm`",
+            "restore the records, or accept the loss with `hapax store confirm`",
         )
     }
 
@@ -88,7 +88,7 @@ impl StoreOpener {
     /// opened.
     ///
     /// # Errors
-    /// [`StoreOpenError`] where nothing can be looked at.
+    /// [`StoreOpenError`] if the store cannot be checked.
     pub async fn diagnose(&self) -> Result<Vec<StoreFinding>, StoreOpenError> {
         let mut findings = self.secret();
         findings.extend(self.admin_token());
@@ -112,7 +112,7 @@ impl StoreOpener {
                 // There is a secret: advice to create another one would be wrong.
                 findings.retain(|finding| finding.subject != "secret");
             }
-            if url.is_in_the_clear() {
+            if url.is_unencrypted() {
                 findings.push(StoreFinding::new(
                     Severity::Risk,
                     "transport",
@@ -187,7 +187,7 @@ impl StoreOpener {
         self.known(None).is_some()
     }
 
-    /// The admin token, where there is one.
+    /// Returns the finding about the admin token; `None` if there is no token file.
     fn admin_token(&self) -> Option<StoreFinding> {
         let path = self.token_file.clone().unwrap_or_else(|| self.store.token_file());
         if !path.exists() {
@@ -237,7 +237,7 @@ impl StoreOpener {
                     None => "the store is used with a secret: no gateway starts without it",
                 }
                 .into(),
-                "name the file that the others use by --secret-file, or none, where they have none",
+                "set --secret-file to the secret of the other processes; if they use none, leave it out",
             ),
             // Other findings cover it.
             StoreDriverErrorKind::Unfit | StoreDriverErrorKind::Standby => Vec::new(),
@@ -265,7 +265,7 @@ impl StoreOpener {
                 findings.push(StoreFinding::new(
                     Severity::Broken,
                     "file",
-                    "there is none, and there was one",
+                    "the file is missing, and a gateway used it before",
                     "put that file back before a gateway starts: it would make an empty one, and reject \
                      new keys under block and reconcile until `hapax store confirm`. An older copy lacks \
                      what was done since: use `hapax restore`",
@@ -303,7 +303,7 @@ impl StoreOpener {
                 Severity::Broken,
                 "records",
                 error.to_string(),
-                "restore a backup, or start anew: the records of this file are lost then",
+                "restore a backup, or begin with an empty store: then the records of this file are lost",
             )),
             // Opening returns the same error.
             Err(_) => {}
@@ -324,7 +324,7 @@ impl StoreOpener {
                 findings.push(StoreFinding { gateway: admin, ..finding });
                 if admin.is_none() {
                     findings.push(StoreFinding::unchecked(
-                        "it has no operators' address; its log says it",
+                        "it has no operators' address: read its log",
                     ));
                 }
             }
@@ -332,7 +332,7 @@ impl StoreOpener {
                 Severity::Broken,
                 "file",
                 error.to_string(),
-                "no gateway can use it as it is",
+                "no gateway can start on this file: correct the error",
             )),
         }
         Ok(findings)
@@ -356,7 +356,7 @@ async fn unreadable(opened: &OpenStore) -> StoreFinding {
     let failed: Vec<_> =
         page.records.iter().filter_map(|(_, stored)| stored.as_ref().err()).collect();
     let Some(first) = failed.first() else {
-        let found = format!("all of the {all} that were looked at can be opened");
+        let found = format!("all of the {all} records that were read can be opened");
         return StoreFinding::new(Severity::Fine, "key ring", found, "");
     };
     let reason = first.source().map_or_else(|| first.to_string(), ToString::to_string);
@@ -364,14 +364,14 @@ async fn unreadable(opened: &OpenStore) -> StoreFinding {
         Severity::Broken,
         "key ring",
         format!(
-            "{} of the {all} that were looked at cannot be opened, the first since {reason}",
+            "{} of the {all} records that were read cannot be opened, the first because {reason}",
             failed.len()
         ),
-        "put the secret that they were sealed under into the ring, as one that opens",
+        "add the secret that sealed them to the ring, on a line `open`",
     )
 }
 
-/// Whether a file can be made in `folder`.
+/// Returns the finding about whether a file can be created in `folder`.
 fn writable(folder: &Path) -> StoreFinding {
     let probe = folder.join(format!(".hapax-doctor-{}", std::process::id()));
     let made = File::create_new(&probe).and_then(|file| file.sync_all());
@@ -389,23 +389,26 @@ fn writable(folder: &Path) -> StoreFinding {
     }
 }
 
-/// The room where `path` is, or would be.
+/// Returns the finding about the free space of the disk of `path`.
 fn disk(path: &Path) -> StoreFinding {
     let free = match FileStore::free_bytes(path) {
         Ok(Some(free)) => free,
-        Ok(None) => return StoreFinding::new(Severity::Unknown, "disk", "not said", ""),
+        Ok(None) => return StoreFinding::new(Severity::Unknown, "disk", "not reported", ""),
         Err(error) => return StoreFinding::new(Severity::Unknown, "disk", error.to_string(), ""),
     };
     let found = format!("{} MiB are free", free >> 20);
     match free {
-        0..TOO_LITTLE => {
-            StoreFinding::new(Severity::Broken, "disk", found, "new keys are refused: make room")
-        }
+        0..TOO_LITTLE => StoreFinding::new(
+            Severity::Broken,
+            "disk",
+            found,
+            "new keys are rejected: free disk space",
+        ),
         TOO_LITTLE..LITTLE => StoreFinding::new(
             Severity::Risk,
             "disk",
             found,
-            "make room before new keys are refused",
+            "free disk space before new keys are rejected",
         ),
         LITTLE.. => StoreFinding::new(Severity::Fine, "disk", found, ""),
     }

@@ -20,12 +20,12 @@ const LAST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A cache that connects in the background. Until then its calls fail, which only makes replays
 /// slower.
-pub(super) struct LazyCache {
+pub(super) struct BackgroundCache {
     cache: Arc<OnceLock<RedisCache>>,
     connecting: JoinHandle<()>,
 }
 
-impl LazyCache {
+impl BackgroundCache {
     pub(super) fn new(url: &ServerUrl, options: RedisOptions) -> Self {
         let cache = Arc::new(OnceLock::new());
         let connecting = tokio::spawn(connect(url.to_string(), options, Arc::clone(&cache)));
@@ -57,19 +57,19 @@ async fn connect(url: String, options: RedisOptions, cache: Arc<OnceLock<RedisCa
     }
 }
 
-impl Drop for LazyCache {
+impl Drop for BackgroundCache {
     fn drop(&mut self) {
         self.connecting.abort();
     }
 }
 
-impl fmt::Debug for LazyCache {
+impl fmt::Debug for BackgroundCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LateCache").field("reached", &self.cache.get().is_some()).finish()
     }
 }
 
-impl Cache for LazyCache {
+impl Cache for BackgroundCache {
     fn get<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Option<Bytes>, CacheError>> {
         Box::pin(async move { Ok(self.cache()?.get(key).await?) })
     }

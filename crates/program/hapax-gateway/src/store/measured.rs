@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_and_silence_are_counted() {
+    async fn calls_with_and_without_an_answer_are_counted() {
         let calls = Arc::new(StoreCalls::default());
         let key = OperationId::from_bytes([1; 32]);
         let well =

@@ -104,7 +104,7 @@ impl ServerUrl {
     /// Returns whether the connection is unencrypted on a network, so that passwords and data can
     /// be read.
     #[must_use]
-    pub fn is_in_the_clear(&self) -> bool {
+    pub fn is_unencrypted(&self) -> bool {
         let encrypted = self.0.starts_with("rediss")
             || self.0.contains("sslmode=require")
             || self.0.contains("sslmode=verify-");
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_secret_is_not_shown() {
+    fn secrets_of_urls_are_not_shown() {
         for (url, shown) in [
             ("redis://user:p@ss@host:1/2?token=x#y", "redis://host:1/2"),
             ("rediss://:secret@host", "rediss://host"),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_are_known() {
+    fn a_password_in_a_url_is_recognised() {
         for (url, has) in [
             ("redis://:secret@host", true),
             ("postgres://u:p@db/x", true),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_on_the_way_is_known() {
+    fn an_unencrypted_url_on_a_network_is_recognised() {
         for (url, clear) in [
             ("redis://127.0.0.1:6379", false),
             ("redis://u:p@localhost", false),
@@ -320,12 +320,12 @@ mod tests {
         ] {
             let url: StoreUrl = url.parse().unwrap();
             let StoreUrl::Server(server) = &url else { panic!() };
-            assert_eq!(server.is_in_the_clear(), clear, "{url}");
+            assert_eq!(server.is_unencrypted(), clear, "{url}");
         }
     }
 
     #[test]
-    fn what_is_no_store_is_refused() {
+    fn a_text_that_names_no_store_is_rejected() {
         for text in ["", "x", "redis:", "redis://", "mysql://host", "memory:x", "file:", "http://a"]
         {
             assert_eq!(text.parse::<StoreUrl>(), Err(StoreUrlError::Store), "{text}");

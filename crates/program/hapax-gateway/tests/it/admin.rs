@@ -95,7 +95,7 @@ async fn records_are_listed_shown_and_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_done_is_forgotten_only_when_told() {
+async fn a_finished_record_is_released_only_with_forget() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
@@ -125,7 +125,7 @@ async fn what_is_done_is_forgotten_only_when_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_says_what_is_there() {
+async fn the_api_index_lists_every_path() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let admin = gateway.admin_addr().unwrap();
@@ -159,7 +159,7 @@ async fn the_api_says_what_is_there() {
 
 /// A response is nothing that a function could read.
 #[tokio::test]
-async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_resolved() {
+async fn a_record_of_a_function_is_released_only_with_any_kind_and_never_resolved() {
     let store = Arc::new(MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default()));
     let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +192,7 @@ async fn a_record_of_a_function_is_released_where_any_kind_is_meant_and_never_re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operator_resolves_what_is_unknown() {
+async fn an_operator_resolves_an_unknown_outcome() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
     config.policy.on_unknown = OnUnknown::Block;
@@ -211,7 +211,7 @@ async fn an_operator_resolves_what_is_unknown() {
     });
     let changed = tell(admin, &path, &decision).await;
     assert_eq!((changed.status, changed.code().as_str()), (409, "changed"));
-    assert!(changed.text().contains(&format!("unknown now, its fence is {fence}")), "{changed:?}");
+    assert!(changed.text().contains(&format!("unknown with fence {fence}")), "{changed:?}");
     decision["fence"] = fence.into();
     assert_eq!(tell(admin, &path, &decision).await.status, 200);
     let answer = post(address, "/", "happened", "x").await;
@@ -294,7 +294,7 @@ async fn a_caller_is_found_by_the_bytes_it_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_say_nothing_do_not_keep_operators_out() {
+async fn idle_connections_do_not_block_operators() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let admin = gateway.admin_addr().unwrap();
@@ -317,7 +317,7 @@ async fn connections_that_say_nothing_do_not_keep_operators_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_count_what_happened() {
+async fn metrics_count_executions_replays_and_rejections() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let (address, admin) = (gateway.local_addr(), gateway.admin_addr().unwrap());
@@ -421,7 +421,7 @@ async fn readiness_follows_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_store_and_its_cache_did_is_counted() {
+async fn calls_of_the_store_and_of_its_cache_are_counted() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.cache = Some(CacheUrl::Memory);

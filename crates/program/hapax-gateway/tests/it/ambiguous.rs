@@ -82,7 +82,7 @@ const HEADS: [(&str, &str); 60] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_is_refused_and_nothing_is_claimed_or_forwarded() {
+async fn an_ambiguous_head_is_rejected_and_neither_claimed_nor_forwarded() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for (name, head) in HEADS {
@@ -106,7 +106,7 @@ async fn each_is_refused_and_nothing_is_claimed_or_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_that_is_neither_path_nor_url_is_refused() {
+async fn a_target_that_is_neither_path_nor_url_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for target in ["*", "a", "a.example:80", "ftp://a/", "mailto:a@b", "?x"] {
@@ -142,7 +142,7 @@ const LINES: [&str; 20] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn request_lines_that_are_none_are_refused() {
+async fn an_invalid_request_line_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for line in LINES {
@@ -158,7 +158,7 @@ async fn request_lines_that_are_none_are_refused() {
 
 /// What is odd and still says one thing: each of these is one request here and one behind.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_odd_is_one_request_here_and_one_behind() {
+async fn an_unusual_but_unambiguous_request_is_one_request_for_gateway_and_upstream() {
     let chunked = "POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
     let cases = [
         "\r\n\r\nPOST /a HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nabc".to_owned(),
@@ -208,7 +208,7 @@ async fn a_request_smuggled_behind_one_is_not_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_to_earlier_requests_of_the_connection_are_not_disturbed() {
+async fn a_rejected_request_does_not_affect_responses_to_earlier_requests() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -224,7 +224,7 @@ async fn answers_to_earlier_requests_of_the_connection_are_not_disturbed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connection_may_not_name_the_key_or_the_caller() {
+async fn a_connection_header_that_names_key_or_scope_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for name in ["Idempotency-Key", "close, authorization", "AUTHORIZATION"] {
@@ -274,7 +274,7 @@ async fn a_broken_chunk_ends_the_connection_and_nothing_is_forwarded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_head_is_read_however_slowly_it_comes() {
+async fn a_head_in_many_small_pieces_is_read() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -287,7 +287,7 @@ async fn a_head_is_read_however_slowly_it_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_endless_head_is_refused() {
+async fn an_endless_head_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;

@@ -121,7 +121,7 @@ async fn revoked_credentials_get_no_replay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_question_is_the_requests_head_and_what_it_is_for() {
+async fn an_auth_request_has_the_requests_headers_and_describes_the_request() {
     let upstream = Upstream::counting().await;
     let auth = saying(|| text(204, "")).await;
     let gateway = start(asking(&upstream, &auth)).await;
@@ -187,7 +187,7 @@ async fn the_question_is_the_requests_head_and_what_it_is_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_protected_is_not_asked_about() {
+async fn an_unprotected_request_sends_no_auth_request() {
     let upstream = Upstream::counting().await;
     let auth = saying(|| text(403, "")).await;
     let gateway = start(asking(&upstream, &auth)).await;
@@ -200,7 +200,7 @@ async fn what_is_not_protected_is_not_asked_about() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusals_are_given_as_they_are() {
+async fn a_3xx_or_4xx_auth_response_is_forwarded_to_the_client() {
     let upstream = Upstream::counting().await;
     let says = Arc::new(AtomicUsize::new(0));
     let auth = {
@@ -243,7 +243,7 @@ async fn refusals_are_given_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_answer_lets_nothing_through() {
+async fn an_unusable_auth_response_rejects_the_request() {
     let upstream = Upstream::counting().await;
     let says = Arc::new(Mutex::new((500, 0)));
     let auth = {
@@ -272,7 +272,7 @@ async fn what_is_no_answer_lets_nothing_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_to_ask_lets_nothing_through() {
+async fn an_unreachable_auth_server_rejects_the_request() {
     let upstream = Upstream::counting().await;
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut config = config(upstream.url());
@@ -282,7 +282,7 @@ async fn nobody_to_ask_lets_nothing_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_is_whole_in_time_or_none() {
+async fn an_auth_response_that_is_incomplete_at_the_timeout_is_unusable() {
     let upstream = Upstream::counting().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -318,7 +318,7 @@ async fn an_answer_is_whole_in_time_or_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_question_that_met_a_closing_connection_is_asked_again() {
+async fn an_auth_request_on_a_closing_connection_is_sent_again() {
     let upstream = Upstream::counting().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -368,7 +368,7 @@ async fn patient() -> (Upstream, mpsc::Receiver<oneshot::Sender<()>>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_the_body_is_read_before_the_answer() {
+async fn the_body_is_not_read_before_the_auth_response() {
     let upstream = Upstream::counting().await;
     let endpoint = saying(|| text(401, "no")).await;
     let gateway = start(asking(&upstream, &endpoint)).await;
@@ -383,7 +383,7 @@ async fn nothing_of_the_body_is_read_before_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_hangs_up_ends_its_question() {
+async fn a_client_that_disconnects_cancels_its_auth_request() {
     let upstream = Upstream::counting().await;
     let (endpoint, mut begun) = patient().await;
     let mut config = asking(&upstream, &endpoint);
@@ -398,7 +398,7 @@ async fn a_client_that_hangs_up_ends_its_question() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_being_asked_is_in_hand_when_it_drains() {
+async fn a_drain_waits_for_auth_requests_under_way() {
     let upstream = Upstream::counting().await;
     let (endpoint, mut begun) = patient().await;
     let mut config = asking(&upstream, &endpoint);
@@ -429,7 +429,7 @@ async fn what_is_being_asked_is_in_hand_when_it_drains() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_beyond_the_bound_wait_for_their_turn() {
+async fn auth_requests_beyond_the_limit_wait_for_a_permit() {
     const BOUND: usize = 256;
     let upstream = Upstream::counting().await;
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));

@@ -77,7 +77,7 @@ fn first_answers(answers: &[Answer]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rejected_copies_get_409_or_the_same_bytes() {
+async fn rejected_duplicates_get_409_or_the_same_bytes() {
     let (upstream, executions) = upstream(0).await;
     let gateway = start(config(upstream.url())).await;
     let answers = storm(&[gateway.local_addr()], keys()).await;
@@ -104,7 +104,7 @@ async fn rejected_copies_get_409_or_the_same_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiting_copies_get_the_same_bytes() {
+async fn waiting_duplicates_get_the_same_bytes() {
     waiting_copies_over(StoreUrl::Memory, 1).await;
 }
 
@@ -135,7 +135,7 @@ mod redis {
     use hapax_testkit::servers::RedisServer;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn copies_over_two_gateways_execute_once() {
+    async fn duplicates_at_two_gateways_execute_once() {
         let server = RedisServer::start().await;
         super::waiting_copies_over(server.url().parse().unwrap(), 2).await;
     }
@@ -145,7 +145,7 @@ mod postgres {
     use hapax_testkit::servers::PostgresServer;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn copies_over_two_gateways_execute_once() {
+    async fn duplicates_at_two_gateways_execute_once() {
         let server = PostgresServer::start().await;
         super::waiting_copies_over(server.url("postgres").parse().unwrap(), 2).await;
     }

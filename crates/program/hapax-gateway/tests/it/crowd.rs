@@ -31,7 +31,7 @@ async fn from(source: &str, address: SocketAddr) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_send_nothing_hold_up_no_client() {
+async fn connections_that_send_nothing_delay_no_client() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.connections = 32;
@@ -50,7 +50,7 @@ async fn connections_that_send_nothing_hold_up_no_client() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_takes_no_more_than_its_share() {
+async fn a_peer_has_at_most_its_limit_of_connections() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.connections_per_peer = Some(2);
@@ -88,7 +88,7 @@ async fn a_peer_takes_no_more_than_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peers_requests_over_http2_are_of_its_share() {
+async fn http2_requests_of_a_peer_count_against_its_limit() {
     let (begun, mut seen) = mpsc::unbounded_channel();
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -136,7 +136,7 @@ async fn a_peers_requests_over_http2_are_of_its_share() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connections_of_operators_hold_up_no_probe() {
+async fn idle_connections_of_operators_delay_no_probe() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let admin = gateway.admin_addr().unwrap();
@@ -151,7 +151,7 @@ async fn idle_connections_of_operators_hold_up_no_probe() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_have_places_that_other_requests_of_operators_do_not_take() {
+async fn permits_are_reserved_for_probes() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let admin = gateway.admin_addr().unwrap();
@@ -177,7 +177,7 @@ async fn probes_have_places_that_other_requests_of_operators_do_not_take() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_are_served_while_balancers_learn_of_the_drain() {
+async fn requests_are_served_during_the_drain_delay() {
     let upstream = Upstream::counting().await;
     let mut slow = config(upstream.url());
     slow.drain_delay = TIMEOUT * 10;

@@ -41,7 +41,7 @@ async fn accept_two(listener: &TcpListener) -> TcpStream {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_in_http_2_that_ends_without_its_end_is_broken() {
+async fn an_http2_response_without_end_flag_is_broken() {
     let head = |more: &[(&str, &str)]| {
         frame(1, 4, 1, &fields(&[&[(":status", "200")][..], more].concat()))
     };
@@ -67,7 +67,7 @@ async fn an_answer_in_http_2_that_ends_without_its_end_is_broken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_had_its_end_is_whole_though_the_request_is_stopped() {
+async fn a_complete_http2_response_is_valid_although_the_request_is_reset() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let gateway = start(config_two(&listener)).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -82,7 +82,7 @@ async fn an_answer_that_had_its_end_is_whole_though_the_request_is_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_without_a_body_ends_where_it_says() {
+async fn an_http2_response_without_a_body_is_complete_at_its_end_flag() {
     for (method, status) in [("HEAD", "200"), ("GET", "304"), ("DELETE", "204")] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let gateway = start(config_two(&listener)).await;
@@ -98,7 +98,7 @@ async fn an_answer_without_a_body_ends_where_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
+async fn an_http2_request_without_end_flag_is_not_completed() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut config = config_two(&listener);
@@ -133,7 +133,7 @@ async fn a_request_in_http_2_that_ends_without_its_end_is_not_made_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_that_only_says_that_it_is_there_is_silent() {
+async fn pings_of_an_upstream_do_not_extend_its_timeout() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut config = config_two(&listener);
     config.policy.upstream_timeout = Duration::from_millis(400);
@@ -162,7 +162,7 @@ async fn an_upstream_that_only_says_that_it_is_there_is_silent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_ends_an_upload_is_told_from_the_upstream() {
+async fn a_failed_upload_is_distinguished_from_a_failed_upstream() {
     for (name, sent, wanted) in [
         ("too slow", "content-length: 9\r\n\r\nab", (408, "request-timeout")),
         (
@@ -198,7 +198,7 @@ async fn who_ends_an_upload_is_told_from_the_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_client_sees_that_its_answer_broke_off() {
+async fn an_http_1_0_client_gets_a_reset_if_the_response_breaks_off() {
     let mut upstream = RawUpstream::start().await;
     let gateway = start(config(url(upstream.address))).await;
     let mut client = TcpStream::connect(gateway.local_addr()).await.unwrap();
@@ -220,7 +220,7 @@ const SURPLUS: &[u8] = b"HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\nsurplu
 const ANSWER: &[u8] = b"HTTP/1.1 201 Created\r\ncontent-length: 6\r\n\r\nanswer";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_comes_unasked_is_nobodys_answer() {
+async fn unrequested_bytes_are_not_taken_for_a_response() {
     for round in 0..20 {
         let mut upstream = RawUpstream::start().await;
         let gateway = start(config(url(upstream.address))).await;
@@ -268,7 +268,7 @@ async fn a_fresh_connection_has_no_late_response_to_an_earlier_request() {
 }
 
 #[tokio::test]
-async fn behind_an_answer_that_has_no_body_what_is_kept_is_asked_for() {
+async fn a_connection_is_reused_after_a_response_without_a_body() {
     let upstream = Upstream::start(|_| async { text(204, "") }).await;
     let gateway = start(config(upstream.url())).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -283,7 +283,7 @@ async fn behind_an_answer_that_has_no_body_what_is_kept_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_coding_that_is_none_is_none() {
+async fn the_transfer_coding_identity_is_ignored() {
     let mut upstream = RawUpstream::start().await;
     let gateway = start(config(url(upstream.address))).await;
     let address = gateway.local_addr();
@@ -299,7 +299,7 @@ async fn a_coding_that_is_none_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn behind_an_answer_to_head_nothing_is_asked_that_is_kept() {
+async fn a_connection_that_served_head_is_not_reused_for_stored_responses() {
     let (method, answer) = ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 47\r\n\r\n");
     let mut upstream = RawUpstream::start().await;
     let gateway = start(config(url(upstream.address))).await;
@@ -337,7 +337,7 @@ async fn behind_an_answer_to_head_nothing_is_asked_that_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_is_sent_on_whatever_the_method() {
+async fn a_body_is_forwarded_with_any_method() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|_| async { text(204, "") }).await;
         let mut config = config(upstream.url());
@@ -358,7 +358,7 @@ async fn a_body_is_sent_on_whatever_the_method() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_many_fields_pass_in_either_version() {
+async fn the_limit_of_header_fields_is_the_same_in_both_versions() {
     let mut upstream = RawUpstream::start().await;
     let gateway = start(config(url(upstream.address))).await;
     let ask = async |count: usize| {
@@ -391,7 +391,7 @@ async fn as_many_fields_pass_in_either_version() {
 const LINE: &str = "x: y\r\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_fields_than_pass_break_an_answer_in_either_version() {
+async fn a_response_with_too_many_header_fields_is_broken_in_both_versions() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|seen| async move {
             let mut response = text(200, "done");

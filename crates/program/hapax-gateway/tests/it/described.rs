@@ -25,7 +25,7 @@ async fn hash_of(admin: std::net::SocketAddr, value: &str) -> (u16, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_secret_nothing_of_a_request_is_kept() {
+async fn without_a_secret_no_description_is_stored() {
     let upstream = Upstream::start(|_| async { text(500, "broken") }).await;
     let mut config = config(upstream.url());
     let tenant = HeaderName::from_static("x-tenant");

@@ -31,7 +31,7 @@ async fn patient() -> (Upstream, Begun) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_in_hand_finishes_and_nothing_new_begins() {
+async fn a_drain_finishes_requests_under_way_and_rejects_new_ones() {
     let (upstream, mut begun) = patient().await;
     let gateway = start(config(upstream.url())).await;
     let address = gateway.local_addr();
@@ -81,7 +81,7 @@ async fn an_idle_gateway_ends_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_sent_and_is_not_back_is_unknown() {
+async fn a_drain_records_unanswered_requests_as_unknown() {
     let (upstream, mut begun) = patient().await;
     let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let opened = OpenStore::new(Arc::new(memory), None);
@@ -112,7 +112,7 @@ async fn what_was_sent_and_is_not_back_is_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_not_sent_is_released() {
+async fn a_drain_releases_requests_that_were_not_sent() {
     // A listener that lets nobody in: its queue is full, so that connecting hangs.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

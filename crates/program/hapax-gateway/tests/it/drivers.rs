@@ -66,7 +66,7 @@ impl DrivenStore for OddStore {
     }
 
     fn counts(&self) -> Vec<StoreCount> {
-        vec![StoreCount { name: "odd_total", help: "Odd things.", value: 7 }]
+        vec![StoreCount { name: "odd_total", help: "Deviations things.", value: 7 }]
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
@@ -114,7 +114,7 @@ fn opener(url: &str) -> StoreOpener {
 }
 
 #[tokio::test]
-async fn a_store_of_others_is_served_measured_and_diagnosed() {
+async fn a_store_of_an_external_driver_is_served_measured_and_diagnosed() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.store = StoreUrl::Server(ServerUrl::new("odd://localhost"));

@@ -61,7 +61,7 @@ pub(crate) fn url(address: SocketAddr) -> http::Uri {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_there_releases_the_key() {
+async fn an_unreachable_upstream_releases_the_key() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -102,7 +102,7 @@ const BROKEN: [(&str, &str); 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_answer_is_unknown_and_blocks() {
+async fn a_broken_response_is_unknown_and_blocks() {
     for (name, bytes) in BROKEN {
         let mut upstream = RawUpstream::start().await;
         let mut config = config(url(upstream.address));
@@ -127,7 +127,7 @@ async fn post_owned(address: SocketAddr, body: &'static str) -> crate::world::An
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_answer_is_executed_again_under_a_larger_fence() {
+async fn after_a_broken_response_reexecute_uses_a_larger_fence() {
     let mut upstream = RawUpstream::start().await;
     let mut config = config(url(upstream.address));
     config.policy.on_unknown = OnUnknown::Reexecute;
@@ -145,7 +145,7 @@ async fn a_broken_answer_is_executed_again_under_a_larger_fence() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silence_is_a_time_out_and_unknown() {
+async fn an_upstream_that_does_not_answer_times_out_with_an_unknown_outcome() {
     for answer in ["", "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no"] {
         let mut upstream = RawUpstream::start().await;
         let mut config = config(url(upstream.address));
@@ -170,7 +170,7 @@ async fn silence_is_a_time_out_and_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_that_switches_protocols_unasked_is_broken() {
+async fn an_unrequested_protocol_switch_is_a_broken_response() {
     let mut upstream = RawUpstream::start().await;
     let gateway = start(config(url(upstream.address))).await;
     let asked = tokio::spawn(post_owned(gateway.local_addr(), "x"));
@@ -207,7 +207,7 @@ async fn a_kept_connection_that_the_upstream_closed_is_not_used() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_hangs_up_loses_nothing() {
+async fn a_disconnected_client_gets_the_outcome_by_a_retry() {
     let (begun, mut beginnings) = mpsc::channel::<tokio::sync::oneshot::Sender<()>>(1);
     let upstream = Upstream::start(move |_| {
         let begun = begun.clone();
@@ -234,7 +234,7 @@ async fn a_client_that_hangs_up_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_are_given_up() {
+async fn a_slow_client_is_disconnected() {
     let upstream = Upstream::counting().await;
     let short = Duration::from_millis(200);
     let mut heads = config(upstream.url());
@@ -260,7 +260,7 @@ async fn slow_clients_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_takes_nothing_is_given_up() {
+async fn a_client_that_reads_nothing_is_disconnected() {
     let upstream = Upstream::start(|_| async { text(200, vec![b'x'; 64 << 20]) }).await;
     let mut config = config(upstream.url());
     config.limits.stall = Duration::from_millis(200);
@@ -277,7 +277,7 @@ async fn a_client_that_takes_nothing_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_can_be_read_in_two_ways_reaches_nobody_as_such() {
+async fn an_ambiguous_response_is_not_forwarded_unchanged() {
     for bytes in [
         "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nabc",

@@ -12,7 +12,7 @@ fn callers(name: &'static str) -> Option<ScopeConfig> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_host_that_is_asked_can_say_whose_key_it_is() {
+async fn the_target_host_can_be_the_scope() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.policy.scope = callers("host");
@@ -37,7 +37,7 @@ async fn the_host_that_is_asked_can_say_whose_key_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_names_the_caller_has_one_spelling() {
+async fn a_scope_or_key_header_with_an_underscore_is_rejected() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.policy.scope = callers("x-user");
@@ -66,7 +66,7 @@ async fn what_names_the_caller_has_one_spelling() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_do_not_begin_or_end_with_white_space_in_http_2() {
+async fn http2_values_with_surrounding_white_space_are_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let sound = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
@@ -80,7 +80,7 @@ async fn values_do_not_begin_or_end_with_white_space_in_http_2() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_without_an_authority_is_one() {
+async fn an_http2_request_may_name_its_host_by_the_host_field() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let request = [(":method", "GET"), (":scheme", "http"), (":path", "/"), ("host", "a.example")];
@@ -90,7 +90,7 @@ async fn a_host_without_an_authority_is_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_target_is_asked_for_under_its_own_name_only() {
+async fn headers_that_name_another_target_are_dropped() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let fields = [("x-original-url", "/payments"), ("X_Rewrite_Url", "/payments")];
@@ -101,7 +101,7 @@ async fn a_target_is_asked_for_under_its_own_name_only() {
 
 /// What may be dropped on its way to the layer names nobody there.
 #[tokio::test]
-async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
+async fn a_dropped_header_cannot_be_scope_or_fingerprint() {
     for name in ["x-real-ip", "x-forwarded-host", "x_original_url", "forwarded"] {
         let name: HeaderName = name.parse().unwrap();
         let plain = config("http://127.0.0.1:1".parse().unwrap());
@@ -119,7 +119,7 @@ async fn what_is_dropped_can_neither_name_callers_nor_tell_requests_apart() {
 
 /// Where it is not certain what the method in the header would be protected by, it may be.
 #[tokio::test]
-async fn a_method_in_a_header_is_not_let_through_by_an_ambiguous_path() {
+async fn a_method_override_is_rejected_on_an_ambiguous_path() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     let route = |path: &str, header: &'static str| {
@@ -143,7 +143,7 @@ async fn a_method_in_a_header_is_not_let_through_by_an_ambiguous_path() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_method_that_is_protected_is_asked_for_under_its_own_name_only() {
+async fn an_override_header_with_a_protected_method_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut asked = 0;
@@ -172,7 +172,7 @@ async fn a_method_that_is_protected_is_asked_for_under_its_own_name_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_believed_says_nothing_of_others() {
+async fn forwarding_headers_of_an_untrusted_peer_are_dropped() {
     let given = ["x-forwarded-port", "x-forwarded-ssl", "x-forwarded-prefix", "x-real-ip"];
     let fields: Vec<_> = given.iter().map(|name| (*name, "1")).collect();
     for believed in [true, false] {
@@ -192,7 +192,7 @@ async fn who_is_not_believed_says_nothing_of_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn trailers_say_nothing_that_belongs_into_a_head() {
+async fn reserved_fields_are_removed_from_trailers() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.policy.scope = callers("x-user");

@@ -176,7 +176,7 @@ impl Client {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_a_replay_is_the_first_answer_with_its_status() {
+async fn wire_16_a_grpc_replay_has_the_first_response_and_its_status() {
     let server = Server::start().await;
     let mut config = server.config();
     config.policy.on_unknown = OnUnknown::Reexecute;
@@ -205,7 +205,7 @@ async fn wire_16_a_replay_is_the_first_answer_with_its_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_refusals_are_statuses() {
+async fn wire_16_rejections_are_grpc_statuses() {
     let server = Server::start().await;
     let mut config = server.config();
     config.policy.key = KeyRule::Required;
@@ -240,7 +240,7 @@ async fn wire_16_refusals_are_statuses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_what_is_not_to_be_had_is_unavailable() {
+async fn wire_16_an_unavailable_store_is_grpc_status_unavailable() {
     let server = Server::start().await;
     let store = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
     let store = Arc::new(Away { store, away: AtomicBool::new(true) });
@@ -266,7 +266,7 @@ async fn wire_16_what_is_not_to_be_had_is_unavailable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_what_may_have_happened_says_so() {
+async fn wire_16_an_unknown_outcome_is_grpc_status_failed_precondition() {
     let server = Server::start().await;
     let mut config = server.config();
     config.policy.upstream_timeout = Duration::from_millis(300);

@@ -52,7 +52,7 @@ async fn wire_22_the_same_request_in_http_1_and_2() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_22_trailers_are_kept_and_replayed_in_both_versions() {
+async fn wire_22_trailers_are_stored_and_replayed_in_both_versions() {
     for protocol in [UpstreamProtocol::Http1, UpstreamProtocol::Http2] {
         let upstream = Upstream::start(|_| async {
             let mut trailers = HeaderMap::new();
@@ -88,7 +88,7 @@ async fn wire_22_trailers_are_kept_and_replayed_in_both_versions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cookies_in_pieces_arrive_whole() {
+async fn cookies_in_several_fields_are_joined() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let two = Two::connect(gateway.local_addr()).await;
@@ -100,7 +100,7 @@ async fn cookies_in_pieces_arrive_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_would_be_ambiguous_elsewhere_is_refused() {
+async fn an_http2_request_that_is_ambiguous_in_http1_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let sound = [(":method", "POST"), (":scheme", "http"), (":authority", "a"), (":path", "/")];
@@ -154,7 +154,7 @@ async fn what_would_be_ambiguous_elsewhere_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_are_as_many_as_there_is_room_for() {
+async fn an_http2_connection_may_open_as_many_streams_as_it_has_permits() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.connections = 40;
@@ -178,7 +178,7 @@ async fn streams_are_as_many_as_there_is_room_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_no_place_in_time_is_refused_as_the_route_says() {
+async fn a_request_without_a_permit_in_time_gets_503_with_the_routes_cors() {
     let (upstream, mut begun) = patient().await;
     let mut config = config(upstream.url());
     // The connection takes it.
@@ -239,7 +239,7 @@ async fn patient() -> (Upstream, Begun) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_lets_what_is_under_way_end_and_takes_nothing_new() {
+async fn a_drain_finishes_open_streams_and_accepts_no_new_ones() {
     let (upstream, mut begun) = patient().await;
     let gateway = start(config(upstream.url())).await;
     let address = gateway.local_addr();
@@ -271,7 +271,7 @@ async fn a_drain_lets_what_is_under_way_end_and_takes_nothing_new() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_asks_nothing_is_told_to_go() {
+async fn an_idle_http2_connection_gets_a_goaway() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.limits.head_timeout = Duration::from_millis(300);
@@ -289,7 +289,7 @@ async fn who_asks_nothing_is_told_to_go() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_nothing_of_an_answer_loses_the_connection() {
+async fn a_client_that_reads_nothing_of_a_response_is_disconnected() {
     let large = Bytes::from(vec![b'x'; 3 << 20]);
     let upstream = Upstream::start(move |_| {
         let large = large.clone();
@@ -310,7 +310,7 @@ async fn who_takes_nothing_of_an_answer_loses_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_takes_back_what_it_asks_for_loses_the_connection() {
+async fn a_client_that_resets_most_requests_is_disconnected() {
     let (upstream, mut begun) = patient().await;
     let gateway = start(config(upstream.url())).await;
     let hasty = Two::connect(gateway.local_addr()).await;
@@ -335,7 +335,7 @@ async fn who_takes_back_what_it_asks_for_loses_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_10_what_was_claimed_and_taken_back_is_recorded() {
+async fn wire_10_the_outcome_of_a_reset_request_is_recorded() {
     let (upstream, mut begun) = patient().await;
     let gateway = start(config(upstream.url())).await;
     let two = Two::connect(gateway.local_addr()).await;
@@ -356,7 +356,7 @@ async fn wire_10_what_was_claimed_and_taken_back_is_recorded() {
 
 /// The library takes both off before anything else sees them, so that they can evade nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fragment_and_pseudo_fields_in_trailers_count_nowhere() {
+async fn fragments_and_pseudo_fields_in_trailers_have_no_effect() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let head = fields(&[

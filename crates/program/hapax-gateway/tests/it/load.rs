@@ -19,7 +19,7 @@ fn room(config: &mut Config, at_a_time: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_wait_for_room_and_all_get_through() {
+async fn bodies_wait_for_memory_and_all_are_served() {
     let upstream =
         Upstream::start(|seen| async move { text(200, seen.body.len().to_string()) }).await;
     let mut config = config(upstream.url());
@@ -39,7 +39,7 @@ async fn bodies_wait_for_room_and_all_get_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_trickles_does_not_hold_memory_for_ever() {
+async fn a_body_below_the_minimum_rate_releases_its_memory() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     // A little less than all, or the gateway would be refused.
@@ -72,7 +72,7 @@ async fn who_trickles_does_not_hold_memory_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_body_over_its_limit_is_refused_however_it_is_sent() {
+async fn a_body_over_its_limit_is_rejected_in_every_framing() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut sized = Raw::connect(gateway.local_addr()).await;

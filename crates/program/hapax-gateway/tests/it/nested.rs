@@ -56,7 +56,7 @@ async fn service(runs: &ExecutionCount, gate: &HandlerGate) -> SocketAddr {
 /// The gateway gave up on the first request, which still runs: that it is in flight over there must
 /// not become the answer of the key over here.
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_31_what_is_in_flight_behind_is_not_kept_in_front() {
+async fn wire_31_in_flight_at_an_inner_gateway_is_not_stored_by_the_outer_one() {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let address = service(&runs, &gate).await;
     let mut config = config(format!("http://{address}").parse().unwrap());

@@ -39,7 +39,7 @@ const EXECUTE: &str = "hapax_would_total outcome=\"execute\"";
 const REPLAY: &str = "hapax_would_total outcome=\"replay\"";
 
 #[tokio::test]
-async fn copies_execute_and_are_counted() {
+async fn observed_duplicates_execute_and_are_counted() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.policy.key = KeyRule::Required;
@@ -79,7 +79,7 @@ async fn copies_execute_and_are_counted() {
 }
 
 #[tokio::test]
-async fn what_the_upstream_says_counts_and_is_hidden() {
+async fn an_observed_outcome_header_is_counted_and_removed() {
     let upstream = Upstream::start(|seen| async move {
         let mut answer = text(500, "failed");
         if seen.header("idempotency-key") == "said" {
@@ -111,7 +111,7 @@ async fn what_the_upstream_says_counts_and_is_hidden() {
 }
 
 #[tokio::test]
-async fn copies_in_flight_and_clients_that_hang_up() {
+async fn observed_duplicates_in_flight_and_disconnected_clients_are_counted() {
     let gate = Arc::new(Semaphore::new(0));
     let opened = Arc::clone(&gate);
     let upstream = Upstream::start(move |_| {
@@ -152,7 +152,7 @@ async fn copies_in_flight_and_clients_that_hang_up() {
 }
 
 #[tokio::test]
-async fn protection_begins_with_nothing() {
+async fn protection_begins_without_records_of_the_observation() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     let protected = config.clone();
@@ -170,7 +170,7 @@ async fn protection_begins_with_nothing() {
 }
 
 #[tokio::test]
-async fn without_room_nothing_is_held_up() {
+async fn without_memory_for_observing_requests_are_not_delayed() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     // As little as is enough, so that nothing is left for observing.

@@ -183,7 +183,7 @@ async fn ends_meanwhile(call: Call, status: u16, force: bool) -> (u16, serde_jso
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_done_in_the_last_moment_is_what_was_forgotten() {
+async fn a_forced_release_returns_the_state_that_it_replaced() {
     let (status, told) = ends_meanwhile(Call::Release, 201, true).await;
     assert_eq!(status, 200, "{told}");
     let was = &told["was"];
@@ -191,7 +191,7 @@ async fn what_was_done_in_the_last_moment_is_what_was_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_refused_is_told_what_it_was_refused_for() {
+async fn a_rejected_decision_names_the_state_that_prevented_it() {
     let (status, told) = ends_meanwhile(Call::Read, 500, false).await;
     assert_eq!((status, &told["code"]), (409, &json!("in-flight")), "{told}");
     assert!(!told["error"].as_str().unwrap().contains("--"), "{told}");
@@ -209,7 +209,7 @@ fn keys(store: &Arc<Stopped>) -> OperatorRecords {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_read_records_and_the_others_wait_in_order() {
+async fn at_most_two_records_are_read_at_once_and_others_wait_in_order() {
     let store = Stopped::new(100);
     let keys = keys(&store);
     store.stop_at(Some(Call::Read));

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use crate::world::{Raw, Upstream, config, post, post_with, request, start, text};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_and_queries_are_forwarded_as_they_came() {
+async fn paths_and_queries_are_forwarded_unchanged() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -34,7 +34,7 @@ async fn paths_and_queries_are_forwarded_as_they_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_are_handled_by_the_book() {
+async fn hop_by_hop_and_reserved_headers_are_not_forwarded() {
     let upstream = Upstream::start(|_| async {
         let mut response = text(200, "ok");
         let headers = response.headers_mut();
@@ -135,7 +135,7 @@ impl http_body::Body for Received {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hang_up_without_a_key_ends_the_upstreams_request() {
+async fn a_disconnect_without_a_key_ends_the_upstream_request() {
     let (upstream, mut chunks) = streaming().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -149,7 +149,7 @@ async fn a_hang_up_without_a_key_ends_the_upstreams_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodiless_answers_replay_as_they_were() {
+async fn responses_without_a_body_are_replayed_unchanged() {
     let upstream = Upstream::start(|seen| async move {
         let mut response = text(seen.uri.path()[1..].parse().unwrap(), "");
         response.headers_mut().insert("x-kept", HeaderValue::from_static("yes"));
@@ -204,7 +204,7 @@ async fn trailers_reach_the_upstream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_asks_first_is_told_to_go_on_or_gets_its_answer_at_once() {
+async fn expect_continue_gets_100_or_a_rejection_at_once() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -220,7 +220,7 @@ async fn a_client_that_asks_first_is_told_to_go_on_or_gets_its_answer_at_once() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_old_client_is_served_and_its_connection_closed() {
+async fn an_http_1_0_client_is_served_and_disconnected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -231,7 +231,7 @@ async fn an_old_client_is_served_and_its_connection_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_the_upstream_are_used_again() {
+async fn connections_to_the_upstream_are_reused() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -264,7 +264,7 @@ async fn a_large_response_passes_whole_and_is_not_retained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_to_head_keeps_its_length() {
+async fn a_response_to_head_keeps_its_content_length() {
     let upstream = Upstream::start(|_| async { text(200, "12345") }).await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -276,7 +276,7 @@ async fn an_answer_to_head_keeps_its_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_is_not_passed_on_and_the_connection_goes_on() {
+async fn an_upgrade_to_h2c_is_ignored_and_the_connection_continues() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
@@ -321,7 +321,7 @@ async fn an_empty_body_has_a_length() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_cannot_speak_for_the_gateway() {
+async fn reserved_headers_of_a_client_are_dropped() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for key in ["", "idempotency-key: k\r\n"] {
@@ -345,7 +345,7 @@ async fn a_client_cannot_speak_for_the_gateway() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connection_may_name_the_host_in_vain() {
+async fn a_connection_header_cannot_remove_host_or_content_type() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let fields = [("connection", "host, content-type"), ("content-type", "text/plain")];
@@ -356,7 +356,7 @@ async fn connection_may_name_the_host_in_vain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_believed_can_be_said() {
+async fn trusted_peers_are_configurable() {
     let upstream = Upstream::counting().await;
     let fields = [
         ("x-forwarded-for", "198.51.100.1"),

@@ -47,7 +47,7 @@ async fn send(gateway: &hapax_gateway::RunningGateway) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_happened() {
+async fn a_reconciled_response_is_replayed() {
     let upstream = upstream(|_| {
         let mut response = text(200, "paid");
         response.headers_mut().insert("idempotency-status", HeaderValue::from_static("201"));
@@ -99,7 +99,7 @@ async fn wire_29_the_key_is_in_the_header_of_the_route() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_did_not_happen() {
+async fn after_did_not_happen_the_retry_executes() {
     let upstream = upstream(|_| did_not_happen()).await;
     let gateway = start(reconciling(&upstream)).await;
     assert_eq!(send(&gateway).await.status, 500);
@@ -114,7 +114,7 @@ async fn it_did_not_happen() {
 
 /// Routers and proxies answer 404 as well, for a path that they do not know.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_404_without_the_marker_says_nothing() {
+async fn a_404_without_the_marker_is_no_verdict() {
     let values: Arc<Mutex<Vec<&'static str>>> = Arc::default();
     let upstream = {
         let values = Arc::clone(&values);
@@ -217,7 +217,7 @@ async fn a_probe_takes_only_the_marked_404() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_can_say() {
+async fn an_unusable_reconcile_response_leaves_the_outcome_unknown() {
     let says = Arc::new(Mutex::new((503, 0, "")));
     let upstream = {
         let says = Arc::clone(&says);
@@ -246,7 +246,7 @@ async fn nobody_can_say() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_answers() {
+async fn an_unreachable_reconcile_url_leaves_the_outcome_unknown() {
     let upstream = upstream(|_| text(200, "")).await;
     let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut config = reconciling(&upstream);
@@ -258,7 +258,7 @@ async fn nobody_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happened_may_have_had_no_body() {
+async fn a_reconciled_response_may_have_no_body() {
     let upstream = upstream(|_| {
         let mut response = text(200, "nothing to see");
         response.headers_mut().insert("idempotency-status", HeaderValue::from_static("204"));

@@ -11,7 +11,7 @@ use http::header::{AUTHORIZATION, CONNECTION, HeaderName};
 use crate::world::{Upstream, config, post, post_with, start};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn contradictions_do_not_start() {
+async fn a_contradictory_configuration_is_rejected_at_start() {
     type Change = fn(&mut Config);
     let cases: [(&str, Change); 35] = [
         ("`upstream` must be a URL", |it| it.upstream = "/path".parse().unwrap()),
@@ -71,7 +71,7 @@ async fn contradictions_do_not_start() {
             it.policy.key_header = HeaderName::from_static("x-user");
             it.policy.scope = Some(ScopeConfig::Headers(vec![HeaderName::from_static("x-user")]));
         }),
-        ("names no method", |it| it.policy.methods.clear()),
+        ("expected at least one method", |it| it.policy.methods.clear()),
         ("lease is zero", |it| it.policy.lease = Duration::ZERO),
         ("shorter than the lease", |it| it.policy.retention = Duration::from_secs(1)),
         ("needs `reconcile_url`", |it| it.policy.on_unknown = OnUnknown::Reconcile),
@@ -92,7 +92,7 @@ async fn contradictions_do_not_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn contradictions_about_whom_to_ask_do_not_start() {
+async fn a_contradictory_auth_configuration_is_rejected_at_start() {
     type Change = fn(&mut Config, &mut ForwardAuth);
     let user = || vec![HeaderName::from_static("x-user")];
     let cases: [(&str, Change); 10] = [
@@ -164,7 +164,7 @@ async fn a_request_without_its_scope_header_is_rejected_on_every_listener() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_says_nothing_of_the_caller_is_no_scope() {
+async fn a_header_that_does_not_name_the_caller_is_rejected_as_scope() {
     for name in [
         "forwarded",
         "x-forwarded-for",
@@ -211,7 +211,7 @@ async fn a_token_file_that_holds_no_token_is_rejected_and_not_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_use_does_not_start_and_leaves_nothing() {
+async fn an_address_or_file_in_use_ends_the_start_without_traces() {
     let upstream = Upstream::counting().await;
     let first = start(config(upstream.url())).await;
     let mut second = config(upstream.url());
@@ -234,7 +234,7 @@ async fn what_is_in_use_does_not_start_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn callers_do_not_see_each_other() {
+async fn callers_with_the_same_key_have_separate_records() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     let address = gateway.local_addr();
@@ -250,7 +250,7 @@ async fn callers_do_not_see_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_be_told_is_refused() {
+async fn credentials_that_change_with_each_request_are_rejected() {
     let upstream = Upstream::counting().await;
     let mut strict = config(upstream.url());
     strict.policy.scope = Some(ScopeConfig::Headers(vec![AUTHORIZATION]));

@@ -23,7 +23,7 @@ fn route(config: &Config, path: &str, change: impl FnOnce(&mut PolicyConfig)) ->
 }
 
 #[tokio::test]
-async fn each_route_has_its_own_of_everything() {
+async fn each_route_applies_its_own_policy() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     let docs = |text: &str| Some(DocsUrl::new(text).unwrap());
@@ -92,7 +92,7 @@ async fn each_route_has_its_own_of_everything() {
 /// Many frameworks write methods in capitals before they look, and browsers send `patch` as it was
 /// written.
 #[tokio::test]
-async fn protection_is_not_evaded_by_the_letters_of_a_method() {
+async fn a_protected_method_in_other_case_is_rejected() {
     let upstream = Upstream::counting().await;
     let gateway = start(config(upstream.url())).await;
     for (method, status) in
@@ -111,7 +111,7 @@ async fn protection_is_not_evaded_by_the_letters_of_a_method() {
 /// On one connection, the guard counts requests by those that were asked about, whatever became of
 /// them.
 #[tokio::test]
-async fn an_ambiguous_path_leaves_the_guards_count_alone() {
+async fn a_rejected_ambiguous_path_does_not_shift_later_rejections() {
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
     config.policy.on_unknown = OnUnknown::Reexecute;
@@ -171,7 +171,7 @@ async fn operators_find_keys_of_every_scope() {
 }
 
 #[tokio::test]
-async fn a_reload_is_for_new_requests_and_whole() {
+async fn a_reload_applies_completely_and_to_new_requests_only() {
     let gate = std::sync::Arc::new(Semaphore::new(0));
     let opened = std::sync::Arc::clone(&gate);
     let slow = Upstream::start(move |_| {
@@ -240,7 +240,7 @@ async fn a_reload_is_for_new_requests_and_whole() {
 }
 
 #[tokio::test]
-async fn a_drain_cuts_off_what_an_earlier_configuration_sent() {
+async fn a_drain_cuts_off_requests_of_an_earlier_configuration() {
     let hangs = Upstream::start(|_| std::future::pending()).await;
     let other = Upstream::counting().await;
     let mut config = config(hangs.url());
@@ -258,7 +258,7 @@ async fn a_drain_cuts_off_what_an_earlier_configuration_sent() {
 }
 
 #[tokio::test]
-async fn a_caller_has_so_many_keys_in_flight_and_others_are_not_held_up() {
+async fn the_limit_of_keys_in_flight_affects_one_caller_only() {
     let gate = std::sync::Arc::new(Semaphore::new(0));
     let opened = std::sync::Arc::clone(&gate);
     let upstream = Upstream::start(move |_| {
@@ -309,7 +309,7 @@ async fn a_caller_has_so_many_keys_in_flight_and_others_are_not_held_up() {
 }
 
 #[tokio::test]
-async fn wire_30_web_pages_are_answered_as_their_route_says() {
+async fn wire_30_cors_headers_are_those_of_the_route() {
     let upstream = Upstream::start(|seen| async move {
         let mut answer = text(201, seen.method.as_str().to_owned());
         let theirs = http::HeaderValue::from_static("https://upstream.example");

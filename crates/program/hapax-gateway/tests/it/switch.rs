@@ -34,7 +34,7 @@ const ASKING: &str = "GET /chat HTTP/1.1\r\nhost: a\r\nconnection: keep-alive, U
     upgrade: websocket\r\nsec-websocket-key: x\r\n\r\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_may_leave_http_where_nothing_is_protected() {
+async fn an_unprotected_request_may_switch_protocols() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let gateway = start(config(url)).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -66,7 +66,7 @@ async fn a_connection_may_leave_http_where_nothing_is_protected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sent_behind_the_question_goes_where_it_leads() {
+async fn bytes_after_an_upgrade_request_go_to_the_new_protocol() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let gateway = start(config(url)).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -80,7 +80,7 @@ async fn what_is_sent_behind_the_question_goes_where_it_leads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sent_behind_the_question_need_not_be_http() {
+async fn bytes_after_an_accepted_upgrade_need_not_be_http() {
     let frames = b"\x81\x05hello\n\n\0 \r\n GET\r\n\r\n";
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let gateway = start(config(url)).await;
@@ -96,7 +96,7 @@ async fn what_is_sent_behind_the_question_need_not_be_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_sent_behind_a_refused_question_is_judged() {
+async fn bytes_after_a_rejected_upgrade_are_checked_as_requests() {
     let upstream =
         Upstream::start(|seen| async move { text(200, seen.uri.path().to_owned()) }).await;
     let gateway = start(config(upstream.url())).await;
@@ -112,7 +112,7 @@ async fn what_is_sent_behind_a_refused_question_is_judged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_protected_does_not_leave_http() {
+async fn a_protected_request_cannot_switch_protocols() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let gateway = start(config(url)).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -129,7 +129,7 @@ async fn what_is_protected_does_not_leave_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_upgrade_is_an_answer_like_any_other() {
+async fn a_response_that_rejects_an_upgrade_is_forwarded() {
     let upstream = Upstream::start(|seen| async move {
         assert_eq!(
             seen.header("upgrade"),
@@ -147,7 +147,7 @@ async fn a_refused_upgrade_is_an_answer_like_any_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn silence_ends_a_connection_that_left_http() {
+async fn an_idle_tunnel_is_closed() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let mut config = config(url);
     // That of its route.
@@ -167,7 +167,7 @@ async fn silence_ends_a_connection_that_left_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_does_not_wait_for_what_left_http() {
+async fn a_drain_does_not_wait_for_tunnels() {
     let (url, upstream) = raw_upstream(SWITCHED).await;
     let gateway = start(config(url)).await;
     let mut client = Raw::connect(gateway.local_addr()).await;
@@ -179,7 +179,7 @@ async fn a_drain_does_not_wait_for_what_left_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_22_informational_answers_are_neither_passed_on_nor_kept() {
+async fn wire_22_informational_responses_are_neither_forwarded_nor_stored() {
     let (url, upstream) = raw_upstream(
         "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n\
          HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 201 Created\r\ncontent-length: 4\r\n\r\ndone",
@@ -195,7 +195,7 @@ async fn wire_22_informational_answers_are_neither_passed_on_nor_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_19_events_are_streamed_as_they_come_and_not_kept() {
+async fn wire_19_event_streams_are_forwarded_as_they_arrive_and_not_stored() {
     let (url, upstream) = raw_upstream(
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
     )

@@ -131,7 +131,7 @@ fn https(upstream: &Upstream, path: &str) -> Uri {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clients_choose_what_they_speak() {
+async fn clients_negotiate_the_protocol_by_alpn() {
     let authority = Authority::new();
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
@@ -156,7 +156,7 @@ async fn clients_choose_what_they_speak() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_clients_with_a_certificate_are_served_if_so_told() {
+async fn with_a_client_ca_clients_without_a_certificate_are_rejected() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
@@ -176,7 +176,7 @@ async fn only_clients_with_a_certificate_are_served_if_so_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn upstreams_choose_what_they_are_spoken_to_in() {
+async fn upstreams_negotiate_the_protocol_by_alpn() {
     let authority = Authority::new();
     let all: &[&[u8]] = &[b"h2", b"http/1.1"];
     let one: &[&[u8]] = &[b"http/1.1"];
@@ -206,7 +206,7 @@ async fn upstreams_choose_what_they_are_spoken_to_in() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upstream_must_be_who_it_says_and_may_ask_who_we_are() {
+async fn upstream_certificates_are_verified_and_client_certificates_are_sent() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = ours.server(true, &[b"h2"]);
     let upstream = Upstream::start_with(Some(server), |_| async { text(201, "done") }).await;
@@ -249,7 +249,7 @@ async fn auth_and_reconcile_urls_may_be_behind_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_that_cannot_be_used_do_not_start() {
+async fn unusable_certificates_are_rejected_at_start() {
     let authority = Authority::new();
     let (certificate, key) = authority.files("own");
     let (_, other) = authority.files("other");
@@ -279,7 +279,7 @@ fn replace(path: &Path, with: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn certificates_are_replaced_without_a_refused_connection() {
+async fn certificates_are_replaced_without_a_rejected_connection() {
     let authority = Arc::new(Authority::new());
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
@@ -339,7 +339,7 @@ async fn certificates_are_replaced_without_a_refused_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_files_is_noticed() {
+async fn changed_certificate_files_are_reloaded() {
     let authority = Authority::new();
     let upstream = Upstream::counting().await;
     let mut config = config(upstream.url());
@@ -363,7 +363,7 @@ async fn a_change_of_files_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_up_to_the_close_is_whole_only_if_the_close_is_said() {
+async fn a_tls_response_that_ends_with_its_connection_needs_close_notify() {
     for says in [true, false] {
         let authority = Authority::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

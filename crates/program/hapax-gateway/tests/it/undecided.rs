@@ -26,7 +26,7 @@ impl OperationRequest for Payment {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_count_what_is_unknown_and_what_a_dead_process_left() {
+async fn metrics_count_unknown_and_lapsed_records() {
     const HOUR: u64 = 3600;
     let lease = Duration::from_secs(60);
     // The store's clock is an hour behind, and stands still.

@@ -23,7 +23,7 @@ pub enum HeadError {
     Folded,
     #[error("there is white space between a header field's name and its colon")]
     SpaceBeforeColon,
-    #[error("a header field has no valid name")]
+    #[error("the name of a header field is invalid")]
     FieldName,
     #[error("a header field's value has control characters")]
     FieldValue,
@@ -41,11 +41,11 @@ pub enum HeadError {
     LengthWithCoding,
     #[error("a Transfer-Encoding has no meaning in HTTP/1.0")]
     CodingInHttp10,
-    #[error("the only Transfer-Encoding that is understood is chunked, once")]
+    #[error("expected no Transfer-Encoding but a single `chunked`, found another")]
     Coding,
-    #[error("a request has exactly one Host")]
+    #[error("expected exactly one Host, found none or several")]
     Host,
-    #[error("the Host is not a host, perhaps with a port")]
+    #[error("expected a host with an optional port in Host, found something else")]
     HostValue,
     #[error("the request has more than {} header fields", super::MAX_FIELDS)]
     TooMany,
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn one_way_to_say_where_the_body_ends_passes() {
+    fn an_unambiguous_framing_is_accepted() {
         assert_eq!(of(""), Ok(Framing::Empty));
         assert_eq!(of("content-length: 0\r\n"), Ok(Framing::Empty));
         assert_eq!(of("Content-Length:\t17 \r\n"), Ok(Framing::Length(17)));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ways_are_refused() {
+    fn an_ambiguous_framing_is_rejected() {
         assert_eq!(of("content-length: 1\r\ncontent-length: 1\r\n"), Err(HeadError::TwoLengths));
         assert_eq!(of("content-length: 1, 1\r\n"), Err(HeadError::Length));
         assert_eq!(of("content-length: +1\r\n"), Err(HeadError::Length));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_taken_strictly() {
+    fn invalid_header_fields_are_rejected() {
         assert_eq!(of("a: b\r\n c\r\n"), Err(HeadError::Folded));
         assert_eq!(of("a : b\r\n"), Err(HeadError::SpaceBeforeColon));
         assert_eq!(of("no colon\r\n"), Err(HeadError::FieldName));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_a_host() {
+    fn only_a_valid_host_is_accepted() {
         for host in ["", "a", "a.example:80", "a:", "[::1]:1", "[::1]", "%41", "x_y", "127.0.0.1"] {
             let head = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
             assert_eq!(framing(head.as_bytes()), Ok(Framing::Empty), "{host}");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_a_path_or_a_url() {
+    fn only_a_path_or_an_http_url_is_accepted_as_target() {
         let of = |method: &str, target: &str| {
             framing(format!("{method} {target} HTTP/1.1\r\nhost: a\r\n\r\n").as_bytes())
         };
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn request_lines_are_taken_strictly() {
+    fn invalid_request_lines_are_rejected() {
         for line in [
             "GET  / HTTP/1.1",
             "GET /",

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_looks_like_http_1() {
+    fn an_accepted_http2_request_has_the_form_of_http1() {
         let cookies = [("cookie", "a=1"), ("x", "y"), ("cookie", "b=2; c=3")];
         let parts = of("https://shop.example:81/a%20b?c", &cookies).unwrap();
         assert_eq!(parts.uri, "/a%20b?c");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_two_things_does_not() {
+    fn an_http2_request_with_two_lengths_or_hosts_is_rejected() {
         let two = [("content-length", "1"), ("content-length", "1")];
         assert_eq!(of("http://a/", &two).unwrap_err(), HeadError::TwoLengths);
         assert_eq!(of("http://a/", &[("content-length", "+1")]).unwrap_err(), HeadError::Length);

@@ -243,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requests_are_found_however_they_arrive(
+        fn request_boundaries_do_not_depend_on_segmentation(
             bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 1..5),
             cuts in prop::collection::vec(any::<usize>(), 0..12),
         ) {
@@ -252,7 +252,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_end_the_same_however_they_arrive(
+        fn the_result_of_a_scan_does_not_depend_on_segmentation(
             tail in "[a-zA-Z0-9:; \t\r\n]{0,60}",
             cuts in prop::collection::vec(any::<usize>(), 0..12),
         ) {
@@ -262,19 +262,19 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_line_feed_is_refused_before_the_head_ends() {
+    fn a_bare_line_feed_is_rejected_before_the_head_ends() {
         let seen = follow(b"GET / HTTP/1.1\nhost: a", &[]);
         assert_eq!(seen, (vec![], Some(ScanResult::Reject(HeadError::BareLineFeed))));
     }
 
     #[test]
-    fn an_endless_head_is_refused() {
+    fn an_endless_head_is_rejected() {
         let bytes = [b"GET /".as_slice(), &vec![b'a'; MAX_HEAD]].concat();
         assert_eq!(follow(&bytes, &[]), (vec![], Some(ScanResult::Reject(HeadError::TooLarge))));
     }
 
     #[test]
-    fn broken_chunks_are_seen() {
+    fn broken_chunks_are_detected() {
         for tail in ["x\r\n", "1\nab", "1\r\nab\r\n", "11111111111111111\r\n", "1;\n", "0\r\n\n"] {
             let bytes = [HEAD, tail.as_bytes()].concat();
             assert_eq!(follow(&bytes, &[]), (vec![0], Some(ScanResult::BrokenChunk)), "{tail:?}");

@@ -42,7 +42,7 @@ use crate::shutdown::{ActiveRequest, ShutdownPhase};
 use activity::{Activity, ConnectionState, StreamActivity};
 
 /// Requests that a connection may have open with its first permit only.
-const LEAN: u32 = 4;
+const STREAMS_WITH_ONE_PERMIT: u32 = 4;
 
 /// Bytes of one body that a client may send before they are read, the same for all bodies with one
 /// permit, and the additional bytes for all bodies with further permits.
@@ -119,7 +119,7 @@ pub(super) async fn serve<H: ProxyHandler>(
             }
             () = draining.as_mut(), if !has_goaway => {
                 has_goaway = true;
-                activity.begin_to_leave();
+                activity.restart_idle_time();
                 connection.as_mut().graceful_shutdown();
             }
             () = activity.abused() => {
@@ -133,7 +133,7 @@ pub(super) async fn serve<H: ProxyHandler>(
                 ConnectionState::Alive => {}
                 ConnectionState::Idle if !has_goaway => {
                     has_goaway = true;
-                    activity.begin_to_leave();
+                    activity.restart_idle_time();
                     connection.as_mut().graceful_shutdown();
                 }
                 ConnectionState::Idle => break,
@@ -156,7 +156,7 @@ struct ConnectionBudget {
 
 impl ConnectionBudget {
     fn new<H>(context: &ListenerContext<H>, ip: IpAddr, permit: OwnedSemaphorePermit) -> Self {
-        let more = context.config.streams.saturating_sub(LEAN) as usize;
+        let more = context.config.streams.saturating_sub(STREAMS_WITH_ONE_PERMIT) as usize;
         let needed = (more * STREAM + MORE_WINDOW as usize).div_ceil(PER_CONNECTION);
         let half_free = context.permits.free() >= context.permits.all() / 2;
         let permits = u32::try_from(needed).ok().filter(|_| half_free && more > 0);
@@ -166,7 +166,7 @@ impl ConnectionBudget {
         });
         let (streams, window) = match &more {
             Some(_) => (context.config.streams, WINDOW + MORE_WINDOW),
-            None => (context.config.streams.min(LEAN), WINDOW),
+            None => (context.config.streams.min(STREAMS_WITH_ONE_PERMIT), WINDOW),
         };
         Self { streams, window, _permit: permit, _more: more }
     }
@@ -275,7 +275,7 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for PacedResponse
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => this.rest = data,
                     Err(frame) => {
-                        this.pace.is_the_clients();
+                        this.pace.wait_for_client();
                         return Poll::Ready(Some(Ok(frame)));
                     }
                 },
@@ -286,7 +286,7 @@ impl<B: http_body::Body<Data = Bytes> + Unpin> http_body::Body for PacedResponse
                 ended => return ended,
             }
         }
-        this.pace.is_the_clients();
+        this.pace.wait_for_client();
         let piece = this.rest.split_to(this.rest.len().min(PIECE));
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }

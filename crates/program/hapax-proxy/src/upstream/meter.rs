@@ -1,4 +1,4 @@
-//! Proof of the bytes that were written to a connection.
+//! A count of the bytes that were written to a connection.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_requests_are_made_of_counts_however_it_is_written() {
+    fn only_frames_of_requests_are_counted_in_any_segmentation() {
         let preface = vec![b'x'; 24];
         // SETTINGS, HEADERS, PING, DATA, an empty DATA, WINDOW_UPDATE.
         let frames =

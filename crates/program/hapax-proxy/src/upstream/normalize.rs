@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same_and_lead_back() {
+    fn conversions_to_http2_and_http1_are_inverse() {
         let mut there = request("/a%20b?c", "shop.example:81");
         there.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
         for _ in 0..2 {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_authority_stays_a_field() {
+    fn an_invalid_host_stays_a_header_field() {
         let mut there = request("/", "%%");
         for_http2(&mut there, &origin(false));
         assert_eq!(

@@ -84,7 +84,7 @@ fn request() -> Request<Full<Bytes>> {
 }
 
 #[tokio::test]
-async fn a_kept_connection_that_is_gone_is_replaced() {
+async fn a_closed_idle_connection_is_replaced() {
     let (here, there) = duplex(1024);
     let (upstream, listener) = with_kept(here).await;
     // Nothing runs in between: the gateway cannot detect it when it takes the connection.
@@ -103,14 +103,14 @@ async fn a_kept_connection_that_is_gone_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_connection_that_took_nothing_leaves_nothing_unknown() {
+async fn a_request_without_a_sent_byte_is_unreachable() {
     let (upstream, _listener) = with_kept(Breaking { takes: 0 }).await;
     let failure = upstream.send(request()).await.unwrap_err();
     assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
 }
 
 #[tokio::test]
-async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
+async fn a_request_with_one_sent_byte_is_broken_and_not_sent_again() {
     let (upstream, listener) = with_kept(Breaking { takes: 1 }).await;
     let failure = tokio::select! {
         failure = upstream.send(request()) => failure.unwrap_err(),
@@ -120,7 +120,7 @@ async fn a_single_byte_leaves_it_unknown_and_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn too_many_at_once_are_refused() {
+async fn requests_beyond_the_limit_are_rejected() {
     let (upstream, _listener) = with_kept(Breaking { takes: 9999 }).await;
     let permits = upstream.inner.permits.clone().acquire_many_owned(10).await.unwrap();
     assert!(matches!(upstream.send(request()).await, Err(UpstreamError::Busy)));
@@ -153,7 +153,7 @@ async fn is_free(upstream: &Upstream) {
 }
 
 #[tokio::test]
-async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
+async fn after_an_early_response_the_rest_of_the_request_is_dropped() {
     let answer = b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno";
     let (upstream, serving) = early(answer).await;
     let response = upstream.send(large()).await.unwrap();
@@ -166,7 +166,7 @@ async fn an_early_answer_does_not_keep_the_rest_of_the_request() {
 }
 
 #[tokio::test]
-async fn nor_does_one_that_is_given_up_or_cut_off() {
+async fn after_a_dropped_or_cut_response_the_rest_of_the_request_is_dropped() {
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nno";
     let (upstream, serving) = early(answer).await;
     drop(upstream.send(large()).await.unwrap());
@@ -200,13 +200,13 @@ async fn refusing(
 }
 
 #[tokio::test]
-async fn what_an_http2_server_refuses_was_not_done() {
+async fn a_stream_with_refused_stream_counts_as_not_sent() {
     let failure = refusing(|mut respond, _| respond.send_reset(h2::Reason::REFUSED_STREAM)).await;
     assert!(matches!(failure, UpstreamError::Unreachable(_)), "{failure:?}");
 }
 
 #[tokio::test]
-async fn what_it_resets_otherwise_may_have_been() {
+async fn a_stream_with_another_reset_counts_as_sent() {
     let failure = refusing(|mut respond, _| respond.send_reset(h2::Reason::CANCEL)).await;
     assert!(matches!(failure, UpstreamError::Broken(_)), "{failure:?}");
     // It names the request as one that it processed.
@@ -225,7 +225,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn what_a_leaving_http2_server_did_not_look_at_was_not_done() {
+async fn a_request_after_the_last_stream_of_a_goaway_counts_as_not_sent() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
     let serving = async {
@@ -258,7 +258,7 @@ fn contains_headers(bytes: &[u8]) -> bool {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_http2_is_sent_nothing() {
+async fn a_server_without_http2_gets_no_request() {
     for says in [&b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"[..], b""] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
@@ -278,7 +278,7 @@ async fn who_does_not_speak_http2_is_sent_nothing() {
 }
 
 #[tokio::test]
-async fn an_http2_connection_is_used_again_and_again() {
+async fn an_http2_connection_is_reused() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http2);
     let serving = tokio::spawn(async move {
@@ -306,7 +306,7 @@ async fn an_http2_connection_is_used_again_and_again() {
 }
 
 #[tokio::test]
-async fn what_came_before_a_request_is_not_its_answer() {
+async fn bytes_before_a_request_are_not_its_response() {
     for surplus in [&b"HTTP/1.1 201 Created\r\ncontent-length: 7\r\n\r\nsurplus"[..], b"\n", b""] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let upstream = at(&listener, Duration::from_secs(20), 1, UpstreamProtocol::Http1);

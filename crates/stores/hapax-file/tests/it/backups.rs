@@ -14,7 +14,7 @@ fn secret_of(path: &Path) -> SecretSource {
 }
 
 #[tokio::test]
-async fn a_backup_of_a_store_in_use_restores_what_was_done_and_makes_unknown_what_was_in_flight() {
+async fn a_restored_backup_has_finished_records_and_makes_those_in_flight_unknown() {
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
     let store = FileStore::open(FileOptions::new(&path)).unwrap();
@@ -104,7 +104,7 @@ async fn a_backup_that_fails_leaves_no_file() {
 }
 
 #[tokio::test]
-async fn a_wrong_path_of_a_backup_is_an_error_that_says_what_to_do() {
+async fn a_wrong_path_of_a_backup_is_an_error_with_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
     let store = FileStore::open(FileOptions::new(&path)).unwrap();

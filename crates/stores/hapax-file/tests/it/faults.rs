@@ -54,7 +54,7 @@ async fn insist(store: &FileStore, swap: &Swap) -> Swapped {
 }
 
 #[tokio::test]
-async fn what_waits_for_one_commit_shares_the_next() {
+async fn requests_that_wait_for_a_commit_share_the_next() {
     let (medium, store) = open(|options| options);
     medium.hold();
     let first = send_first(&store, &medium, claim(0)).await;
@@ -72,7 +72,7 @@ async fn what_waits_for_one_commit_shares_the_next() {
 }
 
 #[tokio::test]
-async fn swaps_of_one_key_in_one_commit_go_one_after_the_other() {
+async fn swaps_of_one_key_in_one_commit_are_applied_in_order() {
     let (medium, store) = open(|options| options);
     medium.hold();
     let first = send_first(&store, &medium, claim(0)).await;
@@ -103,7 +103,7 @@ async fn swaps_of_one_key_in_one_commit_go_one_after_the_other() {
 }
 
 #[tokio::test]
-async fn nobody_sees_what_is_not_durable() {
+async fn a_load_sees_durable_writes_only() {
     let (medium, store) = open(|options| options);
     medium.hold();
     let task = send_first(&store, &medium, claim(1)).await;
@@ -115,7 +115,7 @@ async fn nobody_sees_what_is_not_durable() {
 }
 
 #[tokio::test]
-async fn callers_that_go_away_cancel_nothing() {
+async fn dropped_callers_cancel_no_write() {
     let (medium, store) = open(|options| options);
     medium.hold();
     let under_way = send_first(&store, &medium, claim(1)).await;
@@ -130,7 +130,7 @@ async fn callers_that_go_away_cancel_nothing() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_claims_before_completions() {
+async fn a_full_queue_rejects_claims_before_completions() {
     let (medium, store) = open(|options| options.queue(8, 1 << 20));
     let open: Vec<_> = (0..3).map(claim).collect();
     for claimed in &open {
@@ -155,7 +155,7 @@ async fn a_full_queue_refuses_claims_before_completions() {
 }
 
 #[tokio::test]
-async fn a_failed_commit_leaves_its_swaps_in_doubt_and_the_rest_undone() {
+async fn after_a_failed_commit_its_swaps_are_ambiguous_and_queued_ones_unavailable() {
     // Of two syncs, the one that makes the pages durable, or the one that makes them count.
     for sync in [0, 1] {
         let (medium, store) = open(|options| options);
@@ -181,7 +181,7 @@ async fn a_failed_commit_leaves_its_swaps_in_doubt_and_the_rest_undone() {
 }
 
 #[tokio::test]
-async fn an_engine_that_panics_is_opened_again() {
+async fn after_a_panic_of_the_engine_the_database_is_reopened() {
     let (medium, store) = open(|options| options);
     medium.set_fault(Fault::Panic);
     let first = store.swap(claim(1)).await;
@@ -192,7 +192,7 @@ async fn an_engine_that_panics_is_opened_again() {
 }
 
 #[tokio::test]
-async fn a_disk_without_room_is_waited_for() {
+async fn a_full_disk_is_retried_until_it_has_space() {
     let (medium, store) = open(|options| options);
     expect_stored(&*store, &claim(1)).await;
     medium.set_fault(Fault::Full);
@@ -207,7 +207,7 @@ async fn a_disk_without_room_is_waited_for() {
 }
 
 #[tokio::test]
-async fn the_last_bytes_of_the_disk_are_for_what_is_under_way() {
+async fn below_the_free_space_limit_only_new_keys_are_rejected() {
     let (medium, store) = open(|options| options.min_free_bytes(1000));
     let claimed = claim(1);
     expect_stored(&*store, &claimed).await;
@@ -231,7 +231,7 @@ async fn a_store_that_cannot_open_its_disk_can_be_closed() {
 }
 
 #[tokio::test]
-async fn reaping_lets_swaps_through() {
+async fn swaps_are_served_while_records_are_reaped() {
     let clock = Arc::new(hapax_testkit::ManualClock::default());
     let (medium, store) = open(|options| options.clock(clock.clone()));
     for of in 0..400 {
@@ -266,7 +266,7 @@ async fn fill(store: &FileStore, from: u64) -> u64 {
 }
 
 #[tokio::test]
-async fn on_a_full_disk_the_reserve_takes_what_is_under_way_and_replays_go_on() {
+async fn on_a_full_disk_the_reserve_stores_completions_and_replays_continue() {
     let (medium, store) = open(|options| options.min_free_bytes(1));
     let (done, under_way) = (claim(1), claim(2));
     expect_stored(&*store, &done).await;

@@ -22,7 +22,7 @@ fn temporary() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_a_restart() {
+async fn records_survive_a_restart() {
     let (_directory, path) = temporary();
     let store = open(&path).unwrap();
     let claimed = claim(1);
@@ -37,7 +37,7 @@ async fn what_was_written_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_wrong_place_or_secret_is_an_error_that_says_what_to_do() {
+async fn a_wrong_path_or_secret_is_an_error_with_the_remedy() {
     let (directory, path) = temporary();
     let fails = |opened: Result<FileStore, OpenError>, advice: &str| {
         let error = opened.map(drop).unwrap_err().to_string();
@@ -64,7 +64,7 @@ async fn a_store_that_is_dropped_is_finished_in_the_background() {
 }
 
 #[tokio::test]
-async fn a_closed_store_refuses_and_says_that_nothing_happened() {
+async fn a_closed_store_answers_unavailable() {
     let (_directory, path) = temporary();
     let store = open(&path).unwrap();
     store.close().await;
@@ -74,7 +74,7 @@ async fn a_closed_store_refuses_and_says_that_nothing_happened() {
 }
 
 #[tokio::test]
-async fn a_second_store_hears_who_has_the_file() {
+async fn a_second_store_gets_the_owner_of_the_file() {
     let (_directory, path) = temporary();
     assert_eq!(FileStore::lock_owner(&path).unwrap(), None);
     let admin = "127.0.0.1:9090".parse().unwrap();
@@ -173,7 +173,7 @@ async fn a_secret_without_a_database_is_used() {
 }
 
 #[tokio::test]
-async fn a_making_that_was_cut_short_is_begun_again() {
+async fn an_interrupted_creation_is_repeated() {
     let (directory, path) = temporary();
     std::fs::write(directory.path().join("hapax.db.new"), [0; 5000]).unwrap();
     std::fs::write(directory.path().join("hapax.db.secret.new"), "ab").unwrap();
@@ -182,7 +182,7 @@ async fn a_making_that_was_cut_short_is_begun_again() {
 }
 
 #[test]
-fn what_is_no_database_is_left_alone() {
+fn a_file_that_is_no_database_is_not_changed() {
     let (_directory, path) = temporary();
     std::fs::write(&path, b"somebody's notes").unwrap();
     let given = FileOptions::new(&path).secret(SecretSource::None);
@@ -191,7 +191,7 @@ fn what_is_no_database_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_database_that_lost_its_bytes_is_not_begun_anew() {
+async fn an_emptied_database_file_is_an_error() {
     let (_directory, path) = temporary();
     open(&path).unwrap().close().await;
     std::fs::write(&path, "").unwrap();
@@ -200,7 +200,7 @@ async fn a_database_that_lost_its_bytes_is_not_begun_anew() {
 }
 
 #[tokio::test]
-async fn nothing_is_acknowledged_once_the_file_is_taken_away() {
+async fn after_the_file_was_moved_no_write_is_acknowledged() {
     let (directory, path) = temporary();
     let store = open(&path).unwrap();
     expect_stored(&store, &claim(1)).await;
@@ -315,7 +315,7 @@ async fn damage_in_a_block_is_an_error_for_its_keys_and_one_in_a_page_of_records
 }
 
 #[tokio::test]
-async fn a_page_of_large_records_ends_early_and_goes_on() {
+async fn a_page_of_large_records_ends_early_and_the_next_one_continues() {
     let (_directory, path) = temporary();
     let store = FileStore::open(FileOptions::new(&path).secret(SecretSource::None)).unwrap();
     let large = vec![b'x'; 700 << 10];

@@ -132,7 +132,7 @@ async fn a_flipped_bit_executes_nothing_again_and_answers_nothing_wrong() {
 /// What damage does to a new key, whichever block it is in: the index of expiry is one that a claim
 /// under `block` does not touch and its completion does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_any_block_damaged_what_is_claimed_can_be_completed() {
+async fn with_any_block_damaged_an_accepted_claim_can_be_completed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
     let whole = finished(&path).await;
@@ -178,7 +178,7 @@ fn damage(path: &Path, of: u64) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn salvage_writes_what_is_whole_and_counts_what_is_lost() {
+async fn salvage_writes_intact_records_and_counts_lost_ones() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
     finished(&path).await;
@@ -259,7 +259,7 @@ async fn a_copy_of_the_header_that_is_older_is_replaced_at_open() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn salvage_of_a_file_without_a_whole_header_says_that_all_is_lost() {
+async fn salvage_without_an_intact_header_reports_the_loss_of_all_records() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hapax.db");
     let mut file = finished(&path).await;

@@ -7,7 +7,7 @@ use hapax_file::{FileOptions, FileStore};
 use hapax_testkit::functions;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn functions_keep_their_promises() {
+async fn functions_have_their_guarantees() {
     let folder = tempfile::tempdir().unwrap();
     let options = FileOptions::new(folder.path().join("hapax.db"));
     let store = Arc::new(FileStore::open(options).unwrap());

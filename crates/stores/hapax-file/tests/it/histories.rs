@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::medium::{Fault, Lies, Medium};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn on_a_disk_that_fails_stands_still_and_fills_up() {
+async fn histories_on_a_disk_that_fails_hangs_and_fills_up() {
     let medium = Medium::new(Vec::new(), Lies::None);
     let options = FileOptions::new("in memory").secret(SecretSource::None);
     let store = Arc::new(FileStore::open_on(Arc::new(medium.clone()), options).unwrap());

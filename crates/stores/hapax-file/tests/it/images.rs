@@ -97,17 +97,17 @@ async fn every_acknowledged_swap_survives_every_power_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_survive_with_quick_recovery() {
+async fn acknowledged_swaps_survive_power_failures_with_quick_recovery() {
     survive(0, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_survive_a_disk_whose_syncs_fail() {
+async fn acknowledged_swaps_survive_failing_syncs() {
     survive(u64::MAX, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn they_survive_failing_syncs_with_quick_recovery() {
+async fn acknowledged_swaps_survive_failing_syncs_with_quick_recovery() {
     survive(0, true).await;
 }
 
@@ -150,7 +150,7 @@ async fn survive(above: u64, failing: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_disk_that_only_pretends_to_sync_is_found_out() {
+async fn a_disk_that_does_not_sync_is_detected() {
     let dice = SeededEntropy::new(2);
     for lies in [Lies::Always, Lies::Odd, Lies::Even] {
         let run = run(&dice, lies, false, u64::MAX).await;

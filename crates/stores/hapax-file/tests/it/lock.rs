@@ -7,7 +7,7 @@ use hapax_file::{FileOptions, FileStore, OpenError};
 
 /// Whoever looks who has the file must not be taken for somebody who has it.
 #[tokio::test]
-async fn who_looks_is_not_in_the_way() {
+async fn a_check_of_the_lock_does_not_prevent_an_open() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("hapax.db");
     FileStore::open(FileOptions::new(&path)).unwrap().close().await;

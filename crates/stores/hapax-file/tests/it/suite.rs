@@ -23,7 +23,7 @@ impl Files {
 impl StoreFixture for Files {
     type Store = FileStore;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<FileStore> {
         let path = self.directory.path().join("hapax.db");

@@ -14,7 +14,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Config};
 
-use super::{ASKED, AWAITED, SAY_AGAIN, WRITTEN, WakeBoard};
+use super::{ANNOUNCE_EVERY, AWAITED, REQUEST_CHANNEL, WRITTEN, WakeBoard};
 use crate::error::PostgresConnectError;
 use crate::hosts::Hosts;
 use crate::options::PostgresOptions;
@@ -51,10 +51,10 @@ impl Default for Outage {
 
 impl Outage {
     /// Returns whether the reason differs from the last one, which was logged.
-    fn is_news(&mut self, why: String) -> bool {
-        let is_news = self.told.as_ref() != Some(&why);
+    fn is_new_reason(&mut self, why: String) -> bool {
+        let is_new_reason = self.told.as_ref() != Some(&why);
         self.told = Some(why);
-        is_news
+        is_new_reason
     }
 
     /// Returns the pause before the next attempt.
@@ -86,7 +86,7 @@ pub(super) async fn run(board: Arc<WakeBoard>, options: PostgresOptions, hosts: 
                 return;
             }
             Err(ListenError::Failed(error)) => {
-                if outage.is_news(error.to_string()) {
+                if outage.is_new_reason(error.to_string()) {
                     tracing::warn!(
                         %error,
                         "no notifications from PostgreSQL: waiters poll"
@@ -122,7 +122,7 @@ async fn listen(
     let saying = async {
         let began = timeout(options.timeout, begin(&client, &own)).await;
         began.unwrap_or(Err(ListenError::Failed(PostgresConnectError::TimedOut)))?;
-        board.hear_all();
+        board.wake_all();
         say_all(board, &client, options.timeout).await.map_err(ListenError::Failed)
     };
     tokio::select! {
@@ -138,7 +138,9 @@ async fn begin(client: &Client, own: &AtomicI32) -> Result<(), ListenError> {
     if row.try_get::<_, Option<bool>>(1).map_err(failed)? != Some(true) {
         return Err(ListenError::Pooled);
     }
-    let listen = format!("LISTEN {AWAITED}; LISTEN {WRITTEN}; LISTEN {ASKED}; NOTIFY {ASKED}");
+    let listen = format!(
+        "LISTEN {AWAITED}; LISTEN {WRITTEN}; LISTEN {REQUEST_CHANNEL}; NOTIFY {REQUEST_CHANNEL}"
+    );
     client.batch_execute(&listen).await.map_err(failed)
 }
 
@@ -147,7 +149,7 @@ async fn say_all(
     client: &Client,
     limit: Duration,
 ) -> Result<Infallible, PostgresConnectError> {
-    let mut again = interval(SAY_AGAIN);
+    let mut again = interval(ANNOUNCE_EVERY);
     loop {
         tokio::select! {
             () = board.said.notified() => {}
@@ -173,10 +175,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_told_once_and_looked_at_less_and_less() {
+    fn an_outage_is_logged_once_and_retried_with_growing_pauses() {
         let mut outage = Outage::default();
         let told = ["refused", "refused", "no answer", "no answer", "refused"]
-            .map(|why| outage.is_news(why.into()));
+            .map(|why| outage.is_new_reason(why.into()));
         assert_eq!(told, [true, false, true, false, true]);
         let pauses = [(); 7].map(|()| outage.pause().as_secs());
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);

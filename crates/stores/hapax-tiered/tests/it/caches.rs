@@ -9,7 +9,7 @@ use tokio::time::{Instant, advance};
 use crate::support::{World, claim, expect_stored, finished, key, refused, settle};
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {
+async fn a_cache_that_hangs_costs_one_timeout_per_pause() {
     let world = World::new();
     let options = TieredOptions::default().cache_timeout(Duration::from_millis(50));
     let store = world.process_with(options);
@@ -30,7 +30,7 @@ async fn a_cache_that_hangs_costs_its_time_out_once_in_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cache_that_fails_is_left_alone_for_a_while() {
+async fn a_cache_that_fails_is_not_called_for_a_while() {
     let world = World::new();
     let store = world.process();
     world.cache.fails.store(true, Ordering::SeqCst);
@@ -44,7 +44,7 @@ async fn a_cache_that_fails_is_left_alone_for_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_keeps_to_its_size_and_forgets_what_came_first() {
+async fn the_memory_cache_is_bounded_and_removes_the_oldest_entries() {
     let cache = MemoryCache::new(1 << 20);
     let minute = Duration::from_secs(60);
     for of in 0..10_000 {
@@ -61,7 +61,7 @@ async fn memory_keeps_to_its_size_and_forgets_what_came_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_forgets_when_it_is_told_and_when_time_is_over() {
+async fn the_memory_cache_removes_entries_on_request_and_at_their_end() {
     let cache = MemoryCache::default();
     cache.put(&key(1), "one".into(), Duration::from_secs(1)).await.unwrap();
     cache.put(&key(1), "two".into(), Duration::from_secs(2)).await.unwrap();

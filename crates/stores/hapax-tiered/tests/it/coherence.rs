@@ -70,7 +70,7 @@ impl Store for Far {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn callers_cannot_tell_that_there_is_a_cache() {
+async fn histories_with_a_cache_are_linearizable() {
     let mut hits = 0;
     // What was found to be wrong is avoided for the ttl: with a short one the cache is used again
     // while there are still callers.
@@ -142,7 +142,7 @@ impl Store for Naive {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_cache_that_only_forgets_what_changes_is_found_out() {
+async fn a_cache_that_only_removes_changed_entries_is_detected() {
     let store = Arc::new(Naive { authority: Far::new(4), cache: Mutex::default() });
     let stores = [store];
     let storm = Storm { operations: 20_000, ..storm(4) };

@@ -9,7 +9,7 @@ use hapax_tiered::{MemoryCache, Tiered, TieredOptions};
 
 /// Two processes with a cache each, over one store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn functions_keep_their_promises_behind_caches_of_their_own() {
+async fn functions_have_their_guarantees_with_separate_caches() {
     let store = Arc::new(MemoryStore::default());
     let engine = || {
         let tiered = Tiered::new(Arc::clone(&store), Arc::new(MemoryCache::default()));
@@ -20,7 +20,7 @@ async fn functions_keep_their_promises_behind_caches_of_their_own() {
 
 /// Two over one cache, in front of a file.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn functions_keep_their_promises_behind_a_cache_that_is_shared() {
+async fn functions_have_their_guarantees_with_a_shared_cache() {
     let folder = tempfile::tempdir().unwrap();
     let options = hapax_file::FileOptions::new(folder.path().join("hapax.db"));
     let store = Arc::new(FileStore::open(options.secret(SecretSource::None)).unwrap());

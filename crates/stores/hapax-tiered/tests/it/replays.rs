@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_is_answered_by_the_cache_with_what_the_authority_said() {
+async fn a_retry_gets_the_authoritys_outcome_from_the_cache() {
     let world = World::new();
     let store = world.process();
     finished(&store, 1, "yes").await;
@@ -35,7 +35,7 @@ async fn a_retry_is_answered_by_the_cache_with_what_the_authority_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_but_a_finished_record_is_ever_put_there() {
+async fn only_finished_records_are_cached() {
     let world = World::new();
     let store = world.process();
     let claimed = claim(1, 1);
@@ -51,7 +51,7 @@ async fn nothing_but_a_finished_record_is_ever_put_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_request_under_the_key_is_the_authoritys_to_refuse() {
+async fn a_mismatch_is_decided_by_the_authority() {
     let world = World::new();
     let store = world.process();
     finished(&store, 1, "yes").await;
@@ -102,7 +102,7 @@ async fn an_entry_is_used_for_a_quarter_of_what_is_left_of_the_retention() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_entry_that_is_put_back_changes_nothing() {
+async fn a_restored_old_entry_is_not_used() {
     let world = World::new();
     let store = world.process();
     let completed = finished(&store, 1, "yes").await;
@@ -139,7 +139,7 @@ async fn an_entry_that_was_seen_later_than_now_is_not_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_seen_here_at_once_and_elsewhere_after_the_ttl() {
+async fn a_release_applies_here_at_once_and_elsewhere_after_the_ttl() {
     let world = World::new();
     let (here, there) = (world.process(), world.process());
     let completed = finished(&here, 1, "yes").await;
@@ -176,7 +176,7 @@ async fn a_release_is_seen_here_at_once_and_elsewhere_after_the_ttl() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_copy_of_a_claim_that_was_not_answered_reaches_the_authority() {
+async fn a_repeated_unanswered_claim_reaches_the_authority() {
     let world = World::new();
     let (here, there) = (world.process(), world.process());
     let completed = finished(&there, 1, "old").await;
@@ -229,7 +229,7 @@ async fn relabelled(store: &dyn Store, entry: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_made_up_entry_is_believed_without_a_secret_only() {
+async fn a_forged_entry_is_used_only_without_a_secret() {
     let world = World::new();
     let completed = finished(&world.process(), 1, "yes").await;
     let plain = world.process();
@@ -249,7 +249,7 @@ async fn a_made_up_entry_is_believed_without_a_secret_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
+async fn a_sealed_entry_is_valid_only_unchanged_and_for_its_key() {
     let world = World::new();
     let secret = Secret::new([1; 32]);
     let store = world.process_with(TieredOptions::default().secret(&secret));
@@ -278,7 +278,7 @@ async fn a_sealed_entry_is_good_for_its_key_as_it_is_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn authorities_that_share_a_cache_do_not_answer_for_each_other() {
+async fn authorities_that_share_a_cache_do_not_find_each_others_entries() {
     let (here, there) = (World::new(), World::new());
     let cache = here.cache.clone();
     let before = |world: &World, name: &str| {

@@ -18,7 +18,7 @@ mod memory {
     impl StoreFixture for Memory {
         type Store = Tiered<MemoryStore>;
 
-        const EXPIRES_BY_ITSELF: bool = false;
+        const REAPS_AUTOMATICALLY: bool = false;
 
         async fn open(&self) -> Arc<Self::Store> {
             let store = MemoryStore::new(self.0.clone(), MemoryCapacity::default());
@@ -61,7 +61,7 @@ mod file {
     impl StoreFixture for Files {
         type Store = Tiered<FileStore>;
 
-        const EXPIRES_BY_ITSELF: bool = false;
+        const REAPS_AUTOMATICALLY: bool = false;
 
         async fn open(&self) -> Arc<Self::Store> {
             let options = FileOptions::new(self.folder.path().join("hapax.db"))

@@ -39,8 +39,9 @@ pub(in crate::engine) enum CommitResult {
     Unknown,
 }
 
-/// Rolls back, for as long as the store may take to answer. Dropped after that, the transaction is
-/// rolled back all the same. An error: the work had ended it.
+/// Rolls back, within the timeout of the store. If the future is dropped after that, the
+/// transaction is rolled back nevertheless. Returns an error if the operation had ended the
+/// transaction.
 pub(in crate::engine) async fn roll_back(
     shared: &LeaseState,
     backend: &TransactionBackend,
@@ -112,7 +113,7 @@ pub(in crate::engine) async fn commit(
         // Ambiguous. Nothing of the operation runs between the swap and COMMIT.
         ambiguous => {
             if let Ok(Ok(Err(error))) = ambiguous {
-                tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT without a reply");
+                tracing::warn!(key = ?shared.key, error = ?error, "a COMMIT got no reply: its result is being determined");
             }
             resolve_commit(shared, ownership, completion, *terms).await
         }

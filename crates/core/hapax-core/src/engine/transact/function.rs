@@ -70,7 +70,7 @@ pub enum TransactError<E> {
     RolledBack(#[source] Source),
     /// The transaction lost against others each time: nothing was done. The next call executes.
     #[error("the transaction lost against others each time: retry")]
-    InTheWay,
+    Exhausted,
     /// There was no transaction: nothing was done. The next call executes.
     #[error(transparent)]
     NotBegun(TakeTxError),
@@ -79,14 +79,18 @@ pub enum TransactError<E> {
     CommitUnknown,
     /// The operation panicked, kept its transaction, or ended it itself: its effect is unknown. The
     /// key follows its policy for unknown outcomes.
-    #[error("the operation panicked, or did not return its transaction as it was")]
+    #[error(
+        "the operation panicked, kept its transaction or ended it itself: its effect is unknown; a retry follows the policy for unknown outcomes"
+    )]
     Broken,
     /// The operation rejected the call, and the store has not accepted that yet: it is a deferred
     /// write.
     #[error("the operation rejected the call, but the store has not accepted that yet")]
     Pending,
     /// Another execution took over; the writes of this one were rolled back.
-    #[error("another execution took over")]
+    #[error(
+        "another execution took over, and the writes of this one were rolled back: retry for its outcome"
+    )]
     Superseded,
     /// The first call is still executing.
     #[error("the first call with this key has no outcome yet")]
@@ -110,7 +114,7 @@ pub enum TransactError<E> {
     #[error("the value cannot be read or written: {0}")]
     Unreadable(#[source] ValueError),
     /// The request cannot be serialized.
-    #[error("the request cannot be written")]
+    #[error("the request cannot be serialized")]
     Request(#[source] ValueError),
     /// The claim failed. Nothing was executed.
     #[error(transparent)]
@@ -246,7 +250,7 @@ fn conclude<T, E>(
         (ExecutionResult::Recorded(_), Err(OperationError::Rejected(error))) => {
             Err(TransactError::Rejected { error, replayed: false })
         }
-        (ExecutionResult::Exhausted, _) => Err(TransactError::InTheWay),
+        (ExecutionResult::Exhausted, _) => Err(TransactError::Exhausted),
         (ExecutionResult::Kept | ExecutionResult::EndedEarly(_), _) => Err(TransactError::Broken),
         (ExecutionResult::Failed(FinishError::Pending), _) => Err(TransactError::Pending),
         (ExecutionResult::Failed(FinishError::TooLarge), _) => {

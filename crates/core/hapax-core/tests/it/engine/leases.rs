@@ -159,7 +159,7 @@ async fn the_hook_decides_an_unknown_operation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_owners_late_outcome_beats_the_hooks_answer() {
+async fn the_owners_late_outcome_takes_precedence_over_the_hooks_verdict() {
     let world = World::new();
     let process = world.process();
     let mut reconciling = policy(OnUnknown::Reconcile);

@@ -142,7 +142,7 @@ type Run = std::future::Ready<(ExecutionEnd, u32)>;
 type Case = (&'static [Fate], fn(&ExecutionResult) -> bool, u32, bool);
 
 #[tokio::test(start_paused = true)]
-async fn what_becomes_of_a_commit() {
+async fn a_commit_with_or_without_a_reply_has_its_result() {
     let cases: [Case; 8] = [
         (&[Commits], |ended| matches!(ended, ExecutionResult::Recorded(Some(_))), 1, true),
         (&[CommitsSilently], |ended| matches!(ended, ExecutionResult::Recorded(Some(_))), 1, true),
@@ -193,7 +193,7 @@ async fn what_becomes_of_a_commit() {
 
 /// The store is away when it is to be asked what became of a COMMIT.
 #[tokio::test(start_paused = true)]
-async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
+async fn while_the_result_of_a_commit_is_unknown_the_operation_does_not_run_again() {
     for fate in [CommitsSilently, FailsSilently] {
         let world = World::new();
         let process = world.process();
@@ -224,7 +224,7 @@ async fn as_long_as_nobody_knows_nothing_is_said_and_nothing_runs() {
 
 /// While a COMMIT is in doubt, an operator decides.
 #[tokio::test(start_paused = true)]
-async fn who_finds_another_record_in_doubt_goes_by_that() {
+async fn a_decision_while_a_commit_is_unresolved_decides_its_result() {
     for (resolution, expected) in [
         (Resolution::Happened(outcome("theirs")), Some(FinishError::Lost)),
         // The record of that life is gone: it may have said that it happened, before.
@@ -287,7 +287,7 @@ async fn a_lease_is_renewed_before_its_transaction_and_not_within() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_transaction_is_for_one_at_a_time_and_for_one_run() {
+async fn a_transaction_is_taken_once_at_a_time_and_only_during_its_run() {
     let world = World::new();
     let process = world.process();
     let database = Database::new(&world, [Commits]);
@@ -324,7 +324,7 @@ async fn a_transaction_of_another_type_is_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terms_that_cannot_be_kept_are_refused() {
+async fn transaction_options_out_of_range_are_rejected() {
     let good = TxOptions::default();
     assert_eq!(good.check(), Ok(()));
     for (terms, error) in [
@@ -349,7 +349,7 @@ async fn terms_that_cannot_be_kept_are_refused() {
 
 /// A function that was called without transactions before, with the same key and request.
 #[tokio::test(start_paused = true)]
-async fn what_another_door_has_kept_is_not_read() {
+async fn an_outcome_of_another_format_is_rejected_by_transact() {
     let world = World::new();
     let process = world.process();
     let kept: Result<Result<u32, u32>, ()> = Ok(Ok(1));
@@ -371,7 +371,7 @@ enum WorkError {
 }
 
 #[test]
-fn a_lost_race_is_found_in_whatever_it_is_wrapped() {
+fn a_lost_race_is_found_among_the_sources_of_an_error() {
     let world = |error: &(dyn std::error::Error + 'static)| {
         let clock = Arc::new(hapax_core::SystemClock);
         let memory =

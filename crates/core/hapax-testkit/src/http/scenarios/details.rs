@@ -14,7 +14,7 @@ use crate::http::{
     StreamEnd, counting, handler, reply,
 };
 
-pub async fn w23_a_released_key_has_forgotten_its_fingerprint(arena: ScenarioContext) {
+pub async fn w23_a_released_key_accepts_another_fingerprint(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let count = runs.clone();
     let busy_once = handler(move |_| {
@@ -53,7 +53,7 @@ pub async fn w23_connection_must_not_name_key_or_scope(arena: ScenarioContext) {
 }
 
 /// `Connection` must not name any other part that decides whether two requests are the same.
-pub async fn w23_connection_must_not_name_what_counts(arena: ScenarioContext) {
+pub async fn w23_connection_must_not_name_a_fingerprinted_header(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let fingerprint =
         HttpFingerprintScheme::new(BodyForm::Canonical, ["x-tenant".parse().unwrap()]).unwrap();
@@ -173,7 +173,7 @@ pub async fn w23_malformed_framing_is_400(arena: ScenarioContext) {
     stage.send(post).await.is_first(201, "1");
 }
 
-pub async fn w23_paths_reach_the_handler_as_they_came(arena: ScenarioContext) {
+pub async fn w23_paths_reach_the_handler_unchanged(arena: ScenarioContext) {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let targets = Arc::clone(&seen);
     let note = handler(move |call| {
@@ -231,7 +231,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w23_what_a_drain_cuts_off_is_unknown(arena: ScenarioContext) {
+pub async fn w23_a_request_that_a_drain_cuts_off_is_unknown(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy {
         grace: Duration::from_millis(300),

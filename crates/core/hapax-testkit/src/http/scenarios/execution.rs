@@ -27,7 +27,7 @@ pub(super) fn held(runs: &ExecutionCount, gate: &HandlerGate) -> Handler {
     })
 }
 
-pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
+pub async fn w09_of_100_duplicates_one_executes(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     // Many requests arrive at once, and this does not test the store's speed.
     let policy =
@@ -53,7 +53,9 @@ pub async fn w09_of_100_copies_one_executes(arena: ScenarioContext) {
     assert_eq!((first, runs.count()), (1, 1));
 }
 
-pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: ScenarioContext) {
+pub async fn w10_a_client_that_disconnects_neither_cancels_nor_loses_the_execution(
+    arena: ScenarioContext,
+) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
     let client = stage.begin(stage.post("k"));
@@ -67,7 +69,7 @@ pub async fn w10_a_client_that_hangs_up_neither_cancels_nor_loses_it(arena: Scen
 }
 
 /// A request executes only if all of it has arrived.
-pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
+pub async fn w10_a_client_that_disconnects_during_its_request_executes_nothing(
     arena: ScenarioContext,
 ) {
     let runs = ExecutionCount::new();
@@ -108,10 +110,10 @@ pub async fn w10_whoever_hangs_up_in_the_middle_of_a_request_executes_nothing(
                 let mut raw = Raw2::connect(client).await;
                 raw.head(1, &fields, false).await;
                 raw.data(1, b"half", false).await;
-                raw.read_by_then().await;
+                raw.wait_until_read().await;
                 if let Some(reason) = reason {
                     raw.reset(1, reason).await;
-                    raw.read_by_then().await;
+                    raw.wait_until_read().await;
                 }
             }
         }
@@ -170,7 +172,7 @@ pub async fn w13_every_execution_has_a_larger_fence_and_its_attempt(arena: Scena
     assert!(first.fence.unwrap() < second.fence.unwrap());
 }
 
-pub async fn w13_a_key_that_is_used_anew_has_a_larger_fence(arena: ScenarioContext) {
+pub async fn w13_a_reused_key_has_a_larger_fence(arena: ScenarioContext) {
     let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let noted = Arc::clone(&calls);
     let note = handler(move |call| {
@@ -216,7 +218,9 @@ pub async fn w13_a_fence_that_a_client_sends_is_dropped(arena: ScenarioContext) 
 }
 
 /// A handler of an unprotected route that received the header would take it for one of ours.
-pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: ScenarioContext) {
+pub async fn w13_a_fence_that_a_client_sends_reaches_no_unprotected_handler(
+    arena: ScenarioContext,
+) {
     let calls = Arc::default();
     let stage = arena.start(ScenarioPolicy::default(), noting(&calls)).await;
     let forged = |post: crate::http::TestRequest| {
@@ -234,7 +238,7 @@ pub async fn w13_nor_does_one_reach_what_is_not_protected(arena: ScenarioContext
     }
 }
 
-pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: ScenarioContext) {
+pub async fn w24_the_operation_id_is_derived_from_scope_and_key(arena: ScenarioContext) {
     let calls = Arc::default();
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Reexecute, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, noting(&calls)).await;
@@ -263,7 +267,7 @@ pub async fn w24_the_operation_id_is_that_of_scope_and_key(arena: ScenarioContex
 }
 
 /// Group `several`: two processes on one store.
-pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext) {
+pub async fn w09_of_duplicates_at_two_processes_one_executes(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy =
         ScenarioPolicy { store_timeout: crate::http::TIMEOUT, ..ScenarioPolicy::default() };
@@ -284,7 +288,7 @@ pub async fn w09_of_copies_to_two_processes_one_executes(arena: ScenarioContext)
 }
 
 /// Group `outages`: there is no response before the store has the outcome.
-pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext) {
+pub async fn w11_there_is_no_response_before_its_outcome_is_recorded(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     // The timeout of the store is longer than this scenario.
     let policy =
@@ -305,7 +309,7 @@ pub async fn w11_no_answer_before_its_outcome_is_recorded(arena: ScenarioContext
 }
 
 /// Group `crashes`: the outcome of a response survives a crash right after it.
-pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
+pub async fn w11_the_outcome_of_a_sent_response_is_recorded(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     for round in 1..=5 {
         let key = format!("k-{round}");
@@ -321,7 +325,7 @@ pub async fn w11_what_was_answered_is_recorded(arena: ScenarioContext) {
 }
 
 /// Groups `outages` and `several`: an owner is cut off for longer than its lease, and taken over.
-pub async fn w13_whoever_was_taken_over_is_superseded(arena: ScenarioContext) {
+pub async fn w13_an_owner_that_was_taken_over_is_superseded(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy {
         lease: Duration::from_secs(1),

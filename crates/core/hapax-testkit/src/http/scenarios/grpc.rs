@@ -117,7 +117,7 @@ pub async fn w16_grpc_unavailable_is_retryable_under_reexecute(arena: ScenarioCo
 }
 
 /// Profiles are about HTTP statuses; the 200 of a gRPC response does not count.
-pub async fn w16_profiles_say_nothing_of_grpc(arena: ScenarioContext) {
+pub async fn w16_profiles_do_not_apply_to_grpc(arena: ScenarioContext) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
         let runs = ExecutionCount::new();
         let policy =
@@ -135,7 +135,7 @@ pub async fn w16_profiles_say_nothing_of_grpc(arena: ScenarioContext) {
     }
 }
 
-pub async fn w16_a_grpc_answer_overrides_its_status(arena: ScenarioContext) {
+pub async fn w16_a_grpc_response_overrides_its_status(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, asked_for(&runs)).await;
@@ -166,7 +166,7 @@ fn is_rejected(answer: &TestResponse, code: &str, word: &str) {
     assert!(answer.body.is_empty() && answer.trailers.is_none());
 }
 
-pub async fn w16_grpc_refusals_are_trailers_only(arena: ScenarioContext) {
+pub async fn w16_grpc_rejections_are_trailers_only(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy {
         key: KeyRule::Required,

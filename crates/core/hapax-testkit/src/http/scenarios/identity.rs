@@ -15,7 +15,7 @@ fn by(names: &[&'static str], missing: MissingScope) -> ScenarioPolicy {
     ScenarioPolicy { callers: ScenarioScope::Headers(names, missing), ..ScenarioPolicy::default() }
 }
 
-pub async fn w06_two_scopes_never_see_each_others_records(arena: ScenarioContext) {
+pub async fn w06_two_scopes_have_separate_records(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
@@ -27,7 +27,7 @@ pub async fn w06_two_scopes_never_see_each_others_records(arena: ScenarioContext
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w06_scope_and_key_are_not_run_together(arena: ScenarioContext) {
+pub async fn w06_scope_and_key_are_not_concatenated(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = by(&["x-tenant", "x-user"], MissingScope::Shared);
     let stage = arena.start(policy, counting(&runs)).await;
@@ -50,7 +50,7 @@ pub async fn w06_scope_and_key_are_not_run_together(arena: ScenarioContext) {
     }
 }
 
-pub async fn w06_a_missing_scope_is_refused(arena: ScenarioContext) {
+pub async fn w06_a_missing_scope_is_rejected(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(by(&["x-tenant"], MissingScope::Reject), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_rejected(400, "missing-scope");
@@ -61,7 +61,7 @@ pub async fn w06_a_missing_scope_is_refused(arena: ScenarioContext) {
     stage.send(stage.post("k").header("x-tenant", &tenant)).await.is_first(201, "1");
 }
 
-pub async fn w06_a_missing_scope_may_be_one_of_its_own(arena: ScenarioContext) {
+pub async fn w06_a_missing_scope_may_be_a_shared_scope(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(by(&["x-tenant"], MissingScope::Shared), counting(&runs)).await;
     let key = arena.unique("k");
@@ -80,7 +80,7 @@ pub async fn w06_one_global_scope(arena: ScenarioContext) {
     stage.send(stage.post(&key).without("authorization")).await.is_replay(201, "1");
 }
 
-pub async fn w06_credentials_that_change_by_request_are_refused(arena: ScenarioContext) {
+pub async fn w06_credentials_that_change_with_each_request_are_rejected(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     for credentials in [
@@ -166,7 +166,7 @@ pub async fn w07_json_numbers_count_as_written(arena: ScenarioContext) {
     compare(&arena, ScenarioPolicy::default(), &pairs, JSON).await;
 }
 
-pub async fn w07_json_without_one_meaning_counts_by_its_bytes(arena: ScenarioContext) {
+pub async fn w07_json_without_a_canonical_form_is_compared_by_its_bytes(arena: ScenarioContext) {
     let deep = "[".repeat(129) + &"]".repeat(129);
     let odd = [r#"{"a":1,"a":1}"#, r#"["\ud800"]"#, "\u{feff}[1]", "{", &deep];
     let mut pairs = Vec::new();
@@ -231,7 +231,7 @@ pub async fn w07_query_pairs_are_sorted_by_name(arena: ScenarioContext) {
     }
 }
 
-pub async fn w07_no_header_counts_but_chosen_ones(arena: ScenarioContext) {
+pub async fn w07_only_chosen_headers_are_compared(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let (one, two) = (stage.plain().header("x-mode", "1"), stage.plain().header("x-mode", "2"));
     assert!(same(&stage, "none", &one, &two).await);
@@ -256,7 +256,7 @@ fn form(boundary: &str, parts: &[&str]) -> String {
 }
 
 /// A POST that names another method in a header is another request.
-pub async fn w07_a_named_method_counts(arena: ScenarioContext) {
+pub async fn w07_a_method_override_is_compared(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     for name in ["x-http-method-override", "x-http-method", "x-method-override"] {
         let put = stage.plain().header(name, "PUT");
@@ -267,7 +267,7 @@ pub async fn w07_a_named_method_counts(arena: ScenarioContext) {
     }
 }
 
-pub async fn w07_form_data_counts_without_its_boundary(arena: ScenarioContext) {
+pub async fn w07_form_data_is_compared_without_its_boundary(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let post = |boundary: &str, parts: &[&str]| {
         let kind = format!("multipart/form-data; boundary=\"{boundary}\"");
@@ -306,17 +306,17 @@ fn pointers(texts: &[&str]) -> JsonPointers {
     JsonPointers::new(texts).unwrap()
 }
 
-pub async fn w07_raw_bytes_may_count_always(arena: ScenarioContext) {
+pub async fn w07_bodies_may_be_compared_by_their_bytes(arena: ScenarioContext) {
     let pairs = [(r#"{"a":1}"#, r#"{"a":1}"#, true), (r#"{"a":1}"#, r#"{"a": 1}"#, false)];
     compare(&arena, counts(BodyForm::Raw, JsonParts::All), &pairs, JSON).await;
 }
 
-pub async fn w07_no_body_may_count(arena: ScenarioContext) {
+pub async fn w07_bodies_may_be_ignored(arena: ScenarioContext) {
     let pairs = [(r#"{"a":1}"#, "another", true), ("", "x", true)];
     compare(&arena, counts(BodyForm::Ignored, JsonParts::All), &pairs, JSON).await;
 }
 
-pub async fn w07_only_some_json_pointers_may_count(arena: ScenarioContext) {
+pub async fn w07_only_selected_json_members_may_be_compared(arena: ScenarioContext) {
     let only = JsonParts::Only(pointers(&["/amount", "/to/iban", "/a~1b"]));
     let pairs = [
         (
@@ -331,7 +331,7 @@ pub async fn w07_only_some_json_pointers_may_count(arena: ScenarioContext) {
     compare(&arena, counts(BodyForm::Canonical, only), &pairs, JSON).await;
 }
 
-pub async fn w07_all_but_some_json_pointers_may_count(arena: ScenarioContext) {
+pub async fn w07_selected_json_members_may_be_ignored(arena: ScenarioContext) {
     let except = JsonParts::Except(pointers(&["/sent_at", "/meta/trace"]));
     let pairs = [
         (
@@ -367,7 +367,7 @@ pub async fn w07_a_changed_configuration_makes_no_false_422(arena: ScenarioConte
     assert_eq!(runs.count(), 2);
 }
 
-pub async fn w08_reuse_of_what_is_done_is_422(arena: ScenarioContext) {
+pub async fn w08_reuse_of_a_finished_key_is_422(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_first(201, "1");
@@ -376,7 +376,7 @@ pub async fn w08_reuse_of_what_is_done_is_422(arena: ScenarioContext) {
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: ScenarioContext) {
+pub async fn w08_reuse_of_a_key_in_flight_is_422(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let held = (runs.clone(), gate.clone());
     let hold = handler(move |_| {
@@ -396,7 +396,7 @@ pub async fn w08_reuse_of_what_is_in_flight_is_422(arena: ScenarioContext) {
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w08_reuse_of_what_is_unknown_is_422(arena: ScenarioContext) {
+pub async fn w08_reuse_of_a_key_with_an_unknown_outcome_is_422(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let count = runs.clone();
     let fail = handler(move |_| {

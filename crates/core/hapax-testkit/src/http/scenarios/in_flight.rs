@@ -22,7 +22,7 @@ fn wait(patience: Duration) -> ScenarioPolicy {
     }
 }
 
-pub async fn w18_a_copy_is_told_when_to_come_again(arena: ScenarioContext) {
+pub async fn w18_a_duplicate_in_flight_gets_retry_after(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(ScenarioPolicy::default(), held(&runs, &gate)).await;
     let began = Instant::now();
@@ -44,7 +44,7 @@ pub async fn w18_a_copy_is_told_when_to_come_again(arena: ScenarioContext) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_no_later_than_the_lease_ends(arena: ScenarioContext) {
+pub async fn w18_retry_after_ends_with_the_lease(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let lease = Duration::from_secs(4);
     let stage = arena
@@ -65,7 +65,7 @@ pub async fn w18_no_later_than_the_lease_ends(arena: ScenarioContext) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_waiting_copies_get_the_replay(arena: ScenarioContext) {
+pub async fn w18_waiters_get_the_replay(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy { waiters_per_key: 20, ..wait(crate::http::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;
@@ -92,7 +92,7 @@ async fn all_waiting(stage: &TestInstance, count: usize) -> JoinSet<TestResponse
     copies
 }
 
-pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: ScenarioContext) {
+pub async fn w18_a_waiter_is_promoted_when_the_owner_releases(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let held = (runs.clone(), gate.clone());
     let failing = handler(move |_| {
@@ -123,7 +123,7 @@ pub async fn w18_a_waiting_copy_is_promoted_when_the_owner_gives_up(arena: Scena
     assert_eq!((executed, runs.count()), (1, 2));
 }
 
-pub async fn w18_waiting_ends(arena: ScenarioContext) {
+pub async fn w18_a_waiter_gets_409_after_its_timeout(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let patience = Duration::from_millis(700);
     let stage = arena.start(wait(patience), held(&runs, &gate)).await;
@@ -137,7 +137,7 @@ pub async fn w18_waiting_ends(arena: ScenarioContext) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w18_no_more_than_so_many_wait(arena: ScenarioContext) {
+pub async fn w18_the_number_of_waiters_is_limited(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let policy = ScenarioPolicy { waiters_per_key: 5, ..wait(crate::http::TIMEOUT) };
     let stage = arena.start(policy, held(&runs, &gate)).await;

@@ -29,7 +29,7 @@ pub async fn w01_parameters_are_parsed_and_ignored(arena: ScenarioContext) {
     stage.send(stage.post("\"k\"; =")).await.is_rejected(400, "invalid-key");
 }
 
-pub async fn w01_a_strict_route_takes_strings_only(arena: ScenarioContext) {
+pub async fn w01_a_strict_route_accepts_strings_only(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { grammar: Grammar::Strict, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, counting(&runs)).await;
@@ -49,7 +49,7 @@ pub async fn w02_a_key_has_1_to_255_characters(arena: ScenarioContext) {
     stage.send(stage.post(&format!("\"{long}k\""))).await.is_rejected(400, "invalid-key");
 }
 
-pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: ScenarioContext) {
+pub async fn w02_a_quoted_key_may_have_any_printable_ascii(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let printable: String = (' '..='~')
@@ -59,7 +59,7 @@ pub async fn w02_a_quoted_key_holds_any_printable_ascii(arena: ScenarioContext) 
     stage.send(stage.post("\" \"")).await.is_first(201, "2");
 }
 
-pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: ScenarioContext) {
+pub async fn w02_a_bare_key_may_have_visible_ascii_except_four_characters(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let bare: String = ('!'..='~').filter(|it| !"\",;\\".contains(*it)).collect();
@@ -70,7 +70,7 @@ pub async fn w02_a_bare_key_holds_visible_ascii_but_four(arena: ScenarioContext)
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w03_what_is_no_key_is_400_and_claims_nothing(arena: ScenarioContext) {
+pub async fn w03_an_invalid_key_is_400_and_claims_nothing(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     let bad: [&[u8]; 12] = [
@@ -129,7 +129,7 @@ pub async fn w04_without_an_optional_key_a_request_passes_untouched(arena: Scena
 }
 
 /// The handler receives all that was sent, and no headers of ours.
-pub async fn w04_and_its_handler_gets_it_as_it_came(arena: ScenarioContext) {
+pub async fn w04_without_a_key_the_handler_gets_the_request_unchanged(arena: ScenarioContext) {
     let calls: Arc<Mutex<Vec<HandlerRequest>>> = Arc::default();
     let noted = Arc::clone(&calls);
     let note = handler(move |call| {
@@ -169,7 +169,7 @@ pub async fn w05_post_and_patch_are_protected_by_default(arena: ScenarioContext)
     }
 }
 
-pub async fn w05_protected_methods_are_the_routes(arena: ScenarioContext) {
+pub async fn w05_the_route_sets_the_protected_methods(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let methods = vec![Method::PUT, Method::DELETE];
     let stage =

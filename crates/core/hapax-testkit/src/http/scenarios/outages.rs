@@ -34,7 +34,7 @@ pub async fn w20_closed_executes_nothing(arena: ScenarioContext) {
 }
 
 /// Group `outages`.
-pub async fn w21_a_page_may_read_that_the_store_is_away(arena: ScenarioContext) {
+pub async fn w21_a_page_may_read_the_rejection_during_an_outage(arena: ScenarioContext) {
     let policy = ScenarioPolicy { cors: Some("https://shop.example"), ..brisk() };
     let stage = arena.start(policy, counting(&ExecutionCount::new())).await;
     stage.cut().await;
@@ -58,7 +58,7 @@ pub async fn w20_open_executes_unprotected(arena: ScenarioContext) {
 }
 
 /// Group `any`.
-pub async fn w20_open_is_refused_together_with_block(arena: ScenarioContext) {
+pub async fn w20_open_with_block_is_rejected(arena: ScenarioContext) {
     // Under `block`, which is the default.
     let policy = ScenarioPolicy { store_outage: StoreOutage::Open, ..ScenarioPolicy::default() };
     let said = arena.refused(policy, counting(&ExecutionCount::new())).await;
@@ -81,7 +81,9 @@ async fn in_between(
     (stage, runs, answer)
 }
 
-pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: ScenarioContext) {
+pub async fn w20_without_a_store_at_completion_the_response_is_delivered_as_pending(
+    arena: ScenarioContext,
+) {
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Deliver).await;
     answer.is_first(201, "1");
     assert_eq!(answer.header("idempotency-recorded"), "pending");
@@ -100,7 +102,9 @@ pub async fn w20_away_at_completion_the_answer_is_given_as_pending(arena: Scenar
     assert_eq!(runs.count(), 1);
 }
 
-pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioContext) {
+pub async fn w20_without_a_store_at_completion_the_response_may_be_withheld(
+    arena: ScenarioContext,
+) {
     let (stage, runs, answer) = in_between(&arena, CompletionOutage::Withhold).await;
     answer.is_rejected(503, "outcome-pending");
     assert_ne!(answer.header("retry-after"), "");
@@ -114,7 +118,7 @@ pub async fn w20_away_at_completion_the_answer_may_be_withheld(arena: ScenarioCo
 }
 
 /// Groups `outages` and `several`.
-pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(
+pub async fn w20_after_a_completion_deferred_beyond_the_lease_the_policy_applies(
     arena: ScenarioContext,
 ) {
     for (on_unknown, again) in [(OnUnknown::Reexecute, true), (OnUnknown::Block, false)] {
@@ -141,7 +145,7 @@ pub async fn w20_held_back_beyond_the_lease_another_process_goes_by_the_policy(
 }
 
 /// Group `outages`.
-pub async fn w23_a_lapsed_lease_that_nobody_took_is_renewed(arena: ScenarioContext) {
+pub async fn w23_a_lapsed_lease_without_a_takeover_is_renewed(arena: ScenarioContext) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let lease = Duration::from_secs(1);
     let policy = ScenarioPolicy { lease, on_unknown: OnUnknown::Block, ..brisk() };

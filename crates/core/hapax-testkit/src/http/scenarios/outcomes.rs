@@ -100,7 +100,7 @@ pub async fn w14_statuses_by_default(arena: ScenarioContext) {
 }
 
 /// Under `block` and `reconcile`: a service may answer 503 after its effect.
-pub async fn w14_a_503_is_unknown_unless_it_says_that_it_is_retryable(arena: ScenarioContext) {
+pub async fn w14_a_503_is_unknown_unless_its_header_states_retryable(arena: ScenarioContext) {
     let hook = Some(Hook::new(|_, _| HookVerdict::CannotSay));
     for (on_unknown, hook) in [(OnUnknown::Block, None), (OnUnknown::Reconcile, hook)] {
         let runs = ExecutionCount::new();
@@ -142,7 +142,7 @@ fn lists(kept: &[&str], free: &[&str], unknown: &[&str]) -> StatusLists {
     }
 }
 
-pub async fn w25_status_lists_count_before_the_profile(arena: ScenarioContext) {
+pub async fn w25_status_lists_take_precedence_over_the_profile(arena: ScenarioContext) {
     for profile in [Profile::Standard, Profile::StripeV1, Profile::SuccessOnly] {
         let statuses = lists(&["500", "401"], &["502-503", "202"], &["404", "3xx"]);
         let policy = ScenarioPolicy { profile, statuses, ..ScenarioPolicy::default() };
@@ -151,7 +151,7 @@ pub async fn w25_status_lists_count_before_the_profile(arena: ScenarioContext) {
     }
 }
 
-pub async fn w25_an_answer_counts_before_the_status_lists(arena: ScenarioContext) {
+pub async fn w25_the_outcome_header_takes_precedence_over_the_status_lists(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy =
         ScenarioPolicy { statuses: lists(&["500"], &[], &[]), ..ScenarioPolicy::default() };
@@ -161,7 +161,7 @@ pub async fn w25_an_answer_counts_before_the_status_lists(arena: ScenarioContext
     stage.send(post).await.is_rejected(409, "outcome-unknown");
 }
 
-pub async fn w25_a_status_in_two_lists_is_refused(arena: ScenarioContext) {
+pub async fn w25_a_status_in_two_lists_is_rejected(arena: ScenarioContext) {
     let statuses = lists(&["200"], &["503"], &["5xx"]);
     let policy = ScenarioPolicy { statuses, ..ScenarioPolicy::default() };
     let said = arena.refused(policy, by_path(&ExecutionCount::new())).await;
@@ -171,11 +171,11 @@ pub async fn w25_a_status_in_two_lists_is_refused(arena: ScenarioContext) {
     );
 }
 
-pub async fn w14_an_answer_that_breaks_off_is_unknown(arena: ScenarioContext) {
+pub async fn w14_a_response_that_breaks_off_is_unknown(arena: ScenarioContext) {
     breaks_off(arena, Profile::Standard).await;
 }
 
-pub async fn w23_under_any_profile_an_answer_that_breaks_off_is_unknown(arena: ScenarioContext) {
+pub async fn w23_under_any_profile_a_response_that_breaks_off_is_unknown(arena: ScenarioContext) {
     for profile in [Profile::StripeV1, Profile::SuccessOnly] {
         breaks_off(arena.clone(), profile).await;
     }
@@ -198,7 +198,7 @@ pub(super) fn breaking(runs: &ExecutionCount) -> Handler {
 }
 
 /// The response ends before its content length, without an error.
-pub async fn w14_an_answer_that_is_shorter_than_it_says_is_unknown(arena: ScenarioContext) {
+pub async fn w14_a_response_shorter_than_declared_is_unknown(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let count = runs.clone();
     let short = handler(move |_| {
@@ -296,7 +296,7 @@ pub async fn w15_reexecute_runs_again_with_a_larger_fence(arena: ScenarioContext
 }
 
 /// `block` is the default.
-pub async fn w15_block_never_runs_again_by_itself(arena: ScenarioContext) {
+pub async fn w15_under_block_nothing_executes_again_without_a_decision(arena: ScenarioContext) {
     let (runs, fences) = (ExecutionCount::new(), Arc::default());
     let stage = arena.start(ScenarioPolicy::default(), failing_once(&runs, &fences)).await;
     stage.send(stage.post("k")).await.is_first(500, "1");
@@ -325,7 +325,7 @@ async fn reconciled(
     (stage, runs, fences, asked)
 }
 
-pub async fn w15_what_happened_becomes_the_answer(arena: ScenarioContext) {
+pub async fn w15_after_happened_the_response_is_replayed(arena: ScenarioContext) {
     let truth = HookVerdict::Happened(201, "charged");
     let (stage, runs, fences, asked) = reconciled(&arena, truth).await;
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "charged");
@@ -335,7 +335,7 @@ pub async fn w15_what_happened_becomes_the_answer(arena: ScenarioContext) {
     assert_eq!(*asked.lock().unwrap(), [("a key".to_owned(), fence)]);
 }
 
-pub async fn w15_what_did_not_happen_runs_again(arena: ScenarioContext) {
+pub async fn w15_after_did_not_happen_the_retry_executes(arena: ScenarioContext) {
     let (stage, runs, fences, asked) = reconciled(&arena, HookVerdict::DidNotHappen).await;
     stage.send(stage.post("\"a key\"")).await.is_first(201, "2");
     stage.send(stage.post("\"a key\"")).await.is_replay(201, "2");
@@ -344,7 +344,7 @@ pub async fn w15_what_did_not_happen_runs_again(arena: ScenarioContext) {
     assert!(fences[0] < fences[1], "{fences:?}");
 }
 
-pub async fn w15_what_nobody_can_say_yet_is_409(arena: ScenarioContext) {
+pub async fn w15_cannot_say_is_409(arena: ScenarioContext) {
     let (stage, runs, _, asked) = reconciled(&arena, HookVerdict::CannotSay).await;
     stage.send(stage.post("\"a key\"")).await.is_rejected(409, "outcome-unknown");
     stage.send(stage.post("\"a key\"")).await.is_rejected(409, "outcome-unknown");
@@ -387,7 +387,7 @@ pub async fn w24_two_callers_with_one_key_get_their_own_outcomes(arena: Scenario
     assert_eq!(runs.count(), 3);
 }
 
-pub async fn w27_outcome_unknown_says_when_to_come_again(arena: ScenarioContext) {
+pub async fn w27_outcome_unknown_has_retry_after(arena: ScenarioContext) {
     let (stage, ..) = reconciled(&arena, HookVerdict::CannotSay).await;
     let answer = stage.send(stage.post("\"a key\"")).await;
     answer.is_rejected(409, "outcome-unknown");
@@ -402,12 +402,12 @@ pub async fn w27_outcome_unknown_says_when_to_come_again(arena: ScenarioContext)
     assert_eq!(answer.header("retry-after"), "");
 }
 
-pub async fn w16_stripe_v1_keeps_all_but_409_and_429(arena: ScenarioContext) {
+pub async fn w16_under_stripe_v1_all_but_409_and_429_are_final(arena: ScenarioContext) {
     let kept = [200, 302, 400, 401, 403, 404, 408, 500, 502, 503, 504];
     table(arena, Profile::StripeV1, &kept, &[409, 429], &[]).await;
 }
 
-pub async fn w16_success_only_keeps_2xx(arena: ScenarioContext) {
+pub async fn w16_under_success_only_2xx_is_final(arena: ScenarioContext) {
     let free = [301, 304, 400, 404, 409, 422, 500, 502];
     table(arena, Profile::SuccessOnly, &[200, 201, 202, 204], &free, &[]).await;
 }

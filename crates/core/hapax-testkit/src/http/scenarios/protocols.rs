@@ -94,7 +94,7 @@ pub async fn w22_trailers_are_stored_and_replayed(arena: ScenarioContext) {
 }
 
 /// A 100 of an upstream is checked by the gateway's tests: no handler here can send one.
-pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: ScenarioContext) {
+pub async fn w22_a_100_continue_is_not_the_response(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     // The server sends 100 before it reads this body; the client's library skips it.
@@ -104,7 +104,7 @@ pub async fn w22_a_100_of_the_server_is_not_the_answer(arena: ScenarioContext) {
     stage.send(stage.post("k")).await.is_replay(201, "1");
 }
 
-pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: ScenarioContext) {
+pub async fn w22_responses_may_have_idempotency_expires(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let retention = Duration::from_secs(1000);
     let policy = ScenarioPolicy { retention, expires: true, ..ScenarioPolicy::default() };
@@ -125,7 +125,7 @@ pub async fn w22_answers_may_say_when_the_key_may_be_used_anew(arena: ScenarioCo
     assert_eq!(moment(&replay), said);
 }
 
-pub async fn w22_by_default_they_do_not(arena: ScenarioContext) {
+pub async fn w22_by_default_responses_have_no_idempotency_expires(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     for _ in 0..2 {
         assert_eq!(stage.send(stage.post("k")).await.header("idempotency-expires"), "");
@@ -137,7 +137,7 @@ fn now() -> u64 {
     hapax_core::Clock::now(&hapax_core::SystemClock).as_micros() / 1_000_000
 }
 
-pub async fn w22_a_key_may_be_used_anew_after_its_retention(arena: ScenarioContext) {
+pub async fn w22_a_key_may_be_reused_after_its_retention(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let (lease, retention) = (Duration::from_secs(1), Duration::from_secs(1));
     let policy = ScenarioPolicy { lease, retention, ..ScenarioPolicy::default() };

@@ -23,7 +23,7 @@ fn strict() -> ScenarioPolicy {
     ScenarioPolicy { key: KeyRule::Required, max_request_body: 1000, ..ScenarioPolicy::default() }
 }
 
-pub async fn w21_refusals_are_problem_details(arena: ScenarioContext) {
+pub async fn w21_rejections_are_problem_details(arena: ScenarioContext) {
     let stage = arena.start(strict(), counting(&ExecutionCount::new())).await;
     let expected = [(400, "missing-key"), (400, "invalid-key"), (413, "body-too-large")];
     for (answer, (status, code)) in refusals(&stage).await.iter().zip(expected) {
@@ -65,7 +65,7 @@ pub async fn w21_in_flight_has_retry_after(arena: ScenarioContext) {
     first.await.unwrap().is_first(201, "1");
 }
 
-pub async fn w21_refusals_lead_to_the_documentation(arena: ScenarioContext) {
+pub async fn w21_rejections_link_to_the_documentation(arena: ScenarioContext) {
     let docs = Some("https://docs.shop.example/idempotency");
     let stage =
         arena.start(ScenarioPolicy { docs, ..strict() }, counting(&ExecutionCount::new())).await;
@@ -79,7 +79,9 @@ pub async fn w21_refusals_lead_to_the_documentation(arena: ScenarioContext) {
 }
 
 /// A gateway in front stores the response, so that a rejection states its outcome class for it.
-pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContext) {
+pub async fn w21_rejections_state_their_outcome_class_for_a_gateway_in_front(
+    arena: ScenarioContext,
+) {
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(strict(), held(&runs, &gate)).await;
     let first = stage.begin(stage.post("k").header("idempotency-fence", "7"));
@@ -105,7 +107,7 @@ pub async fn w21_refusals_tell_one_in_front_what_they_mean(arena: ScenarioContex
 }
 
 /// A failed execution may have happened; the gateway in front gets `unknown`.
-pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: ScenarioContext) {
+pub async fn w21_an_unknown_outcome_is_unknown_for_a_gateway_in_front(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { on_unknown: OnUnknown::Block, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, breaking(&runs)).await;
@@ -117,7 +119,7 @@ pub async fn w21_and_what_may_have_happened_is_unknown_to_it(arena: ScenarioCont
     }
 }
 
-pub async fn w21_refusals_carry_the_routes_cors_headers(arena: ScenarioContext) {
+pub async fn w21_rejections_have_the_routes_cors_headers(arena: ScenarioContext) {
     let cors = Some("https://shop.example");
     let stage =
         arena.start(ScenarioPolicy { cors, ..strict() }, counting(&ExecutionCount::new())).await;
@@ -137,7 +139,7 @@ pub async fn w21_refusals_carry_the_routes_cors_headers(arena: ScenarioContext) 
 }
 
 /// Every response to a page has CORS headers.
-pub async fn w21_all_that_a_page_gets_carries_cors_headers(arena: ScenarioContext) {
+pub async fn w21_every_response_to_a_page_has_cors_headers(arena: ScenarioContext) {
     let cors = Some("https://shop.example");
     let (runs, gate) = (ExecutionCount::new(), HandlerGate::closed());
     let stage = arena.start(ScenarioPolicy { cors, ..strict() }, held(&runs, &gate)).await;

@@ -123,11 +123,11 @@ pub async fn w17_replays_of_all_shapes_are_exact(arena: ScenarioContext) {
     replay_all(arena, Cookies::Drop).await;
 }
 
-pub async fn w17_cookies_are_replayed_where_the_route_says_so(arena: ScenarioContext) {
+pub async fn w17_cookies_are_replayed_if_the_route_enables_it(arena: ScenarioContext) {
     replay_all(arena, Cookies::Keep).await;
 }
 
-pub async fn w17_a_replay_has_a_date_of_its_own(arena: ScenarioContext) {
+pub async fn w17_a_replay_has_its_own_date(arena: ScenarioContext) {
     let runs = ExecutionCount::new();
     let stage = arena.start(ScenarioPolicy::default(), dictated(&runs)).await;
     let said =
@@ -158,7 +158,7 @@ pub async fn w17_hop_by_hop_headers_are_not_replayed(arena: ScenarioContext) {
     assert_eq!(replay.header("x-end"), "1");
 }
 
-pub async fn w17_a_replay_says_so(arena: ScenarioContext) {
+pub async fn w17_a_replay_has_idempotency_replayed(arena: ScenarioContext) {
     let stage =
         arena.start(ScenarioPolicy::default(), handler(|_| async { reply(200, "yes") })).await;
     stage.send(stage.post("k")).await.is_first(200, "yes");

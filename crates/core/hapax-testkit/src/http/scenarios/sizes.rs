@@ -44,7 +44,9 @@ fn sized(runs: &ExecutionCount) -> Handler {
     })
 }
 
-pub async fn w19_a_response_over_its_limit_is_given_whole_and_once(arena: ScenarioContext) {
+pub async fn w19_a_response_over_its_limit_is_delivered_completely_and_once(
+    arena: ScenarioContext,
+) {
     let runs = ExecutionCount::new();
     let policy = ScenarioPolicy { max_response_body: 10_000, ..ScenarioPolicy::default() };
     let stage = arena.start(policy, sized(&runs)).await;
@@ -103,7 +105,7 @@ pub async fn w19_event_streams_are_final_at_the_headers(arena: ScenarioContext) 
     streams(arena, ScenarioPolicy::default(), "text/event-stream; charset=utf-8").await;
 }
 
-pub async fn w19_a_route_may_stream_all(arena: ScenarioContext) {
+pub async fn w19_a_route_may_stream_every_response(arena: ScenarioContext) {
     streams(
         arena,
         ScenarioPolicy { stream: true, ..ScenarioPolicy::default() },

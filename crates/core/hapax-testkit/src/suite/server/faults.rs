@@ -28,7 +28,7 @@ pub async fn the_rules_hold_over_a_network_that_loses_replies<F: ServerFixture>(
 }
 
 /// Claims that are sent to a frozen server, and given up by their callers, are released later.
-pub async fn a_freeze_under_claims_whose_callers_go_away_wedges_no_key<F: ServerFixture>() {
+pub async fn claims_dropped_during_a_freeze_block_no_key<F: ServerFixture>() {
     const KEYS: u64 = 120;
     let server = F::start().await;
     for on_unknown in [OnUnknown::Reexecute, OnUnknown::Block] {
@@ -96,7 +96,7 @@ pub async fn a_frozen_server_is_reported_in_time_and_found_again<F: ServerFixtur
 }
 
 /// A connection whose network no longer delivers anything is replaced.
-pub async fn a_connection_into_nowhere_is_replaced<F: ServerFixture>() {
+pub async fn a_connection_without_a_working_network_is_replaced<F: ServerFixture>() {
     let server = F::start().await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let connection = Connection::through(proxy.address().port());
@@ -114,7 +114,7 @@ pub async fn a_connection_into_nowhere_is_replaced<F: ServerFixture>() {
 }
 
 /// A swap that finds no server is unavailable, not ambiguous.
-pub async fn a_server_that_is_gone_did_nothing<F: ServerFixture>() {
+pub async fn a_swap_without_a_server_is_unavailable<F: ServerFixture>() {
     let mut server = F::start().await;
     let store = open(&server).await;
     server.kill().await;
@@ -129,7 +129,7 @@ pub async fn a_server_that_is_gone_did_nothing<F: ServerFixture>() {
 }
 
 /// Completions that were acknowledged survive kills of the server.
-pub async fn nothing_acknowledged_is_lost_by_kills<F: ServerFixture>() {
+pub async fn acknowledged_completions_survive_kills<F: ServerFixture>() {
     let mut server = F::start().await;
     let store = Arc::new(open(&server).await);
     let mut acknowledged = Vec::new();
@@ -172,7 +172,7 @@ pub async fn nothing_acknowledged_is_lost_by_kills<F: ServerFixture>() {
 }
 
 /// A completion without a server is deferred, and written when the server returns.
-pub async fn an_outcome_that_finds_no_server_is_written_when_it_returns<F: ServerFixture>() {
+pub async fn a_deferred_outcome_is_written_when_the_server_returns<F: ServerFixture>() {
     let mut server = F::start().await;
     let process = Idempotency::builder(open(&server).await).build().unwrap();
     let lease = own(&process, 1, &policy(OnUnknown::Block)).await;

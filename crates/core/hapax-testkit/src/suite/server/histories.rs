@@ -71,7 +71,7 @@ pub async fn histories_over_a_network_that_loses_and_delays<F: ServerFixture>() 
         happened.iter().all(|times| *times > 3) && counts.cuts > 3 && sum.ambiguous > 20
     };
     let sum = run_history(Storm::of(OPERATIONS, 11), &server, &proxy, harm, enough).await;
-    assert!(sum.stored > 200 && sum.loads > 200, "{sum:?}");
+    assert!(sum.stored > F::STORED && sum.loads > 200, "{sum:?}");
 }
 
 /// The server freezes for longer and for less long than the timeout of its callers.
@@ -90,7 +90,7 @@ pub async fn histories_on_a_server_that_freezes<F: ServerFixture>() {
     };
     let enough = |sum: &StormCounts| freezes.load(Relaxed) > 3 && sum.ambiguous > 5;
     let sum = run_history(Storm::of(OPERATIONS, 12), &server, &proxy, harm, enough).await;
-    assert!(sum.stored > 200, "{sum:?}");
+    assert!(sum.stored > F::STORED, "{sum:?}");
 }
 
 /// The server is killed and started again.
@@ -113,7 +113,7 @@ pub async fn histories_on_a_server_that_is_killed<F: ServerFixture>() {
             }
         } => unreachable!("harm has no end"),
     };
-    assert!(sum.stored > 200, "{sum:?}");
+    assert!(sum.stored > F::STORED, "{sum:?}");
 }
 
 /// A planted bug: reports swaps that may have happened as swaps that did not.
@@ -144,7 +144,9 @@ impl<S: Store> Store for ReportsUnavailable<S> {
 }
 
 /// The checker finds the planted bug.
-pub async fn a_store_that_reports_ambiguous_swaps_as_unavailable_is_found_out<F: ServerFixture>() {
+pub async fn histories_detect_a_store_that_reports_ambiguous_swaps_as_unavailable<
+    F: ServerFixture,
+>() {
     let server = F::start().await;
     let proxy = FaultProxy::before(server.address(), 14).await.unwrap();
     let store = open_by(&server, Connection::through(proxy.address().port())).await;

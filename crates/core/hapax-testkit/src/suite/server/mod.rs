@@ -33,6 +33,8 @@ pub trait ServerFixture: Sized + Send + Sync + 'static {
 
     /// The share of messages of each kind that a network loses in histories, in thousandths.
     const LOSS: u32;
+    /// The least number of swaps that a history must store in spite of its faults.
+    const STORED: u64;
 
     /// Starts a server whose acknowledged writes survive [`kill`](Self::kill).
     fn start() -> impl Future<Output = Self> + Send;
@@ -136,16 +138,16 @@ macro_rules! server_rules {
 
 server_rules! {
     the_rules_hold_over_a_network_that_loses_replies
-    a_freeze_under_claims_whose_callers_go_away_wedges_no_key
+    claims_dropped_during_a_freeze_block_no_key
     a_frozen_server_is_reported_in_time_and_found_again
-    a_connection_into_nowhere_is_replaced
-    a_server_that_is_gone_did_nothing
-    nothing_acknowledged_is_lost_by_kills
-    an_outcome_that_finds_no_server_is_written_when_it_returns
+    a_connection_without_a_working_network_is_replaced
+    a_swap_without_a_server_is_unavailable
+    acknowledged_completions_survive_kills
+    a_deferred_outcome_is_written_when_the_server_returns
     histories_over_a_network_that_loses_and_delays
     histories_on_a_server_that_freezes
     histories_on_a_server_that_is_killed
-    a_store_that_reports_ambiguous_swaps_as_unavailable_is_found_out
+    histories_detect_a_store_that_reports_ambiguous_swaps_as_unavailable
     a_retry_is_replayed_after_the_secret_was_replaced
     secrets_change_without_losing_records
 }

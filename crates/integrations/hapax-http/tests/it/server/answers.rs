@@ -102,7 +102,7 @@ async fn wire_17_trailers_are_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_17_cookies_and_dates_belong_to_the_first_answer() {
+async fn wire_17_cookies_and_dates_are_not_replayed() {
     let response = || {
         let mut response = respond(200, "");
         for (name, value) in
@@ -141,7 +141,7 @@ fn waiting(
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_18_in_flight_says_when_to_come_again() {
+async fn wire_18_in_flight_has_retry_after() {
     let world = World::new();
     let (app, runs, _go) = waiting(&world, RouteOptions::default(), &[201]);
     let _first = begin(&app, pay("k", "{}"));
@@ -165,7 +165,7 @@ fn wait_for(seconds: u64) -> RouteOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_18_one_waiting_copy_is_promoted_when_the_owner_gives_up() {
+async fn wire_18_one_waiter_is_promoted_when_the_owner_releases() {
     for status in [503, 500] {
         let world = World::new();
         let statuses: &'static [u16] = if status == 503 { &[503, 201] } else { &[500, 201] };
@@ -189,7 +189,7 @@ async fn wire_18_one_waiting_copy_is_promoted_when_the_owner_gives_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_18_a_promotion_whose_client_is_gone_passes_on() {
+async fn wire_18_the_promotion_of_a_disconnected_waiter_passes_to_the_next() {
     let world = World::new();
     let (app, runs, go) = waiting(&world, wait_for(20), &[503, 201]);
     let first = begin(&app, pay("k", "{}"));
@@ -209,7 +209,7 @@ async fn wire_18_a_promotion_whose_client_is_gone_passes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_18_at_most_100_copies_of_a_key_wait() {
+async fn wire_18_at_most_100_duplicates_of_a_key_wait() {
     let world = World::new();
     let (app, runs, go) = waiting(&world, wait_for(20), &[201]);
     let _first = begin(&app, pay("k", "{}"));
@@ -227,7 +227,7 @@ async fn wire_18_at_most_100_copies_of_a_key_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_21_refusals_are_problems_and_counted() {
+async fn wire_21_rejections_are_problems_and_counted() {
     let world = World::new();
     let docs = DocsUrl::new("https://docs.example/idempotency").unwrap();
     let layer = world.layer(RouteOptions::default()).docs(docs);
@@ -250,7 +250,7 @@ async fn wire_21_refusals_are_problems_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retention_ends() {
+async fn after_the_retention_the_key_executes_again() {
     let world = World::new();
     let options = with_policy(|policy| policy.terms.retention = LEASE * 4);
     let (app, runs, go) = waiting(&world, options, &[201, 201]);

@@ -77,7 +77,7 @@ async fn axum_over_a_socket() {
 }
 
 #[tokio::test]
-async fn axum_goes_on_when_the_client_hangs_up() {
+async fn axum_continues_when_the_client_disconnects() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let handler = (runs.clone(), go.clone());
@@ -259,7 +259,7 @@ fn message(text: &str) -> bytes::Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tonics_router() {
+async fn the_layer_works_around_a_tonic_router() {
     let world = World::new();
     let runs = Runs::default();
     let routes = tonic::service::Routes::new(Charge(runs.clone())).prepare();

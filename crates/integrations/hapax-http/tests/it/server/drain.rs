@@ -18,7 +18,7 @@ use super::world::{
 const GRACE: Duration = Duration::from_secs(25);
 
 #[tokio::test(start_paused = true)]
-async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
+async fn wire_23_a_drain_rejects_new_requests_and_finishes_those_under_way() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let handler = (runs.clone(), go.clone());
@@ -52,7 +52,7 @@ async fn wire_23_draining_refuses_the_new_and_ends_the_old() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_23_what_is_not_back_in_time_is_unknown() {
+async fn wire_23_a_request_that_does_not_end_within_the_grace_is_unknown() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -76,7 +76,7 @@ async fn wire_23_what_is_not_back_in_time_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
+async fn wire_23_a_waiter_at_the_end_of_the_grace_is_rejected() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -96,7 +96,7 @@ async fn wire_23_whoever_waits_when_time_is_up_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_23_what_runs_unprotected_is_cut_off_too() {
+async fn wire_23_an_unprotected_execution_is_cut_off_too() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -115,7 +115,7 @@ async fn wire_23_what_runs_unprotected_is_cut_off_too() {
 
 /// A client that is gone does not keep a drain from waiting for its work.
 #[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_detached_work() {
+async fn a_drain_waits_for_executions_of_disconnected_clients() {
     let world = World::new();
     let (runs, ended) = (Runs::default(), Runs::default());
     let handler = (runs.clone(), ended.clone());
@@ -144,7 +144,7 @@ fn poll<F: Future + Unpin>(future: &mut F) -> bool {
 
 /// The handler's answer and the end of the grace come between two polls: the answer counts.
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_is_there_when_time_is_up_counts() {
+async fn a_response_that_is_ready_at_the_end_of_the_grace_is_recorded() {
     const GRACE: Duration = Duration::from_secs(1);
     for mood in [Mood::Well, Mood::Down] {
         // Where both are ready and either may be taken, some of these would be cut off.
@@ -180,7 +180,7 @@ async fn an_answer_that_is_there_when_time_is_up_counts() {
 
 /// Neither a handler that gives no way nor a store that is away keeps a process from ending.
 #[tokio::test(start_paused = true)]
-async fn wire_23_a_drain_ends_whatever_happens() {
+async fn wire_23_a_drain_ends_with_a_blocked_handler_and_an_unavailable_store() {
     let world = World::new();
     let limits = EngineLimits { deferred_bytes: 1, ..EngineLimits::default() };
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
@@ -212,7 +212,7 @@ async fn wire_23_a_drain_ends_whatever_happens() {
 
 /// What is claimed when time is up is released, not begun and cut off.
 #[tokio::test(start_paused = true)]
-async fn nothing_begins_when_time_is_up() {
+async fn a_claim_at_the_end_of_the_grace_is_released() {
     const GRACE: Duration = Duration::from_millis(500);
     for _ in 0..20 {
         let world = World::new();

@@ -14,7 +14,7 @@ use super::world::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn wire_09_of_100_copies_in_two_processes_one_executes() {
+async fn wire_09_of_100_duplicates_in_two_processes_one_executes() {
     let world = World::new();
     let other = world.other_process();
     let (runs, go) = (Runs::default(), Signal::new());
@@ -51,7 +51,7 @@ async fn wire_09_of_100_copies_in_two_processes_one_executes() {
 
 /// At every await of the client's future, one after the other.
 #[tokio::test(start_paused = true)]
-async fn wire_10_hanging_up_anywhere_leaves_no_claim_without_work() {
+async fn wire_10_a_disconnect_at_any_await_leaves_no_claim_without_an_execution() {
     for polls in 0..40 {
         let world = World::new();
         let runs = Runs::default();
@@ -82,7 +82,7 @@ async fn wire_10_hanging_up_anywhere_leaves_no_claim_without_work() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_11_the_answer_comes_after_the_record() {
+async fn wire_11_the_response_is_sent_after_the_outcome_is_recorded() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let handler = (runs.clone(), go.clone());
@@ -109,7 +109,7 @@ async fn wire_11_the_answer_comes_after_the_record() {
 type Seen = Arc<Mutex<Vec<(u64, u32)>>>;
 
 #[tokio::test(start_paused = true)]
-async fn wire_13_the_handler_knows_fence_and_attempt() {
+async fn wire_13_the_handler_gets_fence_and_attempt() {
     let world = World::new();
     let seen = Seen::default();
     let note = Arc::clone(&seen);
@@ -176,7 +176,7 @@ async fn an_execution_is_notified_that_its_lease_was_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_recovery_point_holds_is_not_printed() {
+async fn debug_of_an_execution_shows_no_checkpoint() {
     const POINT: &[u8] = b"s3cr3t";
     let world = World::new();
     let app = world.app(reexecute(), |request: Request<Body>| async move {

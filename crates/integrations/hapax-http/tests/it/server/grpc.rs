@@ -117,7 +117,7 @@ async fn wire_16_a_generated_client_gets_a_final_error_again() {
 }
 
 #[tokio::test]
-async fn wire_16_a_generated_client_hears_of_reuse_and_of_bad_keys() {
+async fn wire_16_a_generated_client_gets_rejections_of_reused_and_invalid_keys() {
     let stage = Stage::new(RouteOptions::default()).await;
     stage.charge("k", "o-1", 100).await.unwrap();
     assert_eq!(
@@ -132,7 +132,7 @@ async fn wire_16_a_generated_client_hears_of_reuse_and_of_bad_keys() {
 }
 
 #[tokio::test]
-async fn wire_16_a_generated_client_hears_of_one_in_flight() {
+async fn wire_16_a_generated_client_gets_in_flight() {
     let stage = Arc::new(Stage::new(RouteOptions::default()).await);
     let owner = Arc::clone(&stage);
     let first = tokio::spawn(async move { owner.charge("k", "slow", 1).await });
@@ -148,7 +148,7 @@ async fn wire_16_a_generated_client_hears_of_one_in_flight() {
 }
 
 #[tokio::test]
-async fn wire_16_a_generated_client_hears_of_a_store_that_is_away() {
+async fn wire_16_a_generated_client_gets_store_unavailable() {
     let stage = Stage::new(RouteOptions::default()).await;
     stage.world.store.is(Mood::Down);
     assert_eq!(stage.refused("k", "o-1", 1).await, (Code::Unavailable, "store-unavailable".into()));
@@ -158,7 +158,7 @@ async fn wire_16_a_generated_client_hears_of_a_store_that_is_away() {
 }
 
 #[tokio::test]
-async fn wire_16_what_a_status_means_for_a_generated_client() {
+async fn wire_16_the_classes_of_grpc_statuses_apply_to_a_generated_client() {
     let stage = Stage::new(with_policy(|policy| policy.terms.on_unknown = OnUnknown::Block)).await;
     // Resource exhausted: nothing happened, so that the next one runs.
     for _ in 0..2 {
@@ -195,7 +195,7 @@ async fn after_a_doubt(response: http::Response<Bytes>) -> Result<String, Status
 
 /// A hook speaks HTTP, where a gRPC answer's status has only the head to be in.
 #[tokio::test]
-async fn wire_15_a_generated_client_hears_what_happened() {
+async fn wire_15_a_generated_client_gets_the_reconciled_response() {
     let reply = Bytes::from_static(b"\0\0\0\0\x05\x0a\x03o-1");
     let said = http::Response::builder().header("content-type", "application/grpc");
     let happened = said.header("content-length", "10").body(reply.clone()).unwrap();

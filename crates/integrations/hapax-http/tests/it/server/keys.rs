@@ -41,7 +41,7 @@ impl http_body::Body for Untouchable {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_03_a_bad_key_is_refused_before_the_body_is_read() {
+async fn wire_03_an_invalid_key_is_rejected_before_the_body_is_read() {
     let world = World::new();
     let (app, runs) = counting(&world, RouteOptions::default());
     let long = "k".repeat(256);
@@ -84,7 +84,7 @@ async fn a_request_that_passes_unprotected_is_not_observed() {
 
 /// A reconcile URL may be in a service that has the layer on all of its routes.
 #[tokio::test(start_paused = true)]
-async fn wire_15_who_asks_what_became_of_a_key_has_its_fence() {
+async fn wire_15_a_reconcile_request_keeps_its_fence_through_the_layer() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |request: Request<Body>| async move {
         let fence = request.headers().get("idempotency-fence").map(|it| it.to_str().unwrap());
@@ -98,7 +98,7 @@ async fn wire_15_who_asks_what_became_of_a_key_has_its_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_05_methods_are_the_routes() {
+async fn wire_05_the_route_sets_the_protected_methods() {
     let world = World::new();
     let options = RouteOptions { methods: vec![Method::PUT], ..RouteOptions::default() };
     let (app, runs) = counting(&world, options);

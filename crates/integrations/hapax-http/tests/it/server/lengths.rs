@@ -62,7 +62,7 @@ const LIES: &[(&[&str], Option<u64>)] = &[
 ];
 
 #[tokio::test(start_paused = true)]
-async fn wire_14_a_response_that_is_not_as_long_as_it_says_is_unknown() {
+async fn wire_14_a_response_of_another_length_than_declared_is_unknown() {
     for (lengths, hint) in LIES {
         let world = World::new();
         let runs = Runs::default();
@@ -84,7 +84,7 @@ async fn wire_14_a_response_that_is_not_as_long_as_it_says_is_unknown() {
 
 /// Longer than it says, and than may be kept: it is not streamed to the client either.
 #[tokio::test(start_paused = true)]
-async fn wire_14_nor_is_one_that_is_too_large_to_keep() {
+async fn wire_14_a_too_large_response_of_another_length_is_broken() {
     let world = World::new();
     let options = RouteOptions { max_response_body: 3, ..block() };
     let app = world.app(options, |_| async {
@@ -97,7 +97,7 @@ async fn wire_14_nor_is_one_that_is_too_large_to_keep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_03_a_request_that_is_not_as_long_as_it_says_claims_nothing() {
+async fn wire_03_a_request_of_another_length_than_declared_claims_nothing() {
     for (lengths, hint) in LIES {
         let world = World::new();
         let runs = Runs::default();
@@ -118,7 +118,7 @@ async fn wire_03_a_request_that_is_not_as_long_as_it_says_claims_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_17_where_a_length_is_not_the_bodys_it_stays_or_goes() {
+async fn wire_17_content_length_of_a_bodiless_response_is_replayed_unless_204() {
     for (method, status, length) in [
         (Method::POST, 304, Some("17")),
         (Method::POST, 204, None),
@@ -149,7 +149,7 @@ fn sum() -> HeaderMap {
 
 /// After a length HTTP/1.1 has no place for trailers.
 #[tokio::test(start_paused = true)]
-async fn wire_22_where_there_are_trailers_there_is_no_length() {
+async fn wire_22_a_response_with_trailers_has_no_content_length() {
     let with = || Body::whole(Bytes::from_static(b"four"), Some(sum()));
     let world = World::new();
     let app = world.app(RouteOptions::default(), move |request: Request<Body>| {
@@ -171,7 +171,7 @@ async fn wire_22_where_there_are_trailers_there_is_no_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_what_happened_is_as_long_as_it_says() {
+async fn wire_15_a_reconciled_response_of_another_length_is_no_verdict() {
     for (length, happened) in [("4", true), ("5", false), ("3", false), ("", false)] {
         let world = World::new();
         let options = with_policy(|policy| {

@@ -13,7 +13,7 @@ use http::header::{AUTHORIZATION, HeaderValue};
 use super::world::{Runs, Signal, World, app_of, begin, pay, respond, send, with_policy};
 
 #[tokio::test(start_paused = true)]
-async fn each_request_goes_by_its_routes_policy() {
+async fn each_request_follows_the_policy_of_its_route() {
     let world = World::new();
     let policy = |options| Arc::new(RoutePolicy::new(ScopeSource::shared(), options).unwrap());
     let strict = policy(RouteOptions { key: KeyRule::Required, ..RouteOptions::default() });
@@ -43,7 +43,7 @@ async fn each_request_goes_by_its_routes_policy() {
 }
 
 #[test]
-fn options_that_break_promises_are_refused() {
+fn options_that_break_a_guarantee_are_rejected() {
     let error = |options| RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
     let no_lease = with_policy(|policy| policy.terms.lease = Duration::ZERO);
     assert_eq!(error(no_lease), RouteError::Policy(PolicyError::NoLease));
@@ -61,7 +61,7 @@ fn options_that_break_promises_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_has_so_many_keys_in_flight() {
+async fn keys_in_flight_are_limited_per_caller() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let handler = (runs.clone(), go.clone());
@@ -127,7 +127,7 @@ async fn a_layer_that_requires_keys_rejects_requests_without_one() {
 }
 
 #[tokio::test]
-async fn a_layer_is_not_built_of_what_cannot_hold() {
+async fn a_layer_with_contradictory_options_is_not_built() {
     let builder = || IdempotencyLayer::builder(MemoryStore::default());
     let error = builder().retention(Duration::from_secs(1)).build().unwrap_err();
     assert_eq!(error, LayerError::Route(RouteError::Policy(PolicyError::ShortRetention)));

@@ -16,7 +16,7 @@ use super::world::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_or_damaged_store_executes_nothing() {
+async fn with_a_slow_or_damaged_store_nothing_executes() {
     for mood in [Mood::Slow, Mood::Damaged] {
         let world = World::new();
         let runs = Runs::default();
@@ -38,7 +38,7 @@ async fn a_slow_or_damaged_store_executes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_cannot_be_read_is_no_outage() {
+async fn an_unreadable_record_does_not_count_as_an_outage() {
     let world = World::new();
     let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |request: Request<Body>| async move {
@@ -62,7 +62,7 @@ async fn a_record_that_cannot_be_read_is_no_outage() {
 
 /// A copy that was told of the first one is no first one, however far the store is away by then.
 #[tokio::test(start_paused = true)]
-async fn wire_20_open_does_not_run_a_copy_that_waited() {
+async fn wire_20_open_does_not_execute_a_duplicate_that_waited() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -95,7 +95,7 @@ async fn wire_20_open_does_not_run_a_copy_that_waited() {
 }
 
 #[test]
-fn wire_20_open_is_refused_with_block_and_reconcile() {
+fn wire_20_open_with_block_or_reconcile_is_rejected() {
     let open = |options| RouteOptions { store_outage: StoreOutage::Open, ..options };
     // The default is `block`.
     let mut reconcile = RouteOptions::default();
@@ -124,7 +124,7 @@ fn leaving(world: &World, options: RouteOptions, status: u16) -> (impl App, Runs
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
+async fn wire_20_without_a_store_at_completion_the_response_is_delivered_as_pending() {
     let world = World::new();
     let (app, runs) = leaving(&world, RouteOptions::default(), 201);
     let first = send(&app, pay("k", "{}")).await;
@@ -155,7 +155,7 @@ async fn wire_20_away_at_completion_the_answer_is_delivered_as_pending() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_away_at_release_the_next_one_runs_when_it_is_back() {
+async fn wire_20_a_deferred_release_lets_the_next_request_execute() {
     let world = World::new();
     let (app, runs) = leaving(&world, RouteOptions::default(), 429);
     let first = send(&app, pay("k", "{}")).await;
@@ -170,7 +170,7 @@ async fn wire_20_away_at_release_the_next_one_runs_when_it_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
+async fn wire_20_a_completion_deferred_beyond_the_lease_may_be_taken_over() {
     for (policy, code) in [(OnUnknown::Reexecute, ""), (OnUnknown::Block, "outcome-unknown")] {
         let world = World::new();
         let options = || with_policy(|it| it.terms.on_unknown = policy);
@@ -200,7 +200,7 @@ async fn wire_20_held_back_beyond_the_lease_another_process_may_take_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
+async fn wire_20_with_a_full_backlog_claims_are_rejected() {
     let world = World::new();
     let store = std::sync::Arc::clone(&world.store) as std::sync::Arc<dyn hapax_core::Store>;
     let limits = hapax_core::EngineLimits { deferred: 1, ..hapax_core::EngineLimits::default() };
@@ -226,7 +226,7 @@ async fn wire_20_past_what_may_be_held_back_claims_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_what_is_refused_is_counted() {
+async fn wire_20_rejections_during_an_outage_are_counted() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
     world.store.is(Mood::Down);

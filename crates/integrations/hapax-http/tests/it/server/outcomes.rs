@@ -44,7 +44,7 @@ fn block() -> RouteOptions {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_14_a_panic_is_unknown_and_answered() {
+async fn wire_14_a_panic_is_unknown_and_gets_a_response() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -59,7 +59,7 @@ async fn wire_14_a_panic_is_unknown_and_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_14_a_panic_before_the_first_await_is_answered_too() {
+async fn wire_14_a_panic_before_the_first_await_gets_a_response() {
     let world = World::new();
     let app = world.app(block(), |request: Request<Body>| {
         assert!(request.uri().path().is_empty(), "on purpose");
@@ -80,7 +80,7 @@ async fn wire_14_a_response_that_breaks_off_is_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_14_a_panic_of_the_routes_function_is_unknown_and_answered() {
+async fn wire_14_a_panic_of_the_classifying_function_is_unknown() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -141,7 +141,7 @@ async fn wire_15_unknown_is_blocked_by_default() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_a_lapsed_execution_goes_by_the_policy() {
+async fn wire_15_a_lapsed_execution_follows_the_policy() {
     for (policy, code) in [(OnUnknown::Reexecute, ""), (OnUnknown::Block, "outcome-unknown")] {
         let world = World::new();
         let runs = Runs::default();
@@ -171,7 +171,7 @@ async fn wire_15_a_lapsed_execution_goes_by_the_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_the_stricter_policy_wins() {
+async fn wire_15_the_stricter_policy_applies() {
     let world = World::new();
     let runs = Runs::default();
     let app = |policy| {
@@ -265,7 +265,7 @@ async fn wire_16_a_function_overrides_the_profile_but_not_the_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_16_a_handler_says_it_by_its_execution() {
+async fn wire_16_the_execution_handle_overrides_the_outcome_headers() {
     let say = |class, retention| {
         move |request: Request<Body>| {
             let execution = request.extensions().get::<ExecutionHandle>().unwrap();
@@ -288,7 +288,7 @@ async fn wire_16_a_handler_says_it_by_its_execution() {
 
 /// Zero would forget at once what just happened: like an invalid header, it is not said.
 #[tokio::test(start_paused = true)]
-async fn wire_16_a_retention_of_zero_is_not_said() {
+async fn wire_16_a_retention_of_zero_is_ignored() {
     let first = |request: Request<Body>| {
         let execution = request.extensions().get::<ExecutionHandle>().unwrap();
         execution.retention(Duration::ZERO);
@@ -304,7 +304,7 @@ async fn wire_16_a_retention_of_zero_is_not_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_21_what_a_proxy_says_itself_is_classified_by_it() {
+async fn wire_21_a_classified_response_of_a_proxy_overrides_profile_and_headers() {
     for (status, class, kind) in
         [(502, OutcomeClass::Retryable, "runs again"), (502, OutcomeClass::Unknown, "unknown")]
     {
@@ -321,7 +321,7 @@ async fn wire_21_what_a_proxy_says_itself_is_classified_by_it() {
 
 /// The inner error type is untouched, and its meaning is *unknown*.
 #[tokio::test(start_paused = true)]
-async fn an_inner_error_passes_and_is_unknown() {
+async fn an_error_of_the_inner_service_is_passed_on_and_unknown() {
     use tower::{Layer, ServiceExt};
     #[derive(Debug, PartialEq)]
     struct Own(u8);

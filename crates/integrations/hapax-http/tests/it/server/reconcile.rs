@@ -39,7 +39,7 @@ fn failing(world: &World, options: RouteOptions) -> (impl App, Runs) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_happened_becomes_the_answer() {
+async fn wire_15_after_happened_the_response_is_replayed() {
     let world = World::new();
     let asked = Runs::default();
     let count = asked.clone();
@@ -73,7 +73,7 @@ async fn wire_15_happened_becomes_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_did_not_happen_runs_again() {
+async fn wire_15_after_did_not_happen_the_retry_executes() {
     let world = World::new();
     let (app, runs) = failing(&world, asking(|_| async { Verdict::DidNotHappen }));
     send(&app, pay("k", "{}")).await;
@@ -84,7 +84,7 @@ async fn wire_15_did_not_happen_runs_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_cannot_say_yet_is_409() {
+async fn wire_15_cannot_say_is_409() {
     let world = World::new();
     let asked = Runs::default();
     let count = asked.clone();
@@ -103,7 +103,7 @@ async fn wire_15_cannot_say_yet_is_409() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_a_hook_that_stalls_or_panics_cannot_say() {
+async fn wire_15_a_hook_that_times_out_or_panics_cannot_say() {
     let world = World::new();
     let asked = Runs::default();
     let count = asked.clone();
@@ -127,7 +127,7 @@ async fn wire_15_a_hook_that_stalls_or_panics_cannot_say() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_15_one_asks_at_a_time() {
+async fn wire_15_one_claim_at_a_time_calls_the_hook() {
     let world = World::new();
     let asked = Runs::default();
     let count = asked.clone();
@@ -151,7 +151,7 @@ async fn wire_15_one_asks_at_a_time() {
 /// A lapsed owner may still be waiting for its upstream: it is not asked about before that ends,
 /// and its own late outcome wins.
 #[tokio::test(start_paused = true)]
-async fn wire_15_a_lapse_is_asked_about_after_the_upstreams_time_out() {
+async fn wire_15_after_a_lapse_the_hook_is_called_once_the_upstream_timeout_has_passed() {
     let world = World::new();
     let (asked, runs) = (Runs::default(), Runs::default());
     let count = asked.clone();
@@ -214,7 +214,7 @@ async fn wire_15_did_not_happen_gives_a_larger_fence() {
 }
 
 #[test]
-fn what_does_not_go_together_is_refused() {
+fn a_hook_without_timing_or_policy_is_rejected() {
     let error = |options| RoutePolicy::new(ScopeSource::shared(), options).unwrap_err();
     let mut options = asking(|_| async { Verdict::CannotSay });
     options.policy.hook = None;
@@ -224,5 +224,5 @@ fn what_does_not_go_together_is_refused() {
     assert_eq!(error(options), RouteError::NoReconcile);
     let mut options = asking(|_| async { Verdict::CannotSay });
     options.policy = RouteOptions::default().policy;
-    assert_eq!(error(options), RouteError::NoHookTimes);
+    assert_eq!(error(options), RouteError::NoHookTiming);
 }

@@ -31,7 +31,7 @@ fn by(caller: &'static str) -> Request<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_06_scopes_do_not_see_each_other() {
+async fn wire_06_scopes_have_separate_records() {
     let world = World::new();
     let (app, runs) = scoped(&world, ScopeSource::headers([AUTHORIZATION], MissingScope::Reject));
     for (caller, run, replayed) in [
@@ -48,7 +48,7 @@ async fn wire_06_scopes_do_not_see_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_06_header_values_are_not_run_together() {
+async fn wire_06_scope_header_values_are_not_concatenated() {
     let world = World::new();
     let names = [HeaderName::from_static("x-a"), HeaderName::from_static("x-b")];
     let (app, runs) = scoped(&world, ScopeSource::headers(names, MissingScope::Shared));
@@ -72,7 +72,7 @@ async fn wire_06_header_values_are_not_run_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_06_a_missing_scope_is_refused_or_shared() {
+async fn wire_06_a_missing_scope_is_rejected_or_shared() {
     let world = World::new();
     let nobody = || {
         let mut request = pay("k", "{}");
@@ -152,7 +152,7 @@ async fn wire_06_a_scope_without_content_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_06_a_function_may_be_the_scope() {
+async fn wire_06_a_function_may_return_the_scope() {
     let world = World::new();
     let scope = ScopeSource::function(|parts| {
         let user = parts.extensions.get::<&'static str>().ok_or(ScopeError::Missing)?;
@@ -171,7 +171,7 @@ async fn wire_06_a_function_may_be_the_scope() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_07_another_writing_of_the_same_json_is_the_same_request() {
+async fn wire_07_equal_json_in_another_form_is_the_same_request() {
     let world = World::new();
     let (app, _) = scoped(&world, ScopeSource::shared());
     send(&app, pay("k", r#"{"amount":100,"to":"é"}"#)).await;
@@ -195,7 +195,7 @@ impl hapax_core::OperationRequest for Newer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_07_a_scheme_that_is_not_known_is_neither_executed_nor_answered() {
+async fn wire_07_an_unknown_scheme_is_neither_executed_nor_replayed() {
     let world = World::new();
     let (scope, key) = (Scope::of([("authorization", b"Bearer alice")]), "k".parse().unwrap());
     let claimed = world.engine.claim(&scope, &key, &Newer, &Policy::default()).await;
@@ -213,7 +213,7 @@ async fn wire_07_a_scheme_that_is_not_known_is_neither_executed_nor_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_07_the_target_may_be_told_by_a_function() {
+async fn wire_07_a_function_may_return_the_target() {
     let world = World::new();
     let options = RouteOptions {
         target: Some(Arc::new(|parts| parts.extensions.get::<http::Uri>().unwrap().clone())),

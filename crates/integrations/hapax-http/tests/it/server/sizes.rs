@@ -47,7 +47,7 @@ async fn wire_19_a_request_over_its_limit_claims_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_19_a_request_that_comes_too_slowly_claims_nothing() {
+async fn wire_19_a_request_that_arrives_too_slowly_claims_nothing() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |_| async { respond(201, "") });
     let slow = std::io::Error::from(std::io::ErrorKind::TimedOut);
@@ -87,7 +87,7 @@ async fn assert_not_retained(app: &impl App, status: u16) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_19_a_response_over_its_limit_is_given_once() {
+async fn wire_19_a_response_over_its_limit_is_delivered_once() {
     let world = World::new();
     let runs = Runs::default();
     let count = runs.clone();
@@ -108,7 +108,7 @@ async fn wire_19_a_response_over_its_limit_is_given_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_19_it_is_final_before_the_client_gets_any_of_it() {
+async fn wire_19_a_too_large_response_is_final_before_the_client_gets_any_of_it() {
     let world = World::new();
     let read_so_far = Runs::default();
     let count = read_so_far.clone();
@@ -126,7 +126,7 @@ async fn wire_19_it_is_final_before_the_client_gets_any_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_19_a_response_at_its_limit_is_kept() {
+async fn wire_19_a_response_at_its_limit_is_stored() {
     let world = World::new();
     let app = world.app(limits(10, 10), |_| async { Response::new(Body::new(Frames::of(5, 2))) });
     send(&app, pay("k", "{}")).await;
@@ -235,7 +235,7 @@ async fn memory_for_bodies_is_bounded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_for_room_for_ever() {
+async fn a_wait_for_body_memory_times_out() {
     let world = World::new();
     let go = Signal::new();
     let gate = go.clone();
@@ -264,7 +264,7 @@ async fn nobody_waits_for_room_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn memory_that_a_body_did_not_need_is_given_back() {
+async fn unused_body_memory_is_returned() {
     let world = World::new();
     let (inside, go) = (Runs::default(), Signal::new());
     let handler = (inside.clone(), go.clone());

@@ -26,7 +26,7 @@ fn names(trailers: Option<&HeaderMap>) -> Vec<&str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_16_the_handlers_own_do_not_reach_the_client() {
+async fn wire_16_idempotency_trailers_of_a_handler_do_not_reach_the_client() {
     // Kept; too large to be kept; a stream.
     for (frames, stream) in [(2, false), (20, false), (2, true)] {
         let world = World::new();
@@ -48,7 +48,7 @@ async fn wire_16_the_handlers_own_do_not_reach_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_16_nothing_but_ours_leaves_no_trailers() {
+async fn wire_16_with_only_idempotency_trailers_the_client_gets_none() {
     let world = World::new();
     let app = world.app(RouteOptions::default(), |_| async {
         Response::new(with_trailers(1, &["idempotency-outcome"]))
@@ -60,7 +60,7 @@ async fn wire_16_nothing_but_ours_leaves_no_trailers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wire_20_nor_where_nothing_is_protected() {
+async fn wire_20_idempotency_trailers_are_removed_from_unprotected_responses() {
     let world = World::new();
     let options = RouteOptions { store_outage: StoreOutage::Open, ..reexecute() };
     let app = world.app(options, |_| async { Response::new(with_trailers(2, MIXED)) });

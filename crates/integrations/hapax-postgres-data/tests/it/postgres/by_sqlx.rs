@@ -18,7 +18,7 @@ use super::support::are_waiting;
 use super::versioned::{COUNTERS, counter, counters, increment, key};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
+async fn sqlx_connections_transactions_and_pools_are_supported() {
     let server = PostgresServer::start().await;
     for tables in [ORDERS, EVENTS, COUNTERS] {
         server.sql("postgres", tables).await;
@@ -91,7 +91,7 @@ async fn connections_transactions_and_pools_of_sqlx_do_as_well() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn errors_of_sqlx_are_told_apart_as_well() {
+async fn errors_of_sqlx_are_classified() {
     let server = PostgresServer::start().await;
     server.sql("postgres", ORDERS).await;
     let orders = orders();

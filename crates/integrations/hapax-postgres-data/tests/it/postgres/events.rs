@@ -44,14 +44,14 @@ async fn all(server: &PostgresServer, table: &str) -> String {
 
 on_one_server! {
     every_outcome_of_an_append:
-    every_outcome_is_told,
-    an_id_that_comes_first_is_no_error_of_the_database_either,
-    a_copy_waits_for_the_first_and_is_told_what_became_of_it,
+    every_result_of_an_append_is_reported,
+    a_conflict_on_the_id_constraint_alone_is_no_database_error,
+    a_duplicate_append_waits_for_the_first_transaction_and_gets_its_result,
     another_constraint_of_the_table_is_named,
-    a_table_without_its_constraints_is_refused,
+    a_table_without_its_constraints_is_rejected,
 }
 
-async fn every_outcome_is_told(server: &PostgresServer) {
+async fn every_result_of_an_append_is_reported(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
     let mut client = client(server).await;
     for ids in [IdScope::UniqueInTable, IdScope::UniqueInStream] {
@@ -226,7 +226,7 @@ async fn of_sixty_four_at_one_version_exactly_one_appends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn copies_in_transactions_are_told_where_the_events_are() {
+async fn duplicate_appends_in_transactions_get_the_positions_of_the_events() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
     let mut clients = Vec::new();
@@ -263,7 +263,7 @@ async fn copies_in_transactions_are_told_where_the_events_are() {
     }
 }
 
-async fn an_id_that_comes_first_is_no_error_of_the_database_either(server: &PostgresServer) {
+async fn a_conflict_on_the_id_constraint_alone_is_no_database_error(server: &PostgresServer) {
     server.sql("postgres", EVENTS).await;
     let (mut client, mut holder) = (client(server).await, client(server).await);
     for (ids, table) in [(IdScope::UniqueInTable, "events"), (IdScope::UniqueInStream, "own_ids")] {
@@ -282,7 +282,9 @@ async fn an_id_that_comes_first_is_no_error_of_the_database_either(server: &Post
     }
 }
 
-async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it(server: &PostgresServer) {
+async fn a_duplicate_append_waits_for_the_first_transaction_and_gets_its_result(
+    server: &PostgresServer,
+) {
     server.sql("postgres", EVENTS).await;
     let log = Arc::new(log(IdScope::UniqueInTable));
     let mut first = client(server).await;
@@ -312,7 +314,7 @@ async fn a_copy_waits_for_the_first_and_is_told_what_became_of_it(server: &Postg
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database() {
+async fn ids_shared_across_streams_are_reported_without_a_database_error() {
     let server = quick_at_deadlocks().await;
     server.sql("postgres", EVENTS).await;
     let log = Arc::new(log(IdScope::UniqueInTable));
@@ -341,7 +343,7 @@ async fn ids_that_streams_share_across_are_told_without_an_error_of_the_database
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_id_that_another_stream_takes_meanwhile_is_told_as_such() {
+async fn an_id_used_concurrently_in_another_stream_is_reported() {
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
     let (log, plain, mut holder) =
@@ -388,7 +390,7 @@ async fn another_constraint_of_the_table_is_named(server: &PostgresServer) {
     assert_eq!(all(server, "events").await, "s1a");
 }
 
-async fn a_table_without_its_constraints_is_refused(server: &PostgresServer) {
+async fn a_table_without_its_constraints_is_rejected(server: &PostgresServer) {
     let tables = "CREATE TABLE a (stream text, sequence bigint, id text PRIMARY KEY);
         CREATE TABLE b (stream text, sequence bigint, id text, UNIQUE (stream, sequence));
         CREATE TABLE c (stream text, sequence bigint, id uuid PRIMARY KEY, body bytea,

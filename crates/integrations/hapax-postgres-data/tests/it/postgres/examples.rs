@@ -40,7 +40,7 @@ async fn an_order_is_placed_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_account_is_its_events() {
+async fn the_account_example_reads_its_balance_from_events() {
     let server = PostgresServer::start().await;
     server.sql("postgres", account::TABLES).await;
     let accounts = Arc::new(account::Accounts::new().unwrap());

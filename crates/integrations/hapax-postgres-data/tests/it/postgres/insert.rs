@@ -45,14 +45,14 @@ fn told(outcomes: &[Inserted<Value>]) -> Vec<&str> {
 
 on_one_server! {
     every_outcome_of_an_insert:
-    the_first_is_created_and_others_are_told_what_is_there,
+    the_first_insert_creates_and_later_ones_return_the_row,
     another_unique_constraint_is_named_and_the_same_row_is_not,
-    what_is_deleted_in_between_is_inserted_after_all,
-    a_table_that_does_not_fit_is_refused_before_anything_is_written,
-    keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told,
+    a_row_deleted_during_the_call_is_inserted_again,
+    a_table_that_does_not_fit_is_rejected_before_any_write,
+    null_keys_and_triggers_that_change_keys_are_errors,
 }
 
-async fn the_first_is_created_and_others_are_told_what_is_there(server: &PostgresServer) {
+async fn the_first_insert_creates_and_later_ones_return_the_row(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let (orders, client) = (orders(), client(server).await);
     let first: Inserted<Value> = orders.insert(&client, &order(1, "10.50")).await.unwrap();
@@ -134,7 +134,7 @@ async fn flood(server: &PostgresServer, batch: usize, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_hundred_at_once_make_fifty_rows() {
+async fn two_hundred_concurrent_inserts_of_fifty_keys_create_fifty_rows() {
     let options = PostgresServerOptions::new().set("max_connections", "220");
     let server = PostgresServer::start_with(options).await;
     server.sql("postgres", ORDERS).await;
@@ -152,7 +152,7 @@ async fn batches_in_any_order_do_not_deadlock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_order_of_keys_is_what_avoids_deadlocks() {
+async fn batches_without_the_order_of_keys_deadlock() {
     let server = quick_at_deadlocks().await;
     server.sql("postgres", ORDERS).await;
     let orders = orders();
@@ -241,7 +241,7 @@ async fn another_unique_constraint_is_named_and_the_same_row_is_not(server: &Pos
     }
 }
 
-async fn what_is_deleted_in_between_is_inserted_after_all(server: &PostgresServer) {
+async fn a_row_deleted_during_the_call_is_inserted_again(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     let (orders, client, mut other) = (orders(), client(server).await, client(server).await);
     // Inserted and deleted in one transaction: whoever waited for that creates it.
@@ -259,7 +259,7 @@ async fn what_is_deleted_in_between_is_inserted_after_all(server: &PostgresServe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn deleters_are_no_match_for_the_loop() {
+async fn concurrent_deletes_do_not_make_inserts_fail() {
     let server = PostgresServer::start().await;
     server.sql("postgres", ORDERS).await;
     let (deleter, enough) = (client(&server).await, Arc::new(AtomicBool::default()));
@@ -303,7 +303,7 @@ async fn deleters_are_no_match_for_the_loop() {
     assert_eq!(created, deleted + left.parse::<u64>().unwrap());
 }
 
-async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server: &PostgresServer) {
+async fn a_table_that_does_not_fit_is_rejected_before_any_write(server: &PostgresServer) {
     let tables = "CREATE TABLE loose (k text, a int);
         CREATE TABLE partial (k text, a int); CREATE UNIQUE INDEX ON partial (k) WHERE a > 0;
         CREATE TABLE wide (k text, a int, UNIQUE (k, a));
@@ -349,9 +349,7 @@ async fn a_table_that_does_not_fit_is_refused_before_anything_is_written(server:
     assert!(matches!(told, Inserted::Exists(_)), "{told:?}");
 }
 
-async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_is_told(
-    server: &PostgresServer,
-) {
+async fn null_keys_and_triggers_that_change_keys_are_errors(server: &PostgresServer) {
     let tables = "CREATE TABLE changed (k text UNIQUE, a int);
         CREATE FUNCTION change() RETURNS trigger LANGUAGE plpgsql
         AS 'BEGIN NEW.k := upper(NEW.k); RETURN NEW; END';
@@ -369,7 +367,7 @@ async fn keys_that_cannot_be_unique_are_refused_and_a_trigger_that_changes_them_
 
 /// An item that loses against its own copy, and then exists, is not the one to be named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_item_that_is_named_is_the_one_that_another_constraint_refuses() {
+async fn a_violation_of_another_constraint_names_the_right_item() {
     let server = quick_at_deadlocks().await;
     // The caller pauses before it inserts its first item alone; another that inserts the same does so
     // after it has entered the constraint that comes first, and before its key.

@@ -27,9 +27,9 @@ async fn prepared(server: &PostgresServer) {
 on_one_server! {
     levels_above_read_committed:
     a_transaction_with_an_older_view_has_to_run_again,
-    plain_connections_ask_again_by_themselves,
-    plain_connections_that_waited_for_what_they_cannot_see_ask_again,
-    outcomes_of_an_older_view_are_about_what_it_shows,
+    plain_connections_retry_races_automatically,
+    plain_connections_retry_after_waiting_for_an_invisible_row,
+    results_in_an_older_snapshot_describe_that_snapshot,
 }
 
 async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServer) {
@@ -79,7 +79,7 @@ async fn a_transaction_with_an_older_view_has_to_run_again(server: &PostgresServ
     }
 }
 
-async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
+async fn plain_connections_retry_races_automatically(server: &PostgresServer) {
     const WRITERS: usize = 16;
     prepared(server).await;
     for (round, level) in (0..).zip(LEVELS) {
@@ -117,7 +117,7 @@ async fn plain_connections_ask_again_by_themselves(server: &PostgresServer) {
     }
 }
 
-async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server: &PostgresServer) {
+async fn plain_connections_retry_after_waiting_for_an_invisible_row(server: &PostgresServer) {
     prepared(server).await;
     let mut holder = client(server).await;
     for (round, level) in (0..).zip(LEVELS) {
@@ -154,7 +154,7 @@ async fn plain_connections_that_waited_for_what_they_cannot_see_ask_again(server
     }
 }
 
-async fn outcomes_of_an_older_view_are_about_what_it_shows(server: &PostgresServer) {
+async fn results_in_an_older_snapshot_describe_that_snapshot(server: &PostgresServer) {
     prepared(server).await;
     let (orders, log, counters) = (orders(), log(IdScope::UniqueInTable), counters());
     let operations = UpdateLog::in_table(TableName::new("done")).of(super::versioned::counters());

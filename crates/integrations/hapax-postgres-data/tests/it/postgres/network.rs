@@ -45,7 +45,7 @@ fn enough(counts: &ProxyCounts, again: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whoever_hears_nothing_inserts_again_and_there_is_one_row() {
+async fn an_insert_repeated_after_a_lost_reply_creates_one_row() {
     let server = PostgresServer::start().await;
     server.sql("postgres", ORDERS).await;
     let (proxy, url) = lossy(&server).await;
@@ -82,7 +82,7 @@ async fn whoever_hears_nothing_inserts_again_and_there_is_one_row() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whoever_hears_nothing_appends_again_and_every_event_is_there_once() {
+async fn an_append_repeated_after_a_lost_reply_stores_each_event_once() {
     const WRITERS: usize = 24;
     let server = PostgresServer::start().await;
     server.sql("postgres", EVENTS).await;
@@ -129,7 +129,7 @@ async fn whoever_hears_nothing_appends_again_and_every_event_is_there_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn an_ended_connection_is_lost_and_not_refused() {
+async fn a_terminated_connection_is_lost_and_not_rejected() {
     let server = PostgresServer::start().await;
     server.sql("postgres", ORDERS).await;
     let client = connect(&server.url("postgres")).await.unwrap();
@@ -154,7 +154,7 @@ async fn an_ended_connection_is_lost_and_not_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
+async fn a_pooler_in_transaction_mode_works() {
     let server = PostgresServer::start().await;
     for tables in [ORDERS, EVENTS, COUNTERS] {
         server.sql("postgres", tables).await;
@@ -201,7 +201,7 @@ async fn a_pooler_that_hands_out_connections_by_transaction_does_no_harm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_that_dies_loses_no_operation_and_makes_none_twice() {
+async fn a_killed_server_neither_loses_nor_repeats_an_operation() {
     const WORKERS: usize = 12;
     let mut server = PostgresServer::start().await;
     server.sql("postgres", COUNTERS).await;

@@ -37,13 +37,13 @@ fn count_up(mut row: Value) -> Result<Value, String> {
 
 on_one_server! {
     an_operation_and_its_id:
-    an_id_is_of_one_row_of_one_table,
-    an_id_is_of_what_was_asked,
-    what_a_change_leaves_alone_stays_as_it_is,
-    a_key_is_noted_in_one_form_whatever_the_session_is_set_to,
+    an_operation_id_belongs_to_one_row_of_one_table,
+    an_operation_id_belongs_to_one_request,
+    unchanged_fields_are_not_written,
+    the_stored_key_does_not_depend_on_session_settings,
 }
 
-async fn an_id_is_of_one_row_of_one_table(server: &PostgresServer) {
+async fn an_operation_id_belongs_to_one_row_of_one_table(server: &PostgresServer) {
     let tables = "CREATE SCHEMA a; CREATE SCHEMA b;
         CREATE TABLE a.accounts (id int PRIMARY KEY, n int, version bigint NOT NULL);
         CREATE TABLE b.accounts (LIKE a.accounts INCLUDING ALL);
@@ -91,7 +91,7 @@ async fn an_id_is_of_one_row_of_one_table(server: &PostgresServer) {
     assert_eq!(server.sql("postgres", written).await, "7|7|0|7|0");
 }
 
-async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
+async fn an_operation_id_belongs_to_one_request(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
     let here = client(server).await;
@@ -118,7 +118,7 @@ async fn an_id_is_of_what_was_asked(server: &PostgresServer) {
     assert_eq!(told.unwrap(), Retried::AlreadyApplied { version: 1 });
 }
 
-async fn what_a_change_leaves_alone_stays_as_it_is(server: &PostgresServer) {
+async fn unchanged_fields_are_not_written(server: &PostgresServer) {
     let tables =
         "CREATE TABLE kept (id numeric PRIMARY KEY, n int NOT NULL, x float8, cents numeric(30, 2),
             doc jsonb, version bigint NOT NULL);
@@ -166,7 +166,7 @@ async fn what_a_change_leaves_alone_stays_as_it_is(server: &PostgresServer) {
     assert_eq!(doc, "[{\"a\": 123456789012345678.25}]");
 }
 
-async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to(server: &PostgresServer) {
+async fn the_stored_key_does_not_depend_on_session_settings(server: &PostgresServer) {
     let tables = "CREATE TABLE days (day date PRIMARY KEY, n int, version bigint NOT NULL);
         INSERT INTO days VALUES ('2026-02-01', 0, 0), ('2026-01-02', 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
@@ -186,15 +186,15 @@ async fn a_key_is_noted_in_one_form_whatever_the_session_is_set_to(server: &Post
 
 on_one_server! {
     retries_and_their_limits:
-    doubt_is_told_with_whatever_ends_the_retries,
-    an_update_that_is_given_up_gives_its_connection_back,
-    what_passes_is_tried_again,
-    a_trigger_that_takes_the_version_leaves_doubt,
-    an_id_that_another_row_takes_meanwhile_is_told_as_such,
+    every_retry_error_states_whether_the_outcome_is_unknown,
+    an_update_that_times_out_returns_its_connection,
+    temporary_errors_are_retried,
+    a_trigger_that_nulls_the_version_leaves_the_outcome_unknown,
+    an_id_used_concurrently_for_another_row_is_reported,
     a_pool_may_wrap_its_connections_and_limits_may_be_any,
 }
 
-async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
+async fn every_retry_error_states_whether_the_outcome_is_unknown(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
@@ -244,7 +244,7 @@ async fn doubt_is_told_with_whatever_ends_the_retries(server: &PostgresServer) {
 }
 
 /// What was carried out is in doubt for whoever is not told its version.
-async fn a_trigger_that_takes_the_version_leaves_doubt(server: &PostgresServer) {
+async fn a_trigger_that_nulls_the_version_leaves_the_outcome_unknown(server: &PostgresServer) {
     let tables = "CREATE TABLE f (id int PRIMARY KEY, n int, version bigint);
         INSERT INTO f VALUES (1, 0, 0);
         CREATE FUNCTION take() RETURNS trigger LANGUAGE plpgsql AS
@@ -262,7 +262,7 @@ async fn a_trigger_that_takes_the_version_leaves_doubt(server: &PostgresServer) 
     assert_eq!(server.sql("postgres", "SELECT n FROM f").await, "1");
 }
 
-async fn an_update_that_is_given_up_gives_its_connection_back(server: &PostgresServer) {
+async fn an_update_that_times_out_returns_its_connection(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
     let mut holder = client(server).await;
@@ -281,7 +281,7 @@ async fn an_update_that_is_given_up_gives_its_connection_back(server: &PostgresS
     assert_eq!(server.sql("postgres", nothing).await, "0|0");
 }
 
-async fn what_passes_is_tried_again(server: &PostgresServer) {
+async fn temporary_errors_are_retried(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, url) = (operations(), server.url("postgres"));
     let mut holder = client(server).await;
@@ -322,7 +322,7 @@ async fn what_passes_is_tried_again(server: &PostgresServer) {
     }
 }
 
-async fn an_id_that_another_row_takes_meanwhile_is_told_as_such(server: &PostgresServer) {
+async fn an_id_used_concurrently_for_another_row_is_reported(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     server.sql("postgres", "ALTER TABLE counters ADD CONSTRAINT one UNIQUE (value)").await;
     let (operations, url) = (Arc::new(operations()), server.url("postgres"));

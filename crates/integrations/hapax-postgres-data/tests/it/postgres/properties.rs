@@ -124,7 +124,7 @@ const KINDS: [Kind; 8] = [
 ];
 
 #[test]
-fn insert_or_fetch_does_as_a_map_does() {
+fn insert_or_fetch_behaves_like_a_map() {
     let columns = names(2..6).prop_flat_map(|names| {
         let many = names.len();
         (Just(names), vec(select(&KINDS[..]), many), 1..many, name())
@@ -253,7 +253,7 @@ fn appended(
 }
 
 #[test]
-fn append_does_as_a_list_does() {
+fn append_behaves_like_a_list() {
     let ids = select(&[IdScope::UniqueInTable, IdScope::UniqueInStream][..]);
     let event = (0_u8..12, 0_u8..8).prop_map(|(id, body)| (id, u8::from(body == 0)));
     // Most of them expect what is there.
@@ -317,7 +317,7 @@ fn append_does_as_a_list_does() {
 }
 
 #[test]
-fn updates_do_as_versions_in_a_map_do() {
+fn updates_behave_like_versioned_entries_of_a_map() {
     // Row, whether the version is right, value, operation.
     let call =
         (0_u8..4, any::<bool>(), any::<i16>(), prop_oneof![Just(None), (0_u8..9).prop_map(Some)]);

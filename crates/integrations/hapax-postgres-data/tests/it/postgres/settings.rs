@@ -12,12 +12,12 @@ use super::support::{are_waiting, client, connect, on_one_server, until};
 
 on_one_server! {
     settings_of_sessions:
-    an_id_is_found_whatever_is_set,
-    what_was_carried_out_is_found_after_a_lost_reply,
-    an_id_of_which_nothing_is_known_is_of_something_else,
+    an_operation_id_is_found_under_any_session_settings,
+    an_executed_update_is_found_after_a_lost_reply,
+    an_id_with_an_unreadable_target_is_reused,
 }
 
-async fn an_id_is_found_whatever_is_set(server: &PostgresServer) {
+async fn an_operation_id_is_found_under_any_session_settings(server: &PostgresServer) {
     let range = "[2026-02-01,2026-02-05)";
     let cases = [
         ("float8", json!(0.300_000_000_000_000_04), "extra_float_digits = 0"),
@@ -57,7 +57,7 @@ async fn an_id_is_found_whatever_is_set(server: &PostgresServer) {
     }
 }
 
-async fn what_was_carried_out_is_found_after_a_lost_reply(server: &PostgresServer) {
+async fn an_executed_update_is_found_after_a_lost_reply(server: &PostgresServer) {
     let tables = "CREATE TABLE f (id float8 PRIMARY KEY, n int, version bigint NOT NULL);
         INSERT INTO f VALUES (0.30000000000000004, 0, 0)";
     server.sql("postgres", &format!("{tables}; {DONE}")).await;
@@ -91,7 +91,7 @@ async fn what_was_carried_out_is_found_after_a_lost_reply(server: &PostgresServe
 }
 
 /// Rows that somebody else has put there.
-async fn an_id_of_which_nothing_is_known_is_of_something_else(server: &PostgresServer) {
+async fn an_id_with_an_unreadable_target_is_reused(server: &PostgresServer) {
     let tables = "CREATE TABLE f (id int PRIMARY KEY, n int, version bigint NOT NULL);
         INSERT INTO f VALUES (1, 0, 0);
         CREATE TABLE done (operation text PRIMARY KEY, target text, version bigint);

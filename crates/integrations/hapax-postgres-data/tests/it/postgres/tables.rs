@@ -18,11 +18,11 @@ use super::versioned::{COUNTERS, counter, counters};
 on_one_server! {
     tables_of_every_kind:
     json_is_not_read_as_text_where_it_is_written_too,
-    an_index_by_another_collation_is_no_unique_key,
-    triggers_run_for_what_is_inserted,
+    a_unique_index_with_another_collation_is_rejected,
+    insert_triggers_run_for_inserted_rows_only,
     two_layouts_of_a_table_do_not_deadlock,
-    versions_past_their_columns_range_are_versions_that_are_not_there,
-    two_rounds_name_what_is_in_the_way,
+    versions_outside_the_columns_range_are_never_present,
+    two_rounds_suffice_to_name_the_violated_constraint,
 }
 
 async fn json_is_not_read_as_text_where_it_is_written_too(server: &PostgresServer) {
@@ -70,7 +70,7 @@ async fn json_is_not_read_as_text_where_it_is_written_too(server: &PostgresServe
     assert_eq!(told, Inserted::Created(json!({"id": 1, "d": "{1,2}", "b": null})));
 }
 
-async fn an_index_by_another_collation_is_no_unique_key(server: &PostgresServer) {
+async fn a_unique_index_with_another_collation_is_rejected(server: &PostgresServer) {
     let tables = "CREATE COLLATION loose
             (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
         CREATE TABLE a (email text, n int, version int); CREATE UNIQUE INDEX ON a (email COLLATE loose);
@@ -105,7 +105,7 @@ async fn an_index_by_another_collation_is_no_unique_key(server: &PostgresServer)
     }
 }
 
-async fn triggers_run_for_what_is_inserted(server: &PostgresServer) {
+async fn insert_triggers_run_for_inserted_rows_only(server: &PostgresServer) {
     let triggers = "CREATE TABLE people (k int PRIMARY KEY, email text, low text, n serial);
         CREATE TABLE fired (n int);
         CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS
@@ -190,9 +190,7 @@ async fn two_layouts_of_a_table_do_not_deadlock(server: &PostgresServer) {
     assert_eq!(deadlocks(server), 0);
 }
 
-async fn versions_past_their_columns_range_are_versions_that_are_not_there(
-    server: &PostgresServer,
-) {
+async fn versions_outside_the_columns_range_are_never_present(server: &PostgresServer) {
     let tables = "CREATE TABLE e (stream text, sequence int, id text PRIMARY KEY,
             UNIQUE (stream, sequence));
         CREATE TABLE r (id int PRIMARY KEY, n int, version int);
@@ -225,7 +223,7 @@ async fn versions_past_their_columns_range_are_versions_that_are_not_there(
     }
 }
 
-async fn two_rounds_name_what_is_in_the_way(server: &PostgresServer) {
+async fn two_rounds_suffice_to_name_the_violated_constraint(server: &PostgresServer) {
     server.sql("postgres", ORDERS).await;
     server.sql("postgres", EVENTS).await;
     server.sql("postgres", "ALTER TABLE shop.orders ADD UNIQUE (amount)").await;

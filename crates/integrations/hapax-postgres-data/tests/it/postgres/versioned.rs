@@ -67,10 +67,10 @@ on_one_server! {
     every_outcome_of_an_update:
     a_conflict_is_not_a_row_that_is_missing,
     an_operation_is_applied_once_and_to_one_row,
-    doubt_ends_when_the_row_has_moved_on,
-    retrying_stops_at_its_limits_and_where_the_change_says_no,
-    a_caller_who_goes_away_leaves_a_whole_update,
-    a_lost_reply_to_a_commit_is_told_by_the_operation,
+    an_unknown_outcome_is_resolved_when_the_row_has_a_later_version,
+    retrying_stops_at_its_limits_and_when_the_change_declines,
+    a_dropped_caller_leaves_a_complete_update,
+    a_lost_reply_to_a_commit_is_resolved_by_the_operation_id,
 }
 
 async fn a_conflict_is_not_a_row_that_is_missing(server: &PostgresServer) {
@@ -189,7 +189,7 @@ fn move_on(client: &Arc<Client>) {
     moving.join().unwrap();
 }
 
-async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
+async fn an_unknown_outcome_is_resolved_when_the_row_has_a_later_version(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());
@@ -219,7 +219,7 @@ async fn doubt_ends_when_the_row_has_moved_on(server: &PostgresServer) {
     }
 }
 
-async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &PostgresServer) {
+async fn retrying_stops_at_its_limits_and_when_the_change_declines(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let (operations, other) = (operations(), Arc::new(client(server).await));
     let url = server.url("postgres");
@@ -269,7 +269,7 @@ async fn retrying_stops_at_its_limits_and_where_the_change_says_no(server: &Post
     };
 }
 
-async fn a_caller_who_goes_away_leaves_a_whole_update(server: &PostgresServer) {
+async fn a_dropped_caller_leaves_a_complete_update(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let operations = Arc::new(operations());
     let mut holder = client(server).await;
@@ -288,7 +288,7 @@ async fn a_caller_who_goes_away_leaves_a_whole_update(server: &PostgresServer) {
     assert_eq!(counted(server).await, "1|1|7|1");
 }
 
-async fn a_lost_reply_to_a_commit_is_told_by_the_operation(server: &PostgresServer) {
+async fn a_lost_reply_to_a_commit_is_resolved_by_the_operation_id(server: &PostgresServer) {
     server.sql("postgres", COUNTERS).await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let url = format!("postgres://postgres@{}/postgres", proxy.address());

@@ -1,4 +1,4 @@
-//! From the words of a user to a configuration.
+//! Reading of a configuration from the settings that a user gives.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +21,7 @@ pub struct GivenSettings {
 }
 
 impl fmt::Debug for GivenSettings {
-    /// Writes names alone: values may be secret.
+    /// Shows the names of the settings only, because values may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [&self.gateway, &self.policy].into_iter().chain(&self.routes);
         f.debug_set().entries(all.flat_map(BTreeMap::keys)).finish()

@@ -132,9 +132,8 @@ settings! {
     /// Cache from which outcomes are replayed, in front of the store: memory:, redis://HOST or
     /// rediss://HOST. The outcome of a released key may be replayed from it for another minute
     cache: Option<Cache>, Fixed => (|it| it.cache);
-    /// File of the secrets that hide keys and seal records: 64 hexadecimal digits, or a ring of
-    /// secrets
-    secret_file: Option<Path> = "made beside a file: store; for others there are none",
+    /// File of the secrets that name and seal records: 64 hexadecimal digits, or a ring of secrets
+    secret_file: Option<Path> = "for a file: store created beside it; for others none",
         Fixed => (|it| it.secret_file);
     /// URL that decides by GET whether a request with a key is allowed, before it is executed or
     /// replayed. It gets the request's headers, and X-Forwarded-Method, -Uri, -Host, -Proto and
@@ -206,7 +205,8 @@ settings! {
     /// Peers whose Forwarded and X-Forwarded-* headers are trusted and extended, rather than
     /// replaced: networks and addresses, `loopback`, or `none`
     trust_forwarded: Networks, Fixed => (|it| it.transport.trusted);
-    /// Protocol of `upstream`; `auto` is its choice behind https, else HTTP/1.1
+    /// Protocol of `upstream`; with `auto` the upstream chooses by ALPN if its URL begins with
+    /// https, else HTTP/1.1
     upstream_protocol: Choice<UpstreamProtocol>, Fixed => (|it| it.transport.upstream_protocol);
     /// Root certificates that are trusted behind https URLs, in PEM
     upstream_ca: Option<Path> = "the system's", Fixed => (|it| it.transport.upstream_tls.ca);
@@ -241,9 +241,10 @@ settings! {
     POLICY_SETTINGS: [Setting<PolicyConfig>];
     /// Whether protected methods need a key
     key: Choice<KeyRule> => (|it| it.key);
-    /// Header of the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded unchanged
+    /// Header that contains the key, like X-Idempotency-Key or PayPal-Request-Id; it is forwarded
+    /// unchanged
     key_header: Header => (|it| it.key_header);
-    /// Grammar of keys: quoted strings, or bare values as well
+    /// Grammar of keys. strict: quoted strings only; lenient: bare values as well
     grammar: Choice<Grammar> => (|it| it.grammar);
     /// Protected methods
     methods: Methods => (|it| it.methods);
@@ -267,8 +268,8 @@ settings! {
             }
         }
     );
-    /// Comparison of the body of a retry: JSON and form data by their content, all bodies by their
-    /// bytes, or none
+    /// Comparison of the body of a retry. canonical: JSON and form data by their content, other
+    /// bodies by their bytes; raw: all bodies by their bytes; none: not compared
     fingerprint_body: Choice<BodyForm> => (
         get |it| Some(it.fingerprint.body_form()),
         try_set |it, body| set_fingerprint(it, "fingerprint_body", body, None, None)
@@ -304,7 +305,7 @@ settings! {
     retention: Time => (|it| it.retention);
     /// Handling of a duplicate in flight: 409, or it waits for the response
     in_flight: InFlightRule => (|it| it.in_flight);
-    /// Time for which it waits
+    /// Time for which a duplicate waits, if `in_flight` is wait
     wait_for: Time = "5s" => (
         get |it| match it.in_flight {
             InFlight::Wait(time) => Some(time),
@@ -319,12 +320,12 @@ settings! {
     );
     /// Handling of a retry when the outcome is unknown. block: 409 until an operator resolves it
     /// (at-most-once); reexecute: it executes again and may take effect twice (at-least-once);
-    /// reconcile: `reconcile_url` decides
+    /// reconcile: the response of `reconcile_url` decides
     on_unknown: Choice<OnUnknown> => (|it| it.on_unknown);
     /// URL that decides for `on_unknown` reconcile whether an operation happened: a GET with
     /// Idempotency-Operation-Id and Idempotency-Fence. 2xx: its response, which is replayed. 404
     /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
-    /// fence from now on. Anything else: not known yet. Probed at start and on reload
+    /// fence from now on. Anything else: not known yet. RunningAdmin at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
     /// Responses that are stored and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all
     /// but 409 and 429) or `success-only` (2xx). Under `standard` the outcome of other 5xx is
@@ -333,15 +334,16 @@ settings! {
     /// Statuses that are stored and replayed, whatever the profile, like 404, 5xx or 500-502;
     /// `none` for none
     final_statuses: Statuses => (|it| it.statuses.final_statuses);
-    /// Statuses after which a retry executes: the service had no effect before them
+    /// Statuses after which a retry executes, because the service returns them only before any
+    /// effect
     retryable_statuses: Statuses => (|it| it.statuses.retryable_statuses);
     /// Statuses after which the outcome is unknown
     unknown_statuses: Statuses => (|it| it.statuses.unknown_statuses);
     /// Handling of requests while the store is unreachable. closed: 503; open: they execute
     /// unprotected, which needs `on_unknown` reexecute
     store_outage: Choice<StoreOutage> => (|it| it.store_outage);
-    /// Handling of a response whose outcome the store has not accepted: the client gets it, marked
-    /// as pending, or 503
+    /// Handling of a response whose outcome the store has not accepted. deliver: the client gets
+    /// it, marked as pending; withhold: 503
     completion_outage: Choice<CompletionOutage> => (|it| it.completion_outage);
     /// Stream responses: their keys are final at the headers, and only the status is stored
     stream: Flag = "only text/event-stream" => (|it| it.stream);
@@ -359,31 +361,32 @@ settings! {
         get |it| Some(it.max_in_flight_per_scope.map_or(0, NonZeroU32::get)),
         set |it, count| it.max_in_flight_per_scope = NonZeroU32::new(count)
     );
-    /// Place where the API documents its rejections; `none` for none
+    /// URL of the documentation of the API's rejections; `none` for none
     docs_url: DocsUrlOrNone, Unprotected => (|it| it.docs_url);
     /// Replay Set-Cookie too
     replay_set_cookie: Flag => (|it| it.replay_set_cookie);
-    /// Origins of web pages that may use this, like https://shop.example, or `*`; `none` leaves
-    /// CORS to your service. Preflights are answered here
+    /// Origins of web pages that may use the API, like https://shop.example, or `*`; with `none`
+    /// the service handles CORS. With origins the gateway answers preflights
     cors_origins: OriginsOrNone, Unprotected => (
         get |it| Some(it.cors.as_ref().map(|cors| cors.origins.clone())),
         set |it, origins| it.cors = origins.map(Cors::new)
     );
-    /// Methods that they may send, or `*`
+    /// Methods that web pages of `cors_origins` may send, or `*`
     cors_methods: PageMethods = "GET,HEAD,POST,PUT,PATCH,DELETE", Unprotected =>
         (|it| it.cors, |cors| cors.methods, needs cors_origins NO_ORIGINS);
-    /// Headers that they may send, or `*`; the key header and the scope headers are always among
-    /// them
+    /// Headers that web pages of `cors_origins` may send, or `*`; the key header and the scope
+    /// headers are always included
     cors_headers: PageHeaders = "authorization,content-type", Unprotected =>
         (|it| it.cors, |cors| cors.headers, needs cors_origins NO_ORIGINS);
-    /// Headers of responses that they may read, besides Idempotency-*, Retry-After and Link
+    /// Headers of responses that web pages of `cors_origins` may read, besides Idempotency-*,
+    /// Retry-After and Link
     cors_expose: Headers = "none", Unprotected =>
         (|it| it.cors, |cors| cors.expose, needs cors_origins NO_ORIGINS);
-    /// Whether they may send cookies and other credentials
+    /// Whether web pages of `cors_origins` may send cookies and other credentials
     cors_credentials: Flag = "false", Unprotected =>
         (|it| it.cors, |cors| cors.credentials, needs cors_origins NO_ORIGINS);
     /// Time for which a browser may store the response to a preflight
-    cors_max_age: Option<Time> = "its own choice", Unprotected =>
+    cors_max_age: Option<Time> = "the browser's default", Unprotected =>
         (|it| it.cors, |cors| cors.max_age, needs cors_origins NO_ORIGINS);
 }
 

@@ -37,7 +37,7 @@ pub enum ValueKind {
     NumberList,
 }
 
-/// The type of a setting.
+/// A type of settings: how a value is read, written and described.
 pub(super) trait SettingType {
     /// The type of its field in the configuration.
     type Value: PartialEq;
@@ -377,8 +377,8 @@ fn header(word: &str) -> Result<HeaderName, &'static str> {
     word.trim().parse().map_err(|_| "expected the name of a header, like x-user")
 }
 
-/// Returns a method of the registry: another one is a slip of the pen, and the method that was meant
-/// would not be protected. Methods are case-sensitive.
+/// Returns a method of IANA's registry. Any other method is probably a typing error, and the
+/// intended method would not be protected. Methods are case-sensitive. Methods are case-sensitive.
 fn method(word: &str) -> Option<Method> {
     METHODS.split(' ').any(|known| known == word).then(|| word.parse().ok()).flatten()
 }
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn the_query_of_a_url_is_not_shown_and_its_placeholder_is_refused() {
+    fn the_query_of_a_url_is_hidden_and_its_placeholder_is_rejected() {
         let shown = Url::write(&read::<Url>("http://a/check?token=secret").unwrap()).unwrap();
         assert_eq!(shown, ["http://a/check?(hidden)"]);
         assert!(read::<Url>(&shown[0]).unwrap_err().contains("in place of a secret"));

@@ -12,7 +12,7 @@ use super::{USER, asking, auth, list, named_by, pay, refused, saying, with};
 use crate::world::{Raw, Seen, Upstream, post, post_with, send, start, text};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_answer_says_who_the_caller_is() {
+async fn a_header_of_the_auth_response_names_the_caller() {
     let upstream = Upstream::counting().await;
     let allowed =
         vec!["Bearer 1-alice", "Bearer 2-alice", "Bearer 1-bob", "Bearer 1-", "Bearer 1- "];
@@ -48,7 +48,7 @@ async fn the_answer_says_who_the_caller_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_without_the_caller_is_none() {
+async fn an_auth_response_without_the_scope_header_is_unusable() {
     let upstream = Upstream::counting().await;
     let says = Arc::new(AtomicUsize::new(0));
     let endpoint = {
@@ -75,7 +75,7 @@ async fn an_answer_without_the_caller_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copied_headers_come_from_the_answer_alone() {
+async fn copied_headers_are_taken_from_the_auth_response_only() {
     let upstream = Upstream::counting().await;
     let fields = [("x-user", "alice"), ("x-role", "a"), ("x-role", "b"), ("x-other", "1")];
     let endpoint = saying(move || with(text(200, ""), &fields)).await;
@@ -140,7 +140,7 @@ async fn copied_headers_come_from_the_answer_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_reconcile_url_hears_who_the_caller_is() {
+async fn a_reconcile_request_has_the_scope_headers_of_the_auth_response() {
     let upstream = Upstream::start(|seen| async move {
         if seen.method == Method::GET { text(200, "paid") } else { text(500, "lost") }
     })

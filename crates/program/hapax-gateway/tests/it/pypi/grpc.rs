@@ -37,7 +37,7 @@ fn code((code, said): &Heard) -> (u64, &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_a_client_of_others_hears_each_status() {
+async fn wire_16_grpcs_own_client_gets_each_status() {
     let server = Server::start().await;
     let mut config = server.config();
     config.policy.key = KeyRule::Required;
@@ -76,7 +76,7 @@ async fn wire_16_a_client_of_others_hears_each_status() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wire_16_a_client_of_others_is_answered_behind_tls() {
+async fn wire_16_grpcs_own_client_is_served_over_tls() {
     let (server, authority) = (Server::start().await, Authority::new());
     let mut config = server.config();
     listening(&mut config, authority.files("gateway"), None);

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Requests that a client may reset; beyond this number, no more than those that were answered.
-const TAKEN_BACK: usize = 100;
+const MAX_RESETS: usize = 100;
 
 /// Requests under way on one connection, and their progress.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Activity {
     }
 
     /// Restarts the idle time.
-    pub(super) fn begin_to_leave(&self) {
+    pub(super) fn restart_idle_time(&self) {
         self.last_ms.store(self.now_ms(), Ordering::Release);
     }
 
@@ -149,7 +149,7 @@ impl Drop for Request {
         busy.fetch_sub(1, Ordering::AcqRel);
         if self.answered.load(Ordering::Acquire) == 0 {
             let back = taken_back.fetch_add(1, Ordering::AcqRel) + 1;
-            if back > TAKEN_BACK && back > answered.load(Ordering::Acquire) {
+            if back > MAX_RESETS && back > answered.load(Ordering::Acquire) {
                 abused.notify_one();
             }
         }
@@ -172,7 +172,7 @@ impl ResponsePace {
     }
 
     /// Marks that h2 has a piece, and will request the next one when the client has received it.
-    pub(super) fn is_the_clients(&self) {
+    pub(super) fn wait_for_client(&self) {
         self.turn.store(self.activity.now_ms(), Ordering::Release);
     }
 }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_is_idle_when_nothing_was_under_way_for_long() {
+    async fn a_connection_without_requests_becomes_idle() {
         let activity = Arc::new(Activity::new());
         pass(IDLE - Duration::from_secs(1)).await;
         assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
@@ -206,34 +206,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_waits_for_the_upstream_is_not_the_clients_fault() {
+    async fn a_response_that_waits_for_the_upstream_does_not_count_as_stalled() {
         let activity = Arc::new(Activity::new());
         let (_busy, pace) = (activity.begin(), activity.watch());
         pass(2 * STALL).await;
         assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
-        pace.is_the_clients();
+        pace.wait_for_client();
         assert_eq!(activity.look_at(IDLE, STALL), Instant::now() + STALL);
         pass(STALL).await;
         assert_eq!(activity.state(IDLE, STALL), ConnectionState::Stalled);
         pace.is_ours();
         assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
-        pace.is_the_clients();
+        pace.wait_for_client();
         drop(pace);
         pass(2 * STALL).await;
         assert_eq!(activity.state(IDLE, STALL), ConnectionState::Alive);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_back_more_than_is_answered_is_told_apart() {
+    async fn a_client_that_resets_more_requests_than_are_answered_is_detected() {
         let activity = Arc::new(Activity::new());
         let abused = || async {
             tokio::time::timeout(Duration::from_millis(1), activity.abused()).await.is_ok()
         };
-        for _ in 0..TAKEN_BACK {
+        for _ in 0..MAX_RESETS {
             drop(activity.begin());
         }
         assert!(!abused().await);
-        for _ in 0..=TAKEN_BACK {
+        for _ in 0..=MAX_RESETS {
             drop(activity.begin().answered(Response::new(())));
         }
         drop(activity.begin());

@@ -74,13 +74,13 @@ async fn migrations_can_be_run_by_others_any_number_of_times() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
+async fn a_server_that_loses_commits_is_rejected_unless_allowed() {
     let server = PostgresServer::start().await;
     let good = PostgresStore::connect(at(&server)).await.unwrap();
     let refused = async |why| {
         let error = PostgresStore::connect(at(&server)).await.unwrap_err();
         assert!(matches!(error, PostgresConnectError::Forgetful(what) if what == why), "{error}");
-        let accepted = PostgresStore::connect(at(&server).allow_forgetting(true)).await.unwrap();
+        let accepted = PostgresStore::connect(at(&server).allow_lost_writes(true)).await.unwrap();
         accepted.close().await;
     };
     server.sql("postgres", "ALTER ROLE postgres SET synchronous_commit = off").await;
@@ -104,7 +104,7 @@ async fn a_server_that_forgets_is_refused_unless_that_is_accepted() {
 }
 
 #[tokio::test]
-async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
+async fn a_standby_is_rejected_and_a_demoted_primary_writes_nothing() {
     let mut server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     expect_stored(&store, &claim(1)).await;
@@ -122,7 +122,7 @@ async fn a_standby_is_refused_and_one_that_became_one_writes_nothing() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_said_so() {
+async fn an_unreachable_server_is_an_error_by_its_cause() {
     let refused = "mysql://x".parse::<PostgresOptions>().unwrap_err();
     assert!(matches!(refused, PostgresConnectError::Url(_)), "{refused}");
     let refused = PostgresStore::connect(by(free_port())).await.unwrap_err();
@@ -179,7 +179,7 @@ async fn processes_with_different_secrets_do_not_share_tables() {
 }
 
 #[tokio::test]
-async fn a_healthy_server_is_found_so_and_an_ailing_one_not() {
+async fn diagnose_distinguishes_safe_and_unsafe_servers() {
     let server = PostgresServer::start().await;
     let findings = diagnose(&at(&server), &SystemClock).await.unwrap();
     assert_eq!(severity(&findings, "migrations"), Severity::Risk, "{findings:?}");
@@ -226,7 +226,7 @@ fn severity(findings: &[Finding], subject: &str) -> Severity {
 }
 
 #[tokio::test]
-async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
+async fn a_closed_store_finishes_waiting_requests_and_accepts_no_more() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     let waiting: Vec<_> = (0..50).map(claim).collect();
@@ -253,7 +253,7 @@ async fn a_store_that_is_closed_finishes_what_waits_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn a_standby_that_no_commit_waits_for_is_told() {
+async fn a_standby_that_is_not_synchronous_is_a_risk() {
     let server = PostgresServer::start().await;
     let findings = diagnose(&at(&server), &SystemClock).await.unwrap();
     assert_eq!(severity(&findings, "standbys"), Severity::Fine, "{findings:?}");
@@ -271,7 +271,7 @@ async fn a_standby_that_no_commit_waits_for_is_told() {
 }
 
 #[tokio::test]
-async fn a_look_settles_no_secret_and_the_first_write_does() {
+async fn the_first_write_enters_the_secret_and_a_read_does_not() {
     let server = PostgresServer::start().await;
     server.sql("postgres", migrations()).await;
     let secrets = "SELECT count(*) FROM hapax_secrets";
@@ -297,7 +297,7 @@ async fn a_look_settles_no_secret_and_the_first_write_does() {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_with_another_secret_is_refused() {
+async fn a_server_that_returns_with_another_secret_is_rejected() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server).secret(Secret::new([1; 32]))).await.unwrap();
     expect_stored(&store, &claim(1)).await;

@@ -21,7 +21,7 @@ pub(crate) const TERMINATE: &str = "SELECT count(pg_terminate_backend(pid)) FROM
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn ended_connections_leave_nobody_in_the_dark() {
+async fn every_caller_gets_an_answer_when_connections_are_terminated() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut callers = JoinSet::new();
@@ -73,7 +73,7 @@ async fn ended_connections_leave_nobody_in_the_dark() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_waits_is_bounded_and_completions_go_before_claims() {
+async fn the_queue_is_bounded_and_rejects_claims_before_completions() {
     let server = PostgresServer::start().await;
     let options = at(&server).queue(16, 64 << 20).timeout(Duration::from_secs(3));
     let store = Arc::new(connect_within(options).await);

@@ -16,7 +16,7 @@ use super::support::{at, by, claim, complete, connect_within, expect_stored, loa
 const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_of_a_transaction_that_was_rolled_back_are_not_taken_for_a_success() {
+async fn rows_of_a_rolled_back_transaction_do_not_count_as_success() {
     const LAST: &[u8] = b"SET LOCAL statement_timeout = 0";
     let server = PostgresServer::start().await;
     let meddling = Arc::new(AtomicBool::new(false));
@@ -46,7 +46,7 @@ async fn rows_of_a_transaction_that_was_rolled_back_are_not_taken_for_a_success(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
+async fn the_locks_of_a_vanished_process_are_released_soon() {
     const LIMIT: Duration = Duration::from_secs(2);
     let server = PostgresServer::start().await;
     let vanishing = Arc::new(AtomicBool::new(false));
@@ -79,7 +79,7 @@ async fn a_process_that_vanishes_within_a_transaction_locks_nothing_for_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_setting_that_others_left_in_a_session_makes_nobody_forget() {
+async fn a_session_setting_of_another_client_does_not_weaken_durability() {
     let server = PostgresServer::start().await;
     let pooler = PgBouncer::start(&server, 1).await;
     let options: PostgresOptions = pooler.url("postgres").parse().unwrap();

@@ -22,7 +22,7 @@ pub(crate) async fn client(server: &PostgresServer) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_that_is_left_open_delays_nobody_else() {
+async fn an_open_transaction_delays_swaps_of_its_row_only() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server).timeout(TIMEOUT)).await.unwrap();
     let store = Arc::new(store);
@@ -79,7 +79,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const LIMIT: Duration = Duration::from_secs(9);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
+async fn a_swap_that_waits_for_a_lock_gets_it_when_it_is_released() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     for (of, commit) in [(1, true), (2, false)] {
@@ -111,7 +111,7 @@ async fn who_waits_for_a_lock_gets_it_when_it_is_let_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_row_that_somebody_else_inserts_holds_up_a_batch_and_then_nobody() {
+async fn a_row_that_another_client_inserts_delays_one_batch_only() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let other = client(&server).await;

@@ -76,7 +76,7 @@ async fn claims_and_completions_leave_the_indexes_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_turns_out_to_be_due_later_is_met_once_and_found_when_it_is() {
+async fn a_record_with_a_later_deadline_is_purged_when_it_is_due() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     // Entered as due soon, and then kept: for a day, for ever, and for a moment.

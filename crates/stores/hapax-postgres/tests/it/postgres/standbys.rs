@@ -305,7 +305,7 @@ async fn holds(server: &PostgresServer, text: &str, wanted: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_connection_whose_standby_is_absent_is_not_believed() {
+async fn a_connection_without_its_standby_is_not_read_from() {
     let server = PostgresServer::start().await;
     let store = PostgresStore::connect(at(&server)).await.unwrap();
     expect_stored(&store, &claim(1)).await;

@@ -28,7 +28,7 @@ impl OnOneServer {
 impl StoreFixture for OnOneServer {
     type Store = PostgresStore;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<PostgresStore> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl StoreFixture for OnOneServer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_keeps_the_rules() {
+async fn a_store_follows_the_rules() {
     let server = PostgresServer::start().await;
     let fixture = OnOneServer::new(at(&server));
     suite::store_rules(&fixture).await;
@@ -58,7 +58,7 @@ async fn a_server_keeps_the_rules() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_keeps_the_rules_in_every_other_way_to_use_it() {
+async fn a_store_follows_the_rules_under_every_option() {
     let server = PostgresServer::start().await;
     let options = at(&server).secret(Secret::new([7; 32])).prepare(true).lanes(3).batch(5);
     let fixture = OnOneServer::new(options);
@@ -83,6 +83,7 @@ impl ServerFixture for Postgres {
 
     /// A statement is several messages.
     const LOSS: u32 = 10;
+    const STORED: u64 = 500;
 
     async fn start() -> Self {
         Self(PostgresServer::start().await)

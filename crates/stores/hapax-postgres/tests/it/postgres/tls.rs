@@ -41,7 +41,7 @@ fn options(server: &PostgresServer, roots: &str) -> PostgresOptions {
 }
 
 #[tokio::test]
-async fn what_passes_is_encrypted_and_the_server_is_who_it_says() {
+async fn traffic_is_encrypted_and_the_server_is_verified() {
     let authority = authority();
     let server = server(&authority, "127.0.0.1").await;
     let store = PostgresStore::connect(options(&server, &authority.pem())).await.unwrap();
@@ -61,7 +61,7 @@ async fn what_passes_is_encrypted_and_the_server_is_who_it_says() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_host_is_none() {
+async fn a_certificate_for_another_host_is_rejected() {
     let authority = authority();
     let server = server(&authority, "127.0.0.2").await;
     let refused = PostgresStore::connect(options(&server, &authority.pem())).await.unwrap_err();
@@ -69,14 +69,14 @@ async fn a_certificate_for_another_host_is_none() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_encrypt_is_not_talked_to() {
+async fn a_server_without_tls_is_rejected() {
     let server = PostgresServer::start().await;
     let refused = PostgresStore::connect(options(&server, &authority().pem())).await.unwrap_err();
     assert!(matches!(refused, PostgresConnectError::Connect(_)), "{refused}");
 }
 
 #[test]
-fn what_is_no_certificate_is_said_so() {
+fn an_invalid_certificate_is_an_error() {
     for certificates in [
         RustlsCertificates { roots: Some(b"nothing"), client: None },
         RustlsCertificates { roots: None, client: Some((b"nothing", b"nothing")) },

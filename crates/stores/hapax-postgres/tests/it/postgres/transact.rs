@@ -125,7 +125,7 @@ async fn replayed(engine: &Idempotency, of: u64) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_each_ending_leaves() {
+async fn each_end_of_an_operation_leaves_its_rows_and_record() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let any = policy(OnUnknown::Reexecute);
@@ -172,7 +172,7 @@ async fn what_each_ending_leaves() {
 
 /// The second run finds nobody in its way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
+async fn an_operation_that_loses_a_race_runs_again_up_to_the_limit() {
     let server = PostgresServer::start().await;
     let mut world = World::new(&server).await;
     let repeatable = transactions(&world.store, &world.pool);
@@ -227,7 +227,7 @@ async fn who_loses_against_another_runs_again_and_is_told_in_the_end() {
 
 /// One of the two is the victim of a deadlock, and both are done in the end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn deadlocks_and_write_skew_end_well() {
+async fn deadlocks_and_write_skew_are_resolved_by_reruns() {
     let server = PostgresServer::start().await;
     let mut world = World::new(&server).await;
     let serializable = transactions(&world.store, &world.pool);
@@ -314,7 +314,7 @@ impl Conflicts for PgTransactions {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
+async fn a_transaction_longer_than_its_lease_writes_nothing_after_a_takeover() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let terms = TxOptions { lease: Duration::from_millis(200), ..TxOptions::default() };
@@ -363,7 +363,7 @@ async fn who_takes_longer_than_it_said_may_lose_and_then_wrote_nothing() {
 
 /// A hundred copies of each of four requests, while those run, on a pool of two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn copies_wait_for_no_transaction_and_hold_no_connection() {
+async fn duplicates_wait_for_no_transaction_and_use_no_connection() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let (go, begun) = (Arc::new(Barrier::new(3)), Arc::new(Barrier::new(3)));

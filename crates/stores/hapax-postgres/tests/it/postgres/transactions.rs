@@ -27,7 +27,7 @@ fn reason(answer: Result<Swapped, StoreError>) -> PostgresStoreError {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn record_and_work_are_there_together_or_not_at_all() {
+async fn record_and_writes_commit_together_or_not_at_all() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     server.sql("postgres", WORK).await;
@@ -58,7 +58,7 @@ async fn record_and_work_are_there_together_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_that_meets_something_else_cannot_commit() {
+async fn a_transaction_that_finds_another_record_cannot_commit() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     server.sql("postgres", WORK).await;
@@ -88,7 +88,7 @@ async fn a_transaction_that_meets_something_else_cannot_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn savepoints_and_claims_have_no_place_in_a_transaction() {
+async fn savepoints_and_claims_are_rejected_in_a_transaction() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let mut client = client(&server).await;
@@ -121,7 +121,7 @@ async fn savepoints_and_claims_have_no_place_in_a_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn kills_leave_record_and_work_together() {
+async fn after_a_kill_record_and_writes_are_both_present_or_absent() {
     let mut server = PostgresServer::start().await;
     let options = at(&server).timeout(Duration::from_secs(5));
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
@@ -178,7 +178,7 @@ async fn work(store: &PostgresStore, url: &str, from: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_commit_in_doubt_is_told_by_renewing() {
+async fn a_commit_without_a_reply_is_resolved_by_a_renewal() {
     let server = PostgresServer::start().await;
     let store = connect(&server).await;
     let claimed = claim(1);
@@ -209,7 +209,7 @@ mod by_sqlx {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn transactions_of_sqlx_do_as_well() {
+    async fn sqlx_transactions_are_supported() {
         let server = PostgresServer::start().await;
         let store = connect(&server).await;
         server.sql("postgres", WORK).await;

@@ -37,7 +37,7 @@ async fn hears_of(store: &PostgresStore, keys: usize) {
 }
 
 #[tokio::test]
-async fn a_write_by_another_process_is_heard_of() {
+async fn a_write_by_another_process_is_notified() {
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
     let mut written = here.written(&ONE);
@@ -57,7 +57,7 @@ async fn a_write_by_another_process_is_heard_of() {
 
 /// What commits with a caller's writes is no write of the store's.
 #[tokio::test]
-async fn a_commit_by_another_process_is_heard_of() {
+async fn a_commit_by_another_process_is_notified() {
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
     let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build().unwrap();
@@ -76,7 +76,7 @@ async fn a_commit_by_another_process_is_heard_of() {
 }
 
 #[tokio::test]
-async fn news_goes_on_after_the_connection_was_lost() {
+async fn notifications_continue_after_a_lost_connection() {
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
     let written = here.written(&ONE);
@@ -87,7 +87,7 @@ async fn news_goes_on_after_the_connection_was_lost() {
 }
 
 #[tokio::test]
-async fn where_nobody_waits_nothing_is_said() {
+async fn without_waiters_no_notification_is_sent() {
     let server = PostgresServer::start().await;
     let (said, mut heard) = mpsc::unbounded_channel();
     let (spy, mut connection) =
@@ -115,7 +115,7 @@ async fn where_nobody_waits_nothing_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
+async fn a_notified_waiter_is_answered_before_its_next_poll() {
     const ROUNDS: u64 = 15;
     let server = PostgresServer::start().await;
     let writer = listening(&server).await;
@@ -190,7 +190,7 @@ async fn recognises(options: PostgresOptions) -> PostgresStore {
 }
 
 #[tokio::test]
-async fn a_pooler_is_recognised_and_left_as_it_was() {
+async fn a_pooler_is_detected_and_its_sessions_are_not_changed() {
     let server = PostgresServer::start().await;
     let pooler = PgBouncer::start(&server, 1).await;
     let _store = recognises(pooler.url("postgres").parse().unwrap()).await;

@@ -20,7 +20,7 @@ use super::support::{at, claim, complete, connect_within, expect_stored, key};
 const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_cluster_keeps_the_rules() {
+async fn a_store_on_a_cluster_follows_the_rules() {
     let cluster = RedisCluster::start(3).await;
     let fixture = OnOneServer::new(at(cluster.nodes()[1].port()));
     suite::store_rules(&fixture).await;
@@ -50,7 +50,7 @@ async fn proxies(cluster: &RedisCluster) -> Vec<FaultProxy> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_cluster_keeps_the_rules_over_a_network_that_loses_replies() {
+async fn a_store_on_a_cluster_follows_the_rules_over_a_network_that_loses_replies() {
     let cluster = RedisCluster::start(3).await;
     let proxies = proxies(&cluster).await;
     for proxy in &proxies {
@@ -69,7 +69,7 @@ async fn a_cluster_keeps_the_rules_over_a_network_that_loses_replies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_write_whose_reply_is_lost_is_not_called_undone() {
+async fn a_write_whose_reply_is_lost_is_ambiguous() {
     let cluster = RedisCluster::start(1).await;
     let proxies = proxies(&cluster).await;
     for of in 0..10 {
@@ -128,7 +128,7 @@ async fn a_key_is_found_while_its_slot_moves_and_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
+async fn an_unreachable_master_affects_its_own_keys_only() {
     let mut cluster = RedisCluster::start(3).await;
     let options = at(cluster.nodes()[0].port()).timeout(Duration::from_secs(2));
     let store = connect_within(options).await;
@@ -166,7 +166,7 @@ async fn a_master_that_is_away_takes_only_its_own_keys_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
+async fn an_unresponsive_node_affects_its_own_keys_only() {
     let cluster = RedisCluster::start(3).await;
     let [silent, other, _] = cluster.nodes() else { panic!("three nodes") };
     let before = RedisStore::connect(at(other.port())).await.unwrap();
@@ -197,7 +197,7 @@ async fn a_node_that_says_nothing_takes_only_its_own_keys_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
+async fn a_node_that_stays_unreachable_delays_requests_for_a_bounded_time() {
     let mut cluster = RedisCluster::start(3).await;
     let store = Arc::new(RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap());
     let third = cluster.node(2);
@@ -231,7 +231,7 @@ async fn a_node_that_cannot_be_reached_again_holds_up_nobody_for_long() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_node_refuses_is_not_called_undone() {
+async fn a_rejection_by_a_cluster_node_is_ambiguous() {
     let cluster = RedisCluster::start(1).await;
     let node = &cluster.nodes()[0];
     let store = RedisStore::connect(at(node.port())).await.unwrap();
@@ -244,7 +244,7 @@ async fn what_a_node_refuses_is_not_called_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_node_that_comes_back_another_is_looked_at() {
+async fn a_reconnected_node_is_checked_again() {
     let cluster = RedisCluster::start(3).await;
     let options = at(cluster.nodes()[0].port()).timeout(Duration::from_secs(2));
     let store = connect_within(options).await;
@@ -268,7 +268,7 @@ async fn a_node_that_comes_back_another_is_looked_at() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_doctor_looks_at_every_node() {
+async fn diagnose_checks_every_node() {
     let cluster = RedisCluster::start(3).await;
     let third = &cluster.nodes()[2];
     third.command("CONFIG SET maxmemory-policy allkeys-random").await;
@@ -283,7 +283,7 @@ async fn the_doctor_looks_at_every_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_waits_hears_of_writes_and_of_no_others_after_that() {
+async fn a_waiter_is_notified_of_writes_of_its_key_only() {
     let cluster = RedisCluster::start(3).await;
     let [first, second, third] = cluster.nodes() else { panic!("three nodes") };
     let here = RedisStore::connect(at(first.port())).await.unwrap();
@@ -316,7 +316,7 @@ async fn who_waits_hears_of_writes_and_of_no_others_after_that() {
 
 /// A request that is told the answer to another one may execute twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn answers_are_to_their_own_requests_while_slots_move_and_copies_wait() {
+async fn answers_match_their_requests_while_slots_move_and_duplicates_wait() {
     const ROUNDS: usize = 12;
     let cluster = RedisCluster::start(3).await;
     let store = Arc::new(RedisStore::connect(at(cluster.nodes()[0].port())).await.unwrap());

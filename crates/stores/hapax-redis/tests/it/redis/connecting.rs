@@ -41,7 +41,7 @@ async fn refused(options: RedisOptions) -> RedisConnectError {
 }
 
 #[tokio::test]
-async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
+async fn a_server_that_evicts_is_rejected_unless_allowed() {
     let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let error = refused(at(server.port())).await;
@@ -54,12 +54,12 @@ async fn a_server_that_evicts_is_refused_unless_that_is_accepted() {
 }
 
 #[tokio::test]
-async fn a_server_that_begins_to_evict_is_given_up_when_it_is_found_again() {
+async fn a_server_that_begins_to_evict_is_rejected_at_reconnection() {
     begins_to_evict(true).await;
 }
 
 #[tokio::test]
-async fn a_server_that_begins_to_evict_is_given_up_unasked() {
+async fn a_server_that_begins_to_evict_is_rejected_by_the_periodic_check() {
     begins_to_evict(false).await;
 }
 
@@ -89,7 +89,7 @@ async fn begins_to_evict(disconnect: bool) {
 }
 
 #[tokio::test]
-async fn a_replica_is_refused() {
+async fn a_replica_is_rejected() {
     let master = RedisServer::start().await;
     let of = format!("127.0.0.1 {}", master.port());
     let replica = RedisServer::start_with(RedisServerOptions::new().set("replicaof", of)).await;
@@ -114,7 +114,7 @@ async fn a_master_that_becomes_a_replica_takes_no_writes() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_said_in_time() {
+async fn an_unreachable_server_is_reported_within_the_timeout() {
     let error = refused(at(free_port())).await;
     assert!(matches!(error, RedisConnectError::Unreachable(_)), "{error:?}");
     let server = RedisServer::start().await;
@@ -125,7 +125,7 @@ async fn what_cannot_be_reached_is_said_in_time() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
+async fn invalid_options_are_rejected_before_connecting() {
     let nowhere = || RedisOptions::new("redis://127.0.0.1:1");
     for url in ["127.0.0.1", "http://127.0.0.1", "redis://127.0.0.1/two", "redis+sentinel://h/"] {
         let error = refused(RedisOptions::new(url)).await;
@@ -143,7 +143,7 @@ async fn what_makes_no_sense_is_refused_before_anything_is_tried() {
 }
 
 #[tokio::test]
-async fn a_user_needs_no_more_than_the_manual_says() {
+async fn the_documented_permissions_suffice() {
     let server = RedisServer::start().await;
     assert_eq!(server.command_of(LEAST).await, "+OK");
     let url = format!("redis://least:word@127.0.0.1:{}", server.port());
@@ -182,7 +182,7 @@ async fn a_write_that_is_not_permitted_is_known_not_to_have_happened() {
 }
 
 #[tokio::test]
-async fn a_server_without_memory_refuses_and_writes_nothing() {
+async fn a_server_without_memory_rejects_writes() {
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     server.command("CONFIG SET maxmemory 1").await;
@@ -194,7 +194,7 @@ async fn a_server_without_memory_refuses_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgot_the_script_is_told_it_again() {
+async fn a_missing_script_is_sent_again() {
     let mut server = RedisServer::start().await;
     let store = connect(&server).await;
     server.command("SCRIPT FLUSH SYNC").await;
@@ -208,7 +208,7 @@ async fn a_server_that_forgot_the_script_is_told_it_again() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_put_there_is_left_alone() {
+async fn foreign_values_are_not_changed() {
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     let name = |of| format!("hapax:{}", key(of));
@@ -236,7 +236,7 @@ async fn what_somebody_else_put_there_is_left_alone() {
 }
 
 #[tokio::test]
-async fn too_many_at_once_are_refused_and_new_keys_first() {
+async fn requests_beyond_the_limit_are_rejected_new_keys_first() {
     let server = RedisServer::start().await;
     let store = RedisStore::connect(at(server.port()).queue(8, 1 << 20)).await.unwrap();
     let first = claim(100);

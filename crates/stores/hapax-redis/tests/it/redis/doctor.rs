@@ -21,7 +21,7 @@ fn severity(findings: &[Finding], subject: &str) -> Severity {
 }
 
 #[tokio::test]
-async fn a_server_that_keeps_its_word_is_fine() {
+async fn a_durable_server_has_no_findings_above_fine() {
     let always = RedisServerOptions::new().set("appendfsync", "always");
     let server = RedisServer::start_with(always).await;
     let findings = findings(&server).await;
@@ -35,7 +35,7 @@ async fn a_server_that_keeps_its_word_is_fine() {
 }
 
 #[tokio::test]
-async fn what_breaks_the_promise_is_found_without_opening_a_store() {
+async fn diagnose_finds_a_broken_guarantee_without_opening_a_store() {
     let forgetful =
         RedisServerOptions::new().set("maxmemory-policy", "volatile-lru").set("appendonly", "no");
     let server = RedisServer::start_with(forgetful).await;
@@ -52,7 +52,7 @@ async fn what_breaks_the_promise_is_found_without_opening_a_store() {
 }
 
 #[tokio::test]
-async fn replicas_on_either_end_are_found() {
+async fn replicas_are_found_on_master_and_replica() {
     let at_once = RedisServerOptions::new().set("repl-diskless-sync-delay", "0");
     let master = RedisServer::start_with(at_once).await;
     let of = format!("127.0.0.1 {}", master.port());
@@ -62,7 +62,7 @@ async fn replicas_on_either_end_are_found() {
 }
 
 #[tokio::test]
-async fn clocks_that_disagree_are_found() {
+async fn a_clock_difference_is_found() {
     let server = RedisServer::start().await;
     let ours = Arc::new(ManualClock::at(SystemClock.now()));
     ours.advance(Duration::from_secs(60));
@@ -73,7 +73,7 @@ async fn clocks_that_disagree_are_found() {
 }
 
 #[tokio::test]
-async fn what_is_not_told_is_not_taken_for_fine() {
+async fn a_setting_that_is_not_reported_is_unknown() {
     let server = RedisServer::start().await;
     // As hosted servers do.
     let rename = ["ACL", "SETUSER", "default", "-config"];

@@ -104,14 +104,14 @@ async fn processes_with_different_secrets_do_not_share_a_server() {
 }
 
 #[tokio::test]
-async fn who_only_looks_leaves_nothing_and_claims_nothing() {
+async fn a_read_only_store_writes_nothing_and_claims_nothing() {
     let server = RedisServer::start().await;
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let looking = RedisStore::connect(at(server.port()).make(false)).await.unwrap();
     assert_eq!(looking.load(&key(1)).await.unwrap().stored, None);
     let claimed = looking.swap(claim(1)).await;
     let Err(StoreError::Unavailable(why)) = claimed else { panic!("{claimed:?}") };
-    assert!(why.to_string().contains("opened to look"), "{why}");
+    assert!(why.to_string().contains("opened read-only"), "{why}");
     assert_eq!(server.command("DBSIZE").await, ":0");
     // So the first who works here is free to choose.
     RedisStore::connect(at(server.port()).secret(first.clone())).await.unwrap();
@@ -121,12 +121,12 @@ async fn who_only_looks_leaves_nothing_and_claims_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_emptied_and_taken_by_others_is_given_up_at_once() {
+async fn a_server_with_another_secret_is_rejected_at_reconnection() {
     emptied_and_taken(true).await;
 }
 
 #[tokio::test]
-async fn a_server_that_was_emptied_and_taken_by_others_is_given_up_unasked() {
+async fn a_server_with_another_secret_is_rejected_by_the_periodic_check() {
     emptied_and_taken(false).await;
 }
 

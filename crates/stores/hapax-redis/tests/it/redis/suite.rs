@@ -28,7 +28,7 @@ impl OnOneServer {
 impl StoreFixture for OnOneServer {
     type Store = RedisStore;
 
-    const EXPIRES_BY_ITSELF: bool = true;
+    const REAPS_AUTOMATICALLY: bool = true;
 
     async fn open(&self) -> Arc<RedisStore> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl StoreFixture for OnOneServer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_keeps_the_rules() {
+async fn a_store_follows_the_rules() {
     let server = RedisServer::start().await;
     let fixture = OnOneServer::new(RedisOptions::new(server.url()));
     suite::store_rules(&fixture).await;
@@ -57,7 +57,7 @@ async fn a_server_keeps_the_rules() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_server_keeps_the_rules_with_a_secret() {
+async fn a_store_with_a_secret_follows_the_rules() {
     let server = RedisServer::start().await;
     let options = RedisOptions::new(server.url()).secret(Secret::new([7; 32]));
     suite::store_rules(&OnOneServer::new(options)).await;
@@ -71,6 +71,7 @@ impl ServerFixture for Redis {
     type Stores = OnOneServer;
 
     const LOSS: u32 = 30;
+    const STORED: u64 = 200;
 
     async fn start() -> Self {
         Self(RedisServer::start_with(RedisServerOptions::new().set("appendfsync", "always")).await)

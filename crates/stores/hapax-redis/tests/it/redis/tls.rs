@@ -58,7 +58,7 @@ impl Encrypted {
 }
 
 #[tokio::test]
-async fn both_ends_know_each_other() {
+async fn client_and_server_verify_each_others_certificates() {
     let encrypted = Encrypted::start().await;
     let store = RedisStore::connect(encrypted.options()).await.unwrap();
     expect_stored(&store, &claim(1)).await;
@@ -68,7 +68,7 @@ async fn both_ends_know_each_other() {
 }
 
 #[tokio::test]
-async fn strangers_are_refused_by_either_end() {
+async fn untrusted_certificates_are_rejected_by_client_and_server() {
     let encrypted = Encrypted::start().await;
     let other = authority();
     let (chain, key) = signed(&other);

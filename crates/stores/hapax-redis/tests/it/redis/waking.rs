@@ -24,7 +24,7 @@ async fn listen(store: &RedisStore, of: u64) {
 }
 
 #[tokio::test]
-async fn a_write_by_another_process_is_heard_of() {
+async fn a_write_by_another_process_is_notified() {
     let server = RedisServer::start().await;
     let (here, there) = (connect(&server).await, connect(&server).await);
     listen(&here, 1).await;
@@ -37,7 +37,7 @@ async fn a_write_by_another_process_is_heard_of() {
 }
 
 #[tokio::test]
-async fn news_goes_on_after_the_connection_was_lost() {
+async fn notifications_continue_after_a_lost_connection() {
     let server = RedisServer::start().await;
     let (here, there) = (connect(&server).await, connect(&server).await);
     listen(&here, 1).await;
@@ -53,7 +53,7 @@ async fn news_goes_on_after_the_connection_was_lost() {
 }
 
 #[tokio::test]
-async fn nobody_stays_subscribed_for_nothing() {
+async fn channels_without_waiters_are_unsubscribed() {
     let server = RedisServer::start().await;
     let store = connect(&server).await;
     for of in 0..20 {
@@ -64,7 +64,7 @@ async fn nobody_stays_subscribed_for_nothing() {
 }
 
 #[tokio::test]
-async fn channels_are_given_up_while_others_are_taken() {
+async fn channels_are_unsubscribed_while_others_are_subscribed() {
     const OFTEN: Duration = Duration::from_millis(20);
     let server = RedisServer::start().await;
     // Looked after every 100 ms, which is less often than somebody comes.
@@ -87,7 +87,7 @@ async fn channels_are_given_up_while_others_are_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_waiting_copy_is_answered_sooner_than_it_would_look() {
+async fn a_notified_waiter_is_answered_before_its_next_poll() {
     const ROUNDS: u64 = 15;
     let server = RedisServer::start().await;
     let here = Idempotency::builder(connect(&server).await).build().unwrap();

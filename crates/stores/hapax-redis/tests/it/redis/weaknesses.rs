@@ -15,7 +15,7 @@ use super::support::{at, claim, complete, connect, expect_stored, key, own, poli
 const SOON: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn a_server_that_evicts_lets_a_second_execution_through() {
+async fn an_evicted_record_executes_again() {
     let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();

@@ -33,7 +33,7 @@ async fn ask(process: &Idempotency, of: u32) -> Claim {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_process_answers_from_what_another_saw_and_goes_on_without_the_cache() {
+async fn a_process_uses_entries_of_another_and_continues_without_the_cache() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     let secret = Secret::new([3; 32]);

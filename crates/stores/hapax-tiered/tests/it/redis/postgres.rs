@@ -20,7 +20,7 @@ struct Pair {
 impl StoreFixture for Pair {
     type Store = Tiered<PostgresStore>;
 
-    const EXPIRES_BY_ITSELF: bool = false;
+    const REAPS_AUTOMATICALLY: bool = false;
 
     async fn open(&self) -> Arc<Self::Store> {
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl StoreFixture for Pair {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_rules_hold_with_redis_for_a_cache() {
+async fn a_store_with_redis_as_cache_follows_the_rules() {
     // One that evicts will do.
     let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let redis = RedisServer::start_with(evicts).await;

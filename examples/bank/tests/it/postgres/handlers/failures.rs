@@ -7,7 +7,7 @@ use tokio_postgres::Error;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_rolls_back_and_leaves_it_unknown() {
+async fn a_panic_rolls_back_and_leaves_the_outcome_unknown() {
     let world = World::new().await;
     let app = world.app(post(|tx: Db| async move {
         tx.execute(LINE, &[]).await.unwrap();

@@ -71,7 +71,7 @@ impl Sqlx {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn record_and_work_commit_together_by_sqlx() {
+async fn record_and_writes_commit_together_by_sqlx() {
     let world = Sqlx::new().await;
     let no = || ExecutionEnd::Reject { outcome: outcome("no"), retention: None };
     for (of, ending, told) in [(1, done("yes"), "yes"), (2, no(), "no")] {
@@ -91,7 +91,7 @@ async fn record_and_work_commit_together_by_sqlx() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_loses_against_another_runs_again_by_sqlx() {
+async fn an_operation_that_loses_a_race_runs_again_by_sqlx() {
     let server = PostgresServer::start().await;
     let port = server.port();
     let world = Sqlx::by(server, port, IsolationLevel::Serializable).await;
@@ -134,7 +134,7 @@ async fn who_loses_against_another_runs_again_by_sqlx() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_commit_without_a_reply_is_settled_by_sqlx() {
+async fn a_commit_without_a_reply_is_resolved_by_sqlx() {
     let server = PostgresServer::start().await;
     let proxy = Arc::new(FaultProxy::before(server.address(), 5).await.unwrap());
     let port = proxy.address().port();
@@ -172,7 +172,7 @@ async fn a_commit_without_a_reply_is_settled_by_sqlx() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_cannot_commit_does_not_by_sqlx() {
+async fn an_operation_that_cannot_commit_is_rolled_back_by_sqlx() {
     let world = Sqlx::new().await;
     let deferred = "CREATE TABLE single (of int UNIQUE DEFERRABLE INITIALLY DEFERRED)";
     world.server.sql("postgres", deferred).await;
@@ -232,7 +232,7 @@ async fn nested_transactions_may_be_rolled_back_by_sqlx() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn work_that_ends_its_transaction_leaves_it_unknown_by_sqlx() {
+async fn an_operation_that_ends_its_transaction_is_unknown_by_sqlx() {
     let world = Sqlx::new().await;
     let refused = ExecutionEnd::Reject { outcome: outcome("no"), retention: None };
     let endings = [done("yes"), refused, ExecutionEnd::Release, ExecutionEnd::Rerun];

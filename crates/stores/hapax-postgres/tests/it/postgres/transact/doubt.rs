@@ -13,7 +13,7 @@ fn always(set: fn(&mut FaultProxyRates)) -> FaultProxyRates {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_commit_without_a_reply_is_settled() {
+async fn a_commit_without_a_reply_is_resolved() {
     let server = PostgresServer::start().await;
     server.sql("postgres", TABLES).await;
     let proxy = Arc::new(FaultProxy::before(server.address(), 7).await.unwrap());
@@ -64,7 +64,7 @@ async fn a_commit_without_a_reply_is_settled() {
 
 /// COMMIT is on its way for longer than anybody waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
+async fn while_the_result_of_a_commit_is_unknown_nothing_runs_again() {
     let server = PostgresServer::start().await;
     server.sql("postgres", TABLES).await;
     let proxy = FaultProxy::before(server.address(), 7).await.unwrap();
@@ -109,7 +109,7 @@ async fn in_lasting_doubt_nothing_is_said_and_nothing_runs() {
 
 /// The caller goes away, sooner or later: it is done all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_caller_that_goes_away_changes_nothing() {
+async fn a_dropped_caller_does_not_affect_the_transaction() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     for of in 0..12 {

@@ -28,7 +28,7 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_cannot_commit_does_not() {
+async fn an_operation_that_cannot_commit_is_rolled_back() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     server
@@ -54,7 +54,7 @@ async fn what_cannot_commit_does_not() {
 
 /// What of it was committed nobody knows: it is neither free to run again nor recorded as done.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn work_that_ends_its_transaction_leaves_it_unknown() {
+async fn an_operation_that_ends_its_transaction_is_unknown() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let statements = ["COMMIT", "COMMIT; BEGIN", "COMMIT AND CHAIN", "ROLLBACK", "ROLLBACK; BEGIN"];
@@ -92,7 +92,7 @@ async fn work_that_ends_its_transaction_leaves_it_unknown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn savepoints_may_be_there_at_the_end() {
+async fn a_savepoint_at_the_end_commits_with_the_rest() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let line = "INSERT INTO work VALUES (1)";
@@ -119,7 +119,7 @@ async fn savepoints_may_be_there_at_the_end() {
 
 /// Whoever catches the panic of a task that had the transaction does not commit the half of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_task_that_panics_with_the_transaction_spoils_it() {
+async fn a_transaction_in_a_task_that_panics_is_not_committed() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let ended = misused(&world, 1, |tx| async move {
@@ -135,7 +135,7 @@ async fn a_task_that_panics_with_the_transaction_spoils_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_transaction_that_is_kept_is_not_committed() {
+async fn a_transaction_that_outlives_its_operation_is_not_committed() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     let kept = Arc::new(Mutex::new(None));
@@ -164,7 +164,7 @@ async fn a_transaction_that_is_kept_is_not_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_panic_rolls_back_and_leaves_it_unknown() {
+async fn a_panic_rolls_back_and_leaves_the_outcome_unknown() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
     for of in 1..=2 {
