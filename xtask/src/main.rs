@@ -1,5 +1,6 @@
 //! The project's command list: `cargo xtask COMMAND`. There is no other.
 
+mod bench;
 mod ci;
 mod deps;
 mod features;
@@ -129,6 +130,12 @@ enum Command {
         seed: u64,
     },
 
+    /// Measure what protection costs
+    ///
+    /// Needs a machine without other work: the last line states how noisy the run was.
+    #[command(subcommand)]
+    Bench(bench::Bench),
+
     /// Run lint, features, deny, test, a short simulation, a short fuzz
     ///
     /// Stops at the first step that fails and names it; prints how long each took.
@@ -149,6 +156,7 @@ impl Command {
             Self::Sim { seeds, from, seed: None } => long::sim(seeds, from),
             Self::Torture { kills, images, seed } => long::torture(kills, images, seed),
             Self::Soak { only, seed } => soak::soak(only.as_deref(), seed),
+            Self::Bench(bench) => bench::run(&bench),
             Self::Ci => ci::run(),
         }
     }
