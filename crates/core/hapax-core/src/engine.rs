@@ -1,17 +1,20 @@
-//! The engine: exchanges with a store, on their own tasks.
+//! The engine: exchanges with a store, which their callers may drop.
 
 mod backlog;
 mod claim;
+mod detach;
 mod execution;
 #[cfg(feature = "function")]
 mod function;
 mod idempotency;
 mod lease;
+mod renewal;
 mod retry;
 mod transact;
 mod waiters;
 
 pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
+pub use detach::{DetachOnDrop, DetachSwitch};
 pub use execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 #[cfg(feature = "function")]
 pub use function::{

@@ -1,6 +1,7 @@
 //! The only place that reads randomness.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 /// The source of lease ids, write ids and nonces.
 ///
@@ -25,5 +26,55 @@ pub struct SystemEntropy;
 impl Entropy for SystemEntropy {
     fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError> {
         getrandom::fill(bytes).map_err(|_| EntropyError)
+    }
+}
+
+/// Random bytes of the operating system, read in blocks: a read costs a system call.
+///
+/// Every byte is returned once. A process that forks must not use one in both processes, and cannot
+/// use an engine there: tokio does not support it.
+#[derive(Default)]
+pub struct BufferedEntropy {
+    block: Mutex<Block>,
+}
+
+const BLOCK: usize = 1024;
+
+struct Block {
+    bytes: [u8; BLOCK],
+    used: usize,
+}
+
+impl Default for Block {
+    fn default() -> Self {
+        Self { bytes: [0; BLOCK], used: BLOCK }
+    }
+}
+
+impl Entropy for BufferedEntropy {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), EntropyError> {
+        if bytes.len() > BLOCK {
+            return SystemEntropy.fill(bytes);
+        }
+        // After a panic the block would be consistent: bytes count as used before they are copied.
+        let mut block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+        if bytes.len() > BLOCK - block.used {
+            block.used = BLOCK;
+            SystemEntropy.fill(&mut block.bytes)?;
+            block.used = 0;
+        }
+        let from = block.used;
+        block.used += bytes.len();
+        let taken = &mut block.bytes[from..from + bytes.len()];
+        bytes.copy_from_slice(taken);
+        // A later reader of this memory finds no nonce of the past.
+        taken.fill(0);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for BufferedEntropy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BufferedEntropy")
     }
 }

@@ -70,8 +70,7 @@ pub struct FingerprintBuilder {
 
 impl FingerprintBuilder {
     /// Adds a field.
-    #[must_use]
-    pub fn field(mut self, bytes: &[u8]) -> Self {
+    pub fn field(&mut self, bytes: &[u8]) -> &mut Self {
         field(&mut self.hasher, bytes);
         self
     }

@@ -121,15 +121,15 @@ pub mod value;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{
-    Claim, ClaimError, EngineError, EngineLimits, EngineStats, Execution, ExecutionEnd,
-    ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease, LeaseHandle,
-    OperationPanicked, OperationRequest, Reconciliation,
+    Claim, ClaimError, DetachOnDrop, DetachSwitch, EngineError, EngineLimits, EngineStats,
+    Execution, ExecutionEnd, ExecutionResult, FinishError, Idempotency, IdempotencyBuilder, Lease,
+    LeaseHandle, OperationPanicked, OperationRequest, Reconciliation,
 };
 #[cfg(feature = "function")]
 pub use engine::{
     Function, FunctionBuilder, FunctionError, OperationKey, Receipt, ReconcileCall, RunError,
 };
-pub use entropy::{Entropy, EntropyError, SystemEntropy};
+pub use entropy::{BufferedEntropy, Entropy, EntropyError, SystemEntropy};
 pub use exchange::{Replay, Resolved, WriteResult};
 pub use fingerprint::{
     CanonicalJsonError, Fingerprint, FingerprintBuilder, FingerprintScheme, JsonPointers,

@@ -31,7 +31,8 @@ impl Scope {
     /// Creates the scope of `parts`, each a name and a value, in their order.
     #[must_use]
     pub fn of<N: AsRef<[u8]>, V: AsRef<[u8]>>(parts: impl IntoIterator<Item = (N, V)>) -> Self {
-        let mut bytes = Vec::new();
+        // Most scopes are one header, whose value is a token.
+        let mut bytes = Vec::with_capacity(128);
         for (name, value) in parts {
             push(&mut bytes, name.as_ref());
             push(&mut bytes, value.as_ref());

@@ -50,11 +50,11 @@ impl<B: http_body::Body> http_body::Body for WithoutTrailers<B> {
             Some(Ok(frame)) => frame,
             ended => return Poll::Ready(ended),
         };
-        let trailers = match frame.into_trailers() {
+        let mut trailers = match frame.into_trailers() {
             Ok(trailers) => trailers,
             Err(data) => return Poll::Ready(Some(Ok(data))),
         };
-        let trailers = retain(&trailers, |name, _| !(this.drop)(name));
+        retain(&mut trailers, |name| !(this.drop)(name));
         // Trailers are the last frame: without any, the body ends.
         Poll::Ready((!trailers.is_empty()).then_some(Ok(Frame::trailers(trailers))))
     }

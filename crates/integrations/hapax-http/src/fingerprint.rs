@@ -169,20 +169,18 @@ impl HttpFingerprintScheme {
         body: &[u8],
     ) -> Fingerprint {
         let (domain, body) = self.body_fields(headers, body);
-        let mut fields = Fingerprint::builder(domain)
-            .field(method.as_str().as_bytes())
-            .field(uri.path().as_bytes());
-        fields = list(fields, &pairs(uri.query()));
+        let mut fields = Fingerprint::builder(domain);
+        fields.field(method.as_str().as_bytes()).field(uri.path().as_bytes());
+        list(&mut fields, &pairs(uri.query()));
         for name in &self.headers {
             let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
-            fields = list(fields.field(name.as_str().as_bytes()), &values);
+            list(fields.field(name.as_str().as_bytes()), &values);
         }
-        let body: Vec<_> = body.iter().map(AsRef::as_ref).collect();
-        fields = list(fields, &body);
+        list(&mut fields, &body);
         // Only headers that are present: without any, nothing follows the body.
         for name in METHOD_OVERRIDES.iter().filter(|name| headers.contains_key(*name)) {
             let values: Vec<_> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
-            fields = list(fields.field(name.as_str().as_bytes()), &values);
+            list(fields.field(name.as_str().as_bytes()), &values);
         }
         fields.finish()
     }
@@ -324,9 +322,11 @@ impl hapax_core::OperationRequest for HttpRequest<'_> {
 }
 
 /// Adds a list with its length, so that no longer or shorter list has the same fields.
-fn list(fields: FingerprintBuilder, items: &[&[u8]]) -> FingerprintBuilder {
-    let fields = fields.field(&(items.len() as u64).to_be_bytes());
-    items.iter().fold(fields, |fields, item| fields.field(item))
+fn list(fields: &mut FingerprintBuilder, items: &[impl AsRef<[u8]>]) {
+    fields.field(&(items.len() as u64).to_be_bytes());
+    for item in items {
+        fields.field(item.as_ref());
+    }
 }
 
 fn pairs(query: Option<&str>) -> Vec<&[u8]> {

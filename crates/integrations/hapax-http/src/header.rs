@@ -54,7 +54,7 @@ pub fn date(moment: Timestamp) -> HeaderValue {
 
 /// Removes every `Idempotency-*` header: those of a handler are for this layer only.
 pub fn strip(headers: &mut HeaderMap) {
-    *headers = retain(headers, |name, _| !is_protocol_header(name));
+    retain(headers, |name| !is_protocol_header(name));
 }
 
 /// Returns whether a header is an `Idempotency-*` one.
@@ -75,16 +75,17 @@ pub fn operation_id(id: OperationId) -> HeaderValue {
     HeaderValue::try_from(id.to_string()).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
-/// Returns the lines that `keep` accepts, in their order, which `HeaderMap::remove` would change.
-pub(crate) fn retain(
-    headers: &HeaderMap,
-    keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
-) -> HeaderMap {
+/// Removes the headers that `keep` rejects. The others keep their order, which `HeaderMap::remove`
+/// would change. Copies the map only if there is something to remove.
+pub(crate) fn retain(headers: &mut HeaderMap, keep: impl Fn(&HeaderName) -> bool) {
+    if headers.keys().all(&keep) {
+        return;
+    }
     let mut retained = HeaderMap::with_capacity(headers.keys_len());
-    for (name, value) in headers.iter().filter(|(name, value)| keep(name, value)) {
+    for (name, value) in headers.iter().filter(|(name, _)| keep(name)) {
         retained.append(name, value.clone());
     }
-    retained
+    *headers = retained;
 }
 
 /// Returns whether this header may carry a key. A header that describes a message, its sender or
@@ -104,16 +105,16 @@ pub fn may_have_key(name: &HeaderName) -> bool {
 /// hyphen, with the name that it resembles: CGI and similar interfaces take one for the other.
 pub fn other_spelling<'a, 'n>(
     headers: &'a HeaderMap,
-    names: impl IntoIterator<Item = &'n HeaderName>,
+    names: impl Iterator<Item = &'n HeaderName> + Clone,
 ) -> Option<(&'a HeaderName, &'n HeaderName)> {
-    let plain = |name: &HeaderName| name.as_str().replace('_', "-");
-    let names: Vec<_> = names.into_iter().map(|name| (name, plain(name))).collect();
-    let mut fields = headers.keys().filter(|field| !names.iter().any(|(name, _)| name == field));
-    fields.find_map(|field| {
-        let of_field = plain(field);
-        let (name, _) = names.iter().find(|(_, of_name)| *of_name == of_field)?;
-        Some((field, *name))
-    })
+    let is_hyphen = |byte: &u8| matches!(byte, b'-' | b'_');
+    let resembles = |field: &HeaderName, name: &HeaderName| {
+        let (field, name) = (field.as_str().as_bytes(), name.as_str().as_bytes());
+        let mut bytes = field.iter().zip(name);
+        field.len() == name.len() && bytes.all(|(a, b)| a == b || is_hyphen(a) && is_hyphen(b))
+    };
+    let mut fields = headers.keys().filter(|field| !names.clone().any(|name| name == *field));
+    fields.find_map(|field| Some((field, names.clone().find(|name| resembles(field, name))?)))
 }
 
 /// Grammars of `Idempotency-Key`.

@@ -60,7 +60,7 @@ impl FullResponse {
     pub fn of(response: &Response<Bytes>, trailers: Option<&HeaderMap>, cookies: Cookies) -> Self {
         let named = named_by_connection(response.headers());
         let no_length = length::excludes_length(response.status(), trailers);
-        let is_stored = |name: &HeaderName, _: &HeaderValue| {
+        let is_stored = |name: &HeaderName| {
             !(is_protocol_header(name)
                 || (*name == CONTENT_LENGTH && no_length)
                 || hop_by_hop(name)
@@ -68,13 +68,13 @@ impl FullResponse {
                 || *name == DATE
                 || (*name == SET_COOKIE && cookies == Cookies::Drop))
         };
-        Self {
-            status: response.status(),
-            headers: retain(response.headers(), is_stored),
-            body: response.body().clone(),
-            trailers: trailers
-                .map(|trailers| retain(trailers, |name, _| !is_protocol_header(name))),
+        let mut headers = response.headers().clone();
+        retain(&mut headers, is_stored);
+        let mut trailers = trailers.cloned();
+        if let Some(trailers) = &mut trailers {
+            retain(trailers, |name| !is_protocol_header(name));
         }
+        Self { status: response.status(), headers, body: response.body().clone(), trailers }
     }
 
     /// Returns the response for gRPC clients, if it was not a gRPC response: its `grpc-*` headers
@@ -91,12 +91,12 @@ impl FullResponse {
             for (name, value) in headers.iter().filter(|(name, _)| moves(name)) {
                 trailers.append(name, value.clone());
             }
-            headers = retain(&headers, |name, _| !moves(name));
+            retain(&mut headers, |name| !moves(name));
         }
         if !trailers.contains_key(GRPC_STATUS) {
             trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
         }
-        headers = retain(&headers, |name, _| *name != CONTENT_LENGTH);
+        retain(&mut headers, |name| *name != CONTENT_LENGTH);
         if !headers.contains_key(CONTENT_TYPE) {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::parts::QueueLimits;
-use hapax_core::{Clock, Entropy, KeyRing, Secret, SystemClock, SystemEntropy};
+use hapax_core::{BufferedEntropy, Clock, Entropy, KeyRing, Secret, SystemClock};
 
 /// Sources of a database's secret.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl FileOptions {
             path,
             secret,
             clock: Arc::new(SystemClock),
-            entropy: Arc::new(SystemEntropy),
+            entropy: Arc::new(BufferedEntropy::default()),
             admin: None,
             cache_bytes: 64 << 20,
             queue: QueueLimits::default(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::parts::QueueLimits;
-use hapax_core::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
+use hapax_core::{BufferedEntropy, Entropy, KeyRing, Sealer, Secret};
 use tokio_postgres::Config;
 
 use crate::error::PostgresConnectError;
@@ -46,7 +46,7 @@ impl PostgresOptions {
             config,
             connector: Arc::new(Plain),
             ring: None,
-            entropy: Arc::new(SystemEntropy),
+            entropy: Arc::new(BufferedEntropy::default()),
             schema: None,
             timeout: Duration::from_secs(2),
             lanes: 1,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::parts::QueueLimits;
-use hapax_core::{Entropy, KeyRing, Sealer, Secret, SystemEntropy};
+use hapax_core::{BufferedEntropy, Entropy, KeyRing, Sealer, Secret};
 
 use crate::error::RedisConnectError;
 use crate::url::RedisUrl;
@@ -74,7 +74,7 @@ impl RedisOptions {
             url: url.into(),
             prefix: "hapax:".into(),
             ring: None,
-            entropy: Arc::new(SystemEntropy),
+            entropy: Arc::new(BufferedEntropy::default()),
             timeout: Duration::from_secs(2),
             allow_eviction: false,
             make: true,

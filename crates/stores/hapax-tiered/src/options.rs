@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Entropy, KeyRing, OperationId, Sealer, Secret, SystemEntropy};
+use hapax_core::{BufferedEntropy, Entropy, KeyRing, OperationId, Sealer, Secret};
 
 /// Options of a [`Tiered`](crate::Tiered). Each method returns the changed options.
 #[derive(Clone, Debug)]
@@ -83,7 +83,7 @@ impl Default for TieredOptions {
     fn default() -> Self {
         Self {
             sealer: Sealer::checksum(),
-            entropy: Arc::new(SystemEntropy),
+            entropy: Arc::new(BufferedEntropy::default()),
             longest: Duration::from_secs(60),
             cache_timeout: Duration::from_millis(100),
             authority: None,

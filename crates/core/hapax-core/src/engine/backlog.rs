@@ -110,7 +110,8 @@ impl Drop for ActiveExchange {
     fn drop(&mut self) {
         self.0.size.send_if_modified(|size| {
             size.active_exchanges -= 1;
-            size.active_exchanges == 0
+            // A waiter that subscribes after this reads the size after this, too.
+            size.active_exchanges == 0 && self.0.size.receiver_count() > 0
         });
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::backlog::ActiveExchange;
@@ -119,16 +119,18 @@ pub enum ClaimError {
     /// There was no randomness for a lease id.
     #[error(transparent)]
     Entropy(#[from] EntropyError),
-    /// The task of the exchange did not end: the runtime is shutting down.
-    #[error("the runtime is shutting down")]
+    /// The exchange did not end: the runtime is shutting down, or the store panicked.
+    #[error(
+        "the exchange with the store did not end: the runtime is shutting down, or the store panicked"
+    )]
     Shutdown,
 }
 
 impl Idempotency {
     /// Claims `key` of `scope` for `request`.
     ///
-    /// 1. Each exchange with the store runs on its own task. Dropping this future never leaves a
-    ///    claim behind: a claim that lands later is released in the background.
+    /// 1. Dropping this future never leaves a claim behind: an exchange with the store continues on a
+    ///    task, and a claim that lands later is released in the background.
     /// 2. Under [`InFlight::Wait`] duplicates wait here, and one of them is promoted when the owner
     ///    releases. They also wait until the hook may be called and while another claim calls it,
     ///    and do not call it after that unless it gave no verdict in time.
@@ -171,7 +173,11 @@ impl Idempotency {
             InFlight::Reject => None,
         };
         let call = ClaimCall { inner: Arc::clone(&self.inner), key, claim, deadline };
-        call.claim(None, request).await
+        // Most claims are decided by their first exchange. A wait is rare and large.
+        match call.once(call.claim.clone(), None, request).await? {
+            ClaimProgress::Decided(claim) => Ok(claim),
+            pending => Box::pin(call.wait(pending, request)).await,
+        }
     }
 }
 
@@ -221,42 +227,34 @@ struct ClaimCall {
 }
 
 impl ClaimCall {
-    /// Claims, unless `progress` already has the result, and claims again at each notification,
-    /// until there is a result for the caller or its wait is over.
-    async fn claim(
+    /// Claims again at each notification, until there is a result for the caller or its wait is over.
+    async fn wait(
         &self,
-        mut progress: Option<ClaimProgress>,
+        mut progress: ClaimProgress,
         request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
         let (mut waiter, mut claim) = (None, self.claim.clone());
         loop {
             let pending = match progress {
-                Some(ClaimProgress::Decided(claim)) => return Ok(claim),
-                Some(ClaimProgress::Pending(pending)) => Some(pending),
-                None => None,
+                ClaimProgress::Decided(claim) => return Ok(claim),
+                ClaimProgress::Pending(pending) => pending,
             };
-            let seen = match pending {
-                Some(pending) => match self.wait_for_change(&mut waiter, pending).await {
-                    Some(seen) => seen,
-                    None => return Ok(pending.into()),
-                },
-                None => None,
+            let Some(seen) = self.wait_for_change(&mut waiter, pending).await else {
+                return Ok(pending.into());
             };
             // A claim that has waited for another claim's hook does not call the hook itself:
             // otherwise all waiters would, one after the other. If that hook gave no verdict in
             // time, this claim may call it.
             claim.may_reconcile = match pending {
-                Some(Pending::Reconciling { until, .. }) => until <= Instant::now(),
-                _ => true,
+                Pending::Reconciling { until, .. } => until <= Instant::now(),
+                Pending::InFlight { .. } | Pending::Due { .. } => true,
             };
-            progress = match (self.once(claim.clone(), seen, request).await, pending) {
-                (Ok(progress), _) => Some(progress),
+            progress = match self.once(claim.clone(), seen, request).await {
+                Ok(progress) => progress,
                 // The operation was under way when it was last seen, so it was requested before.
-                (Err(ClaimError::Store(error)), Some(_)) => {
-                    return Err(ClaimError::Interrupted(error));
-                }
-                (Err(ClaimError::Overloaded), Some(pending)) => return Ok(pending.into()),
-                (Err(error), _) => return Err(error),
+                Err(ClaimError::Store(error)) => return Err(ClaimError::Interrupted(error)),
+                Err(ClaimError::Overloaded) => return Ok(pending.into()),
+                Err(error) => return Err(error),
             };
         }
     }
@@ -325,13 +323,14 @@ impl ClaimCall {
             None => ClaimExchange::start(*key, claim, &*inner.entropy),
         };
         let (claiming, next) = started?;
-        self.run_exchange(claiming, next, request).await
+        // Boxed, since it is moved to the exchange and back.
+        self.run_exchange(Box::new(claiming), next, request).await
     }
 
     /// Runs exchanges until there is a result for the caller.
     async fn run_exchange(
         &self,
-        mut claiming: ClaimExchange,
+        mut claiming: Box<ClaimExchange>,
         mut next: Next<ClaimResult>,
         request: &dyn OperationRequest,
     ) -> Result<ClaimProgress, ClaimError> {
@@ -352,14 +351,13 @@ impl ClaimCall {
             return Err(if known { ClaimError::Interrupted(error) } else { error.into() });
         };
         loop {
-            let (sender, receiver) = oneshot::channel();
-            // If this future is dropped from here on, `receiver` is dropped and the task continues.
-            // A key that the task then owns is released: by the task if it finds the channel
-            // closed, else by the drop of `Handover`.
+            // If this future is dropped from here on, the exchange continues on a task. A key that it
+            // then acquires is released by the drop of `Handover`. If it ends here instead, the
+            // handover is accepted in the same poll.
             let exchange = inner.backlog.begin_exchange();
             let start = ExchangeStart { claiming, next, deadline, permit };
-            inner.runtime.spawn(run_claim(Arc::clone(inner), start, sender, exchange));
-            let Ok(reply) = receiver.await else { return Err(ClaimError::Shutdown) };
+            let running = inner.detach_on_drop(run_claim(Arc::clone(inner), start, exchange));
+            let Ok(reply) = running.await else { return Err(ClaimError::Shutdown) };
             let (back, end, returned) = reply?;
             permit = returned;
             let claim = match end {
@@ -417,26 +415,25 @@ enum ExchangeEnd {
     Decided(ClaimResult),
 }
 
-type ExchangeReply = Result<(ClaimExchange, ExchangeEnd, OwnedSemaphorePermit), ClaimError>;
+type ExchangeReply = Result<(Box<ClaimExchange>, ExchangeEnd, OwnedSemaphorePermit), ClaimError>;
 
 /// Input of an exchange.
 struct ExchangeStart {
-    claiming: ClaimExchange,
+    claiming: Box<ClaimExchange>,
     next: Next<ClaimResult>,
     deadline: Instant,
     permit: OwnedSemaphorePermit,
 }
 
-/// Runs one exchange to its end, whether or not its receiver is still there.
+/// Runs one exchange to its end.
 async fn run_claim(
     inner: Arc<EngineState>,
     start: ExchangeStart,
-    sender: oneshot::Sender<ExchangeReply>,
     _exchange: ActiveExchange,
-) {
+) -> ExchangeReply {
     let ExchangeStart { mut claiming, next, deadline, permit } = start;
-    let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut claiming, next).await;
-    let reply = match result {
+    let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut *claiming, next).await;
+    match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
             Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), permit))
@@ -445,7 +442,7 @@ async fn run_claim(
         Err(ExchangeError::Store { swap, error, may_land }) => {
             let known = claiming.has_seen_record();
             if may_land {
-                inner.release_when_landed(claiming, swap);
+                inner.release_when_landed(*claiming, swap);
             } else {
                 inner.release_owned(&claiming);
             }
@@ -455,9 +452,7 @@ async fn run_claim(
             inner.release_owned(&claiming);
             Err(ClaimError::Entropy(error))
         }
-    };
-    // If the receiver is gone, dropping the returned value releases its lease.
-    drop(sender.send(reply));
+    }
 }
 
 /// A lease on its way to the caller. It is released if it does not arrive.
@@ -488,7 +483,7 @@ impl Drop for Handover {
 #[must_use]
 pub struct Reconciliation {
     call: ClaimCall,
-    claiming: ClaimExchange,
+    claiming: Box<ClaimExchange>,
     fence: FencingToken,
 }
 
@@ -562,6 +557,6 @@ impl Reconciliation {
             call.inner.waiters.wake(&call.key, None);
         }
         // Boxed, since it is rare and large.
-        Box::pin(call.claim(Some(progress), request)).await
+        Box::pin(call.wait(progress, request)).await
     }
 }

@@ -7,16 +7,16 @@
 //! 2. [`Execution::end`] records how it ended. With a transaction, its writes commit together with the
 //!    record or are rolled back, and an operation whose transaction lost a race runs again.
 //!
-//! An integration runs both on a task that its caller does not cancel: a caller that goes away leaves
-//! no execution without a record.
+//! An integration runs both within [`Idempotency::detach_on_drop`](super::Idempotency::detach_on_drop):
+//! a caller that goes away leaves no execution without a record.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use pin_project_lite::pin_project;
 use tokio::time::sleep;
 
 use super::lease::{FinishError, Lease};
@@ -128,11 +128,11 @@ impl Execution {
     ///
     /// # Errors
     /// [`OperationPanicked`].
-    pub async fn attempt<T>(
+    pub fn attempt<F: Future>(
         &self,
-        operation: impl Future<Output = T>,
-    ) -> Result<T, OperationPanicked> {
-        self.lease.keep_alive(catch(operation)).await
+        operation: F,
+    ) -> impl Future<Output = Result<F::Output, OperationPanicked>> + use<'_, F> {
+        self.lease.keep_alive(catch(operation))
     }
 
     /// Ends a run and records its end. From here on the operation cannot take the transaction of
@@ -142,22 +142,19 @@ impl Execution {
     /// is released.
     pub async fn end(self, run: Option<TxHandle>, end: ExecutionEnd) -> ExecutionResult {
         let (Some(run), Some(backend)) = (run, self.backend.clone()) else {
-            // The lease writes on tasks.
             return self.record(end).await;
         };
         // Before the first await: a transaction that the operation still has is not committed.
         let closed = run.close();
         let inner = Arc::clone(&self.lease.shared.inner);
         let exchange = inner.backlog.begin_exchange();
-        let (reply, result) = oneshot::channel();
-        inner.runtime.spawn(async move {
+        let ended = Arc::clone(&inner).detach_on_drop(async move {
             let _exchange = exchange;
-            let result = self.end_transaction(&backend, closed, end).await;
-            // Dropped here, or on its way, if its receiver is gone.
-            drop(reply.send(UndeliveredResult(Some(result))));
+            // If the caller is gone, an operation that was to run again is released.
+            UndeliveredResult(Some(self.end_transaction(&backend, closed, end).await))
         });
-        // The task ends without a result only when the runtime shuts down, perhaps after COMMIT.
-        result.await.ok().and_then(|mut it| it.0.take()).unwrap_or(ExecutionResult::Unknown)
+        // A panic of the store or the database, perhaps after COMMIT.
+        ended.await.ok().and_then(|mut it| it.0.take()).unwrap_or(ExecutionResult::Unknown)
     }
 
     async fn end_transaction(
@@ -284,13 +281,31 @@ impl Drop for UndeliveredResult {
     }
 }
 
-/// Awaits a future that may panic. After a panic the future is not polled again, only dropped. It is
-/// an `async` block, whose values the panic itself drops; a panic of their destructors is caught too.
-pub(super) async fn catch<F: Future>(future: F) -> Result<F::Output, OperationPanicked> {
-    let mut future = pin!(future);
-    std::future::poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Ok),
-        Err(_) => Poll::Ready(Err(OperationPanicked)),
-    })
-    .await
+pin_project! {
+    /// Awaits a future that may panic. After a panic the future is not polled again, only dropped. It
+    /// is an `async` block, whose values the panic itself drops; a panic of their destructors is
+    /// caught too.
+    struct Caught<F> {
+        #[pin]
+        future: F,
+    }
+}
+
+/// Returns a future that ends with an error if `future` panics.
+pub(super) fn catch<F: Future>(
+    future: F,
+) -> impl Future<Output = Result<F::Output, OperationPanicked>> {
+    Caught { future }
+}
+
+impl<F: Future> Future for Caught<F> {
+    type Output = Result<F::Output, OperationPanicked>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.project().future;
+        match catch_unwind(AssertUnwindSafe(|| future.poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(_) => Poll::Ready(Err(OperationPanicked)),
+        }
+    }
 }

@@ -54,11 +54,11 @@ impl Idempotency {
     /// # Ok(()) }
     /// ```
     ///
-    /// - `operation` executes on its own task, under a lease that is renewed until it ends.
-    ///   Dropping this future then neither stops it nor loses its outcome; dropping this future
-    ///   earlier, during the claim, leaves nothing behind. [`Idempotency::drain`] waits for the
-    ///   task. There are as many such tasks as calls, so limit the calls where they enter the
-    ///   program.
+    /// - `operation` executes in this future, under a lease that is renewed until it ends. If this
+    ///   future is dropped then, the operation continues on a task and its outcome is recorded;
+    ///   dropping this future earlier, during the claim, leaves nothing behind.
+    ///   [`Idempotency::drain`] waits for the operation. Dropped calls go on, so limit the calls
+    ///   where they enter the program.
     /// - Pass code that blocks its thread to `tokio::task::spawn_blocking`: otherwise it may keep
     ///   the runtime from renewing the lease.
     /// - Requests are equal if their values are, in any order of maps and fields; [the

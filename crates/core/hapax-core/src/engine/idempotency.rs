@@ -10,10 +10,12 @@ use tokio::time::Instant;
 
 use super::backlog::Backlog;
 use super::claim::ClaimError;
+use super::detach::{DetachOnDrop, DetachSwitch};
+use super::renewal::RenewalSchedule;
 use super::retry::{self, ExchangeError};
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
-use crate::entropy::{Entropy, SystemEntropy};
+use crate::entropy::{BufferedEntropy, Entropy};
 use crate::exchange::{Executions, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
@@ -67,8 +69,8 @@ pub struct EngineStats {
 
 /// The engine, over a store. Cheap to clone; clones share everything.
 ///
-/// It needs a tokio runtime with time enabled: exchanges with the store run on their own tasks, so
-/// that a caller may be dropped at any await.
+/// It needs a tokio runtime with time enabled: exchanges with the store continue on tasks if their
+/// caller is dropped, at any await.
 #[derive(Clone, Debug)]
 pub struct Idempotency {
     pub(super) inner: Arc<EngineState>,
@@ -89,10 +91,19 @@ pub(super) struct EngineState {
     /// Permits of claims with an exchange under way.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
+    pub(super) renewals: Arc<RenewalSchedule>,
     pub(super) runtime: Handle,
 }
 
 impl EngineState {
+    /// Creates a future that continues on a task if its caller drops it.
+    pub(super) fn detach_on_drop<T: 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> DetachOnDrop<T> {
+        DetachOnDrop::new(&self.runtime, None, future)
+    }
+
     /// Returns the deadline of an exchange that begins now.
     pub(super) fn deadline(&self) -> Instant {
         deadline_after(self.store_timeout)
@@ -130,7 +141,7 @@ impl Idempotency {
     pub fn builder(store: impl Store) -> IdempotencyBuilder {
         IdempotencyBuilder {
             store: Arc::new(store),
-            entropy: Arc::new(SystemEntropy),
+            entropy: Arc::new(BufferedEntropy::default()),
             store_timeout: Duration::from_secs(2),
             limits: EngineLimits::default(),
         }
@@ -194,8 +205,19 @@ impl Idempotency {
         }
     }
 
-    /// Applies an operator's decision about a record, on its own task: it continues if the caller
-    /// is dropped, and waiters for the key are woken. Also returns the record that it replaced, or
+    /// Creates a future for a claim and its execution. If its caller drops it before it turns
+    /// `switch` on, it is cancelled; after that it continues on a task, so that an execution always
+    /// gets its record. It turns the switch on when it has a lease, before the next await.
+    pub fn detach_on_drop<T: 'static>(
+        &self,
+        switch: DetachSwitch,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> DetachOnDrop<T> {
+        DetachOnDrop::new(&self.inner.runtime, Some(switch), future)
+    }
+
+    /// Applies an operator's decision about a record. This continues if the caller is dropped, and
+    /// waiters for the key are woken. Also returns the record that it replaced, or
     /// for which it was rejected.
     ///
     /// # Errors
@@ -208,7 +230,7 @@ impl Idempotency {
     ) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let exchange = inner.backlog.begin_exchange();
-        let task = inner.runtime.clone().spawn(async move {
+        let resolved = self.inner.detach_on_drop(async move {
             let _exchange = exchange;
             let load = inner.store.load(&key);
             let seen = match tokio::time::timeout(inner.store_timeout, load).await {
@@ -240,7 +262,7 @@ impl Idempotency {
                 Err(ExchangeError::Entropy(error)) => Err(error.into()),
             }
         });
-        task.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
+        resolved.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
     /// Resolves when nothing is deferred, no exchange is under way and no function executes or is
@@ -307,6 +329,7 @@ impl IdempotencyBuilder {
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),
+                renewals: Arc::default(),
                 runtime,
             }),
         })

@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Mutex, watch};
-use tokio::task::{JoinSet, yield_now};
-use tokio::time::sleep;
+use pin_project_lite::pin_project;
+use tokio::sync::{Mutex, Notify};
 
 use super::backlog::{DeferredOutcome, DeferredWrite, deferred_write};
 use super::idempotency::EngineState;
+use super::renewal::Renewal;
 use super::retry;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
@@ -21,6 +23,7 @@ use crate::key::Key;
 use crate::machine::OwnerAction;
 use crate::record::{FencingToken, Outcome, Record, Terms};
 use crate::scope::OperationId;
+use crate::store::BoxFuture;
 
 /// Errors of recording the end of an execution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -80,7 +83,9 @@ pub(super) struct LeaseState {
     /// True while a transaction expects the write id: nothing is renewed until it has ended.
     /// Changes under the lock.
     renewal_paused: AtomicBool,
-    lost: watch::Sender<bool>,
+    lost: AtomicBool,
+    /// Notified after `lost` is set.
+    lost_changed: Notify,
 }
 
 impl fmt::Debug for LeaseState {
@@ -115,7 +120,8 @@ impl Lease {
             checkpoint: ownership.checkpoint().cloned(),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
-            lost: watch::Sender::new(false),
+            lost: AtomicBool::new(false),
+            lost_changed: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -124,6 +130,12 @@ impl Lease {
     #[must_use]
     pub fn fence(&self) -> FencingToken {
         self.shared.fence
+    }
+
+    /// Returns the operation id, which names the record in the store.
+    #[must_use]
+    pub fn id(&self) -> OperationId {
+        self.shared.key
     }
 
     /// Returns the number of this execution of the record, from 1.
@@ -147,22 +159,18 @@ impl Lease {
     /// Awaits `operation`, and renews the lease every third of its time meanwhile. The operation
     /// continues if the lease is lost; [`LeaseHandle::lost`] notifies it.
     ///
-    /// Renewals run on their own task, so an operation that blocks its thread mostly keeps its
+    /// Renewals run on tasks, so an operation that blocks its thread mostly keeps its
     /// lease if the runtime has another thread. Do not rely on that: the blocked thread may be the
     /// one that drives timers, and a runtime of one thread runs nothing meanwhile. Use
     /// `tokio::task::spawn_blocking` for such operations.
     ///
     /// Dropping the future drops the operation and stops renewals; a renewal under way continues on
     /// its task.
-    pub async fn keep_alive<T>(&self, operation: impl Future<Output = T>) -> T {
-        // Aborted when it is dropped. A renewal under way is on a further task, with the lock that
-        // the end needs: the end waits for it there.
-        let mut renewing = JoinSet::new();
-        renewing.spawn_on(renew(Arc::downgrade(&self.shared)), &self.shared.inner.runtime);
-        // The spawned task may be queued for this thread only. The yield lets it start before the
-        // operation can block the thread.
-        yield_now().await;
-        operation.await
+    pub fn keep_alive<F: Future>(
+        &self,
+        operation: F,
+    ) -> impl Future<Output = F::Output> + use<'_, F> {
+        KeptAlive { lease: &self.shared, renewal: None, operation }
     }
 
     /// Completes the execution: stores `outcome` for `retention`, or for that of the policy. A
@@ -243,14 +251,18 @@ impl LeaseHandle {
     /// Resolves when the lease is found to be lost: an operation that can stop should. In a
     /// transaction, the loss is found at its end.
     pub async fn lost(&self) {
-        // The sender is part of this handle, so it outlives the wait.
-        let _ = self.shared.lost.subscribe().wait_for(|lost| *lost).await;
+        let mut changed = pin!(self.shared.lost_changed.notified());
+        // Registered before the flag is read: a loss after that notifies.
+        changed.as_mut().enable();
+        if !self.is_lost() {
+            changed.await;
+        }
     }
 
     /// Returns whether the lease was found to be lost.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        *self.shared.lost.borrow()
+        self.shared.lost.load(Ordering::Acquire)
     }
 
     /// Returns the checkpoint that an earlier execution saved.
@@ -272,6 +284,39 @@ impl LeaseHandle {
     }
 }
 
+pin_project! {
+    /// An operation whose lease is renewed.
+    struct KeptAlive<'a, F> {
+        lease: &'a Arc<LeaseState>,
+        // `None` before the first poll.
+        renewal: Option<Renewal>,
+        #[pin]
+        operation: F,
+    }
+}
+
+impl<F: Future> Future for KeptAlive<'_, F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        if this.renewal.is_none() {
+            let inner = &this.lease.inner;
+            let (renewal, spawned) = inner.renewals.renew(this.lease, &inner.runtime);
+            *this.renewal = Some(renewal);
+            if spawned {
+                // The task may be queued for this thread only. The pause lets it start before the
+                // operation can block the thread.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        let output = ready!(this.operation.poll(cx));
+        *this.renewal = None;
+        Poll::Ready(output)
+    }
+}
+
 /// Interaction of a write with transactions, which expect that the write id does not change.
 #[derive(Debug)]
 enum WriteMode {
@@ -279,28 +324,6 @@ enum WriteMode {
     Plain,
     /// The write pauses renewals. It is left out if its run has ended.
     Pausing(Arc<AtomicBool>),
-}
-
-/// Renews a lease every third of its time until it is dropped.
-async fn renew(lease: Weak<LeaseState>) {
-    let Some(every) = lease.upgrade().map(|shared| shared.terms.lease / 3) else { return };
-    let mut pause = every;
-    loop {
-        sleep(pause).await;
-        // Not held during the sleep, so that a lease that was dropped ends the task.
-        let Some(renewal) = lease.upgrade().map(|shared| {
-            shared.write(OwnerAction::Renew { lease: shared.terms.lease }, WriteMode::Plain)
-        }) else {
-            return;
-        };
-        match renewal.await {
-            // In a transaction the lease was renewed for as long as that may take.
-            Ok(()) | Err(FinishError::InTransaction) => pause = every,
-            Err(FinishError::Lost | FinishError::Gone) => return,
-            // Sooner: two of three renewals may fail before the lease lapses.
-            Err(_) => pause = every / 4,
-        }
-    }
 }
 
 impl LeaseState {
@@ -313,6 +336,16 @@ impl LeaseState {
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
         self.write(self.longer(lease), WriteMode::Pausing(Arc::clone(ended))).await
+    }
+
+    /// Returns the time between renewals.
+    pub(super) fn renewal_interval(&self) -> Duration {
+        self.terms.lease / 3
+    }
+
+    /// Renews for the policy's lease, on its own task.
+    pub(super) fn renew(self: &Arc<Self>) -> impl Future<Output = Result<(), FinishError>> + use<> {
+        self.write(OwnerAction::Renew { lease: self.terms.lease }, WriteMode::Plain)
     }
 
     /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
@@ -382,68 +415,75 @@ impl LeaseState {
         async { task.await.unwrap_or(Err(FinishError::Pending)) }
     }
 
-    /// Writes the end on its own task; if the store does not accept it, it is deferred. Returns the
-    /// time until which the record is stored.
+    /// Writes the end, whether or not the caller is dropped; if the store does not accept it, it is
+    /// deferred. Returns the time until which the record is stored.
     async fn finish(
         self: Arc<Self>,
         action: OwnerAction,
     ) -> Result<Option<Timestamp>, FinishError> {
-        let runtime = self.inner.runtime.clone();
-        let exchange = self.inner.backlog.begin_exchange();
-        let task = runtime.spawn(async move {
+        let inner = Arc::clone(&self.inner);
+        let exchange = inner.backlog.begin_exchange();
+        // The lock is held for one assignment: nothing of this task waits for it meanwhile.
+        let written = inner.detach_on_drop(async move {
             let _exchange = exchange;
             let Some(ownership) = self.ownership.lock().await.take() else {
                 return Err(FinishError::Gone);
             };
             let inner = &self.inner;
-            let stuck = match ownership.write(action.clone(), &*inner.entropy) {
-                Ok((mut writing, next)) => {
-                    let run = retry::run(
-                        &*inner.store,
-                        &*inner.entropy,
-                        inner.deadline(),
-                        &mut writing,
-                        next,
-                    );
-                    match run.await {
-                        Ok(WriteResult::Recorded(seen)) => {
-                            let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
-                            // The execution leaves the executions under way before waiters are
-                            // woken.
-                            drop(ownership);
-                            inner.waiters.wake(&self.key, Some(seen));
-                            return Ok(until);
-                        }
-                        Ok(written @ (WriteResult::Lost | WriteResult::Gone)) => {
-                            drop(ownership);
-                            return Err(self.lose(match written {
-                                WriteResult::Lost => FinishError::Lost,
-                                _ => FinishError::Gone,
-                            }));
-                        }
-                        // Contended (other results are for operators only): the write begins anew.
-                        Ok(_) => DeferredWrite { ownership, action, sent: None },
-                        Err(stuck) => deferred_write(ownership, action, writing, stuck),
-                    }
-                }
-                Err(_) => DeferredWrite { ownership, action, sent: None },
+            let Ok((writing, next)) = ownership.write(action.clone(), &*inner.entropy) else {
+                return self.defer_end(DeferredWrite { ownership, action, sent: None }).await;
             };
-            let outcome = match &stuck.action {
-                OwnerAction::Complete { outcome, .. } => {
-                    self.deferred_outcome(&stuck.ownership, outcome)
+            // Boxed, so that the future is small.
+            let mut end = Box::new((ownership, writing));
+            let (store, entropy) = (&*inner.store, &*inner.entropy);
+            let written = retry::run(store, entropy, inner.deadline(), &mut end.1, next).await;
+            let (ownership, writing) = *end;
+            let stuck = match written {
+                Ok(WriteResult::Recorded(seen)) => {
+                    let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
+                    // The execution leaves the executions under way before waiters are woken.
+                    drop(ownership);
+                    inner.waiters.wake(&self.key, Some(seen));
+                    return Ok(until);
                 }
-                _ => None,
+                Ok(written @ (WriteResult::Lost | WriteResult::Gone)) => {
+                    drop(ownership);
+                    return Err(self.lose(match written {
+                        WriteResult::Lost => FinishError::Lost,
+                        _ => FinishError::Gone,
+                    }));
+                }
+                // Contended (other results are for operators only): the write begins anew.
+                Ok(_) => DeferredWrite { ownership, action, sent: None },
+                Err(stuck) => deferred_write(ownership, action, writing, stuck),
             };
-            let counted = stuck.bytes() > 0;
-            inner.defer(stuck, outcome);
-            // The execution keeps its memory until the backlog has memory for one more outcome.
-            // That bounds deferred outcomes, however many executions were under way.
+            self.defer_end(stuck).await
+        });
+        // The store panicked. The lease lapses, as in a crash.
+        written.await.unwrap_or(Err(FinishError::Pending))
+    }
+
+    /// Defers an end. The execution keeps its memory until the backlog has memory for one more
+    /// outcome: that bounds deferred outcomes, however many executions were under way.
+    fn defer_end(
+        &self,
+        stuck: DeferredWrite,
+    ) -> BoxFuture<'_, Result<Option<Timestamp>, FinishError>> {
+        let inner = &self.inner;
+        let outcome = match &stuck.action {
+            OwnerAction::Complete { outcome, .. } => {
+                self.deferred_outcome(&stuck.ownership, outcome)
+            }
+            _ => None,
+        };
+        let counted = stuck.bytes() > 0;
+        inner.defer(stuck, outcome);
+        Box::pin(async move {
             if counted {
                 inner.backlog.shrinks_to(inner.limits.deferred_bytes).await;
             }
             Err(FinishError::Pending)
-        });
-        task.await.unwrap_or(Err(FinishError::Pending))
+        })
     }
 
     fn deferred_outcome(
@@ -463,7 +503,8 @@ impl LeaseState {
     }
 
     pub(super) fn lose(&self, how: FinishError) -> FinishError {
-        self.lost.send_replace(true);
+        self.lost.store(true, Ordering::Release);
+        self.lost_changed.notify_waiters();
         self.inner.waiters.wake(&self.key, None);
         how
     }

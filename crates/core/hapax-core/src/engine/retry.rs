@@ -57,26 +57,31 @@ pub(super) enum ExchangeError {
 
 /// Runs an exchange to its end, or to the deadline.
 ///
-/// Dropping this future leaves the last swap without a result; callers run it on its own task.
-pub(super) async fn run<X: Exchange>(
+/// Dropping this future leaves the last swap without a result; callers run it to its end.
+#[allow(clippy::manual_async_fn, reason = "an `async fn` has room for each argument twice")]
+pub(super) fn run<X: Exchange>(
     store: &dyn Store,
     entropy: &dyn Entropy,
     deadline: Instant,
     exchange: &mut X,
     mut next: Next<X::Out>,
-) -> Result<X::Out, ExchangeError> {
-    loop {
-        let swap = match next {
-            Next::Ready(out) => return Ok(out),
-            Next::Send(swap) => swap,
-        };
-        let swapped = match send_until_deadline(store, deadline, &swap).await {
-            Ok(swapped) => swapped,
-            Err((error, may_land)) => {
-                return Err(ExchangeError::Store { swap: Box::new(swap), error, may_land });
+) -> impl Future<Output = Result<X::Out, ExchangeError>> {
+    async move {
+        loop {
+            if let Next::Send(swap) = &next {
+                let swapped = match send_until_deadline(store, deadline, swap).await {
+                    Ok(swapped) => swapped,
+                    Err((error, may_land)) => {
+                        let swap = Box::new(swap.clone());
+                        return Err(ExchangeError::Store { swap, error, may_land });
+                    }
+                };
+                next = exchange.receive(swapped, entropy).map_err(ExchangeError::Entropy)?;
             }
-        };
-        next = exchange.receive(swapped, entropy).map_err(ExchangeError::Entropy)?;
+            if let Next::Ready(out) = next {
+                return Ok(out);
+            }
+        }
     }
 }
 

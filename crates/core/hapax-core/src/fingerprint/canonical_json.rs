@@ -217,7 +217,7 @@ impl Reader<'_> {
             self.out.push(b',');
         }
         let (name, mut text) = (self.names.len(), self.out.len());
-        self.string_into(|this, piece| this.names.extend_from_slice(piece))?;
+        self.string_into(|this, piece, _| this.names.extend_from_slice(piece))?;
         let name = name..self.names.len();
         self.out.push(b'"');
         escape(&self.names[name.clone()], &mut self.out);
@@ -261,21 +261,28 @@ impl Reader<'_> {
 
     fn string(&mut self) -> Result<(), CanonicalJsonError> {
         self.out.push(b'"');
-        self.string_into(|this, piece| escape(piece, &mut this.out))?;
+        self.string_into(|this, piece, is_plain| match is_plain {
+            true => this.out.extend_from_slice(piece),
+            false => escape(piece, &mut this.out),
+        })?;
         self.out.push(b'"');
         Ok(())
     }
 
-    /// Reads a string, and passes its unescaped text to `sink` piece by piece.
-    fn string_into(&mut self, sink: impl Fn(&mut Self, &[u8])) -> Result<(), CanonicalJsonError> {
+    /// Reads a string, and passes its unescaped text to `sink` piece by piece, with whether the piece
+    /// is plain: it contains no character that needs an escape.
+    fn string_into(
+        &mut self,
+        sink: impl Fn(&mut Self, &[u8], bool),
+    ) -> Result<(), CanonicalJsonError> {
         let input = self.input;
         self.at += 1;
         loop {
-            let plain = self.at;
-            while !matches!(self.peek(), None | Some(b'"' | b'\\' | 0..=0x1f)) {
-                self.at += 1;
-            }
-            sink(self, &input[plain..self.at]);
+            let rest = &input[self.at..];
+            let plain = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
+            let plain = &rest[..plain.unwrap_or(rest.len())];
+            self.at += plain.len();
+            sink(self, plain, true);
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
@@ -283,7 +290,7 @@ impl Reader<'_> {
                 }
                 Some(b'\\') => {
                     let character = self.escaped()?;
-                    sink(self, character.encode_utf8(&mut [0; 4]).as_bytes());
+                    sink(self, character.encode_utf8(&mut [0; 4]).as_bytes(), false);
                 }
                 _ => return Err(self.unexpected()),
             }
@@ -414,9 +421,12 @@ impl Reader<'_> {
 /// Writes a text with the shortest escapes that RFC 8259 allows, only where it requires one.
 fn escape(text: &[u8], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
-    for &byte in text {
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)) {
+        out.extend_from_slice(&rest[..at]);
+        let byte = rest[at];
+        rest = &rest[at + 1..];
         let short = match byte {
-            b'"' | b'\\' => byte,
             0x08 => b'b',
             0x0c => b'f',
             b'\n' => b'n',
@@ -427,11 +437,9 @@ fn escape(text: &[u8], out: &mut Vec<u8>) {
                 out.extend([HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
                 continue;
             }
-            _ => {
-                out.push(byte);
-                continue;
-            }
+            _ => byte,
         };
         out.extend([b'\\', short]);
     }
+    out.extend_from_slice(rest);
 }

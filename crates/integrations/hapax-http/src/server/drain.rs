@@ -40,9 +40,12 @@ impl DrainGate {
     /// Admits a request; `None` during a drain. The check and the count are under one lock, so that
     /// a drain that begins later waits for the request.
     pub(super) fn enter(self: &Arc<Self>) -> Option<DrainPermit> {
-        let entered = self.state.send_if_modified(|state| {
-            state.inside += usize::from(!state.draining);
-            !state.draining
+        let mut entered = false;
+        self.state.send_if_modified(|state| {
+            entered = !state.draining;
+            state.inside += usize::from(entered);
+            // A drain waits for the end of the last request only.
+            false
         });
         entered.then(|| DrainPermit { gate: Arc::clone(self), concurrency: None })
     }
@@ -98,6 +101,9 @@ impl Drop for DrainPermit {
     fn drop(&mut self) {
         // First: a drain that sees no requests finds the permit free.
         drop(self.concurrency.take());
-        self.gate.state.send_modify(|state| state.inside -= 1);
+        self.gate.state.send_if_modified(|state| {
+            state.inside -= 1;
+            state.draining && state.inside == 0
+        });
     }
 }

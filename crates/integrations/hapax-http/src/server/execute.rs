@@ -1,7 +1,8 @@
-//! Executions of handlers, from the claim to the outcome, on a task that is not cancelled.
+//! Executions of handlers, from the claim to the outcome. They continue if their client has gone.
 
 use std::error::Error;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -159,12 +160,12 @@ impl RequestExecution {
         };
         if self.permit.gate().is_stopping() {
             // It would be cut off at once.
-            return Ok(self.not_begun(execution).await);
+            return Ok(Box::pin(self.not_begun(execution)).await);
         }
         let began = Instant::now();
         loop {
             let run = execution.begin_run();
-            let again = run.is_some().then(|| received.clone());
+            let again = run.is_some().then(|| Box::new(received.clone()));
             let mut request = received.request();
             if let Some(run) = &run {
                 request.extensions_mut().insert(run.clone());
@@ -180,7 +181,7 @@ impl RequestExecution {
                 HandlerResult::Problem(problem) => {
                     (OutcomeClass::Unknown, UNKNOWN, Ok(ExecutionReply::Problem(problem)))
                 }
-                HandlerResult::NotBegun => return Ok(self.not_begun(execution).await),
+                HandlerResult::NotBegun => return Ok(Box::pin(self.not_begun(execution)).await),
                 HandlerResult::Failed(error) => (OutcomeClass::Unknown, UNKNOWN, Err(error)),
             };
             if class == OutcomeClass::Unknown {
@@ -198,13 +199,13 @@ impl RequestExecution {
                     let ready = self.ready_again(&next, &mut inner).await;
                     match (ready, again) {
                         (Ok(true), Some(request)) => {
-                            (execution, received) = (next, request);
+                            (execution, received) = (next, *request);
                             continue;
                         }
-                        (Ok(_), _) => return Ok(self.not_begun(next).await),
+                        (Ok(_), _) => return Ok(Box::pin(self.not_begun(next)).await),
                         (Err(failed), _) => {
                             // If the store does not accept the release, it is deferred.
-                            let _ = next.end(None, ExecutionEnd::Release).await;
+                            let _ = Box::pin(next.end(None, ExecutionEnd::Release)).await;
                             return failed.map_or_else(|| Ok(self.reject(&rolled_back())), Err);
                         }
                     }
@@ -253,16 +254,16 @@ impl RequestExecution {
         request.extensions_mut().insert(handle.clone());
         let begun = AtomicBool::new(false);
         // A panic in `call`, in a body or in a route's function counts like one in the handler.
-        let operation = execution.attempt(async {
+        let mut operation = pin!(execution.attempt(async {
             begun.store(true, Ordering::Relaxed);
             let response = inner.call(request).await?;
             let received = self.receive(response).await;
             Ok(received.map(|given| self.judge(handle.handler_override(), given)))
-        });
+        }));
         let given = tokio::select! {
             // A response that is there when the drain ends is used.
             biased;
-            given = operation => Some(given),
+            given = &mut operation => Some(given),
             () = self.permit.gate().stopping() => None,
         };
         HandlerResult::Problem(match given {
@@ -274,10 +275,7 @@ impl RequestExecution {
                 Code::UpstreamBroken,
                 "The response broke off: the request may have taken effect.",
             ),
-            Some(Err(OperationPanicked)) => Problem::new(
-                Code::HandlerFailed,
-                "The handler panicked: the request may have taken effect.",
-            ),
+            Some(Err(OperationPanicked)) => handler_failed(),
             None if !begun.load(Ordering::Relaxed) => return HandlerResult::NotBegun,
             None => cut_off(),
         })
@@ -365,7 +363,7 @@ impl RequestExecution {
             Rest::Trailers(trailers) => {
                 let no_length = length::excludes_length(head.status, trailers.as_ref());
                 // Read whole, the response is framed anew: chunks would contradict its length.
-                head.headers = retain(&head.headers, |name, _| {
+                retain(&mut head.headers, |name| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
                 let (class, retention) = self.classify(overrides, &head, Some(trailers.as_ref()));
@@ -519,6 +517,12 @@ pub(super) fn keep(whole: FullResponse) -> Outcome {
         return kept;
     }
     StoredResponse::NotRetained { status }.outcome()
+}
+
+/// Returns the problem for a panic.
+pub(super) fn handler_failed() -> Problem {
+    let detail = "The handler panicked: the request may have taken effect.";
+    Problem::new(Code::HandlerFailed, detail)
 }
 
 /// Returns the problem for a handler that was stopped at the end of a drain.

@@ -2,19 +2,27 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hapax_core::store::BoxFuture;
+use hapax_core::{DetachOnDrop, OperationPanicked};
 use http::Response;
 use pin_project_lite::pin_project;
 
+use super::execute::handler_failed;
+use super::layer::IdempotencyLayer;
+use super::policy::RoutePolicy;
 use crate::body::{Body, BoxError};
+use crate::error_format::ErrorFormat;
 
 pin_project! {
     /// The future of a response. Dropping it neither stops an execution nor leaves a lease without
     /// one.
-    pub struct ResponseFuture<F, E> {
+    pub struct ResponseFuture<F, E>
+    where
+        E: 'static,
+    {
         #[pin]
         kind: Kind<F, E>,
     }
@@ -22,20 +30,43 @@ pin_project! {
 
 pin_project! {
     #[project = KindProjection]
-    enum Kind<F, E> {
+    enum Kind<F, E>
+    where
+        E: 'static,
+    {
         Passing { #[pin] inner: F },
-        Protected { future: BoxFuture<'static, Result<Response<Body>, E>> },
+        Protected {
+            #[pin]
+            future: DetachOnDrop<Result<Response<Body>, E>>,
+            panicked: PanicResponse,
+        },
         Rejected { response: Option<Response<Body>> },
     }
 }
 
-impl<F, E> ResponseFuture<F, E> {
+/// The context of the response after a panic outside of the handler.
+pub(super) struct PanicResponse {
+    pub(super) layer: Arc<IdempotencyLayer>,
+    pub(super) policy: Arc<RoutePolicy>,
+    pub(super) error_format: ErrorFormat,
+}
+
+impl PanicResponse {
+    fn respond(&self) -> Response<Body> {
+        self.layer.reject(&self.policy, self.error_format, &handler_failed())
+    }
+}
+
+impl<F, E: 'static> ResponseFuture<F, E> {
     pub(super) const fn passing(inner: F) -> Self {
         Self { kind: Kind::Passing { inner } }
     }
 
-    pub(super) fn protected(future: BoxFuture<'static, Result<Response<Body>, E>>) -> Self {
-        Self { kind: Kind::Protected { future } }
+    pub(super) const fn protected(
+        future: DetachOnDrop<Result<Response<Body>, E>>,
+        panicked: PanicResponse,
+    ) -> Self {
+        Self { kind: Kind::Protected { future, panicked } }
     }
 
     pub(super) const fn rejected(response: Response<Body>) -> Self {
@@ -45,6 +76,7 @@ impl<F, E> ResponseFuture<F, E> {
 
 impl<F, E, B> Future for ResponseFuture<F, E>
 where
+    E: 'static,
     F: Future<Output = Result<Response<B>, E>>,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -57,7 +89,10 @@ where
                 let response = ready!(inner.poll(cx))?;
                 Poll::Ready(Ok(response.map(Body::new)))
             }
-            KindProjection::Protected { future } => future.as_mut().poll(cx),
+            KindProjection::Protected { future, panicked } => {
+                let response = ready!(future.poll(cx));
+                Poll::Ready(response.unwrap_or_else(|OperationPanicked| Ok(panicked.respond())))
+            }
             // As futures may, it stays pending if it is polled again after it was ready.
             KindProjection::Rejected { response } => match response.take() {
                 Some(response) => Poll::Ready(Ok(response)),
@@ -67,7 +102,7 @@ where
     }
 }
 
-impl<F, E> fmt::Debug for ResponseFuture<F, E> {
+impl<F, E: 'static> fmt::Debug for ResponseFuture<F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             Kind::Passing { .. } => "ResponseFuture(passing)",

@@ -4,8 +4,8 @@
 //!    has an `Idempotency-Key` (or needs one). Any other request passes through unchanged.
 //! 2. Its body is read, up to a limit, before the claim. An invalid key or an unknown caller is
 //!    rejected before that.
-//! 3. From the claim on, the handler runs on its own task: a client that disconnects neither cancels
-//!    it nor loses its outcome. The request's extensions have an [`ExecutionHandle`] for the handler.
+//! 3. From the claim on, a client that disconnects neither cancels the handler nor loses its outcome:
+//!    the handler continues on a task. The request's extensions have an [`ExecutionHandle`] for the handler.
 //! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only then
 //!    does the client get it. A response that is too large, or a stream, is recorded as final without
 //!    its body before the client gets any of it; a client that disconnects after that cancels the
@@ -24,8 +24,8 @@
 //! | actix-web | not this layer: see below | |
 //!
 //! actix-web does not consist of tower services: its handlers stay on the thread that accepted the
-//! request and are no `Send` futures, while an execution here is a task that outlives its client's
-//! connection. Put the gateway in front; or claim in the handler, by
+//! request and are no `Send` futures, while an execution here outlives its client's connection on a
+//! task. Put the gateway in front; or claim in the handler, by
 //! [`Idempotency::claim`](hapax_core::Idempotency::claim) with [`header::key`](crate::header::key) and
 //! an [`HttpRequest`](crate::fingerprint::HttpRequest), store responses as
 //! [`StoredResponse`](crate::stored_response::StoredResponse), and execute under

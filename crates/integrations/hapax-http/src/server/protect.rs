@@ -2,7 +2,7 @@
 //!
 //! Everything here runs on the client's connection and may be dropped at any await. Before the
 //! claim there is nothing to undo. During the claim, the engine releases a lease that has no
-//! receiver. With the lease, the execution continues on its own task.
+//! receiver. With the lease, the execution continues on a task.
 
 use std::error::Error;
 use std::io;
@@ -12,13 +12,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::exchange::Replay;
 use hapax_core::machine::Verdict;
-use hapax_core::{Claim, ClaimError, Key, Lease, Reconciliation, Scope, StoreError};
+use hapax_core::{Claim, ClaimError, DetachSwitch, Key, Lease, Reconciliation, Scope, StoreError};
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
 use http_body::SizeHint;
 use tower_service::Service;
-use tracing::Instrument;
 
 use super::collect::{Collected, collect};
 use super::concurrency::ConcurrencyPermit;
@@ -54,12 +53,15 @@ const BODY_WAIT: Duration = Duration::from_secs(30);
 /// may have been executed.
 const NOTHING: &str = "This attempt executed nothing: retry with the same key.";
 
+/// Answers a request with a key. The future must be awaited by
+/// [`detach_on_drop`](hapax_core::Idempotency::detach_on_drop) with `detach`.
 pub(super) async fn protect<S, Q, B>(
     layer: Arc<IdempotencyLayer>,
     ticket: AdmittedRequest,
     mut inner: S,
     mut parts: Parts,
     body: Q,
+    detach: DetachSwitch,
 ) -> Result<Response<Body>, S::Error>
 where
     S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
@@ -105,7 +107,8 @@ where
             while let Ok(Claim::Reconcile(question)) = claim {
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
                 let fence = question.fence();
-                claim = ask(&policy, &key, &parts, question, &request).await;
+                // Boxed, since it is rare and large.
+                claim = Box::pin(ask(&policy, &key, &parts, question, &request)).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -136,7 +139,7 @@ where
     };
     if trailers.as_ref().is_some_and(|trailers| !trailers.is_empty()) {
         // HTTP/1.1 would forward no trailers after a length.
-        parts.headers = retain(&parts.headers, |name, _| *name != CONTENT_LENGTH);
+        retain(&mut parts.headers, |name| *name != CONTENT_LENGTH);
     }
     let received = BufferedRequest { parts, body, trailers };
     match settle(&layer, &policy, error_format, claim) {
@@ -151,11 +154,13 @@ where
         }
         // No await since the claim, so it cannot be dropped in between.
         ClaimDecision::Execute(lease) => {
-            let operation = layer.engine.operation_id(&scope, &key);
+            let operation = lease.id();
             let by = ResponseSource::Execution { fence: lease.fence(), attempt: lease.attempt() };
             let named = ExecutionLabel::new(operation, &received.parts);
             let work = RequestExecution { layer, policy, error_format, permit, named };
-            let mut response = detach(work, inner, received, lease).await?;
+            // The outcome is recorded even if the client has gone.
+            detach.turn_on();
+            let mut response = work.run(lease, inner, received).await?;
             let operation = Some(operation);
             let by = match response.extensions_mut().remove::<NotBegun>() {
                 Some(NotBegun) => ResponseSource::Rejection,
@@ -423,36 +428,4 @@ fn replayed(
         response.headers_mut().insert(IDEMPOTENCY_RECORDED, pending);
     }
     Ok(response)
-}
-
-/// Executes on its own task, and waits for the response as long as the client does.
-async fn detach<S, B>(
-    work: RequestExecution,
-    inner: S,
-    received: BufferedRequest,
-    lease: Lease,
-) -> Result<Response<Body>, S::Error>
-where
-    S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    B: http_body::Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
-    let (layer, policy, error_format) =
-        (Arc::clone(&work.layer), Arc::clone(&work.policy), work.error_format);
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    let work = async move {
-        // The outcome is recorded even if the client has gone.
-        drop(answer.send(work.run(lease, inner, received).await));
-    };
-    tokio::spawn(work.in_current_span());
-    answered.await.unwrap_or_else(|_| {
-        // The task ends without a response only when the runtime shuts down.
-        let problem = Problem::new(
-            Code::HandlerFailed,
-            "The server shut down during the execution: the request may have taken effect.",
-        );
-        Ok(layer.reject(&policy, error_format, &problem))
-    })
 }

@@ -178,10 +178,15 @@ fn is_credentials(name: &HeaderName) -> bool {
 }
 
 fn changes_by_request(credentials: &HeaderValue) -> bool {
-    let text = String::from_utf8_lossy(credentials.as_bytes().trim_ascii()).to_ascii_lowercase();
+    let text = String::from_utf8_lossy(credentials.as_bytes().trim_ascii());
     let (scheme, rest) = text.split_once([' ', '\t']).unwrap_or((&text, ""));
-    match scheme {
-        "oauth" => rest.contains("oauth_"),
+    // The usual schemes need no copy.
+    if ["bearer", "basic"].iter().any(|usual| scheme.eq_ignore_ascii_case(usual)) {
+        return false;
+    }
+    let scheme = scheme.to_ascii_lowercase();
+    match &*scheme {
+        "oauth" => rest.to_ascii_lowercase().contains("oauth_"),
         "signature" | "hawk" | "sharedkey" | "sharedkeylite" | "dpop" | "digest" | "mac"
         | "mutual" | "hoba" | "ntlm" | "negotiate" | "concealed" | "privatetoken" => true,
         _ => {

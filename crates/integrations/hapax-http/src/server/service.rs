@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_core::{Key, Scope};
+use hapax_core::{DetachSwitch, Key, Scope};
 use http::request::Parts;
 use http::{HeaderName, Request, Response};
 use tower_service::Service;
 
 use super::drain::DrainPermit;
-use super::future::ResponseFuture;
+use super::future::{PanicResponse, ResponseFuture};
 use super::layer::IdempotencyLayer;
 use super::policy::{KeyRule, RETRY_AFTER, RoutePolicy};
 use super::protect::protect;
@@ -62,11 +62,8 @@ where
         // A reconcile request names an execution by its fence, with a safe method that the route
         // does not protect; it executes nothing.
         let asks = matches!(admission, Admission::Pass) && parts.method.is_safe();
-        if !asks
-            && !matches!(admission, Admission::Other)
-            && parts.headers.keys().any(is_sent_upstream)
-        {
-            parts.headers = retain(&parts.headers, |name, _| !is_sent_upstream(name));
+        if !asks && !matches!(admission, Admission::Other) {
+            retain(&mut parts.headers, |name| !is_sent_upstream(name));
         }
         match admission {
             Admission::Other => {
@@ -79,8 +76,16 @@ where
             }
             Admission::Reject(response) => ResponseFuture::rejected(response),
             Admission::Protect(admitted) => {
-                let layer = Arc::clone(&self.layer);
-                ResponseFuture::protected(Box::pin(protect(layer, admitted, inner, parts, body)))
+                let (layer, switch) = (Arc::clone(&self.layer), DetachSwitch::default());
+                let panicked = PanicResponse {
+                    layer: Arc::clone(&layer),
+                    policy: Arc::clone(&admitted.policy),
+                    error_format: admitted.error_format,
+                };
+                let protected =
+                    protect(Arc::clone(&layer), admitted, inner, parts, body, switch.clone());
+                let protected = layer.engine.detach_on_drop(switch, protected);
+                ResponseFuture::protected(protected, panicked)
             }
         }
     }

@@ -71,10 +71,6 @@ pub enum RunError<T, E> {
     /// The operation panicked: it may have taken effect. Same as [`OutcomeClass::Unknown`].
     #[error("the operation panicked: it may have taken effect")]
     Panicked,
-    /// The runtime shut down during the operation, which may have taken effect. The key is in
-    /// flight until its lease lapses; then the same as [`OutcomeClass::Unknown`].
-    #[error("the runtime shut down during the operation: it may have taken effect")]
-    Interrupted,
     /// An earlier call executed the operation and returned its result, but the result could not be
     /// stored: it was too large or too deep, or its `Serialize` failed. The operation is not
     /// executed again.
@@ -130,7 +126,6 @@ impl<T, E: fmt::Debug> fmt::Debug for RunError<T, E> {
                 f.debug_tuple("Pending").field(&result.as_ref().map(|_| Hidden)).finish()
             }
             Self::Panicked => f.write_str("Panicked"),
-            Self::Interrupted => f.write_str("Interrupted"),
             Self::NotRetained { why } => f.debug_struct("NotRetained").field("why", why).finish(),
             Self::Undecodable { format, why } => {
                 f.debug_struct("Undecodable").field("format", format).field("why", why).finish()

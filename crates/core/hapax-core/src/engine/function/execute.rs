@@ -1,7 +1,7 @@
 //! Execution of a call, from its claim to its result.
 //!
 //! The caller's future may be dropped at any await. While it claims or reconciles, the engine
-//! releases a claim that has no receiver. Once there is a lease, the operation is on its own task.
+//! releases a claim that has no receiver. Once there is a lease, the operation continues on a task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
-use tracing::Instrument;
 
 use super::super::backlog::ActiveExchange;
 use super::super::claim::{Claim, ClaimError, OperationRequest, Reconciliation};
@@ -115,9 +113,9 @@ where
         match claim? {
             // No await since the claim succeeded: the lease cannot be dropped in between.
             Claim::Execute(lease) => {
-                let receiver = self.detach(lease, running, operation);
-                // The task ends without a result only when the runtime shuts down.
-                receiver.await.unwrap_or(Err(RunError::Interrupted))
+                let executed = engine.inner.detach_on_drop(self.execute(lease, running, operation));
+                // An error: the encoding of the result panicked outside of the operation.
+                executed.await.unwrap_or(Err(RunError::Panicked))
             }
             Claim::Replay(replay) => self.replay(&replay),
             Claim::InFlight { elapsed, remaining } => {
@@ -161,20 +159,19 @@ where
         }
     }
 
-    /// Executes the operation on a task that is never cancelled.
-    fn detach<W, F>(
+    /// Executes the operation and records its result.
+    fn execute<W, F>(
         &self,
         lease: Lease,
         running: ActiveExchange,
         operation: W,
-    ) -> oneshot::Receiver<Result<Receipt<T>, RunError<T, E>>>
+    ) -> impl Future<Output = Result<Receipt<T>, RunError<T, E>>> + Send + use<T, E, W, F>
     where
         W: FnOnce(LeaseHandle) -> F + Send + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let (sender, receiver) = oneshot::channel();
         let declared = Arc::clone(&self.declared);
-        let task = async move {
+        async move {
             let _running = running;
             let execution = Execution::new(lease);
             let handle = execution.lease().handle();
@@ -185,11 +182,8 @@ where
                 (result, class, end)
             });
             let done = attempt.await;
-            // The outcome is recorded even if the caller has gone.
-            drop(sender.send(record(execution, done).await));
-        };
-        self.declared.engine.inner.runtime.spawn(task.in_current_span());
-        receiver
+            record(execution, done).await
+        }
     }
 }
 

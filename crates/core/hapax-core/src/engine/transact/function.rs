@@ -126,7 +126,7 @@ impl Idempotency {
     /// record of its value, and returns that value to every call with the same request: see
     /// [`crate::transaction`].
     ///
-    /// - `operation` runs on its own task, and runs again from the beginning if its transaction
+    /// - `operation` continues on a task if this future is dropped. It runs again from the beginning if its transaction
     ///   lost against another. It drops its [`Tx`] when it has written, at the latest at its end,
     ///   and has no effect outside of it.
     /// - Its result is stored, and requests are compared, as by [`Idempotency::at_most_once`].

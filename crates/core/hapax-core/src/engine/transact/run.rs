@@ -3,8 +3,6 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use tracing::Instrument;
-
 use super::{TakeTxError, TransactionBackend, Tx};
 use crate::engine::execution::{Execution, ExecutionEnd, ExecutionResult};
 use crate::engine::lease::{Lease, LeaseHandle};
@@ -27,7 +25,7 @@ impl Lease {
     /// Runs `operation` in a transaction that commits with its outcome: see [`crate::transaction`].
     /// An operation whose transaction lost against another runs again.
     ///
-    /// All of it runs on its own task, and continues if its caller is dropped.
+    /// All of it continues on a task if its caller is dropped.
     pub async fn transact<D, W, F, X>(
         self,
         backend: &TransactionBackend<D>,
@@ -43,11 +41,11 @@ impl Lease {
         // Counted from here on: a drain waits for it.
         let running = inner.backlog.begin_exchange();
         let execution = Execution::in_transactions(self, backend.any());
-        let task = async move {
+        let ran = inner.detach_on_drop(async move {
             let _running = running;
             run(execution, operation).await
-        };
-        inner.runtime.spawn(task.in_current_span()).await.unwrap_or(TransactResult::Panicked)
+        });
+        ran.await.unwrap_or(TransactResult::Panicked)
     }
 }
 

@@ -158,26 +158,6 @@ async fn a_record_of_another_integration_is_not_executed_again() {
     assert!(matches!(ran, Err(RunError::Undecodable { format, .. }) if format == "text"));
 }
 
-#[tokio::test]
-async fn a_runtime_that_shuts_down_during_an_execution_interrupts_the_call() {
-    let world = World::new();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let _inside = runtime.enter();
-    let charge = charge(&world.process(), OnUnknown::Block);
-    let begun = Arc::new(Notify::new());
-    let begin = Arc::clone(&begun);
-    let calling = call(&charge, |_| async move {
-        begin.notify_one();
-        std::future::pending().await
-    });
-    let shut = async {
-        begun.notified().await;
-        runtime.shutdown_background();
-    };
-    let (answer, ()) = tokio::join!(calling, shut);
-    assert!(matches!(answer, Err(RunError::Interrupted)), "{answer:?}");
-}
-
 /// A request whose fingerprint is that of its number.
 struct Numbered(u64);
 
