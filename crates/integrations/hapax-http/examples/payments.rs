@@ -1,4 +1,4 @@
-//! Payments in axum: asked for twice under one key, charged once.
+//! An axum service: two payment requests with one key, one charge.
 //!
 //! ```text
 //! cargo run -p hapax-http --example payments

@@ -39,7 +39,7 @@ pub(crate) const INDEX: [(&str, &str, &str); 7] = [
     (
         "POST",
         "/api/keys/ID/release",
-        r#"{"fence": N, "reason": "…"}: it did not happen, and the next request executes; with "force": true even if it is in flight, with "forget": true even if it is done, with "any_kind": true even if it is not of an HTTP request"#,
+        r#"{"fence": N, "reason": "…"}: releases the record: the next request executes; with "force": true also a record in flight, with "forget": true also a finished one, with "any_kind": true also one that is not of an HTTP request"#,
     ),
     (
         "POST",

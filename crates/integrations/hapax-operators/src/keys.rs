@@ -158,8 +158,8 @@ pub enum OperatorError {
     Invalid(&'static str),
     /// The record is of a function or a message: only its own program can write its value.
     #[error(
-        "expected the record of an HTTP request, found another kind ({scheme}): only its own program \
-         can say that it happened, and with which value"
+        "expected the record of an HTTP request, found another kind ({scheme}): only the program that \
+         wrote it can record its value"
     )]
     NotHttp {
         /// The scheme of its fingerprint.
@@ -167,8 +167,8 @@ pub enum OperatorError {
     },
     /// The record is of a function or a message, and the decision does not allow other kinds.
     #[error(
-        "expected the record of an HTTP request, found another kind ({scheme}): to release it all the \
-         same, say that any kind is meant"
+        "expected the record of an HTTP request, found another kind ({scheme}): set `any_kind` to \
+         release it"
     )]
     OtherKind {
         /// The scheme of its fingerprint.

@@ -45,9 +45,9 @@ pub enum OpenError {
     /// The database was written under another secret, or under none while one is given, or under
     /// one while none is given.
     #[error(
-        "the database was written under another secret than the one given, or under none: give the \
-         secret that belongs to it; to begin with another, move the database away, after which every \
-         key looks unused, and confirm the new one"
+        "expected the secret with which the database was written, found another secret, or one on \
+         one side only: set the secret of the database; to begin with another, move the database \
+         away, after which every key looks unused, and confirm the new one"
     )]
     OtherSecret,
     /// The database has a format that this build does not support.
@@ -60,7 +60,7 @@ pub enum OpenError {
     },
     /// A part of the file on which everything depends is damaged.
     #[error(
-        "the database is damaged and cannot be opened: {0}; write what is whole to a new file with \
+        "the database is damaged and cannot be opened: {0}; write the intact records to a new file with \
          `hapax doctor --salvage OLD NEW`, and keep the old one"
     )]
     Damaged(#[source] redb::Error),
@@ -164,8 +164,8 @@ pub enum FileStoreError {
     /// The file is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`FileStore::expect`](crate::FileStore::expect).
     #[error(
-        "the file is another one than the one used before, whose operations would execute again: put \
-         that file back, or accept this one with `hapax store confirm`"
+        "expected the file that was used before, found another one; operations of the former file \
+         would execute again: restore that file, or accept this one with `hapax store confirm`"
     )]
     Replaced,
     /// A write failed, and the database is not reopened yet.

@@ -107,8 +107,8 @@ impl Round {
             None if self.damaged > 0 => tracing::error!(
                 records,
                 damaged = self.damaged,
-                "the check of the records found damage: stop the process and write what is whole \
-                 to a new file with `hapax doctor --salvage OLD NEW`"
+                "the check of the records found damage: stop the process and write the intact \
+                 records to a new file with `hapax doctor --salvage OLD NEW`"
             ),
             None => tracing::debug!(records, "the check found no damage"),
         }

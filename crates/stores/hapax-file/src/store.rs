@@ -144,8 +144,8 @@ impl FileStore {
         if !same && !self.replaced.swap(true, Ordering::Relaxed) {
             tracing::error!(
                 path = %self.path.display(),
-                "the file is another one than the one used before, whose operations execute again under \
-                 reexecute; under block and reconcile new keys are rejected until an operator runs \
+                "expected the file that was used before, found another one: operations of the former \
+                 file execute again under reexecute; under block and reconcile new keys are rejected until an operator runs \
                  `hapax store confirm`"
             );
         }

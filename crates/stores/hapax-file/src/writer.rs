@@ -309,7 +309,7 @@ impl Writer {
             tracing::error!(
                 %error,
                 "the index of expiry is damaged: records are kept and written without it, and none \
-                 is removed; stop the process and write what is whole to a new file with `hapax \
+                 is removed; stop the process and write the intact records to a new file with `hapax \
                  doctor --salvage OLD NEW`"
             );
         }

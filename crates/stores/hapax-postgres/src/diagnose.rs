@@ -116,8 +116,8 @@ fn standbys(server: &ServerInfo) -> Finding {
         (_, "") => (
             format!("{count}, none of them synchronous"),
             Severity::Risk,
-            "name one in synchronous_standby_names: in a failover to another, the last \
-             acknowledged writes are lost",
+            "add one to synchronous_standby_names: in a failover to a standby that is not named, \
+             the last acknowledged writes are lost",
         ),
         _ => {
             let wanted = Wanted::read(names);

@@ -72,9 +72,9 @@ pub enum PostgresConnectError {
     /// Other processes use another secret, or none while one is given here, or one while none is
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
-        "the database is used with another secret than the given one, or only one of the two is without a \
-         secret: give the secret of the other processes; to begin with another, empty hapax_secrets \
-         and hapax_cells, and confirm that"
+        "expected the secret that names the stored records, found another secret, or one on one \
+         side only: set the secret of the other processes; to begin with another, empty \
+         hapax_secrets and hapax_cells, and confirm the store"
     )]
     OtherSecret,
     /// A query failed while the server was checked.
@@ -156,8 +156,9 @@ pub enum PostgresStoreError {
     /// The tables are not those that were used before: new keys are rejected under `block` and
     /// `reconcile`. See [`PostgresStore::confirm`](crate::PostgresStore::confirm).
     #[error(
-        "the store was emptied or replaced since it was last used, so that what it held would execute \
-         again: `hapax store confirm` accepts that"
+        "expected the tables that were used before, found emptied or replaced ones; operations whose \
+         records were lost would execute again: restore the tables, or accept them with \
+         `hapax store confirm`"
     )]
     Replaced,
     /// The server did not answer in time.

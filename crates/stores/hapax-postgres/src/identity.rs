@@ -58,8 +58,8 @@ pub(crate) async fn recognise(
         Recognition::Replaced { is_new } => {
             if is_new {
                 tracing::error!(
-                    "the tables were emptied or replaced: what they held executes again under \
-                     reexecute; under block and reconcile new keys are rejected until an operator \
+                    "the tables were emptied or replaced: operations whose records were lost execute \
+                     again under reexecute; under block and reconcile new keys are rejected until an operator \
                      runs `hapax store confirm`"
                 );
             }

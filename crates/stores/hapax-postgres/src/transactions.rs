@@ -150,8 +150,9 @@ impl PgTransactions {
     ///
     /// Under SERIALIZABLE the server guarantees the consistency of reads only in a transaction that
     /// commits. A rejection is rolled back, so it may be based on reads that are possible in no
-    /// order of the transactions. Where that matters, commit the rejection (`Execution::commit`, or
-    /// a value that means no), having written nothing.
+    /// order of the transactions. If that matters, write nothing and commit the rejection
+    /// (`ExecutionHandle::commit` in an HTTP handler, or a value that represents the rejection in a
+    /// function).
     #[must_use]
     pub const fn isolation(mut self, level: IsolationLevel) -> Self {
         self.begin.isolation = Some(level);

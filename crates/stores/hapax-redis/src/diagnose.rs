@@ -102,8 +102,8 @@ fn replicas(server_info: &ServerInfo) -> Finding {
             Severity::Risk,
             "replicas",
             format!("{count}, which receive writes after the answer"),
-            "a failover loses the last acknowledged writes: keep what must not run twice in \
-             Postgres or a file",
+            "a failover loses the last acknowledged writes: use Postgres or a file for operations \
+             that must not execute twice",
         ),
     }
 }
@@ -126,7 +126,7 @@ fn persistence(server_info: &ServerInfo, save: Option<&str>) -> Finding {
 }
 
 fn appendfsync(sync: Option<&str>) -> Finding {
-    let fix = "set appendfsync to always, or accept that a crash forgets what was acknowledged";
+    let fix = "set appendfsync to always, or accept that a crash loses acknowledged writes";
     let (severity, found) = match sync {
         None => (Severity::Unknown, "not reported".into()),
         Some("always") => (Severity::Fine, "always".into()),
@@ -144,8 +144,8 @@ fn appendfsync(sync: Option<&str>) -> Finding {
 /// Checks that the server's clock is between two readings of the local one.
 fn clocks(before: Timestamp, time: RedisResult<Value>, after: Timestamp) -> Finding {
     const APART: std::time::Duration = std::time::Duration::from_secs(1);
-    let fix = "leases and retention go by the server's clock alone; keep it in step, and never \
-               set it by hand while the store is in use";
+    let fix = "leases and retention use the server's clock: synchronize it, and do not set it by \
+               hand while the store is in use";
     let Some(server) = time.ok().and_then(|time| timestamp(&time)) else {
         return finding(Severity::Unknown, "clock", "not reported".into(), fix);
     };

@@ -40,9 +40,9 @@ pub enum RedisConnectError {
     /// Other processes use another secret, or none while one is given here, or one while none is
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
-        "the server is used with another secret than the given one, or only one of the two is without a \
-         secret: give the secret of the other processes; to begin with another, empty the store, and \
-         confirm that"
+        "expected the secret that names the stored records, found another secret, or one on one \
+         side only: set the secret of the other processes; to begin with another, empty the store \
+         and confirm it"
     )]
     OtherSecret,
 }
@@ -107,8 +107,9 @@ pub enum RedisStoreError {
     /// The store is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`RedisStore::confirm`](crate::RedisStore::confirm).
     #[error(
-        "the store was emptied or replaced since it was last used, so that what it held would execute \
-         again: `hapax store confirm` accepts that"
+        "expected the store that was used before, found an emptied or replaced one; operations whose \
+         records were lost would execute again: restore the records, or accept the store with \
+         `hapax store confirm`"
     )]
     Replaced,
     /// The key has a value that no store wrote.

@@ -28,8 +28,8 @@ pub(crate) fn is_expected(known: &ExpectedIdentity, stored: &str) -> bool {
         Recognition::Replaced { is_new } => {
             if is_new {
                 tracing::error!(
-                    "the store was emptied or replaced: what it held executes again under \
-                     reexecute; under block and reconcile new keys are rejected until an operator \
+                    "the store was emptied or replaced: operations whose records were lost execute \
+                     again under reexecute; under block and reconcile new keys are rejected until an operator \
                      runs `hapax store confirm`"
                 );
             }

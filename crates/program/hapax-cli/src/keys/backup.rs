@@ -147,7 +147,7 @@ pub(crate) fn restore(args: &RestoreArgs) -> Result<ExitCode, CliError> {
     let (to, secret) = (to.display(), secret.display());
     print(&format!(
         "{} records restored to {to}; {} of them were in flight and are unknown now.\n\
-         What was done after the backup is forgotten: requests with those keys execute again.\n\
+         The records written after the backup are lost: requests with their keys execute again.\n\
          Start the gateway with --store file:{to} --secret-file {secret}\n",
         restored.records, restored.unknown
     ));

@@ -109,7 +109,7 @@ fn write_show(out: &mut String, view: &RecordView) -> std::fmt::Result {
             OperatorVerdict::Happened => "happened",
             OperatorVerdict::DidNotHappen => "did not happen",
         };
-        writeln!(out, "{:<12} {outcome}, says {who} from {from} at {at}: {why}", "decision")?;
+        writeln!(out, "{:<12} {outcome}, decided by {who} from {from} at {at}: {why}", "decision")?;
     }
     match &view.response {
         None => Ok(()),

@@ -67,7 +67,7 @@ fn a_backup_of_a_running_gateway_restores_earlier_records_only() {
     assert!(!restored.exists());
     let said = ok(&[&restore[..], &["--accept-forgetting"]].concat());
     assert!(said.contains("1 of them were in flight and are unknown now"), "{said}");
-    assert!(said.contains("What was done after the backup is forgotten"), "{said}");
+    assert!(said.contains("The records written after the backup are lost"), "{said}");
     for name in ["backup.db.secret", "restored.db.secret", "backup.db.new"] {
         assert!(!folder.path().join(name).exists(), "{name}");
     }
@@ -180,5 +180,5 @@ fn a_wrong_file_or_secret_is_an_error_with_the_remedy() {
     let other = folder.path().join("other");
     write_secret(&other);
     let line = start(&folder.path().join("hapax.db"), &["--secret-file", text(&other)]);
-    assert!(line.contains("give the secret that belongs to it"), "{line}");
+    assert!(line.contains("set the secret of the database"), "{line}");
 }

@@ -59,7 +59,7 @@ fn a_new_file_beside_an_old_secret_executes_nothing_before_it_is_confirmed() {
     let found = String::from_utf8(missing.stdout).unwrap();
     assert!(
         found.contains(
-            "broken   file: the file is missing, and a gateway used it before; put that file back"
+            "broken   file: the file is missing, and a gateway used it before; restore the file"
         ),
         "{found}"
     );
@@ -206,7 +206,7 @@ fn an_emptied_server_executes_nothing_before_it_is_confirmed(store: &str, empty:
     std::fs::write(&secret, "8".repeat(64)).unwrap();
     let (code, said) =
         refused(&[&["gateway", "--upstream", "http://127.0.0.1:9"], &at[..]].concat());
-    assert!(code != 0 && said.contains("give the secret of the other processes"), "{said}");
+    assert!(code != 0 && said.contains("set the secret of the other processes"), "{said}");
 }
 
 mod redis {

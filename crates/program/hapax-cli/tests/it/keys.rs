@@ -370,7 +370,7 @@ fn a_decision_requires_a_reason_and_writes_two_audit_lines() {
         assert_eq!(line["decision"], lines[0]["decision"]);
     }
     let shown = ok(&[&["keys", "show", "unknown"], &at[..]].concat());
-    assert!(shown.contains("decision     happened, says ") && shown.contains(why), "{shown}");
+    assert!(shown.contains("decision     happened, decided by ") && shown.contains(why), "{shown}");
     gateway.kill();
     // The record has it still, and so has a decision that no gateway takes.
     let shown = ok(&[&["keys", "show", "unknown"], &at[..]].concat());
@@ -387,7 +387,10 @@ fn a_decision_requires_a_reason_and_writes_two_audit_lines() {
     assert_eq!(seen, [(&intended, &null), (&rejected, &done), (&intended, &null), (&done, &null)]);
     assert_eq!((&lines[5]["by"], &lines[5]["forget"]), (&"cli".into(), &true.into()));
     let shown = ok(&[&["keys", "show", "done"], &at[..]].concat());
-    assert!(shown.contains("did not happen, says ") && shown.contains("a test charge"), "{shown}");
+    assert!(
+        shown.contains("did not happen, decided by ") && shown.contains("a test charge"),
+        "{shown}"
+    );
 }
 
 #[test]

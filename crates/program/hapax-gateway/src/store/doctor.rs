@@ -62,8 +62,8 @@ impl StoreFinding {
         Self::new(
             Severity::Broken,
             "unconfirmed store",
-            "it was emptied or replaced since it was last used: what it held would execute again, so that \
-             new keys are rejected under block and reconcile",
+            "it was emptied or replaced since it was last used: operations whose records were lost would \
+             execute again, so that new keys are rejected under block and reconcile",
             "restore the records, or accept the loss with `hapax store confirm`",
         )
     }
@@ -80,7 +80,7 @@ impl StoreFinding {
 const LITTLE: u64 = 1 << 30;
 const TOO_LITTLE: u64 = 64 << 20;
 
-const SALVAGE: &str = "stop the gateway, write what is whole to a new file with `hapax doctor \
+const SALVAGE: &str = "stop the gateway, write the intact records to a new file with `hapax doctor \
                        --salvage OLD NEW`, and keep the old one";
 
 impl StoreOpener {
@@ -266,9 +266,9 @@ impl StoreOpener {
                     Severity::Broken,
                     "file",
                     "the file is missing, and a gateway used it before",
-                    "put that file back before a gateway starts: it would make an empty one, and reject \
-                     new keys under block and reconcile until `hapax store confirm`. An older copy lacks \
-                     what was done since: use `hapax restore`",
+                    "restore the file before a gateway starts. Otherwise the gateway creates an empty \
+                     file and rejects new keys under block and reconcile until `hapax store confirm`. A \
+                     copy of an earlier time lacks later records: use `hapax restore` for it",
                 ));
                 return Ok(findings);
             }

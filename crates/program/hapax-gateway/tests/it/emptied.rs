@@ -106,7 +106,7 @@ async fn a_gateway_with_another_secret_does_not_start_on_a_file() {
     start(config.clone()).await.shutdown().await;
     std::fs::write(folder.path().join("hapax.db.secret"), "33".repeat(32)).unwrap();
     let error = Gateway::start(config).await.unwrap_err().to_string();
-    for part in ["another secret", "give the secret that belongs to it", "hapax.db"] {
+    for part in ["another secret", "set the secret of the database", "hapax.db"] {
         assert!(error.contains(part), "{part} is not in {error}");
     }
 }

@@ -47,7 +47,7 @@ async fn a_wrong_path_or_secret_is_an_error_with_the_remedy() {
     fails(open(&directory.path().join("none").join("hapax.db")), "create it");
     open(&path).unwrap().close().await;
     let other = FileOptions::new(&path).secret(SecretSource::Secret(Secret::new([9; 32])));
-    fails(FileStore::open(other), "give the secret that belongs to it");
+    fails(FileStore::open(other), "set the secret of the database");
 }
 
 #[tokio::test]
