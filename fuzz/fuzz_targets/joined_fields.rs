@@ -34,6 +34,9 @@ fn flat(fields: &[(Vec<u8>, Vec<u8>)]) -> Vec<&[u8]> {
 }
 
 fn fingerprint(fields: &[(Vec<u8>, Vec<u8>)]) -> Fingerprint {
-    let builder = Fingerprint::builder("fuzz");
-    flat(fields).into_iter().fold(builder, |builder, field| builder.field(field)).finish()
+    let mut builder = Fingerprint::builder("fuzz");
+    for field in flat(fields) {
+        builder.field(field);
+    }
+    builder.finish()
 }
