@@ -10,6 +10,7 @@ mod idempotency;
 mod lease;
 mod renewal;
 mod retry;
+mod schedule;
 mod transact;
 mod waiters;
 

@@ -32,7 +32,9 @@ impl Entropy for SystemEntropy {
 /// Random bytes of the operating system, read in blocks: a read costs a system call.
 ///
 /// Every byte is returned once. A process that forks must not use one in both processes, and cannot
-/// use an engine there: tokio does not support it.
+/// use an engine there: tokio does not support it. Of a virtual machine or a process that is restored
+/// from a snapshot, only one copy may go on: restart the program in the others, or use
+/// [`SystemEntropy`] on a kernel that renews its randomness then.
 #[derive(Default)]
 pub struct BufferedEntropy {
     block: Mutex<Block>,

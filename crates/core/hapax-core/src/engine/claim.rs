@@ -149,6 +149,10 @@ impl Idempotency {
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
+        if !self.inner.schedule.is_running() {
+            // No lease would be renewed.
+            return Err(ClaimError::Shutdown);
+        }
         let key = self.operation_id(scope, key);
         let described = self.inner.secret.is_some().then(|| request.description()).flatten();
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
@@ -356,12 +360,19 @@ impl ClaimCall {
             // handover is accepted in the same poll.
             let exchange = inner.backlog.begin_exchange();
             let start = ExchangeStart { claiming, next, deadline, permit };
-            let running = inner.detach_on_drop(run_claim(Arc::clone(inner), start, exchange));
+            let running = Box::pin(run_claim(Arc::clone(inner), start, exchange));
+            let running = inner.detach_on_drop(self.claim.terms.lease, running);
             let Ok(reply) = running.await else { return Err(ClaimError::Shutdown) };
             let (back, end, returned) = reply?;
             permit = returned;
             let claim = match end {
-                ExchangeEnd::Owned(handover) => Claim::Execute(handover.accept()),
+                // The caller did not poll. The lease may lapse before its first renewal, so it is not
+                // handed over; dropping it releases the key.
+                ExchangeEnd::Owned(handover, _) if handover.is_stale() => {
+                    let (elapsed, remaining) = (handover.age(), Duration::ZERO);
+                    return Ok(ClaimProgress::Pending(Pending::InFlight { elapsed, remaining }));
+                }
+                ExchangeEnd::Owned(handover, _exchange) => Claim::Execute(handover.accept()),
                 ExchangeEnd::Decided(ClaimResult::Rehash(scheme)) => {
                     let fingerprint =
                         request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
@@ -411,7 +422,8 @@ impl ClaimCall {
 
 /// Result of an exchange.
 enum ExchangeEnd {
-    Owned(Handover),
+    /// The exchange ends after the handover: a drain waits for the release of an undelivered lease.
+    Owned(Handover, ActiveExchange),
     Decided(ClaimResult),
 }
 
@@ -429,14 +441,14 @@ struct ExchangeStart {
 async fn run_claim(
     inner: Arc<EngineState>,
     start: ExchangeStart,
-    _exchange: ActiveExchange,
+    exchange: ActiveExchange,
 ) -> ExchangeReply {
     let ExchangeStart { mut claiming, next, deadline, permit } = start;
     let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut *claiming, next).await;
     match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership);
-            Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease))), permit))
+            Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease)), exchange), permit))
         }
         Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), permit)),
         Err(ExchangeError::Store { swap, error, may_land }) => {
@@ -459,6 +471,18 @@ async fn run_claim(
 struct Handover(Option<Lease>);
 
 impl Handover {
+    /// Returns whether it waited so long for its caller that the lease could lapse before its first
+    /// renewal. Before the exchange ended it may have been left unpolled for a third of the lease,
+    /// and the first renewal is due after another third.
+    fn is_stale(&self) -> bool {
+        let lease = self.0.as_ref().map(|lease| lease.shared.terms().lease);
+        lease.is_some_and(|lease| self.age() > lease / 6)
+    }
+
+    fn age(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::ZERO, |lease| lease.shared.age())
+    }
+
     #[allow(clippy::unreachable, reason = "only `accept` takes it, and it takes `self`")]
     fn accept(mut self) -> Lease {
         match self.0.take() {

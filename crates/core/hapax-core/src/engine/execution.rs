@@ -19,6 +19,7 @@ use std::time::Duration;
 use pin_project_lite::pin_project;
 use tokio::time::sleep;
 
+use super::backlog::ActiveExchange;
 use super::lease::{FinishError, Lease};
 use super::transact::commit::{CommitResult, commit, roll_back};
 use super::transact::slot::ClosedSlot;
@@ -148,13 +149,18 @@ impl Execution {
         let closed = run.close();
         let inner = Arc::clone(&self.lease.shared.inner);
         let exchange = inner.backlog.begin_exchange();
-        let ended = Arc::clone(&inner).detach_on_drop(async move {
-            let _exchange = exchange;
+        let lease = self.lease.shared.terms().lease;
+        let ending = Box::pin(async move {
             // If the caller is gone, an operation that was to run again is released.
-            UndeliveredResult(Some(self.end_transaction(&backend, closed, end).await))
+            UndeliveredResult(Some(self.end_transaction(&backend, closed, end).await), exchange)
         });
         // A panic of the store or the database, perhaps after COMMIT.
-        ended.await.ok().and_then(|mut it| it.0.take()).unwrap_or(ExecutionResult::Unknown)
+        inner
+            .detach_on_drop(lease, ending)
+            .await
+            .ok()
+            .and_then(|mut it| it.0.take())
+            .unwrap_or(ExecutionResult::Unknown)
     }
 
     async fn end_transaction(
@@ -265,7 +271,9 @@ impl Execution {
 
 /// A result on its way to the task that drives the execution. If that is gone, an operation that was
 /// to run again is released.
-struct UndeliveredResult(Option<ExecutionResult>);
+///
+/// A drain waits for both: the exchange ends after that.
+struct UndeliveredResult(Option<ExecutionResult>, #[expect(dead_code)] ActiveExchange);
 
 impl Drop for UndeliveredResult {
     fn drop(&mut self) {

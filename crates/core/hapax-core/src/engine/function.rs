@@ -59,6 +59,8 @@ impl Idempotency {
     ///   dropping this future earlier, during the claim, leaves nothing behind.
     ///   [`Idempotency::drain`] waits for the operation. Dropped calls go on, so limit the calls
     ///   where they enter the program.
+    /// - An operation that takes longer than a third of its lease also continues on a task, and this
+    ///   future waits for it. So it must not use task-local values of its caller.
     /// - Pass code that blocks its thread to `tokio::task::spawn_blocking`: otherwise it may keep
     ///   the runtime from renewing the lease.
     /// - Requests are equal if their values are, in any order of maps and fields; [the

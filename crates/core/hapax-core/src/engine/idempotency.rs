@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
-use super::renewal::RenewalSchedule;
 use super::retry::{self, ExchangeError};
+use super::schedule::Schedule;
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{BufferedEntropy, Entropy};
@@ -21,7 +21,7 @@ use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
 use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
-use crate::store::{Snapshot, Store, StoreError};
+use crate::store::{BoxFuture, Snapshot, Store, StoreError};
 
 /// Limits of waiting and of deferred writes, in one process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,17 +91,19 @@ pub(super) struct EngineState {
     /// Permits of claims with an exchange under way.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
-    pub(super) renewals: Arc<RenewalSchedule>,
+    pub(super) schedule: Schedule,
     pub(super) runtime: Handle,
 }
 
 impl EngineState {
-    /// Creates a future that continues on a task if its caller drops it.
-    pub(super) fn detach_on_drop<T: 'static>(
-        &self,
-        future: impl Future<Output = T> + Send + 'static,
+    /// Creates a future for a part of an execution with this lease. It continues on a task if its
+    /// caller drops it, or keeps it without polling it.
+    pub(super) fn detach_on_drop<T: Send + 'static>(
+        self: &Arc<Self>,
+        lease: Duration,
+        future: BoxFuture<'static, T>,
     ) -> DetachOnDrop<T> {
-        DetachOnDrop::new(&self.runtime, None, future)
+        DetachOnDrop::new(self, None, lease / 3, future)
     }
 
     /// Returns the deadline of an exchange that begins now.
@@ -205,15 +207,16 @@ impl Idempotency {
         }
     }
 
-    /// Creates a future for a claim and its execution. If its caller drops it before it turns
-    /// `switch` on, it is cancelled; after that it continues on a task, so that an execution always
-    /// gets its record. It turns the switch on when it has a lease, before the next await.
-    pub fn detach_on_drop<T: 'static>(
+    /// Creates a future for a claim and its execution, with this lease. If its caller drops it before
+    /// it turns `switch` on, it is cancelled; after that it continues on a task, so that an execution
+    /// always gets its record. It turns the switch on when it has a lease, before the next await.
+    pub fn detach_on_drop<T: Send + 'static>(
         &self,
         switch: DetachSwitch,
-        future: impl Future<Output = T> + Send + 'static,
+        lease: Duration,
+        future: BoxFuture<'static, T>,
     ) -> DetachOnDrop<T> {
-        DetachOnDrop::new(&self.inner.runtime, Some(switch), future)
+        DetachOnDrop::new(&self.inner, Some(switch), lease / 3, future)
     }
 
     /// Applies an operator's decision about a record. This continues if the caller is dropped, and
@@ -230,7 +233,7 @@ impl Idempotency {
     ) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let exchange = inner.backlog.begin_exchange();
-        let resolved = self.inner.detach_on_drop(async move {
+        let resolving = Box::pin(async move {
             let _exchange = exchange;
             let load = inner.store.load(&key);
             let seen = match tokio::time::timeout(inner.store_timeout, load).await {
@@ -262,13 +265,18 @@ impl Idempotency {
                 Err(ExchangeError::Entropy(error)) => Err(error.into()),
             }
         });
+        let resolved = self.inner.detach_on_drop(self.inner.store_timeout, resolving);
         resolved.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
     /// Resolves when nothing is deferred, no exchange is under way and no function executes or is
     /// being called. Await it with a timeout before a process ends: while the store is unavailable,
     /// a function hangs or a call waits, it does not resolve.
+    ///
+    /// Executions whose callers keep their futures without polling them continue on tasks. A call
+    /// that has no lease yet does not: drop it.
     pub async fn drain(&self) {
+        self.inner.schedule.drain(&self.inner.runtime);
         self.inner.backlog.empty().await;
     }
 }
@@ -329,7 +337,7 @@ impl IdempotencyBuilder {
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),
-                renewals: Arc::default(),
+                schedule: Schedule::start(&runtime),
                 runtime,
             }),
         })

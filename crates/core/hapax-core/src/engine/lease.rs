@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use pin_project_lite::pin_project;
 use tokio::sync::{Mutex, Notify};
+use tokio::time::Instant;
 
 use super::backlog::{DeferredOutcome, DeferredWrite, deferred_write};
 use super::idempotency::EngineState;
@@ -77,6 +78,8 @@ pub(super) struct LeaseState {
     attempt: u32,
     terms: Terms,
     checkpoint: Option<Bytes>,
+    /// Time at which the exchange of its claim ended.
+    claimed_at: Instant,
     /// One write at a time: each expects the write id of the last one. The end takes it, so that a
     /// renewal that gets the lock later writes nothing.
     pub(super) ownership: Mutex<Option<Ownership>>,
@@ -118,6 +121,7 @@ impl Lease {
             attempt: ownership.attempt(),
             terms: ownership.terms(),
             checkpoint: ownership.checkpoint().cloned(),
+            claimed_at: Instant::now(),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -301,10 +305,9 @@ impl<F: Future> Future for KeptAlive<'_, F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         if this.renewal.is_none() {
-            let inner = &this.lease.inner;
-            let (renewal, spawned) = inner.renewals.renew(this.lease, &inner.runtime);
+            let (renewal, is_first) = Renewal::begin(this.lease);
             *this.renewal = Some(renewal);
-            if spawned {
+            if is_first {
                 // The task may be queued for this thread only. The pause lets it start before the
                 // operation can block the thread.
                 cx.waker().wake_by_ref();
@@ -336,6 +339,15 @@ impl LeaseState {
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
         self.write(self.longer(lease), WriteMode::Pausing(Arc::clone(ended))).await
+    }
+
+    pub(super) const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Returns the time since its claim.
+    pub(super) fn age(&self) -> Duration {
+        self.claimed_at.elapsed()
     }
 
     /// Returns the time between renewals.
@@ -424,7 +436,8 @@ impl LeaseState {
         let inner = Arc::clone(&self.inner);
         let exchange = inner.backlog.begin_exchange();
         // The lock is held for one assignment: nothing of this task waits for it meanwhile.
-        let written = inner.detach_on_drop(async move {
+        let lease = self.terms.lease;
+        let writing = Box::pin(async move {
             let _exchange = exchange;
             let Some(ownership) = self.ownership.lock().await.take() else {
                 return Err(FinishError::Gone);
@@ -460,7 +473,7 @@ impl LeaseState {
             self.defer_end(stuck).await
         });
         // The store panicked. The lease lapses, as in a crash.
-        written.await.unwrap_or(Err(FinishError::Pending))
+        inner.detach_on_drop(lease, writing).await.unwrap_or(Err(FinishError::Pending))
     }
 
     /// Defers an end. The execution keeps its memory until the backlog has memory for one more

@@ -8,6 +8,7 @@ mod leases;
 mod limits;
 mod local;
 mod operators;
+mod parked;
 mod transactions;
 mod waiting;
 

@@ -21,6 +21,7 @@ pin_project! {
     /// one.
     pub struct ResponseFuture<F, E>
     where
+        E: Send,
         E: 'static,
     {
         #[pin]
@@ -32,6 +33,7 @@ pin_project! {
     #[project = KindProjection]
     enum Kind<F, E>
     where
+        E: Send,
         E: 'static,
     {
         Passing { #[pin] inner: F },
@@ -57,7 +59,7 @@ impl PanicResponse {
     }
 }
 
-impl<F, E: 'static> ResponseFuture<F, E> {
+impl<F, E: Send + 'static> ResponseFuture<F, E> {
     pub(super) const fn passing(inner: F) -> Self {
         Self { kind: Kind::Passing { inner } }
     }
@@ -76,7 +78,7 @@ impl<F, E: 'static> ResponseFuture<F, E> {
 
 impl<F, E, B> Future for ResponseFuture<F, E>
 where
-    E: 'static,
+    E: Send + 'static,
     F: Future<Output = Result<Response<B>, E>>,
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -102,7 +104,7 @@ where
     }
 }
 
-impl<F, E: 'static> fmt::Debug for ResponseFuture<F, E> {
+impl<F, E: Send + 'static> fmt::Debug for ResponseFuture<F, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             Kind::Passing { .. } => "ResponseFuture(passing)",

@@ -5,7 +5,9 @@
 //! 2. Its body is read, up to a limit, before the claim. An invalid key or an unknown caller is
 //!    rejected before that.
 //! 3. From the claim on, a client that disconnects neither cancels the handler nor loses its outcome:
-//!    the handler continues on a task. The request's extensions have an [`ExecutionHandle`] for the handler.
+//!    the handler continues on a task. So does one that takes longer than a third of the lease; a
+//!    handler therefore must not use task-local values of services around the layer. The request's
+//!    extensions have an [`ExecutionHandle`] for the handler.
 //! 4. The response is read, up to a limit, classified ([`crate::classify`]) and recorded; only then
 //!    does the client get it. A response that is too large, or a stream, is recorded as final without
 //!    its body before the client gets any of it; a client that disconnects after that cancels the

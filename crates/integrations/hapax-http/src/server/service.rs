@@ -82,9 +82,10 @@ where
                     policy: Arc::clone(&admitted.policy),
                     error_format: admitted.error_format,
                 };
+                let lease = admitted.policy.options.policy.terms.lease;
                 let protected =
                     protect(Arc::clone(&layer), admitted, inner, parts, body, switch.clone());
-                let protected = layer.engine.detach_on_drop(switch, protected);
+                let protected = layer.engine.detach_on_drop(switch, lease, Box::pin(protected));
                 ResponseFuture::protected(protected, panicked)
             }
         }

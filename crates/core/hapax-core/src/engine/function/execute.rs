@@ -113,7 +113,8 @@ where
         match claim? {
             // No await since the claim succeeded: the lease cannot be dropped in between.
             Claim::Execute(lease) => {
-                let executed = engine.inner.detach_on_drop(self.execute(lease, running, operation));
+                let execution = Box::pin(self.execute(lease, running, operation));
+                let executed = engine.inner.detach_on_drop(policy.terms.lease, execution);
                 // An error: the encoding of the result panicked outside of the operation.
                 executed.await.unwrap_or(Err(RunError::Panicked))
             }

@@ -40,12 +40,13 @@ impl Lease {
         let inner = Arc::clone(&self.shared.inner);
         // Counted from here on: a drain waits for it.
         let running = inner.backlog.begin_exchange();
+        let lease = self.shared.terms().lease;
         let execution = Execution::in_transactions(self, backend.any());
-        let ran = inner.detach_on_drop(async move {
+        let running = Box::pin(async move {
             let _running = running;
             run(execution, operation).await
         });
-        ran.await.unwrap_or(TransactResult::Panicked)
+        inner.detach_on_drop(lease, running).await.unwrap_or(TransactResult::Panicked)
     }
 }
 

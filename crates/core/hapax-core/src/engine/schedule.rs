@@ -1,0 +1,144 @@
+//! What becomes due while operations are under way: first renewals, and calls that continue on a task.
+//! Most operations end before, so that no task is spawned for them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::idempotency::deadline_after;
+
+/// The work that becomes due, by time. One task sleeps until the first of these times.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    queue: Arc<SharedQueue>,
+    task: AbortHandle,
+}
+
+#[derive(Debug, Default)]
+struct SharedQueue {
+    queue: Mutex<Queue>,
+    /// Notified when the task has to wake earlier.
+    earlier: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    entries: BTreeMap<EntryId, Weak<dyn Due>>,
+    last: u64,
+    /// Time at which the task wakes; `None` while it waits for an entry.
+    wakes_at: Option<Instant>,
+}
+
+/// Time of an entry, with a number that distinguishes entries of one time.
+type EntryId = (Instant, u64);
+
+/// Work of an entry. Its methods return at once.
+pub(super) trait Due: fmt::Debug + Send + Sync {
+    /// Begins the work: its time has come.
+    fn begin(self: Arc<Self>, runtime: &Handle);
+
+    /// Begins the work before its time, if a drain would wait for its caller otherwise.
+    fn drain(self: Arc<Self>, runtime: &Handle);
+}
+
+/// An entry of the schedule. Dropping it removes the entry.
+#[derive(Debug)]
+pub(super) struct ScheduleEntry {
+    queue: Arc<SharedQueue>,
+    id: EntryId,
+}
+
+impl Schedule {
+    /// Starts the task on `runtime`. It ends when the schedule is dropped.
+    pub(super) fn start(runtime: &Handle) -> Self {
+        let queue = Arc::<SharedQueue>::default();
+        let task = runtime.spawn(Arc::clone(&queue).run(runtime.clone())).abort_handle();
+        Self { queue, task }
+    }
+
+    /// Returns whether its runtime still runs. After that nothing becomes due.
+    pub(super) fn is_running(&self) -> bool {
+        !self.task.is_finished()
+    }
+
+    /// Begins `work` after `delay`, unless the entry is dropped first. Also returns whether its task
+    /// has to run before, to learn of the entry.
+    pub(super) fn enter(&self, delay: Duration, work: Weak<dyn Due>) -> (ScheduleEntry, bool) {
+        let at = deadline_after(delay);
+        let mut queue = self.queue.lock();
+        queue.last += 1;
+        let id = (at, queue.last);
+        queue.entries.insert(id, work);
+        let is_first = queue.wakes_at.is_none_or(|wakes_at| at < wakes_at);
+        if is_first {
+            queue.wakes_at = Some(at);
+        }
+        drop(queue);
+        if is_first {
+            self.queue.earlier.notify_one();
+        }
+        (ScheduleEntry { queue: Arc::clone(&self.queue), id }, is_first)
+    }
+
+    /// Begins the work of all entries for which a drain would wait.
+    pub(super) fn drain(&self, runtime: &Handle) {
+        // Copied: work takes its own lock, under which others wait for this one.
+        let entries: Vec<_> = self.queue.lock().entries.values().map(Weak::clone).collect();
+        entries.iter().filter_map(Weak::upgrade).for_each(|work| work.drain(runtime));
+    }
+}
+
+impl Drop for Schedule {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl SharedQueue {
+    async fn run(self: Arc<Self>, runtime: Handle) {
+        loop {
+            // A notification between this and the wait is kept.
+            let wakes_at = self.lock().wakes_at;
+            let elapsed = async {
+                match wakes_at {
+                    Some(wakes_at) => sleep_until(wakes_at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = elapsed => {}
+                () = self.earlier.notified() => continue,
+            }
+            let due = self.take_due();
+            due.into_values().filter_map(|work| work.upgrade()).for_each(|it| it.begin(&runtime));
+        }
+    }
+
+    /// Takes the entries that are due.
+    fn take_due(&self) -> BTreeMap<EntryId, Weak<dyn Due>> {
+        let now = Instant::now();
+        let mut queue = self.lock();
+        let later = queue.entries.split_off(&(now, u64::MAX));
+        let due = std::mem::replace(&mut queue.entries, later);
+        queue.wakes_at = queue.entries.first_key_value().map(|((at, _), _)| *at);
+        due
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        // No code under the lock panics; if it did, the map would be consistent.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ScheduleEntry {
+    fn drop(&mut self) {
+        // It may have been taken already.
+        self.queue.lock().entries.remove(&self.id);
+    }
+}
