@@ -101,7 +101,9 @@ impl Auth {
             path,
             timeout: config.timeout,
             scope: config.scope.clone(),
-            given: given.map(|name| CopiedHeader { plain: plain(&name), name }).collect(),
+            given: given
+                .map(|name| CopiedHeader { plain: plain(&name).into_owned(), name })
+                .collect(),
             permits: Semaphore::new(CONCURRENT),
             metrics,
         }

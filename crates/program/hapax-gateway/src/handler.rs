@@ -58,7 +58,7 @@ impl ProxyHandler for RequestHandler {
                 // Boxed: the future is large, and would make each caller's large.
                 let answer = |request| Box::pin(self.serve(away, snapshot, context, request));
                 match cors {
-                    Some(cors) => cors::answer(&cors, request, answer).await,
+                    Some(cors) => Box::pin(cors::answer(&cors, request, answer)).await,
                     None => answer(request).await,
                 }
             }
@@ -258,7 +258,8 @@ async fn with_cors(
     rejected: Response<Body>,
 ) -> Response<Body> {
     match route.cors.as_ref().filter(|_| request.method() != Method::OPTIONS) {
-        Some(cors) => cors::answer(cors, request, |_| std::future::ready(rejected)).await,
+        // Boxed: it is large, and few requests need it.
+        Some(cors) => Box::pin(cors::answer(cors, request, |_| std::future::ready(rejected))).await,
         None => rejected,
     }
 }

@@ -22,14 +22,15 @@ pub mod scan;
 mod write_timeout;
 
 use std::io;
-use std::pin::{Pin, pin};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 pub use head::HeadError;
 use scan::{ScanResult, Scanner};
@@ -194,18 +195,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
                 // hyper closes after it has answered the stand-in, and reads no more.
                 return Poll::Pending;
             }
-            this.inbox.reserve(READ);
-            // Cancel-safe: a read that is dropped while pending has taken nothing.
-            let read = pin!(this.io.read_buf(&mut this.inbox)).poll(cx);
-            if read.is_pending() && this.inbox.is_empty() {
-                // A connection that waits for its client needs no buffer, and there are many of
-                // them.
-                this.inbox = BytesMut::new();
-            }
-            if ready!(read)? == 0 {
+            // On the stack: a connection that waits for its client needs no buffer, and there are
+            // many of them.
+            let mut room = [MaybeUninit::uninit(); READ];
+            let mut read = ReadBuf::uninit(&mut room);
+            ready!(Pin::new(&mut this.io).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
                 // Half a head is no request; hyper handles half a body.
                 return Poll::Ready(Ok(()));
             }
+            this.inbox.extend_from_slice(read.filled());
         }
         let count = this.cleared.min(buf.remaining());
         buf.put_slice(&this.inbox[..count]);

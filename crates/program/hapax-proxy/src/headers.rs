@@ -1,5 +1,6 @@
 //! Header fields that the proxy adds, removes and changes.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::Method;
@@ -68,8 +69,10 @@ pub fn set_host(headers: &mut HeaderMap, target: &Uri) {
             Some(port) => format!("{}:{port}", authority.host()).into_bytes(),
             None => authority.host().as_bytes().to_vec(),
         },
-        (None, Some(host)) => host.as_bytes().to_vec(),
-        (None, None) => return,
+        (None, Some(host)) if host.as_bytes().iter().any(u8::is_ascii_uppercase) => {
+            host.as_bytes().to_vec()
+        }
+        (None, _) => return,
     };
     if let Ok(host) = HeaderValue::from_bytes(&host.to_ascii_lowercase()) {
         headers.insert(HOST, host);
@@ -95,8 +98,9 @@ pub fn drop_where(headers: &mut HeaderMap, is_meant: impl Fn(&HeaderName) -> boo
 
 /// Returns a name as CGI and similar interfaces see it.
 #[must_use]
-pub fn plain(name: &HeaderName) -> String {
-    name.as_str().replace('_', "-")
+pub fn plain(name: &HeaderName) -> Cow<'_, str> {
+    let name = name.as_str();
+    if name.contains('_') { name.replace('_', "-").into() } else { name.into() }
 }
 
 /// Removes the fields that concern one connection only, and those that `Connection` names (RFC 9110

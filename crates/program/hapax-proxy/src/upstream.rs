@@ -33,8 +33,8 @@ mod upload;
 use std::error::Error;
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -52,7 +52,7 @@ pub(crate) use meter::Metered;
 use pool::Pool;
 pub use receive::ReceivedBody;
 pub(crate) use receive::Tunnel;
-use receive::{RequestTraits, receive};
+use receive::{RequestTraits, UsedConnections, receive};
 pub use registry::Upstreams;
 use upload::Upload;
 pub use upload::UploadError;
@@ -79,6 +79,7 @@ struct Inner {
     connect: ConnectOptions,
     pool: Pool,
     permits: Arc<Semaphore>,
+    used: Mutex<UsedConnections>,
     cut: watch::Sender<bool>,
     /// True once the log has warned that responses end with their connections.
     warned: AtomicBool,
@@ -138,6 +139,7 @@ impl Upstream {
             pool: Pool::new(connect.idle),
             connect,
             permits: Arc::new(Semaphore::new(concurrent)),
+            used: Mutex::default(),
             cut: watch::Sender::new(false),
             warned: AtomicBool::new(false),
         };
@@ -177,6 +179,7 @@ impl Upstream {
     /// unknown.
     pub fn cut(&self) {
         self.inner.cut.send_replace(true);
+        self.inner.end_used();
     }
 
     /// Sends a request in origin form, and waits for the head of a response that is stored or
@@ -231,13 +234,7 @@ impl Upstream {
         let traits = RequestTraits { switch, head: request.method() == Method::HEAD, counts };
         let alone = counts && self.inner.connect.fresh;
         let kept = if alone { None } else { self.inner.pool.take(counts) };
-        let answered = match kept {
-            Some(connection) => match self.send_on(connection, request).await {
-                Err(SendError { again: Some(request), .. }) => self.send_fresh(*request).await,
-                answered => answered.map_err(|unanswered| unanswered.failure),
-            },
-            None => self.send_fresh(request).await,
-        };
+        let answered = self.send_on_any(kept, request).await;
         match (answered, upload.fault()) {
             (Ok((connection, response)), _) => {
                 receive(self, connection, response, permit, traits).await
@@ -249,17 +246,33 @@ impl Upstream {
         }
     }
 
-    async fn send_fresh(
+    /// Sends a request on a connection of the pool, if there is one, and otherwise, or if nothing of
+    /// the request was sent, on a new one.
+    async fn send_on_any(
         &self,
-        request: Request<BoxedBody>,
+        mut kept: Option<UpstreamConnection>,
+        mut request: Request<BoxedBody>,
     ) -> Result<(UpstreamConnection, Response<Incoming>), UpstreamError> {
+        loop {
+            let is_new = kept.is_none();
+            let connection = match kept.take() {
+                Some(connection) => connection,
+                // Boxed: it is large, and most requests need no new connection.
+                None => Box::pin(self.dial()).await.map_err(UpstreamError::Unreachable)?,
+            };
+            match self.send_on(connection, request).await {
+                Err(SendError { again: Some(unsent), .. }) if !is_new => request = *unsent,
+                answered => return answered.map_err(|unanswered| unanswered.failure),
+            }
+        }
+    }
+
+    async fn dial(&self) -> Result<UpstreamConnection, BodyError> {
         let Inner { origin, connect, cut: ending, .. } = &*self.inner;
-        let connection = tokio::select! {
+        tokio::select! {
             connection = connect.dial(origin, self.timeout) => connection,
             () = cut(ending.subscribe()) => Err(ENDING.into()),
-        };
-        let connection = connection.map_err(UpstreamError::Unreachable)?;
-        self.send_on(connection, request).await.map_err(|unanswered| unanswered.failure)
+        }
     }
 
     async fn send_on(

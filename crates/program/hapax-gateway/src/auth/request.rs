@@ -32,7 +32,7 @@ pub(super) fn auth_headers(
         is_of_the_message(&plain)
             || plain.starts_with("x-original-")
             || plain == "x-rewrite-url"
-            || matches!(plain.as_str(), "x-forwarded-method" | "x-forwarded-uri")
+            || matches!(&*plain, "x-forwarded-method" | "x-forwarded-uri")
             || (plain.starts_with("x-forwarded-") && !peer.trusted)
     });
     forwarded(&mut headers, peer);

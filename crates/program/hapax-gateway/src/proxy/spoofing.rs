@@ -14,7 +14,8 @@ pub(crate) struct ProtectedHeaders(Vec<(HeaderName, String)>);
 
 impl ProtectedHeaders {
     pub(crate) fn new<'a>(names: impl IntoIterator<Item = &'a HeaderName>) -> Self {
-        Self(names.into_iter().map(|name| (name.clone(), plain(name))).collect())
+        let plain = |name: &HeaderName| (name.clone(), plain(name).into_owned());
+        Self(names.into_iter().map(plain).collect())
     }
 
     /// Removes the fields of a request from which its service could conclude something else than

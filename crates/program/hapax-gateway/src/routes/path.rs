@@ -38,6 +38,9 @@ const SLASH: char = '\u{1}';
 /// slash at its end, unless it is `/`. `named` returns whether a route names the last segment of a
 /// reading including its dot; then the part after the dot is not a format.
 pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<String>> {
+    if path.bytes().all(is_plain) {
+        return Some(vec![read(path, Deviations(0))]);
+    }
     let once = decode(path)?;
     let levels = levels(once)?;
     let odd = Deviations::of(&levels);
@@ -67,6 +70,11 @@ pub(super) fn readings(path: &str, named: impl Fn(&str) -> bool) -> Option<Vec<S
         }
     }
     Some(found)
+}
+
+/// Returns whether a path of only such bytes has only the plain reading.
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'~' | b':')
 }
 
 /// Set of the deviations from the plain reading.

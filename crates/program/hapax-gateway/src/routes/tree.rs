@@ -59,15 +59,15 @@ impl<T: Copy> Tree<T> {
 
     /// Returns the value of the most specific pattern.
     pub(super) fn find(&self, path: &str) -> Option<T> {
-        self.look(&segments(path).collect::<Vec<_>>())
+        self.look(segments(path))
     }
 
     /// Visits each node at most once for any path, since a node's depth is the number of segments
     /// before it.
-    fn look(&self, path: &[&str]) -> Option<T> {
-        let Some((first, left)) = path.split_first() else { return self.here.or(self.rest) };
-        let named = self.named.get(*first).and_then(|node| node.look(left));
-        named.or_else(|| self.any.as_ref()?.look(left)).or(self.rest)
+    fn look<'a>(&self, mut path: impl Iterator<Item = &'a str> + Clone) -> Option<T> {
+        let Some(first) = path.next() else { return self.here.or(self.rest) };
+        let named = self.named.get(first).and_then(|node| node.look(path.clone()));
+        named.or_else(|| self.any.as_ref()?.look(path)).or(self.rest)
     }
 }
 
@@ -82,7 +82,7 @@ fn take<T: Copy>(slot: &mut Option<T>, value: T) -> Result<(), PatternError<T>> 
 }
 
 /// Returns the segments of a path; `/` has none.
-fn segments(path: &str) -> impl Iterator<Item = &str> {
+fn segments(path: &str) -> impl Iterator<Item = &str> + Clone {
     path.split('/').filter(|segment| !segment.is_empty())
 }
 

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError::Closed};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::BoxedBody;
@@ -127,14 +127,29 @@ impl UpstreamConnection {
         }
     }
 
-    /// Waits until the request is completely written, and its response, which ends when `over`
-    /// resolves, completely read. Returns whether another request can follow.
-    pub(super) async fn reusable(&mut self, over: impl Future<Output = ()>) -> bool {
+    /// Returns whether the request is completely written, and another one can follow, now that its
+    /// response is read.
+    pub(super) fn is_reusable(&mut self) -> bool {
+        match &mut self.sender {
+            // hyper is ready only when the response is completely read too.
+            Sender::Http1(sender) => sender.is_ready(),
+            Sender::Http2 { sender, sent, .. } => {
+                if sent.as_mut().is_some_and(|sent| sent.try_recv() == Err(Closed)) {
+                    // It must not be awaited any more.
+                    *sent = None;
+                }
+                sent.is_none() && sender.is_ready() && !sender.is_closed()
+            }
+        }
+    }
+
+    /// Waits until the request is completely written and its response, whose body was read or
+    /// dropped, completely read. Returns whether another request can follow.
+    pub(super) async fn reusable(&mut self) -> bool {
         match &mut self.sender {
             // hyper is ready only then.
             Sender::Http1(sender) => sender.ready().await.is_ok(),
             Sender::Http2 { sender, sent, .. } => {
-                over.await;
                 if let Some(sent) = sent {
                     // Its sender is dropped with the body.
                     let _ = sent.await;

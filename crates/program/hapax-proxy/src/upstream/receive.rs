@@ -1,10 +1,12 @@
 //! Responses, and the reuse of their connections.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +16,8 @@ use http::{Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::upgrade::Upgraded;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::runtime::Handle;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::connection::UpstreamConnection;
@@ -54,7 +57,9 @@ pub(super) async fn receive(
         let io = io.map_err(|error| UpstreamError::Broken(error.into()))?;
         let tunnel = Tunnel { io, idle_timeout: *timeout, _permit: permit };
         response.extensions_mut().insert(Switch::to(tunnel));
-        return Ok(response.map(|body| ReceivedBody::new(body, inner, *timeout)));
+        // The connection has left HTTP: nothing returns to the pool.
+        let used = Return { inner: Arc::clone(inner), number: 0 };
+        return Ok(response.map(|body| ReceivedBody::new(body, used, *timeout)));
     }
     let (parts, body) = response.into_parts();
     let bodiless = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&parts.status);
@@ -75,11 +80,9 @@ pub(super) async fn receive(
         );
     }
     connection.had_head |= request.head && !http2;
-    let (over, is_over) = watch::channel(());
     let keep = !(request.counts && inner.connect.fresh);
-    tokio::spawn(settle(Arc::clone(inner), connection, permit, is_over, keep));
-    let body = ReceivedBody::new(body, inner, *timeout);
-    let body = ReceivedBody { http2, left: length, over: Some(over), ..body };
+    let used = Return::enter(inner, UsedConnection { connection, permit, keep });
+    let body = ReceivedBody { http2, left: length, ..ReceivedBody::new(body, used, *timeout) };
     Ok(Response::from_parts(parts, body))
 }
 
@@ -113,45 +116,111 @@ pub(crate) struct Tunnel {
     pub(crate) _permit: OwnedSemaphorePermit,
 }
 
-/// Puts the connection into the pool, with `keep`, once the response is completely read and the
-/// request completely written; ends it if that takes too long. The permit is released when neither
-/// the connection nor the rest of the request holds resources.
-async fn settle(
-    inner: Arc<Inner>,
-    mut connection: UpstreamConnection,
+/// Connections whose responses are being read.
+#[derive(Debug, Default)]
+pub(super) struct UsedConnections {
+    last: u64,
+    by_number: HashMap<u64, UsedConnection>,
+}
+
+#[derive(Debug)]
+struct UsedConnection {
+    connection: UpstreamConnection,
     permit: OwnedSemaphorePermit,
-    is_over: watch::Receiver<()>,
+    /// Whether it may be reused.
     keep: bool,
-) {
-    let meter = Arc::clone(&connection.meter);
-    let over = |mut is_over: watch::Receiver<()>| async move {
-        // The sender is dropped when the body is read, fails or is dropped.
-        while is_over.changed().await.is_ok() {}
-    };
-    let stuck = async {
-        over(is_over.clone()).await;
+}
+
+impl UsedConnection {
+    /// Puts the connection into the pool, if it may be reused, once the response is completely read
+    /// and the request completely written; ends it if that takes too long after the body was read or
+    /// dropped. The permit is released when neither the connection nor the rest of the request holds
+    /// resources.
+    async fn settle(mut self, inner: Arc<Inner>) {
+        let meter = Arc::clone(&self.connection.meter);
         let over = Instant::now();
-        loop {
-            // The timeout begins anew while the server still reads the request.
-            let deadline = over.max(meter.last()) + SETTLE;
-            if deadline <= Instant::now() {
-                break;
+        let stuck = async {
+            loop {
+                // The timeout begins anew while the server still reads the request.
+                let deadline = over.max(meter.last()) + SETTLE;
+                if deadline <= Instant::now() {
+                    break;
+                }
+                sleep_until(deadline).await;
             }
-            sleep_until(deadline).await;
+        };
+        let ready = tokio::select! {
+            // Once requests are cut off, no connection is reused.
+            biased;
+            () = cut(inner.cut.subscribe()) => false,
+            ready = self.connection.reusable() => ready,
+            () = stuck => false,
+        };
+        if ready && self.keep {
+            inner.pool.put(self.connection);
+        } else {
+            // The driver drops the rest of the request before the permit is released.
+            self.connection.end().await;
         }
-    };
-    let ready = tokio::select! {
-        ready = connection.reusable(over(is_over.clone())) => ready,
-        () = stuck => false,
-        () = cut(inner.cut.subscribe()) => false,
-    };
-    if ready && keep {
-        inner.pool.put(connection);
-    } else {
-        // The driver drops the rest of the request before the permit is released.
-        connection.end().await;
+        drop(self.permit);
     }
-    drop(permit);
+}
+
+impl Inner {
+    /// Ends the connections whose responses are being read, also if nobody reads them.
+    pub(super) fn end_used(self: &Arc<Self>) {
+        let used = mem::take(&mut self.lock_used().by_number);
+        used.into_values().for_each(|used| self.settle(used));
+    }
+
+    fn settle(self: &Arc<Self>, used: UsedConnection) {
+        // Without a runtime nothing can wait: the connection ends with its fields.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(used.settle(Arc::clone(self)));
+        }
+    }
+
+    fn lock_used(&self) -> MutexGuard<'_, UsedConnections> {
+        // No change can panic half way.
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns a connection to its pool: when the body of its response ends, fails or is dropped.
+struct Return {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Return {
+    fn enter(inner: &Arc<Inner>, used: UsedConnection) -> Self {
+        let mut all = inner.lock_used();
+        all.last += 1;
+        let this = Self { inner: Arc::clone(inner), number: all.last };
+        all.by_number.insert(this.number, used);
+        drop(all);
+        // The cut takes what it finds; it may have looked before.
+        if *inner.cut.borrow() {
+            inner.end_used();
+        }
+        this
+    }
+
+    fn now(&self) {
+        let used = self.inner.lock_used().by_number.remove(&self.number);
+        let Some(mut used) = used else { return };
+        if used.keep && used.connection.is_reusable() && !*self.inner.cut.borrow() {
+            self.inner.pool.put(used.connection);
+        } else {
+            self.inner.settle(used);
+        }
+    }
+}
+
+impl Drop for Return {
+    fn drop(&mut self) {
+        self.now();
+    }
 }
 
 /// The body of a response. It fails if the upstream sends nothing for too long, if it is cut off,
@@ -164,16 +233,19 @@ pub struct ReceivedBody {
     left: Option<u64>,
     idle_timeout: Duration,
     /// Set while it waits for the upstream; the time of a slow client does not count.
-    waiting: Option<Pin<Box<Sleep>>>,
+    waiting: Option<Wait>,
+    used: Return,
+}
+
+/// Timeout and end of the upstream, while a body waits for bytes.
+struct Wait {
+    timer: Pin<Box<Sleep>>,
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// Dropped when the body ends or is dropped.
-    over: Option<watch::Sender<()>>,
 }
 
 impl ReceivedBody {
-    fn new(body: Incoming, upstream: &Inner, idle_timeout: Duration) -> Self {
-        let cut = Box::pin(cut(upstream.cut.subscribe()));
-        Self { body, http2: false, left: None, idle_timeout, waiting: None, cut, over: None }
+    fn new(body: Incoming, used: Return, idle_timeout: Duration) -> Self {
+        Self { body, http2: false, left: None, idle_timeout, waiting: None, used }
     }
 
     /// Returns whether a body that ended should have continued.
@@ -200,7 +272,7 @@ impl http_body::Body for ReceivedBody {
         if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
             this.waiting = None;
             if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
-                this.over = None;
+                this.used.now();
             }
             return Poll::Ready(match frame {
                 Some(Ok(frame)) => {
@@ -216,13 +288,16 @@ impl http_body::Body for ReceivedBody {
                 None => None,
             });
         }
-        if this.cut.as_mut().poll(cx).is_ready() {
+        let (idle_timeout, upstream) = (this.idle_timeout, &this.used.inner);
+        let waiting = this.waiting.get_or_insert_with(|| Wait {
+            timer: Box::pin(sleep(idle_timeout)),
+            cut: Box::pin(cut(upstream.cut.subscribe())),
+        });
+        if waiting.cut.as_mut().poll(cx).is_ready() {
             let error = UpstreamError::Broken(ENDING.into());
             return Poll::Ready(Some(Err(error.into())));
         }
-        let idle_timeout = this.idle_timeout;
-        let timer = this.waiting.get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
-        if timer.as_mut().poll(cx).is_ready() {
+        if waiting.timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(UpstreamError::Timeout.into())));
         }
         Poll::Pending

@@ -72,7 +72,7 @@ where
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let upstream = at(&listener, Duration::from_secs(5), 10, UpstreamProtocol::Http1);
     let mut connection = UpstreamConnection::http1(io, None).await.unwrap();
-    assert!(connection.reusable(std::future::ready(())).await);
+    assert!(connection.reusable().await);
     upstream.inner.pool.put(connection);
     (upstream, listener)
 }
