@@ -1,6 +1,6 @@
 //! Measurements of what protection costs. They are built in a workspace of their own, `bench/cost`.
 
-use crate::sh::{Outcome, Run};
+use crate::sh::{Failure, Outcome, Run};
 use crate::test::target;
 
 const MANIFEST: [&str; 2] = ["--manifest-path", "bench/cost/Cargo.toml"];
@@ -28,6 +28,29 @@ pub(crate) enum Bench {
     ///
     /// Without HTTP and without an engine: what the layer over a store is compared with.
     Stores(Options),
+
+    /// Measure the layer and the gateway with 1 to 256 connections
+    Connections {
+        #[command(flatten)]
+        options: Options,
+        /// Draw the results into this file, as SVG
+        #[arg(long, value_name = "FILE")]
+        plot: Option<String>,
+    },
+
+    /// Measure the swaps of the file store and of PostgreSQL with many records and with few
+    ///
+    /// Filling a store with ten million records takes minutes and ten gigabytes.
+    Growth {
+        #[command(flatten)]
+        options: Options,
+        /// Records of the large stores; the small ones have 10,000
+        #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+        records: u64,
+        /// Draw the results into this file, as SVG
+        #[arg(long, value_name = "FILE")]
+        plot: Option<String>,
+    },
 }
 
 /// Length and extent of a measurement.
@@ -64,13 +87,17 @@ pub(crate) fn run(bench: &Bench) -> Outcome {
     Run::cargo().args(build).args(MANIFEST).show()?;
     let words = match bench {
         Bench::Http { options, connections } => {
-            Run::cargo().args(["build", "--release", "--package", "hapax-cli"]).show()?;
-            let hapax = target()?.join("release/hapax");
-            let words = ["--hapax".into(), hapax.display().to_string()];
             let connections = ["--connections".into(), connections.to_string()];
-            [vec!["http".into()], options.words(), words.into(), connections.into()].concat()
+            [vec!["http".into()], options.words(), gateway()?, connections.into()].concat()
+        }
+        Bench::Connections { options, plot } => {
+            [vec!["connections".into()], options.words(), gateway()?, plot_words(plot)].concat()
         }
         Bench::Stores(options) => [vec!["stores".into()], options.words()].concat(),
+        Bench::Growth { options, records, plot } => {
+            let records = ["--records".into(), records.to_string()];
+            [vec!["growth".into()], options.words(), records.into(), plot_words(plot)].concat()
+        }
     };
     let folder = std::env::temp_dir();
     Run::cargo()
@@ -81,4 +108,15 @@ pub(crate) fn run(bench: &Bench) -> Outcome {
         // Servers for tests have their files in memory, unless this is set.
         .env("TMPDIR", folder)
         .show()
+}
+
+/// Builds the program `hapax`, and returns the words that name it.
+fn gateway() -> Result<Vec<String>, Failure> {
+    Run::cargo().args(["build", "--release", "--package", "hapax-cli"]).show()?;
+    let hapax = target()?.join("release/hapax");
+    Ok(vec!["--hapax".into(), hapax.display().to_string()])
+}
+
+fn plot_words(plot: &Option<String>) -> Vec<String> {
+    plot.iter().flat_map(|plot| ["--plot".to_owned(), plot.clone()]).collect()
 }

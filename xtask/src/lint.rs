@@ -14,6 +14,7 @@ pub(crate) fn run() -> Outcome {
     lengths()?;
     Run::cargo().args(["fmt", "--all", "--check"]).show()?;
     Run::cargo().args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]).show()?;
+    locks()?;
     deps::run()?;
     Run::cargo()
         .args(["clippy", "--workspace", "--all-targets", "--all-features", "--", "-D", "warnings"])
@@ -22,6 +23,22 @@ pub(crate) fn run() -> Outcome {
         .args(["doc", "--workspace", "--no-deps", "--all-features"])
         .env("RUSTDOCFLAGS", "-D warnings")
         .show()
+}
+
+/// Compares the lock files of the workspaces beside this one with their manifests, by which they
+/// depend on its crates. Nothing is downloaded but the index.
+fn locks() -> Outcome {
+    let benches =
+        ["census", "cost", "engines", "flood", "slow"].map(|name| format!("bench/{name}"));
+    for folder in benches.into_iter().chain(["fuzz".to_owned()]) {
+        let manifest = format!("{folder}/Cargo.toml");
+        let update = ["update", "--quiet", "--workspace", "--locked", "--manifest-path"];
+        Run::cargo().args(update).args([&manifest]).show().map_err(|failure| {
+            let mend = format!("cargo update --workspace --manifest-path {manifest}");
+            Failure::new(format!("{failure}\n{folder}/Cargo.lock is out of date: run `{mend}`"))
+        })?;
+    }
+    Ok(())
 }
 
 fn lengths() -> Outcome {

@@ -12,6 +12,7 @@ enum Part {
     Postgres,
     Pypi,
     Npm,
+    Strace,
 }
 
 /// Servers and clients that the caller leaves out.
@@ -58,7 +59,7 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 11] = [
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
@@ -68,6 +69,7 @@ const NEEDS: [Need; 10] = [
     Need { what: "npm", package: "npm", is_there: || on_path("npm") },
     // Serves in front of a gateway that has a Node service behind it.
     Need { what: "npm", package: "nginx-light", is_there: || on_path("nginx") },
+    Need { what: "strace", package: "strace", is_there: || on_path("strace") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program `kill`: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },

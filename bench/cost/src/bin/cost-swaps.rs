@@ -3,10 +3,11 @@
 //!
 //!     cost-swaps memory|file|redis|postgres [PATH|URL] --callers 64
 //!
-//! Writes the result to standard output as JSON.
+//! Writes the result to standard output as JSON. With `--fill`, it only adds finished records.
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
@@ -38,6 +39,9 @@ struct Args {
     /// Time before it
     #[arg(long, default_value_t = 1.0)]
     warmup: f64,
+    /// Add so many finished records, in the order of their ids, and measure nothing
+    #[arg(long, value_name = "RECORDS")]
+    fill: Option<u64>,
     #[command(flatten)]
     cores: Cores,
 }
@@ -50,6 +54,9 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Any> {
     let args = Args::parse();
     let store = open(&args).await?;
+    if let Some(records) = args.fill {
+        return fill(store, records, args.callers).await;
+    }
     let warmed = Instant::now() + Duration::from_secs_f64(args.warmup);
     let ended = warmed + Duration::from_secs_f64(args.seconds);
     let callers: Vec<_> = (0..args.callers)
@@ -87,6 +94,40 @@ async fn open(args: &Args) -> Result<Arc<dyn Store>, Any> {
     })
 }
 
+/// Adds finished records whose ids ascend, which is the quickest order for a tree, and divides the
+/// range of ids evenly, so that later ids fall between them.
+async fn fill(store: Arc<dyn Store>, records: u64, callers: usize) -> Result<(), Any> {
+    let step = u64::MAX / records.max(1);
+    let next = Arc::new(AtomicU64::new(0));
+    let callers: Vec<_> = (0..callers)
+        .map(|_| {
+            let (store, next) = (Arc::clone(&store), Arc::clone(&next));
+            tokio::spawn(async move {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= records {
+                        return Ok::<_, Any>(());
+                    }
+                    let claim = claim()?;
+                    let mut id = *claim.id.as_bytes();
+                    id[..8].copy_from_slice(&(number * step).to_be_bytes());
+                    let record = finished(&claim);
+                    let draft = Draft { record, lease: Duration::ZERO, ..claim.draft };
+                    let id = OperationId::from_bytes(id);
+                    store.swap(Swap { id, draft, ..claim }).await?;
+                    if number % 1_000_000 == 0 && number > 0 {
+                        eprintln!("{number} of {records} records");
+                    }
+                }
+            })
+        })
+        .collect();
+    for caller in callers {
+        caller.await??;
+    }
+    Ok(())
+}
+
 /// Executes requests until `ended`, and returns the latencies of those in the window, in
 /// microseconds.
 async fn call(store: Arc<dyn Store>, warmed: Instant, ended: Instant) -> Result<Vec<u32>, Any> {
@@ -109,9 +150,7 @@ async fn call(store: Arc<dyn Store>, warmed: Instant, ended: Instant) -> Result<
 /// Claims a new key and completes it.
 async fn execute(store: &dyn Store) -> Result<(), Any> {
     let claim = claim()?;
-    let outcome =
-        Outcome::new("http/1", format!("content-type: application/json\n{}", wire::ANSWER));
-    let record = Record { state: RecordState::Done(outcome), ..claim.draft.record.clone() };
+    let record = finished(&claim);
     let complete = Swap {
         id: claim.id,
         expected: Some(claim.write_id),
@@ -124,6 +163,13 @@ async fn execute(store: &dyn Store) -> Result<(), Any> {
         }
     }
     Ok(())
+}
+
+/// Returns the record of a claim with its outcome.
+fn finished(claim: &Swap) -> Record {
+    let outcome =
+        Outcome::new("http/1", format!("content-type: application/json\n{}", wire::ANSWER));
+    Record { state: RecordState::Done(outcome), ..claim.draft.record.clone() }
 }
 
 fn claim() -> Result<Swap, Any> {

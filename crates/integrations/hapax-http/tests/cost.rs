@@ -1,5 +1,5 @@
-//! The cost of a request with a key, counted without a clock: allocations, tasks, and swaps of the
-//! store. `cost.txt` has the numbers, which may only fall.
+//! The cost of a request with a key, counted without a clock: allocations, tasks, round trips to the
+//! store, and system calls. `cost.txt` has the numbers, which may only fall.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -83,6 +83,17 @@ fn tasks() -> u64 {
     tokio::spawn(async {}).id().to_string().parse().unwrap()
 }
 
+/// Executes a request in one poll: nothing waits, as it would with a task.
+fn poll(
+    service: &mut impl Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    request: Request<Body>,
+) {
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(service.poll_ready(&mut context).is_ready());
+    let mut response = Box::pin(service.call(request));
+    assert!(response.as_mut().poll(&mut context).is_ready());
+}
+
 /// Returns allocations, tasks and round trips of the median request.
 async fn cost(
     store: &Counted,
@@ -95,13 +106,7 @@ async fn cost(
         tokio::task::yield_now().await;
         let (request, before, trips) =
             (request(keys(number)), tasks(), store.trips.load(Ordering::Relaxed));
-        let counted = allocation_counter::measure(|| {
-            let mut context = Context::from_waker(Waker::noop());
-            assert!(service.poll_ready(&mut context).is_ready());
-            let mut response = Box::pin(service.call(request));
-            // Nothing here waits: with a task, it would.
-            assert!(response.as_mut().poll(&mut context).is_ready());
-        });
+        let counted = allocation_counter::measure(|| poll(service, request));
         let counts = [
             counted.count_total - 1,
             tasks() - before - 1,
@@ -141,4 +146,70 @@ async fn a_request_costs_no_more_than_before() {
         found, expected,
         "the costs in tests/cost.txt may only fall; write lower ones with UPDATE_GOLDEN=1"
     );
+}
+
+/// Runs the requests in a process of its own, whose system calls strace records.
+mod strace {
+    use super::*;
+
+    /// Set for that process.
+    const TRACED: &str = "HAPAX_TRACED";
+
+    /// Files that do not exist. The process looks for them before and after the requests, so that
+    /// its record shows which system calls lie between.
+    const MARKS: [&str; 2] = ["/begin-of-requests", "/end-of-requests"];
+
+    /// System calls of the allocator.
+    const MEMORY: [&str; 6] = ["brk", "mmap", "munmap", "mprotect", "mremap", "madvise"];
+
+    #[test]
+    fn a_request_makes_no_system_call() {
+        if std::env::var_os(TRACED).is_some() {
+            return execute();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join("record");
+        let name = "strace::a_request_makes_no_system_call";
+        let output = std::process::Command::new("strace")
+            .args(["-f", "-qq", "-o"])
+            .arg(&record)
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(TRACED, "1")
+            .output()
+            .expect("strace is installed, by `cargo xtask setup`");
+        assert!(output.status.success(), "{output:?}");
+        let record = std::fs::read_to_string(record).unwrap();
+        let at = |mark: &str| record.lines().position(|line| line.contains(mark)).unwrap();
+        let [begin, end] = MARKS.map(at);
+        let lines: Vec<&str> = record.lines().collect();
+        // Each line begins with the number of its thread.
+        let thread = lines[begin].split(' ').next().unwrap();
+        let call = |line: &&str| Some(line.strip_prefix(thread)?.trim_start().to_owned());
+        let calls: Vec<String> = lines[begin + 1..end].iter().filter_map(call).collect();
+        let is_memory = |call: &String| MEMORY.iter().any(|name| call.starts_with(name));
+        // Randomness is read in blocks.
+        let (random, other): (Vec<_>, Vec<_>) = calls
+            .iter()
+            .filter(|call| !is_memory(call))
+            .partition(|call| call.starts_with("getrandom"));
+        assert!(other.is_empty(), "{REQUESTS} requests: {other:#?}");
+        assert!(random.len() < REQUESTS / 20, "{REQUESTS} requests: {random:#?}");
+    }
+
+    fn execute() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let service = runtime.block_on(async {
+            let layer = IdempotencyLayer::builder(MemoryStore::default()).build().unwrap();
+            let mut service = layer.layer(Handler);
+            assert_eq!(service.call(request(usize::MAX / 2)).await.unwrap().status(), 200);
+            service
+        });
+        let [begin, end] = MARKS;
+        assert!(!std::path::Path::new(begin).exists());
+        for number in 0..REQUESTS {
+            poll(&mut service.clone(), request(number));
+        }
+        assert!(!std::path::Path::new(end).exists());
+    }
 }

@@ -2,14 +2,19 @@
 //!
 //!     cargo xtask bench http
 //!     cargo xtask bench stores
+//!     cargo xtask bench connections
+//!     cargo xtask bench growth
 //!
 //! Every measurement starts a new server, so that no case pays for the records of another. The cases
 //! of a round follow each other, and ratios are taken within a round: load of the machine that lasts
 //! longer than a round affects both sides.
 
 mod cases;
+mod connections;
+mod growth;
 mod machine;
 mod measure;
+mod plot;
 mod report;
 mod start;
 mod table;
@@ -31,8 +36,6 @@ struct Cli {
     command: Command,
 }
 
-// `growth` will be one more command: it needs stores of ten million records, which are filled once
-// and kept between rounds.
 #[derive(Subcommand)]
 enum Command {
     /// Measure requests of HTTP: layers, proxies, the gateway
@@ -50,6 +53,28 @@ enum Command {
     Stores {
         #[command(flatten)]
         options: Options,
+    },
+    /// Measure layers and the gateway by the number of connections
+    Connections {
+        #[command(flatten)]
+        options: Options,
+        /// The program `hapax`
+        #[arg(long, value_name = "PATH")]
+        hapax: PathBuf,
+        /// Draw the results into this file, as SVG
+        #[arg(long, value_name = "FILE")]
+        plot: Option<PathBuf>,
+    },
+    /// Measure the swaps of stores with few records and with many
+    Growth {
+        #[command(flatten)]
+        options: Options,
+        /// Records of the large stores
+        #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+        records: u64,
+        /// Draw the results into this file, as SVG
+        #[arg(long, value_name = "FILE")]
+        plot: Option<PathBuf>,
     },
 }
 
@@ -79,6 +104,12 @@ async fn run(command: Command) -> Result<(), Any> {
         Command::Http { options, hapax, connections } => (options, hapax, connections, cases::HTTP),
         Command::Stores { options } => {
             (options, PathBuf::new(), cases::TARGET_CONNECTIONS, cases::STORES)
+        }
+        Command::Connections { options, hapax, plot } => {
+            return connections::run(&options, hapax, plot.as_deref()).await;
+        }
+        Command::Growth { options, records, plot } => {
+            return growth::run(&options, records, plot.as_deref()).await;
         }
     };
     let mut chosen = cases::choose(all, &options.only)?;

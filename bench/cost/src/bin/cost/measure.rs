@@ -37,7 +37,7 @@ pub(crate) struct Bench {
 }
 
 /// Records of one measurement, and the server that has them.
-enum Records {
+pub(crate) enum Records {
     None,
     Memory,
     File(PathBuf),
@@ -46,7 +46,7 @@ enum Records {
 }
 
 impl Records {
-    async fn start(backing: Option<Backing>, folder: &Path) -> Self {
+    pub(crate) async fn start(backing: Option<Backing>, folder: &Path) -> Self {
         match backing {
             None => Self::None,
             Some(Backing::Memory) => Self::Memory,
@@ -66,7 +66,7 @@ impl Records {
     }
 
     /// Returns the words by which programs of this benchmark open them.
-    fn words(&self) -> Vec<String> {
+    pub(crate) fn words(&self) -> Vec<String> {
         match self {
             Self::None => vec![],
             Self::Memory => vec!["memory".into()],
@@ -106,31 +106,38 @@ impl Bench {
 
     /// Measures a case once.
     pub(crate) async fn measure(&self, case: &Case) -> Result<Sample, Any> {
+        self.measure_at(case, if case.alone { 1 } else { self.connections }).await
+    }
+
+    /// Measures a case once, with so many connections or callers.
+    pub(crate) async fn measure_at(&self, case: &Case, connections: usize) -> Result<Sample, Any> {
         self.count.set(self.count.get() + 1);
         let folder = self.folder.path().join(self.count.get().to_string());
         std::fs::create_dir(&folder)?;
         let records = Records::start(case.server.backing(), &folder).await;
         let sample = match case.server {
-            Server::Swaps(_) => self.swap(case, &records),
-            _ => self.load(case, &records, &folder),
+            Server::Swaps(_) => self.swap(&records, connections),
+            _ => self.load(case, &records, &folder, connections),
         };
         drop(records);
         std::fs::remove_dir_all(&folder)?;
         sample
     }
 
-    const fn connections(&self, case: &Case) -> usize {
-        if case.alone { 1 } else { self.connections }
-    }
-
-    fn swap(&self, case: &Case, records: &Records) -> Result<Sample, Any> {
+    fn swap(&self, records: &Records, callers: usize) -> Result<Sample, Any> {
         let mut command = self.pinning.server(beside("cost-swaps")?);
         command.args(records.words()).args(self.pinning.words());
-        command.args(["--callers", &self.connections(case).to_string()]);
+        command.args(["--callers", &callers.to_string()]);
         sample_of(command.args(["--seconds", &self.seconds.to_string()]))
     }
 
-    fn load(&self, case: &Case, records: &Records, folder: &Path) -> Result<Sample, Any> {
+    fn load(
+        &self,
+        case: &Case,
+        records: &Records,
+        folder: &Path,
+        connections: usize,
+    ) -> Result<Sample, Any> {
         let server = self.serve(case, records, folder)?;
         let sessions = match case.server {
             Server::AxumIdempotent => sessions(&server)?,
@@ -147,7 +154,7 @@ impl Bench {
         command.arg(server.address.to_string()).args(["--pid", &server.id().to_string()]);
         command.args(self.pinning.words());
         command.args(["--path", path, "--seconds", &self.seconds.to_string()]);
-        command.args(["--connections", &self.connections(case).to_string()]);
+        command.args(["--connections", &connections.to_string()]);
         if case.traffic == Traffic::Replays {
             command.args(["--replay", &REPLAYED_KEYS.to_string()]);
         }
@@ -193,12 +200,12 @@ impl Bench {
 }
 
 /// Returns the path of a program that is built with this one.
-fn beside(name: &str) -> Result<PathBuf, Any> {
+pub(crate) fn beside(name: &str) -> Result<PathBuf, Any> {
     Ok(std::env::current_exe()?.with_file_name(name))
 }
 
 /// Runs a program that writes a sample.
-fn sample_of(command: &mut Command) -> Result<Sample, Any> {
+pub(crate) fn sample_of(command: &mut Command) -> Result<Sample, Any> {
     let output = command.output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).trim_end().into());
