@@ -1,11 +1,11 @@
--- The identity of a store: a random text of 32 characters, and after it '+' once an operator has
--- confirmed it. It goes with everything else when the server is emptied.
+-- Returns the identity of the store: a random text of 32 characters, followed by '+' once an operator
+-- has confirmed it. It is lost with the records when the server is emptied.
 --
--- KEYS[1]  where it is
--- ARGV[1]  the identity to leave where there is none, or nothing
--- ARGV[2]  1 to confirm the one that is there, or the one that is left
+-- KEYS[1]  name of the identity
+-- ARGV[1]  identity to store if there is none; may be empty
+-- ARGV[2]  1 to confirm the stored identity
 --
--- The answer is what is there then, or an empty text.
+-- Returns an empty text if there is none.
 local found = redis.pcall('GET', KEYS[1])
 if type(found) == 'table' then
   return redis.error_reply('HAPAX ' .. found.err)

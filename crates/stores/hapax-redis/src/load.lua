@@ -1,16 +1,16 @@
--- What a cell holds, and when that was so. See swap.lua for what a cell looks like, and for the
--- code of the error.
+-- Loads a record, with the time. See swap.lua for the format of a record, and for the error code
+-- HAPAX.
 --
--- KEYS[1]  the cell; the answer begins with it, so that one that went astray is found out
+-- KEYS[1]  the record; the reply begins with it, so that a reply to another request is detected
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local cell = redis.pcall('GET', KEYS[1])
-if type(cell) == 'table' then
-  local code = string.find(cell.err, 'WRONGTYPE', 1, true) and 'HAPAX ' or 'NOTREAD '
-  return redis.error_reply(code .. cell.err)
+local record = redis.pcall('GET', KEYS[1])
+if type(record) == 'table' then
+  local code = string.find(record.err, 'WRONGTYPE', 1, true) and 'HAPAX ' or 'NOTREAD '
+  return redis.error_reply(code .. record.err)
 end
-local due = cell and tonumber(string.sub(cell, 69, 84))
+local due = record and tonumber(string.sub(record, 69, 84))
 if due and due <= now then
-  cell = false
+  record = false
 end
-return {KEYS[1], string.format('%.0f', now), cell}
+return {KEYS[1], string.format('%.0f', now), record}

@@ -1,15 +1,16 @@
--- Whether whoever opens a store here names keys by the same secret as everybody else. That one has
--- a name of its own, a hash that does not tell it, and the first to come leaves it.
+-- Compares the hash of the secret that names records with the stored one, which the first process
+-- stored. The hash does not reveal the secret. Returns 1 if they are equal or there is none, 0 if they
+-- differ, 2 if the hash was stored now.
 --
--- KEYS[1]  the name
--- ARGV[1]  what it is to be
--- ARGV[2]  1 to leave it where there is none: then the answer is 2
-local name = redis.pcall('GET', KEYS[1])
-if type(name) == 'table' then
-  return redis.error_reply('HAPAX ' .. name.err)
+-- KEYS[1]  name of the hash
+-- ARGV[1]  expected hash
+-- ARGV[2]  1 to store it if there is none
+local found = redis.pcall('GET', KEYS[1])
+if type(found) == 'table' then
+  return redis.error_reply('HAPAX ' .. found.err)
 end
-if name then
-  return name == ARGV[1] and 1 or 0
+if found then
+  return found == ARGV[1] and 1 or 0
 end
 if ARGV[2] ~= '1' then
   return 1

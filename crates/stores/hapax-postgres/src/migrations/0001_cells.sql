@@ -1,13 +1,13 @@
--- Records, one row for each key.
+-- Records, one row for each operation id (`key`), with its write id (`tag`).
 --
--- Only the primary key and sweep_at are indexed, and what claims, renewals and completions write
--- leaves both alone: so an update needs no new index entries (HOT), as long as the page has room,
--- which is what the fill factor is for. A finished record is about twice as long as a claim.
+-- Only the primary key and sweep_at are indexed, and claims, renewals and completions change
+-- neither: an update needs no new index entries (HOT) while the page has room, for which the fill
+-- factor provides. A finished record is about twice as long as a claim.
 CREATE TABLE IF NOT EXISTS hapax_cells (
     -- Microseconds since 1970, by this server's clock.
-    sweep_at    bigint,           -- when the sweep looks at it, never later than due_at; null: never
-    due_at      bigint,           -- from when on it may be removed; null: never
-    keep_until  bigint,           -- from when on it counts as absent; null: never
+    sweep_at    bigint,           -- time at which reaping reads it, at most due_at; null: never
+    due_at      bigint,           -- time from which it may be removed; null: never
+    keep_until  bigint,           -- time from which it counts as absent; null: never
     lease_until bigint NOT NULL,
     fence       bigint NOT NULL CHECK (fence >= 0),
     key         bytea NOT NULL PRIMARY KEY CHECK (octet_length(key) = 32),
@@ -18,37 +18,37 @@ CREATE TABLE IF NOT EXISTS hapax_cells (
     CHECK (due_at >= keep_until)
 ) WITH (
     fillfactor = 50,
-    -- A day of records is replaced every day: clean up after a twentieth of it, not a fifth.
+    -- The records of a day are replaced each day: vacuum after a twentieth of them, not a fifth.
     autovacuum_vacuum_scale_factor = 0.05,
     autovacuum_analyze_scale_factor = 0.05,
     autovacuum_vacuum_insert_scale_factor = 0.1
 );
 
--- Sealed under a secret it does not compress; trying costs time.
+-- Sealed records do not compress; the attempt takes time.
 ALTER TABLE hapax_cells ALTER COLUMN sealed SET STORAGE EXTERNAL;
 
 CREATE INDEX IF NOT EXISTS hapax_cells_sweep ON hapax_cells (sweep_at);
 
--- The secret that keys are named by, as a hash that does not tell it: one row.
+-- Hash of the secret that names records, which does not reveal it: one row.
 CREATE TABLE IF NOT EXISTS hapax_secrets (
     name  bytea PRIMARY KEY,
     since timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- Swaps of distinct keys: first a row for each that was written, then, if there are others, one for
--- each key with what is there. A function, because a session plans what is in it once, and a
--- pooler need not know of that.
+-- Swaps distinct keys. Returns a row for each swap that was written; if others were not, also a row
+-- for each key with the present record. A function, because a session plans its statements once,
+-- without prepared statements that a pooler would have to support.
 --
--- 1. It decides nothing but whether the tag is the one that is expected; null expects no row.
--- 2. Each statement in it sees what was committed before the statement. So where an insert met
---    somebody else's, the last one reads what that one wrote.
--- 3. The time is read by clock_timestamp(), just before each statement: now() is when the
---    transaction began. A patient update has waited for its lock by then. An insert that has to
---    wait for another of the same key is stamped as of before that, so that its lease is shorter
---    by the wait, which lock_timeout bounds.
--- 4. Rows that are locked are left out, unless the caller is patient, which is for a swap that is
---    alone in its transaction. An insert is not tried where a row is visible: it would wait for
---    whoever is updating it. It does wait for whoever is inserting the same key, in order of key.
+-- 1. It only compares the write id; null expects no row.
+-- 2. Each statement in it sees what was committed before that statement. After an insert that
+--    conflicts with another session's, the last statement therefore reads the other row.
+-- 3. The time is read by clock_timestamp() just before each statement; now() is the beginning of
+--    the transaction. A patient update has its lock by then. An insert that waits for another one
+--    of the same key has the time from before the wait, so that its lease is shorter by the wait,
+--    which lock_timeout bounds.
+-- 4. Locked rows are skipped unless the caller is patient, which is for a swap that is alone in its
+--    transaction. An insert is not attempted if a row is visible: it would wait for the session
+--    that updates it. It waits for a session that inserts the same key; all insert in order of key.
 CREATE OR REPLACE FUNCTION hapax_swap_1(
     keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
     graces bigint[], hints bigint[], expected bytea[], next_fences boolean[], patient boolean
@@ -73,8 +73,8 @@ BEGIN
                 AS w (key, tag, state, sealed, lease, keep, grace, hint, old)
             WHERE w.old IS NULL
         ), written AS (
-            -- What is kept for ever is swept when it would be due if it were done at once: its
-            -- completion then leaves the index alone.
+            -- A record that is kept for ever is read when it would be due if it were completed
+            -- now: its completion then does not change the index.
             INSERT INTO hapax_cells AS c (
                 key, tag, state, sealed, fence, lease_until, keep_until, due_at, sweep_at
             )
@@ -111,7 +111,7 @@ BEGIN
                 FOR UPDATE SKIP LOCKED
             ) k
         ), written AS (
-            -- Of nulls `least` takes no notice: kept for ever leaves sweep_at as it is.
+            -- `least` ignores nulls: for a record that is kept for ever sweep_at stays.
             UPDATE hapax_cells c SET
                 tag = w.tag,
                 state = w.state,
@@ -133,8 +133,8 @@ BEGIN
         missing := missing - done;
     END IF;
     IF missing > 0 THEN
-        -- Of what a swap wrote, and of what it should have been able to replace, nobody asks for
-        -- more than the tag.
+        -- Of a record that the swap wrote, or that it expected and skipped, the caller needs only the
+        -- write id.
         moment := date_part('epoch', clock_timestamp()) * 1000000;
         RETURN QUERY
         SELECT moment, false, w.key, c.tag, c.fence, c.lease_until, c.keep_until, c.state,
@@ -145,12 +145,11 @@ BEGIN
 END
 $$;
 
--- A swap within a transaction of somebody else's: it writes one row, as part of the transaction
--- itself, or fails, and the transaction with it. What expects no row is none to be made here: whoever
--- began the transaction leaves out what it expects where this is another one, or none.
+-- Swaps one key within a transaction of the caller: it writes one row as part of that transaction, or
+-- fails, and the transaction with it. It expects a row, and inserts none.
 --
--- A savepoint could be rolled back to afterwards. In a transaction that was begun by us it can not:
--- nothing but COMMIT comes after this.
+-- A caller could roll back to a savepoint afterwards. In a transaction of the store it cannot: only
+-- COMMIT follows.
 CREATE OR REPLACE FUNCTION hapax_swap_in_1(
     keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
     graces bigint[], hints bigint[], expected bytea[], next_fences boolean[]

@@ -1,10 +1,10 @@
 ALTER TABLE hapax_secrets
-    -- Tells these tables from others, and from themselves before they were emptied.
+    -- Distinguishes these tables from others, and from themselves before they were emptied.
     ADD COLUMN IF NOT EXISTS identity text,
-    -- An operator said that the tables may be used although others had been.
+    -- An operator confirmed that these tables replace others.
     ADD COLUMN IF NOT EXISTS confirmed boolean NOT NULL DEFAULT false;
 
--- Truncated cells are other cells.
+-- Emptied tables have another identity.
 CREATE OR REPLACE FUNCTION hapax_emptied() RETURNS trigger LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
