@@ -337,6 +337,14 @@ impl Ledger {
         }
     }
 
+    /// Ends every execution of a claim under another lease id than the one that its caller got: an
+    /// earlier swap of the claim may land late, on a purged key.
+    pub(super) fn end_other_executions(&mut self, exchange: u32, lease_id: LeaseId) {
+        let is_other =
+            |one: &&mut ModelExecution| one.exchange == exchange && one.lease_id != lease_id;
+        self.executions.iter_mut().filter(is_other).for_each(|one| one.running = None);
+    }
+
     /// Returns the process that uses a lease id: a copy of its claim may land again on a purged
     /// key.
     fn running(&self, lease_id: &LeaseId) -> Option<u8> {

@@ -135,10 +135,12 @@ impl World {
             .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "wrong checkpoint"));
         entered.told = true;
         entered.running = Some(plan::process(worker));
+        let lease_id = entered.lease_id;
         if entered.takeover {
             self.tally.event(Count::Takeover);
         }
         let lease = entered.lease;
+        self.ledger.end_other_executions(exchange, lease_id);
         self.judge(judged);
         note!(self, "worker {worker} executes under fence {}", ownership.fence());
         let work = SimExecution {
