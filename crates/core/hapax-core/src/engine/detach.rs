@@ -42,9 +42,9 @@ pub struct DetachOnDrop<T: Send + 'static>(Place<T>);
 enum Place<T: Send + 'static> {
     /// With the caller, which has not polled it.
     New(BoxFuture<'static, T>, DetachTerms),
-    /// It was pending.
+    /// Pending after a poll.
     Pending(Arc<SharedFuture<T>>, ScheduleEntry),
-    /// It has ended.
+    /// After its end.
     Ended,
 }
 

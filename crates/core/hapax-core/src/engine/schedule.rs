@@ -1,5 +1,5 @@
-//! What becomes due while operations are under way: first renewals, and calls that continue on a task.
-//! Most operations end before, so that no task is spawned for them.
+//! Work that becomes due while operations are under way: renewals, and futures that move to a task. Most
+//! operations end before, so that no task is spawned for them.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -167,7 +167,7 @@ impl UsedConnection {
 }
 
 impl Inner {
-    /// Ends the connections whose responses are being read, also if nobody reads them.
+    /// Ends the connections whose responses are being read, also those that wait for a slow client.
     pub(super) fn end_used(self: &Arc<Self>) {
         let used = mem::take(&mut self.lock_used().by_number);
         used.into_values().for_each(|used| self.settle(used));
