@@ -282,6 +282,24 @@ impl PostgresServer {
         self.folder.path().join("server.log")
     }
 
+    /// Removes the System V segment by which a server finds another one on its files. A killed server
+    /// leaves it, and a system has 4,096.
+    fn remove_shared_memory(&self) {
+        let lock_file = std::fs::read_to_string(self.data().join("postmaster.pid"));
+        // Line 7: the key and the id of the segment. A stopped server has no such file.
+        let segment = lock_file
+            .ok()
+            .and_then(|text| text.lines().nth(6)?.split_whitespace().nth(1)?.parse::<u32>().ok());
+        if let Some(segment) = segment {
+            // It ends once the last process has.
+            let removed = std::process::Command::new("ipcrm")
+                .args(["--shmem-id", &segment.to_string()])
+                .stderr(Stdio::null())
+                .status();
+            assert!(removed.is_ok() || std::thread::panicking(), "ipcrm of util-linux is missing");
+        }
+    }
+
     /// Sends `signal` to all processes of the server. Each of them leads its own process group.
     fn signal_all(&self, signal: Signal) {
         let Some(id) = self.child.as_ref().and_then(Child::id) else { return };
@@ -304,6 +322,7 @@ impl Drop for PostgresServer {
         if self.child.is_some() {
             self.signal_all(Signal::KILL);
         }
+        self.remove_shared_memory();
     }
 }
 
