@@ -284,8 +284,8 @@ impl Store for CensusStore {
 #[cfg(test)]
 mod tests {
     use hapax_core::{
-        Claim, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryStore, OperationRequest,
-        Policy, Scope, Secret, Terms,
+        Claim, Clock, Fingerprint, FingerprintScheme, Idempotency, Key, MemoryStore,
+        OperationRequest, Policy, Scope, Secret, Terms,
     };
 
     use super::*;
@@ -312,7 +312,7 @@ mod tests {
 
     async fn claim(engine: &Idempotency, key: &str, on_unknown: OnUnknown) -> hapax_core::Lease {
         let terms = Terms {
-            lease: Duration::from_millis(1),
+            lease: Duration::from_secs(30),
             retention: Duration::from_secs(3600),
             on_unknown,
         };
@@ -326,7 +326,9 @@ mod tests {
 
     #[tokio::test]
     async fn records_left_by_a_crash_and_unknown_ones_are_counted_oldest_first() {
-        let store = Arc::new(MemoryStore::default().secret(Secret::new([7; 32])));
+        let clock = Arc::new(hapax_testkit::ManualClock::default());
+        let store = MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, Default::default());
+        let store = Arc::new(store.secret(Secret::new([7; 32])));
         let census = Arc::new(Census::default());
         let elsewhere = engine(Arc::clone(&store) as Arc<dyn Store>);
         let here = engine(census.watch(Arc::clone(&store) as Arc<dyn Store>));
@@ -341,6 +343,7 @@ mod tests {
         assert_eq!(census.undecided(), Undecided::default());
         claim(&here, "second", OnUnknown::Reconcile).await.abandon(None).await.unwrap();
         assert_eq!(census.undecided().unknown, 1, "known without a walk");
+        clock.advance(Duration::from_secs(31));
         census.walk(&*store, false).await.unwrap();
         let found = census.undecided();
         assert_eq!((found.unknown, found.lapsed), (1, 1));
