@@ -54,6 +54,8 @@ pub struct ClaimRequest {
     pub executions: Executions,
     /// The operation as operators see it.
     pub description: Option<bytes::Bytes>,
+    /// Time for which a release keeps the number of attempts; at least the lease.
+    pub keep_released: Duration,
 }
 
 /// Result of a claim.
@@ -173,8 +175,7 @@ impl ClaimExchange {
                 let Some(stored) = self.landed(stamped) else { return self.decide(entropy) };
                 Ok(Next::Ready(match (self.intent, &stored.record.state) {
                     (Intent::Execute, _) => {
-                        let ownership =
-                            Ownership::new(self.key, stamped.now, stored, &self.entered);
+                        let ownership = self.ownership(stamped.now, stored);
                         self.unregister();
                         ClaimResult::Execute(ownership.executes())
                     }
@@ -256,8 +257,7 @@ impl ClaimExchange {
         let owned = match swapped {
             Swapped::Stored(stamped) => {
                 let stored = self.landed(stamped)?;
-                matches!(self.intent, Intent::Execute)
-                    .then(|| Ownership::new(self.key, stamped.now, stored, &self.entered))
+                matches!(self.intent, Intent::Execute).then(|| self.ownership(stamped.now, stored))
             }
             Swapped::Conflict(seen) => {
                 self.seen = seen;
@@ -275,7 +275,21 @@ impl ClaimExchange {
         let stored = self.seen.stored.as_ref()?;
         let is_own = self.own_lease_ids.contains(&stored.record.lease_id);
         (is_own && stored.record.state == RecordState::InFlight)
-            .then(|| Ownership::new(self.key, self.seen.now, stored.clone(), &self.entered))
+            .then(|| self.ownership(self.seen.now, stored.clone()))
+    }
+
+    fn ownership(&self, now: Timestamp, stored: StoredRecord) -> Ownership {
+        let Record { lease_id, generation, attempt, terms, .. } = stored.record;
+        Ownership {
+            key: self.key,
+            owner: Owner { lease_id, generation },
+            fence: stored.fence,
+            attempt,
+            terms,
+            keep_released: self.claim.keep_released,
+            entered: self.entered.iter().find(|entry| entry.lease_id() == lease_id).cloned(),
+            seen: Snapshot { now, stored: Some(stored) },
+        }
     }
 
     /// Returns whether the store has a record, so that the key was requested before.
@@ -373,24 +387,11 @@ pub struct Ownership {
     fence: FencingToken,
     attempt: u32,
     terms: Terms,
+    keep_released: Duration,
     entered: Option<Arc<ExecutionEntry>>,
 }
 
 impl Ownership {
-    fn new(
-        key: OperationId,
-        now: Timestamp,
-        stored: StoredRecord,
-        entered: &[Arc<ExecutionEntry>],
-    ) -> Self {
-        let Record { lease_id, generation, attempt, terms, .. } = stored.record;
-        let fence = stored.fence;
-        let owner = Owner { lease_id, generation };
-        let entered = entered.iter().find(|entered| entered.lease_id() == lease_id).cloned();
-        let seen = Snapshot { now, stored: Some(stored) };
-        Self { key, seen, owner, fence, attempt, terms, entered }
-    }
-
     /// Returns the operation id.
     #[must_use]
     pub const fn id(&self) -> &OperationId {
@@ -409,10 +410,34 @@ impl Ownership {
         self.attempt
     }
 
+    /// Returns whether an earlier owner's lease lapsed without an end.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.owner.generation != self.owner.lease_id
+    }
+
     /// Returns the terms of the claim.
     #[must_use]
     pub const fn terms(&self) -> Terms {
         self.terms
+    }
+
+    /// Returns the time for which a release keeps the number of attempts.
+    #[must_use]
+    pub const fn keep_released(&self) -> Duration {
+        self.keep_released
+    }
+
+    /// Returns the action that ends an execution which did not happen.
+    #[must_use]
+    pub const fn release(&self) -> OwnerAction {
+        OwnerAction::Release { keep: self.keep_released }
+    }
+
+    /// Returns the action that ends a claim without an execution.
+    #[must_use]
+    pub const fn withdraw(&self) -> OwnerAction {
+        OwnerAction::Withdraw { keep: self.keep_released }
     }
 
     /// Returns the checkpoint that this or an earlier owner saved.

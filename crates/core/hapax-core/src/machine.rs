@@ -1,6 +1,6 @@
 //! The state machine: one pure function that makes every decision about a record.
 //!
-//! | | claim, same fingerprint | other fingerprint | renew, checkpoint | complete | release | abandon | operator |
+//! | | claim, same fingerprint | other fingerprint | renew, checkpoint | complete | release, withdraw | abandon | operator |
 //! | --- | --- | --- | --- | --- | --- | --- | --- |
 //! | absent, expired | execute | execute | gone | gone | gone | gone | not found |
 //! | released | execute | execute | gone | gone | recorded (own), gone | gone | not found |
@@ -16,6 +16,9 @@
 //! A record whose owner executes in the claimer's own process is *in flight* for that claim, also
 //! if the lease has lapsed, the record expired or the outcome is unknown: the owner is known to be
 //! alive.
+//!
+//! *Withdraw* gives the attempt back. The record is released; if the withdrawn claim was a takeover,
+//! the record has its former lease lapsed again, so that the next claim is a takeover too.
 //!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
@@ -129,7 +132,15 @@ pub enum OwnerAction {
         seen: Option<Outcome>,
     },
     /// Releases the key: the operation did not happen, and the next claim may execute.
-    Release,
+    Release {
+        /// Time for which the record keeps the number of attempts; at least its lease.
+        keep: Duration,
+    },
+    /// Withdraws the claim, which has executed nothing: it does not count as an attempt.
+    Withdraw {
+        /// As for [`OwnerAction::Release`].
+        keep: Duration,
+    },
 }
 
 impl fmt::Debug for OwnerAction {
@@ -141,7 +152,8 @@ impl fmt::Debug for OwnerAction {
                 write!(f, "Complete({outcome:?}, {retention:?})")
             }
             Self::Abandon { seen } => write!(f, "Abandon({seen:?})"),
-            Self::Release => f.write_str("Release"),
+            Self::Release { keep } => write!(f, "Release({keep:?})"),
+            Self::Withdraw { keep } => write!(f, "Withdraw({keep:?})"),
         }
     }
 }
@@ -381,7 +393,8 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
     let stored = match standing {
         Standing::Absent => return Step::Gone,
         Standing::Released(stored)
-            if stored.record.lease_id == owner.lease_id && *action == OwnerAction::Release =>
+            if stored.record.lease_id == owner.lease_id
+                && matches!(action, OwnerAction::Release { .. } | OwnerAction::Withdraw { .. }) =>
         {
             return Step::Recorded;
         }
@@ -403,8 +416,11 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
             let record = Record { checkpoint: Some(bytes.clone()), ..record.clone() };
             Step::Write(renewed(&record, record.terms.lease))
         }
-        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Release) => {
-            Step::Write(released(record))
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Release { keep }) => {
+            Step::Write(released(record, *keep))
+        }
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Withdraw { keep }) => {
+            Step::Write(withdrawn(record, *keep))
         }
         (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Abandon { seen }) => {
             Step::Write(unknown(record, seen.clone()))
@@ -417,7 +433,10 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
         (Standing::Unknown(..), OwnerAction::Abandon { .. }) => Step::Recorded,
         (
             Standing::Unknown(..),
-            OwnerAction::Renew { .. } | OwnerAction::Checkpoint(_) | OwnerAction::Release,
+            OwnerAction::Renew { .. }
+            | OwnerAction::Checkpoint(_)
+            | OwnerAction::Release { .. }
+            | OwnerAction::Withdraw { .. },
         ) => Step::Lost,
         (Standing::Done(_, kept), OwnerAction::Complete { outcome, .. }) if *kept == outcome => {
             Step::Recorded
@@ -463,7 +482,7 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Rejected,
         (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Rejected,
-        (_, Resolution::DidNotHappen) => Step::Write(released(&record)),
+        (_, Resolution::DidNotHappen) => Step::Write(released(&record, Duration::ZERO)),
         (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
             Step::Recorded
         }
@@ -546,13 +565,26 @@ fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
     }
 }
 
-fn released(record: &Record) -> Draft {
+fn released(record: &Record, keep: Duration) -> Draft {
     Draft {
         record: Record { checkpoint: None, state: RecordState::Released, ..record.clone() },
         stamp: Stamp::Keep,
         lease: Duration::ZERO,
-        keep: Some(record.terms.lease),
+        keep: Some(record.terms.lease.max(keep)),
     }
+}
+
+/// Returns the record as it was before a claim that has executed nothing.
+fn withdrawn(record: &Record, keep: Duration) -> Draft {
+    let record = Record { attempt: record.attempt.saturating_sub(1), ..record.clone() };
+    // Under `Reconcile` a hook has decided about the earlier owner; under `Block` there is no
+    // takeover.
+    if record.is_takeover() && record.terms.on_unknown == OnUnknown::Reexecute {
+        // The earlier owner crashed, and nothing that happened since changes that.
+        let keep = keep_unfinished(&record.terms);
+        return Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
+    }
+    released(&record, keep)
 }
 
 /// Returns how long a record without an outcome is stored. Under `Block` and `Reconcile` it is

@@ -36,6 +36,10 @@ pub struct Policy {
     pub in_flight: InFlight,
     /// Times at which a hook may be called; required for [`OnUnknown::Reconcile`].
     pub hook: Option<HookTiming>,
+    /// Time for which a released key keeps its number of attempts; never less than the lease. A
+    /// caller that claims again after a backoff needs a longer time than the longest backoff,
+    /// or each claim is attempt 1.
+    pub keep_released: Duration,
 }
 
 impl Policy {
@@ -75,6 +79,7 @@ impl Default for Policy {
             },
             in_flight: InFlight::default(),
             hook: None,
+            keep_released: Duration::ZERO,
         }
     }
 }

@@ -254,7 +254,7 @@ pub struct Record {
     pub lease_id: LeaseId,
     /// First lease id since the record was absent, released or expired; takeovers copy it.
     pub generation: LeaseId,
-    /// Executions so far, this one included; 1 for the first.
+    /// Executions so far, this one included; 1 for the first, 0 after the first was withdrawn.
     pub attempt: u32,
     /// Terms of the claim.
     pub terms: Terms,
@@ -264,6 +264,14 @@ pub struct Record {
     pub notes: Notes,
     /// State of the operation.
     pub state: RecordState,
+}
+
+impl Record {
+    /// Returns whether an earlier owner of this generation did not end its execution.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.generation != self.lease_id
+    }
 }
 
 impl fmt::Debug for Record {

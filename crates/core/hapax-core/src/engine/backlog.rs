@@ -157,7 +157,9 @@ impl DeferredWrite {
             OwnerAction::Complete { outcome, .. } => outcome.bytes().len(),
             OwnerAction::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
             OwnerAction::Checkpoint(bytes) => bytes.len(),
-            OwnerAction::Renew { .. } | OwnerAction::Release => 0,
+            OwnerAction::Renew { .. }
+            | OwnerAction::Release { .. }
+            | OwnerAction::Withdraw { .. } => 0,
         }
     }
 }
@@ -208,10 +210,7 @@ impl EngineState {
             )
             .await;
             if let Some(ownership) = landed.and_then(|swapped| claiming.receive_late(swapped)) {
-                inner.defer(
-                    DeferredWrite { ownership, action: OwnerAction::Release, sent: None },
-                    None,
-                );
+                inner.withdraw(ownership);
             }
             drop(entry);
         });
@@ -221,8 +220,14 @@ impl EngineState {
     /// landed late, on a key that was purged meanwhile.
     pub(super) fn release_owned(self: &Arc<Self>, claiming: &ClaimExchange) {
         if let Some(ownership) = claiming.owned() {
-            self.defer(DeferredWrite { ownership, action: OwnerAction::Release, sent: None }, None);
+            self.withdraw(ownership);
         }
+    }
+
+    /// Withdraws in the background a claim that does not execute.
+    pub(super) fn withdraw(self: &Arc<Self>, ownership: Ownership) {
+        let action = ownership.withdraw();
+        self.defer(DeferredWrite { ownership, action, sent: None }, None);
     }
 
     async fn write_until_known(&self, write: DeferredWrite) -> Option<WriteResult> {

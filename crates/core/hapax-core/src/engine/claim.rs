@@ -158,7 +158,7 @@ impl Idempotency {
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
         let fingerprint = request.fingerprint(&scheme).ok_or(ClaimError::UnknownScheme)?;
-        let Policy { terms, hook, .. } = *policy;
+        let Policy { terms, hook, keep_released, .. } = *policy;
         let executions = self.inner.executions.clone();
         // A record that cannot be encoded must not be written.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
@@ -171,6 +171,7 @@ impl Idempotency {
             may_reconcile,
             executions,
             description,
+            keep_released,
         };
         let deadline = match policy.in_flight {
             InFlight::Wait(timeout) => Some(deadline_after(timeout)),
@@ -444,10 +445,11 @@ async fn run_claim(
     exchange: ActiveExchange,
 ) -> ExchangeReply {
     let ExchangeStart { mut claiming, next, deadline, permit } = start;
+    let started_at = Instant::now();
     let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut *claiming, next).await;
     match result {
         Ok(ClaimResult::Execute(ownership)) => {
-            let lease = Lease::new(&inner, ownership);
+            let lease = Lease::new(&inner, ownership, started_at);
             Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease)), exchange), permit))
         }
         Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), permit)),
@@ -495,7 +497,7 @@ impl Handover {
 impl Drop for Handover {
     fn drop(&mut self) {
         if let Some(lease) = self.0.take() {
-            lease.release_undelivered();
+            lease.withdraw_undelivered();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -76,10 +76,16 @@ pub(super) struct LeaseState {
     pub(super) key: OperationId,
     fence: FencingToken,
     attempt: u32,
+    is_takeover: bool,
     terms: Terms,
+    keep_released: Duration,
     checkpoint: Option<Bytes>,
-    /// Time at which the exchange of its claim ended.
+    /// Time at which the exchange of its claim began.
+    started_at: Instant,
+    /// Time at which that exchange ended.
     claimed_at: Instant,
+    /// Microseconds after `started_at` until which the lease is held by the last write.
+    held_for: AtomicU64,
     /// One write at a time: each expects the write id of the last one. The end takes it, so that a
     /// renewal that gets the lock later writes nothing.
     pub(super) ownership: Mutex<Option<Ownership>>,
@@ -112,16 +118,21 @@ impl Drop for LeaseState {
 }
 
 impl Lease {
-    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership) -> Self {
+    /// Creates the lease of a claim whose exchange began at `started_at`.
+    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership, started_at: Instant) -> Self {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
         let shared = LeaseState {
             inner: Arc::clone(inner),
             key: *ownership.id(),
             fence: ownership.fence(),
             attempt: ownership.attempt(),
+            is_takeover: ownership.is_takeover(),
             terms: ownership.terms(),
+            keep_released: ownership.keep_released(),
             checkpoint: ownership.checkpoint().cloned(),
+            started_at,
             claimed_at: Instant::now(),
+            held_for: AtomicU64::new(micros(ownership.terms().lease)),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -146,6 +157,13 @@ impl Lease {
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.shared.attempt
+    }
+
+    /// Returns whether this claim took over from an owner whose lease lapsed: that execution crashed,
+    /// or is cut off from the store. A withdrawn takeover leaves the key to be taken over again.
+    #[must_use]
+    pub fn is_takeover(&self) -> bool {
+        self.shared.is_takeover
     }
 
     /// Returns the checkpoint that an earlier execution saved.
@@ -207,23 +225,32 @@ impl Lease {
         self.shared.finish(OwnerAction::Abandon { seen }).await.map(drop)
     }
 
-    /// Releases the key: the operation did not happen, and the next claim executes.
+    /// Releases the key: the operation did not happen, and the next claim executes. The number of
+    /// attempts is kept for [`Policy::keep_released`](crate::Policy::keep_released).
     ///
     /// # Errors
     /// [`FinishError`].
     pub async fn release(self) -> Result<(), FinishError> {
-        self.shared.finish(OwnerAction::Release).await.map(drop)
+        let keep = self.shared.keep_released;
+        self.shared.finish(OwnerAction::Release { keep }).await.map(drop)
     }
 
-    /// Releases in the background a lease that did not reach its caller.
-    pub(super) fn release_undelivered(self) {
+    /// Withdraws the claim: nothing was executed, and it does not count as an attempt.
+    ///
+    /// # Errors
+    /// [`FinishError`].
+    pub async fn withdraw(self) -> Result<(), FinishError> {
+        let keep = self.shared.keep_released;
+        self.shared.finish(OwnerAction::Withdraw { keep }).await.map(drop)
+    }
+
+    /// Withdraws in the background a claim whose lease did not reach its caller.
+    pub(super) fn withdraw_undelivered(self) {
         let Self { shared } = self;
         // No other task has it yet, so the lock is free.
         let ownership = shared.ownership.try_lock().ok().and_then(|mut ownership| ownership.take());
         if let Some(ownership) = ownership {
-            shared
-                .inner
-                .defer(DeferredWrite { ownership, action: OwnerAction::Release, sent: None }, None);
+            shared.inner.withdraw(ownership);
         }
     }
 }
@@ -261,6 +288,21 @@ impl LeaseHandle {
         if !self.is_lost() {
             changed.await;
         }
+    }
+
+    /// Returns the time for which the lease is still held, by this process's monotonic clock: the
+    /// lease of the last write that the store accepted, counted from before that write was sent.
+    /// Zero if the lease may have lapsed, or is lost.
+    ///
+    /// A process that was suspended reads zero before any renewal has failed. Another owner can
+    /// exist earlier only if the store's clock stepped forward.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if self.is_lost() {
+            return Duration::ZERO;
+        }
+        let held_for = Duration::from_micros(self.shared.held_for.load(Ordering::Acquire));
+        held_for.saturating_sub(self.shared.started_at.elapsed())
     }
 
     /// Returns whether the lease was found to be lost.
@@ -327,6 +369,10 @@ enum WriteMode {
     Plain,
     /// The write pauses renewals. It is left out if its run has ended.
     Pausing(Arc<AtomicBool>),
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl LeaseState {
@@ -400,6 +446,11 @@ impl LeaseState {
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
+            let started_at = Instant::now();
+            let lease = match &action {
+                OwnerAction::Renew { lease } => *lease,
+                _ => shared.terms.lease,
+            };
             let Ok((mut writing, next)) = ownership.write(action, &*inner.entropy) else {
                 return Err(FinishError::Pending);
             };
@@ -408,6 +459,10 @@ impl LeaseState {
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
+                    let until = started_at
+                        .saturating_duration_since(shared.started_at)
+                        .saturating_add(lease);
+                    shared.held_for.store(micros(until), Ordering::Release);
                     if matches!(mode, WriteMode::Pausing(_)) {
                         shared.renewal_paused.store(true, Ordering::Relaxed);
                     }

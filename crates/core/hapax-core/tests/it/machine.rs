@@ -7,7 +7,7 @@ use hapax_core::machine::{
     ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
     Verdict, step,
 };
-use hapax_core::store::{Snapshot, StoredRecord};
+use hapax_core::store::{Snapshot, Stamp, StoredRecord};
 use hapax_core::{
     FencingToken, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, Outcome, Record, RecordState,
     Terms, Timestamp, WriteId,
@@ -281,6 +281,9 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
     assert_eq!(word(&step(&seen, &Event::Claim(claim(&[OWN], &claiming)))), "own");
 }
 
+const RELEASE: OwnerAction = OwnerAction::Release { keep: Duration::ZERO };
+const WITHDRAW: OwnerAction = OwnerAction::Withdraw { keep: Duration::ZERO };
+
 fn check_owner(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
     check("owner", &Event::Owner(Owner { lease_id, generation }, action), expected);
 }
@@ -315,12 +318,68 @@ fn an_owner_releases() {
     check_owner(
         OWN,
         GENERATION,
-        OwnerAction::Release,
+        RELEASE,
         "absent:gone expired:gone released:recorded live:released lapsed:released \
          lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
          unknown:lost unknown-block:lost unknown-reconcile:lost reconciling:lost \
          reconciling-lapsed:lost done:lost",
     );
+}
+
+#[test]
+fn an_owner_withdraws_its_claim() {
+    // A takeover of an operation that may execute again leaves its record in flight.
+    check_owner(
+        OWN,
+        GENERATION,
+        WITHDRAW,
+        "absent:gone expired:gone released:recorded live:in-flight lapsed:in-flight \
+         lapsed-block:released lapsed-reconcile:released just-lapsed-reconcile:released \
+         unknown:lost unknown-block:lost unknown-reconcile:lost reconciling:lost \
+         reconciling-lapsed:lost done:lost",
+    );
+}
+
+#[test]
+fn a_withdrawn_claim_gives_its_attempt_back() {
+    let owner = Owner { lease_id: OWN, generation: OWN };
+    let withdraw = Event::Owner(owner, OwnerAction::Withdraw { keep: 10 * LEASE });
+    let mut stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
+    stored.record.generation = OWN;
+    let attempt = stored.record.attempt;
+    let seen = Snapshot { now: at(0), stored: Some(stored) };
+    let Step::Write(draft) = step(&seen, &withdraw) else { panic!() };
+    assert_eq!((draft.record.attempt, &draft.record.state), (attempt - 1, &RecordState::Released));
+    assert_eq!(draft.keep, Some(10 * LEASE));
+}
+
+#[test]
+fn a_withdrawn_takeover_is_taken_over_again() {
+    let owner = Owner { lease_id: OWN, generation: GENERATION };
+    let stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
+    let (attempt, fence) = (stored.record.attempt, stored.fence);
+    let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
+    let Step::Write(draft) = step(&seen, &Event::Owner(owner, WITHDRAW)) else { panic!() };
+    assert_eq!(draft.record.attempt, attempt - 1);
+    assert_eq!((draft.lease, draft.stamp), (Duration::ZERO, Stamp::Keep));
+    let left = StoredRecord { lease_until: at(0), record: draft.record, fence, ..stored };
+    let seen = Snapshot { now: at(0), stored: Some(left) };
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let claim = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    let Step::Execute(draft) = step(&seen, &Event::Claim(claim)) else { panic!() };
+    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, GENERATION));
+    assert_eq!(draft.record.attempt, attempt);
+    assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
 }
 
 #[test]
@@ -342,7 +401,8 @@ fn an_owner_taken_over_is_lost_and_another_generation_is_gone() {
         OwnerAction::Renew { lease: LEASE },
         OwnerAction::Complete { outcome: outcome("kept"), retention: None },
         OwnerAction::Abandon { seen: None },
-        OwnerAction::Release,
+        RELEASE,
+        WITHDRAW,
     ];
     for action in acts {
         for (generation, word) in [(GENERATION, "lost"), (OTHER_GENERATION, "gone")] {
@@ -469,7 +529,8 @@ fn an_undecided_record_never_expires_under_block_and_reconcile() {
             (OwnerAction::Renew { lease: LEASE }, unfinished),
             (OwnerAction::Abandon { seen: None }, unfinished),
             (complete, hour),
-            (OwnerAction::Release, Some(LEASE)),
+            (RELEASE, Some(LEASE)),
+            (OwnerAction::Release { keep: 10 * LEASE }, Some(10 * LEASE)),
         ] {
             let Step::Write(draft) = step(&seen, &Event::Owner(owner, action)) else { panic!() };
             assert_eq!(draft.keep, keep);

@@ -73,6 +73,12 @@ bugs! {
     IgnoresRenewals,
     /// Attempts begin anew after a release.
     ResetsAttempts,
+    /// A withdrawn claim counts as an attempt.
+    CountsWithdrawnClaims,
+    /// A release keeps the attempts for one lease only.
+    ForgetsAttemptsAfterALease,
+    /// A withdrawn takeover hides that the owner before it crashed.
+    ForgetsTheCrash,
     /// The fingerprint is not compared.
     IgnoresTheFingerprint,
     /// An operation that may have happened is released.
@@ -115,7 +121,7 @@ pub(super) fn alter_reply(bug: Bug, world: &World, exchange: &SimExchange, swapp
                 (Bug::ComparesFences, SwapPurpose::Operator { .. }) => false,
                 (Bug::ComparesFences, _) => execution.fence >= stored.fence.get(),
                 (Bug::RenewsWithoutOwnership, SwapPurpose::Renew { .. }) => true,
-                (Bug::ReleasesWithoutOwnership, SwapPurpose::Release) => true,
+                (Bug::ReleasesWithoutOwnership, SwapPurpose::Release { .. }) => true,
                 (Bug::CompletesWithoutOwnership, SwapPurpose::Complete { .. }) => true,
                 _ => false,
             };
@@ -184,6 +190,15 @@ pub(super) fn alter_swap(bug: Bug, policy: OnUnknown, meaning: SwapPurpose, swap
         Bug::TakesOverUnderTheSameFence if takeover => draft.stamp = Stamp::Keep,
         Bug::BeginsNewGeneration if takeover => draft.record.generation = draft.record.lease_id,
         Bug::DropsTheCheckpoint if takeover => draft.record.checkpoint = None,
+        Bug::CountsWithdrawnClaims if matches!(meaning, SwapPurpose::Withdraw { .. }) => {
+            draft.record.attempt += 1;
+        }
+        Bug::ForgetsAttemptsAfterALease if matches!(meaning, SwapPurpose::Release { .. }) => {
+            draft.keep = Some(draft.record.terms.lease);
+        }
+        Bug::ForgetsTheCrash if matches!(meaning, SwapPurpose::Withdraw { .. }) => {
+            draft.record.generation = draft.record.lease_id;
+        }
         Bug::ReleasesTheUnknown if matches!(meaning, SwapPurpose::Abandon { .. }) => {
             draft.record.state = RecordState::Released;
         }

@@ -102,7 +102,9 @@ impl Ledger {
                         SwapPurpose::Complete { outcome, .. } => {
                             seen.phase == Phase::Done && seen.outcome == outcome
                         }
-                        SwapPurpose::Release => seen.phase == Phase::Released,
+                        SwapPurpose::Release { .. } | SwapPurpose::Withdraw { .. } => {
+                            seen.phase == Phase::Released
+                        }
                         SwapPurpose::Abandon { .. } => seen.phase == Phase::Unknown,
                         _ => false,
                     };
@@ -142,7 +144,9 @@ impl Ledger {
                     || seen.generation != self.executions[execution as usize].generation;
                 ensure(over, "owner", "reported as gone, but its generation goes on")?;
                 let already = own && seen.phase == Phase::Released && !seen.expired();
-                let released = already && meaning == SwapPurpose::Release;
+                let releases =
+                    matches!(meaning, SwapPurpose::Release { .. } | SwapPurpose::Withdraw { .. });
+                let released = already && releases;
                 ensure(!released, "owner", "reported as gone, but it is released")
             }
             WriteResult::Contended => Ok(()),

@@ -8,7 +8,7 @@ use hapax_core::store::{Swap, Swapped};
 use super::bug::{self, Bug};
 use super::claims::{ClaimAnswer, ClaimContext};
 use super::ledger::{KeyModel, Phase, PromiseViolation, SimVerdict, SwapPurpose, ensure};
-use super::plan;
+use super::plan::{self, micros};
 use super::tally::{Event as Count, Fault};
 use super::world::{Activity, ExchangeKind, SimExchange, SimWrite, World, note};
 
@@ -55,8 +55,8 @@ impl World {
                     self.begin_write(
                         exchange,
                         &ownership,
-                        OwnerAction::Release,
-                        SwapPurpose::Release,
+                        ownership.withdraw(),
+                        SwapPurpose::Withdraw { keep: micros(ownership.keep_released()) },
                         execution,
                         true,
                     );

@@ -74,6 +74,7 @@ impl World {
             may_reconcile: true,
             executions: Default::default(),
             description: None,
+            keep_released: Duration::ZERO,
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;

@@ -165,7 +165,7 @@ impl Ledger {
                     None => {
                         let told = !over || forget;
                         ensure(told, "S3", "an outcome was removed without `forget`")?;
-                        release(&mut now);
+                        release(&mut now, 0);
                     }
                 }
             }
@@ -213,11 +213,25 @@ impl Ledger {
                 now.seen_outcome = seen_outcome;
                 now.keep_until = keep(now, 0);
             }
-            _ => {
+            SwapPurpose::Withdraw { keep: more } => {
+                ensure(held, "S2", "an owner withdrew a record that was not in flight")?;
+                now.lease_until = clock;
+                now.attempts = now.attempts.saturating_sub(1);
+                match self.executions.get_mut(before.execution as usize) {
+                    Some(one) if one.takeover && now.strict == OnUnknown::Reexecute => {
+                        // The record of the owner before it, which crashed.
+                        one.dropped = true;
+                        now.keep_until = keep(now, 0);
+                    }
+                    _ => release(now, more),
+                }
+            }
+            SwapPurpose::Release { keep } => {
                 ensure(held, "S2", "an owner released a record that was not in flight")?;
                 now.lease_until = clock;
-                release(now);
+                release(now, keep);
             }
+            _ => ensure(false, "sim", "an owner's write has another purpose")?,
         }
         Ok(())
     }
@@ -245,6 +259,7 @@ impl Ledger {
         let checkpoint = record.checkpoint.as_ref().map(plan::number);
         let keep = stored.keep_until.map_or(NEVER, Timestamp::as_micros);
         ensure(state, "table", "a record is in another state")?;
+        ensure(record.attempt == truth.attempts, "attempts", "a record has another attempt")?;
         ensure(record.terms.on_unknown == truth.strict, "table", "a record has another policy")?;
         ensure(keep == truth.keep_until, "table", "a record has another retention")?;
         let lease = stored.lease_until.as_micros() == truth.lease_until;
@@ -396,9 +411,9 @@ impl Ledger {
     }
 }
 
-fn release(now: &mut KeyModel) {
+fn release(now: &mut KeyModel, keep: u64) {
     (now.phase, now.checkpoint) = (Phase::Released, None);
-    now.keep_until = now.latest + now.lease;
+    now.keep_until = now.latest + now.lease.max(keep);
 }
 
 /// Checks that an execution may be admitted.

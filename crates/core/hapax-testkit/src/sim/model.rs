@@ -133,7 +133,8 @@ pub(super) struct ModelExecution {
     pub(super) effect: Effect,
     /// True if it landed after its claimer got another answer.
     pub(super) stray: bool,
-    /// True if its lease was dropped without a write, as in a crash.
+    /// True if its lease was dropped without a write, as in a crash, or if its record is as a crash
+    /// left it, because a takeover was withdrawn.
     pub(super) dropped: bool,
     /// Process in which it is under way.
     pub(super) running: Option<u8>,
@@ -187,7 +188,12 @@ pub(super) enum SwapPurpose {
     Abandon {
         seen_outcome: Option<u16>,
     },
-    Release,
+    Release {
+        keep: u64,
+    },
+    Withdraw {
+        keep: u64,
+    },
     Operator {
         fence: u64,
         force: bool,

@@ -139,6 +139,10 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| {
     }
 });
 
+pub(super) const fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
 /// Returns the process of a worker.
 pub(super) const fn process(worker: u8) -> u8 {
     worker / TOGETHER as u8

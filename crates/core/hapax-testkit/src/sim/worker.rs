@@ -9,7 +9,7 @@ use hapax_core::{OnUnknown, Timestamp};
 
 use super::bug::Bug;
 use super::ledger::{Effect, KeyModel, PromiseViolation, SwapPurpose, ensure};
-use super::plan::{self, KEYS, MS, WORKERS};
+use super::plan::{self, KEYS, MS, WORKERS, micros};
 use super::tally::{Event as Count, Fault};
 use super::world::{
     Activity, ExchangeKind, LoadOrigin, OPERATORS, SimClaim, SimEvent, SimExchange, SimExecution,
@@ -77,12 +77,12 @@ impl World {
             may_reconcile: true,
             executions,
             description: None,
+            keep_released: Duration::from_micros(self.below(4_000 * MS)),
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = ClaimExchange::start_at(name, claim, seen, &self.ids.0) else {
             return self.no_entropy();
         };
-        let micros = |duration: Duration| duration.as_micros() as u64;
         let talk = ExchangeKind::Claim(SimClaim {
             claiming,
             request,
@@ -129,7 +129,9 @@ impl World {
         };
         let entered = &mut self.ledger.executions[execution as usize];
         let checkpoint = ownership.checkpoint().map(plan::number);
+        let takeover = ownership.is_takeover() == entered.takeover;
         let judged = ensure(!entered.told, "S1", "answered to execute twice")
+            .and(ensure(takeover, "takeover", "answered wrongly whether it is a takeover"))
             .and(ensure(ownership.fence().get() == entered.fence, "S6", "wrong fence"))
             .and(ensure(ownership.attempt() == entered.attempt, "attempts", "wrong attempt"))
             .and(ensure(checkpoint == entered.checkpoint, "checkpoint", "wrong checkpoint"));
@@ -274,6 +276,7 @@ impl World {
         let retention = self.chance(100).then_some(1_200 * MS);
         let seen_outcome = self.chance(500).then_some(outcome);
         let dice = self.below(10);
+        let keep = micros(work.ownership.keep_released());
         let (action, meaning) = match (self.ledger.executions[execution as usize].effect, dice) {
             (_, 0) => {
                 note!(self, "worker {worker} lets go of its lease");
@@ -286,7 +289,8 @@ impl World {
                 SwapPurpose::Abandon { seen_outcome },
             ),
             (Effect::Applied, _) | (_, 3..6) => complete(retention),
-            _ => (OwnerAction::Release, SwapPurpose::Release),
+            (Effect::None, 9) => (work.ownership.withdraw(), SwapPurpose::Withdraw { keep }),
+            _ => (work.ownership.release(), SwapPurpose::Release { keep }),
         };
         self.begin_write(work.exchange, &work.ownership, action, meaning, execution, false);
     }
@@ -368,8 +372,8 @@ impl World {
             self.begin_write(
                 exchange,
                 &ownership,
-                OwnerAction::Release,
-                SwapPurpose::Release,
+                ownership.withdraw(),
+                SwapPurpose::Withdraw { keep: micros(ownership.keep_released()) },
                 execution,
                 true,
             );

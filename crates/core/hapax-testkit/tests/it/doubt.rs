@@ -199,6 +199,7 @@ impl World {
                     may_reconcile: true,
                     executions: Default::default(),
                     description: None,
+                    keep_released: Duration::ZERO,
                 };
                 let (claiming, next) = ClaimExchange::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)
@@ -362,7 +363,7 @@ impl World {
         if self.chance(7) {
             return Ok(self.renew(ownership));
         }
-        Ok(match ownership.write(OwnerAction::Release, &self.dice).unwrap() {
+        Ok(match ownership.write(ownership.release(), &self.dice).unwrap() {
             (writing, Next::Send(swap)) => Doing::Ending(writing, swap),
             (_, Next::Ready(_)) => Doing::Nothing,
         })

@@ -84,6 +84,9 @@ finds! {
     finds_a_world_that_drops_the_checkpoint: DropsTheCheckpoint
     finds_a_world_that_ignores_renewals: IgnoresRenewals
     finds_a_world_that_forgets_attempts: ResetsAttempts
+    finds_a_world_that_counts_withdrawn_claims: CountsWithdrawnClaims
+    finds_a_world_that_forgets_attempts_after_a_lease: ForgetsAttemptsAfterALease
+    finds_a_world_that_forgets_the_crash: ForgetsTheCrash
     finds_a_world_that_ignores_the_fingerprint: IgnoresTheFingerprint
     finds_a_world_that_releases_the_unknown: ReleasesTheUnknown
     finds_a_world_that_asking_takes_the_grant: ReconcileReplacesLeaseId

@@ -211,7 +211,8 @@ impl PolicyConfig {
         // A request of a crashed owner may still be under way for as long as the upstream's
         // timeout.
         let hook = hook.then_some(HookTiming { after: upstream_timeout, timeout: ANSWER + MARGIN });
-        let policy = Policy { terms: Terms { lease, retention, on_unknown }, in_flight, hook };
+        let terms = Terms { lease, retention, on_unknown };
+        let policy = Policy { terms, in_flight, hook, ..Policy::default() };
         match policy.check() {
             Ok(()) => Ok(policy),
             Err(PolicyError::NoHook) => Err(ConfigError::ReconcileUrl),

@@ -100,6 +100,66 @@ async fn a_released_operation_executes_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_withdrawn_claim_is_no_attempt() {
+    let world = World::new();
+    let process = world.process();
+    for _ in 0..3 {
+        assert_eq!(own(&process, &reexecute()).await.withdraw().await, Ok(()));
+    }
+    assert_eq!(own(&process, &reexecute()).await.attempt(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_key_keeps_its_attempts_for_as_long_as_the_policy_says() {
+    for (keep_released, attempt) in [(Duration::ZERO, 1), (10 * LEASE, 2)] {
+        let world = World::new();
+        let policy = Policy { keep_released, ..reexecute() };
+        assert_eq!(own(&world.process(), &policy).await.release().await, Ok(()));
+        tokio::time::sleep(9 * LEASE).await;
+        assert_eq!(own(&world.process(), &policy).await.attempt(), attempt);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_stays_one_until_it_executes() {
+    let world = World::new();
+    let first = own(&world.process(), &reexecute()).await;
+    assert!(!first.is_takeover());
+    tokio::time::sleep(LEASE).await;
+    for _ in 0..2 {
+        let second = own(&world.process(), &reexecute()).await;
+        assert_eq!((second.attempt(), second.is_takeover()), (2, true));
+        assert_eq!(second.withdraw().await, Ok(()));
+    }
+    let third = own(&world.process(), &reexecute()).await;
+    assert!(third.is_takeover());
+    assert_eq!(third.release().await, Ok(()));
+    let fourth = own(&world.process(), &reexecute()).await;
+    assert_eq!((fourth.attempt(), fourth.is_takeover()), (3, false));
+    assert_eq!(first.release().await, Err(FinishError::Gone));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_tells_how_long_it_is_held() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    let handle = lease.handle();
+    assert_eq!(handle.remaining(), LEASE);
+    let renewed = lease.keep_alive(async {
+        tokio::time::sleep(2 * LEASE).await;
+        handle.remaining()
+    });
+    assert!(renewed.await >= LEASE * 2 / 3);
+    // As after a suspension of the process: no renewal has failed.
+    tokio::time::sleep(LEASE).await;
+    assert_eq!((handle.remaining(), handle.is_lost()), (Duration::ZERO, false));
+    drop(own(&world.process(), &reexecute()).await);
+    assert_eq!(lease.release().await, Err(FinishError::Lost));
+    assert_eq!(handle.remaining(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unknown_operation_is_blocked_until_an_operator_decides() {
     let world = World::new();
     let process = world.process();
