@@ -112,6 +112,7 @@ mod record;
 mod scope;
 mod seal;
 mod secret;
+pub mod sequence;
 pub mod store;
 pub mod transaction;
 #[cfg(feature = "serde")]

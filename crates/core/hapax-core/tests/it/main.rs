@@ -13,3 +13,4 @@ mod examples;
 mod json_pointers;
 mod keys;
 mod machine;
+mod sequence;
