@@ -26,7 +26,7 @@ use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -199,7 +199,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
             // many of them.
             let mut room = [MaybeUninit::uninit(); READ];
             let mut read = ReadBuf::uninit(&mut room);
-            ready!(Pin::new(&mut this.io).poll_read(cx, &mut read))?;
+            match Pin::new(&mut this.io).poll_read(cx, &mut read) {
+                Poll::Ready(result) => result?,
+                Poll::Pending => {
+                    if this.inbox.is_empty() {
+                        // Without the memory of the last request.
+                        this.inbox = BytesMut::new();
+                    }
+                    return Poll::Pending;
+                }
+            }
             if read.filled().is_empty() {
                 // Half a head is no request; hyper handles half a body.
                 return Poll::Ready(Ok(()));

@@ -367,6 +367,10 @@ impl ClaimCall {
             let (back, end, returned) = reply?;
             permit = returned;
             let claim = match end {
+                // No lease would be renewed. This one lapses, or is released.
+                ExchangeEnd::Owned(..) if !inner.schedule.is_running() => {
+                    return Err(ClaimError::Shutdown);
+                }
                 // The caller did not poll. The lease may lapse before its first renewal, so it is not
                 // handed over; dropping it releases the key.
                 ExchangeEnd::Owned(handover, _) if handover.is_stale() => {
@@ -473,12 +477,12 @@ async fn run_claim(
 struct Handover(Option<Lease>);
 
 impl Handover {
-    /// Returns whether it waited so long for its caller that the lease could lapse before its first
-    /// renewal. Before the exchange ended it may have been left unpolled for a third of the lease,
-    /// and the first renewal is due after another third.
+    /// Returns whether the claim was sent so long ago that the lease could lapse before its first
+    /// renewal, which is due after a third of it: the store was slow, its reply was not read at once,
+    /// or the caller did not poll.
     fn is_stale(&self) -> bool {
         let lease = self.0.as_ref().map(|lease| lease.shared.terms().lease);
-        lease.is_some_and(|lease| self.age() > lease / 6)
+        lease.is_some_and(|lease| self.age() > lease / 2)
     }
 
     fn age(&self) -> Duration {

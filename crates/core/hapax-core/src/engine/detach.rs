@@ -183,7 +183,7 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
 impl<T: Send + 'static> SharedFuture<T> {
     fn schedule(self: &Arc<Self>) -> ScheduleEntry {
         let work = Arc::downgrade(self) as Weak<dyn Due>;
-        self.terms.inner.schedule.enter(self.terms.after, work).0
+        self.terms.inner.schedule.enter_drained(self.terms.after, work)
     }
 
     /// Returns whether it was due before its switch was on.

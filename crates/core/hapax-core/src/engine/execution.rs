@@ -48,6 +48,8 @@ pub enum ExecutionEnd {
     },
     /// The operation did not happen: its writes are rolled back, and the next claim executes.
     Release,
+    /// The operation did not run: the attempt does not count.
+    Withdraw,
     /// The operation may have had effects outside of its transaction, which is rolled back: a retry
     /// follows the policy for unknown outcomes.
     Abandon {
@@ -177,6 +179,7 @@ impl Execution {
                 ExecutionEnd::Complete { .. }
                 | ExecutionEnd::Reject { .. }
                 | ExecutionEnd::Release
+                | ExecutionEnd::Withdraw
                 | ExecutionEnd::Rerun,
             ) => {
                 shared.resume_renewal().await;
@@ -237,6 +240,7 @@ impl Execution {
                 self.lease.complete(outcome, retention).await
             }
             ExecutionEnd::Release => self.lease.release().await.map(|()| None),
+            ExecutionEnd::Withdraw => self.lease.withdraw().await.map(|()| None),
             ExecutionEnd::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
             ExecutionEnd::Rerun => return self.rerun().await,
         };

@@ -276,7 +276,7 @@ impl Idempotency {
     /// Executions whose callers keep their futures without polling them continue on tasks. A call
     /// that has no lease yet does not: drop it.
     pub async fn drain(&self) {
-        self.inner.schedule.drain(&self.inner.runtime);
+        let _drain = self.inner.schedule.drain(&self.inner.runtime);
         self.inner.backlog.empty().await;
     }
 }

@@ -82,8 +82,6 @@ pub(super) struct LeaseState {
     checkpoint: Option<Bytes>,
     /// Time at which the exchange of its claim began.
     started_at: Instant,
-    /// Time at which that exchange ended.
-    claimed_at: Instant,
     /// Microseconds after `started_at` until which the lease is held by the last write.
     held_for: AtomicU64,
     /// One write at a time: each expects the write id of the last one. The end takes it, so that a
@@ -131,7 +129,6 @@ impl Lease {
             keep_released: ownership.keep_released(),
             checkpoint: ownership.checkpoint().cloned(),
             started_at,
-            claimed_at: Instant::now(),
             held_for: AtomicU64::new(micros(ownership.terms().lease)),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
@@ -391,9 +388,9 @@ impl LeaseState {
         &self.terms
     }
 
-    /// Returns the time since its claim.
+    /// Returns the time since its claim was sent.
     pub(super) fn age(&self) -> Duration {
-        self.claimed_at.elapsed()
+        self.started_at.elapsed()
     }
 
     /// Returns the time between renewals.

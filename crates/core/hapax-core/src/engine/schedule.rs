@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ struct Queue {
     last: u64,
     /// Time at which the task wakes; `None` while it waits for an entry.
     wakes_at: Option<Instant>,
+    /// Number of drains under way.
+    drains: usize,
 }
 
 /// Time of an entry, with a number that distinguishes entries of one time.
@@ -70,8 +73,16 @@ impl Schedule {
     /// Begins `work` after `delay`, unless the entry is dropped first. Also returns whether its task
     /// has to run before, to learn of the entry.
     pub(super) fn enter(&self, delay: Duration, work: Weak<dyn Due>) -> (ScheduleEntry, bool) {
+        self.insert(self.queue.lock(), delay, work)
+    }
+
+    fn insert(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        delay: Duration,
+        work: Weak<dyn Due>,
+    ) -> (ScheduleEntry, bool) {
         let at = deadline_after(delay);
-        let mut queue = self.queue.lock();
         queue.last += 1;
         let id = (at, queue.last);
         queue.entries.insert(id, work);
@@ -86,11 +97,36 @@ impl Schedule {
         (ScheduleEntry { queue: Arc::clone(&self.queue), id }, is_first)
     }
 
-    /// Begins the work of all entries for which a drain would wait.
-    pub(super) fn drain(&self, runtime: &Handle) {
+    /// Enters work for which a drain would wait: while there is a drain, it begins at once.
+    pub(super) fn enter_drained(&self, delay: Duration, work: Weak<dyn Due>) -> ScheduleEntry {
+        // One lock for both: a drain that is not counted yet copies the entry afterwards.
+        let queue = self.queue.lock();
+        let delay = if queue.drains > 0 { Duration::ZERO } else { delay };
+        self.insert(queue, delay, work).0
+    }
+
+    /// Begins the work of all entries for which a drain would wait, and of those that are entered
+    /// before the returned value is dropped.
+    pub(super) fn drain(&self, runtime: &Handle) -> ScheduleDrain {
         // Copied: work takes its own lock, under which others wait for this one.
-        let entries: Vec<_> = self.queue.lock().entries.values().map(Weak::clone).collect();
+        let entries: Vec<_> = {
+            let mut queue = self.queue.lock();
+            queue.drains += 1;
+            queue.entries.values().map(Weak::clone).collect()
+        };
+        let drain = ScheduleDrain(Arc::clone(&self.queue));
         entries.iter().filter_map(Weak::upgrade).for_each(|work| work.drain(runtime));
+        drain
+    }
+}
+
+/// A drain under way, until it is dropped.
+#[derive(Debug)]
+pub(super) struct ScheduleDrain(Arc<SharedQueue>);
+
+impl Drop for ScheduleDrain {
+    fn drop(&mut self) {
+        self.0.lock().drains -= 1;
     }
 }
 
@@ -115,8 +151,18 @@ impl SharedQueue {
                 () = elapsed => {}
                 () = self.earlier.notified() => continue,
             }
-            let due = self.take_due();
-            due.into_values().filter_map(|work| work.upgrade()).for_each(|it| it.begin(&runtime));
+            for work in self.take_due().into_values() {
+                // Work may drop the last reference to a future of a caller. A panic there ends neither
+                // this task nor the renewals of others.
+                let begin = AssertUnwindSafe(|| {
+                    if let Some(work) = work.upgrade() {
+                        work.begin(&runtime);
+                    }
+                });
+                if catch_unwind(begin).is_err() {
+                    tracing::error!("a scheduled renewal or future panicked");
+                }
+            }
         }
     }
 

@@ -156,7 +156,7 @@ impl Idempotency {
     {
         let request = FunctionRequest::of(request).map_err(TransactError::Request)?;
         // Counted from here on: a drain waits for what this claim begins.
-        let _running = self.inner.backlog.begin_exchange();
+        let running = self.inner.backlog.begin_exchange();
         let mut claim = self.claim(scope, key, &request, policy).await;
         while let Ok(Claim::Reconcile(reconciliation)) = claim {
             claim = reconciliation.conclude(Verdict::CannotSay, &request).await;
@@ -176,7 +176,7 @@ impl Idempotency {
         };
         let fence = lease.fence();
         let database: Arc<dyn AnyTransactions> = Arc::clone(&backend.database) as _;
-        let ran = lease.transact(backend, move |tx, lease| {
+        let ran = lease.transact_counted(running, backend, move |tx, lease| {
             let (working, database) = (operation(tx, lease), Arc::clone(&database));
             async move {
                 let given = working.await;

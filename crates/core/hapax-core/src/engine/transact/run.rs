@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::{TakeTxError, TransactionBackend, Tx};
+use crate::engine::backlog::ActiveExchange;
 use crate::engine::execution::{Execution, ExecutionEnd, ExecutionResult};
 use crate::engine::lease::{Lease, LeaseHandle};
 use crate::transaction::Transactions;
@@ -37,9 +38,25 @@ impl Lease {
         F: Future<Output = (ExecutionEnd, X)> + Send + 'static,
         X: Send + 'static,
     {
-        let inner = Arc::clone(&self.shared.inner);
         // Counted from here on: a drain waits for it.
-        let running = inner.backlog.begin_exchange();
+        let running = self.shared.inner.backlog.begin_exchange();
+        self.transact_counted(running, backend, operation).await
+    }
+
+    /// Does the same, as part of an exchange that was begun.
+    pub(in crate::engine) async fn transact_counted<D, W, F, X>(
+        self,
+        running: ActiveExchange,
+        backend: &TransactionBackend<D>,
+        operation: W,
+    ) -> TransactResult<X>
+    where
+        D: Transactions,
+        W: FnMut(Tx<D::Tx>, LeaseHandle) -> F + Send + 'static,
+        F: Future<Output = (ExecutionEnd, X)> + Send + 'static,
+        X: Send + 'static,
+    {
+        let inner = Arc::clone(&self.shared.inner);
         let lease = self.shared.terms().lease;
         let execution = Execution::in_transactions(self, backend.any());
         let running = Box::pin(async move {
@@ -67,7 +84,7 @@ where
             Ok(tx) => tx,
             Err(error) => {
                 // If the store does not accept the release, it is deferred; a lost lease needs none.
-                let _ = execution.end(run, ExecutionEnd::Release).await;
+                let _ = execution.end(run, ExecutionEnd::Withdraw).await;
                 return TransactResult::NotBegun(error);
             }
         };

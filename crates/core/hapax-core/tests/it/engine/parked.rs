@@ -255,3 +255,83 @@ async fn a_drain_finishes_a_call_that_is_not_polled() {
     assert!(again.is_ok_and(|it| it.replayed));
     assert!(call.await.is_ok_and(|it| it.value == 1 && !it.replayed));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_is_later_than_its_lease_gives_none() {
+    let clock = Arc::new(TestClock(tokio::time::Instant::now()));
+    let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
+    let slow = Slow::new(Arc::clone(&memory), Duration::ZERO, false);
+    let (here, there) = (engine(Arc::clone(&slow)), engine(memory));
+    let mut policy = reexecute();
+    policy.terms.lease = Duration::from_millis(500);
+    let first = tokio::spawn({
+        let (here, policy) = (here.clone(), policy);
+        async move { here.claim(&Scope::shared(), &key(), &Text("a"), &policy).await }
+    });
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let second = claim(&there, "a", &policy).await;
+    assert!(matches!(second, Claim::Execute(_)), "{second:?}");
+    slow.gate.send_replace(true);
+    let first = first.await.unwrap();
+    assert!(!matches!(first, Ok(Claim::Execute(_))), "two leases at once: {first:?} {second:?}");
+}
+
+/// The whole runtime stands still for longer than the lease, while the reply waits in the socket.
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_not_accepted_after_a_blocked_runtime() {
+    let clock = Arc::new(TestClock(tokio::time::Instant::now()));
+    let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
+    let slow = Slow::new(Arc::clone(&memory), Duration::ZERO, false);
+    let (here, there) = (engine(Arc::clone(&slow)), engine(memory));
+    let (scope, k, policy) = (Scope::shared(), key(), reexecute());
+    let mut first = Box::pin(here.claim(&scope, &k, &Text("a"), &policy));
+    tokio::select! {
+        biased;
+        _ = &mut first => unreachable!(),
+        () = tokio::time::sleep(Duration::from_millis(8)) => {}
+    }
+    slow.gate.send_replace(true);
+    // Nothing of this runtime runs between these two lines.
+    let mut jump = Box::pin(tokio::time::advance(Duration::from_secs(60)));
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let _ = std::future::Future::poll(jump.as_mut(), &mut cx);
+    let mut other = Box::pin(there.claim(&scope, &k, &Text("a"), &policy));
+    let second = loop {
+        if let std::task::Poll::Ready(it) = std::future::Future::poll(other.as_mut(), &mut cx) {
+            break it;
+        }
+    };
+    assert!(matches!(second, Ok(Claim::Execute(_))), "{second:?}");
+    let first = first.await;
+    assert!(!matches!(first, Ok(Claim::Execute(_))), "two leases at once: {first:?} {second:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_finishes_a_call_that_parks_after_it_began() {
+    let clock = Arc::new(TestClock(tokio::time::Instant::now()));
+    let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
+    let slow = Slow::new(Arc::clone(&memory), Duration::ZERO, false);
+    let here = engine(Arc::clone(&slow));
+    let k = (Scope::shared(), key(), 1);
+    let mut call = std::pin::pin!(here.at_most_once(&k, || async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Ok::<_, std::io::Error>(1)
+    }));
+    let mut drain = std::pin::pin!(here.drain());
+    tokio::select! {
+        biased;
+        _ = &mut call => unreachable!(),
+        _ = &mut drain => unreachable!(),
+        () = tokio::time::sleep(Duration::from_millis(100)) => {}
+    }
+    slow.gate.send_replace(true);
+    tokio::select! {
+        biased;
+        _ = &mut call => unreachable!(),
+        () = tokio::time::sleep(Duration::from_millis(100)) => {} // the operation executes
+    }
+    let before = tokio::time::Instant::now();
+    let drained = tokio::time::timeout(Duration::from_secs(3600), drain).await;
+    assert!(drained.is_ok());
+    assert!(before.elapsed() < Duration::from_secs(3), "drained after {:?}", before.elapsed());
+}

@@ -385,3 +385,26 @@ fn a_lost_race_is_found_among_the_sources_of_an_error() {
     assert!(world(&WorkError::Middle(LostRace)));
     assert!(!world(&std::io::Error::other("something else")));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_finishes_a_transaction_that_is_not_polled() {
+    let world = World::new();
+    let process = world.process();
+    let database = Database::new(&world, [Commits]);
+    let backend = TransactionBackend::new(Arc::clone(&database));
+    let (scope, k, p) = (Scope::shared(), key(), reexecute());
+    let mut call =
+        std::pin::pin!(process.transact(&backend, (&scope, &k), &1, &p, |tx, _| async move {
+            sleep(Duration::from_secs(1)).await;
+            drop(tx);
+            Ok::<u32, OperationError<u32>>(1)
+        }));
+    tokio::select! {
+        biased;
+        _ = &mut call => unreachable!(),
+        () = sleep(Duration::from_millis(100)) => {} // a signal to shut down
+    }
+    let drained = tokio::time::timeout(Duration::from_secs(3600), process.drain()).await;
+    assert!(drained.is_ok(), "it drains for ever");
+    assert!(call.await.is_ok());
+}
