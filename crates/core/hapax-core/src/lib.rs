@@ -91,6 +91,7 @@
     allow(rustdoc::broken_intra_doc_links)
 )]
 
+mod backoff;
 mod clock;
 #[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod codec;
@@ -119,6 +120,7 @@ pub mod transaction;
 #[cfg_attr(not(feature = "unstable-store"), doc(hidden))]
 pub mod value;
 
+pub use backoff::Backoff;
 pub use clock::{Clock, SystemClock, Timestamp};
 #[cfg(feature = "tokio")]
 pub use engine::{

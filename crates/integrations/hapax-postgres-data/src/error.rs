@@ -177,13 +177,15 @@ impl ItemError {
     }
 }
 
-/// Failures of a statement.
-#[derive(Debug)]
+/// Errors of a statement.
+#[derive(Debug, thiserror::Error)]
 pub enum StatementError {
-    /// The server said that it did not happen, and the connection is good.
+    /// The server rejected the statement, which did nothing. The connection is good.
+    #[error(transparent)]
     Rejected(ServerError),
-    /// The result is unknown.
-    Lost(DriverError),
+    /// The connection is lost: it is unknown whether the statement was executed.
+    #[error("the connection to the database is lost: {0}")]
+    Lost(#[source] DriverError),
 }
 
 /// SQLSTATE of a statement in a transaction that has failed already.
@@ -192,15 +194,21 @@ const UNIQUE_VIOLATION: &str = "23505";
 const NO_SUCH_CONSTRAINT: &str = "42P10";
 
 impl StatementError {
-    /// Classifies by code and severity alone; texts are translated. A server, or a pooler between,
+    /// Classifies an error of the server; `is_error` is true if its severity is ERROR, so that the
+    /// connection is good.
+    ///
+    /// By code and severity alone, because texts are translated. A server, or a pooler between,
     /// that ends the connection (FATAL, PANIC; 08, 57P) does not report the result of the
     /// statement; 40003 says that it is unknown.
-    pub(crate) fn of(server: ServerError, is_error: bool) -> Self {
+    #[must_use]
+    pub fn of(server: ServerError, is_error: bool) -> Self {
         let unknown = ["08", "57P", "40003"].iter().any(|code| server.code.starts_with(code));
         if is_error && !unknown { Self::Rejected(server) } else { Self::Lost(server.source) }
     }
 
-    pub(crate) fn is(&self, code: &str) -> bool {
+    /// Returns whether the server rejected the statement with this SQLSTATE.
+    #[must_use]
+    pub fn is(&self, code: &str) -> bool {
         matches!(self, Self::Rejected(server) if server.code == code)
     }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use self::decide::{Found, decide};
 use self::statements::Statements;
 use crate::error::{DataError, ItemError, LostRaces};
-use crate::executor::{Executor, Rows};
+use crate::executor::{Executor, Rows, TextQueries as _};
 use crate::items::{Shape, array, number, row, text};
 use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::verified::Verified;

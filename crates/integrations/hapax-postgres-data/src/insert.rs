@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{DataError, LostRaces};
-use crate::executor::{Executor, Rows};
+use crate::executor::{Executor, Rows, TextQueries as _};
 use crate::items::{Shape, array, number, row, text};
 use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;

@@ -111,9 +111,9 @@ mod sql;
 mod verified;
 mod versioned;
 
-pub use error::{DataError, DriverError, ItemError, ServerError};
+pub use error::{DataError, DriverError, ItemError, ServerError, StatementError};
 pub use events::{AppendResult, EventLog, EventLogBuilder, IdScope, StoredEvent};
-pub use executor::{Executor, Pooled};
+pub use executor::{Answering, Executor, Pooled, SqlParameter, SqlRow, SqlValue};
 pub use insert::{InsertOrFetch, InsertOrFetchBuilder, Inserted};
 pub use layout::{BatchLimits, Column, LayoutError, TableName};
 pub use operations::{

@@ -12,7 +12,7 @@ pub use self::id::UpdateId;
 pub use self::retrying::{Retried, RetryError};
 use self::statements::Statements;
 use crate::error::{DataError, LostRaces};
-use crate::executor::{Executor, Rows};
+use crate::executor::{Executor, Rows, TextQueries as _};
 use crate::items::{number, row, text};
 use crate::layout::{Column, LayoutError, TableName, check_columns};
 use crate::verified::{Check, Verified};

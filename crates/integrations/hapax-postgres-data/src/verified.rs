@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 
 use crate::error::DataError;
-use crate::executor::Executor;
+use crate::executor::{Executor, TextQueries as _};
 use crate::layout::{Column, TableName};
 use crate::sql;
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{DataError, ItemError, LostRaces};
-use crate::executor::{Executor, Rows};
+use crate::executor::{Executor, Rows, TextQueries as _};
 use crate::items::{Fields, Shape, number, row, text, written};
 use crate::layout::{BatchLimits, Column, LayoutError, TableName, check_columns};
 use crate::sql;

@@ -7,7 +7,7 @@ use hapax_core::machine::{
     ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
     Verdict, step,
 };
-use hapax_core::store::{Snapshot, Stamp, StoredRecord};
+use hapax_core::store::{Draft, Snapshot, StoredRecord};
 use hapax_core::{
     FencingToken, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, Outcome, Record, RecordState,
     Terms, Timestamp, WriteId,
@@ -284,6 +284,24 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
 const RELEASE: OwnerAction = OwnerAction::Release { keep: Duration::ZERO };
 const WITHDRAW: OwnerAction = OwnerAction::Withdraw { keep: Duration::ZERO };
 
+/// Returns the draft of a claim of the same request that executes.
+fn executes(seen: &Snapshot) -> Draft {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let claim = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        hook: None,
+        may_reconcile: true,
+        local: &[],
+        description: None,
+    };
+    let Step::Execute(draft) = step(seen, &Event::Claim(claim)) else { panic!() };
+    draft
+}
+
 fn check_owner(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expected: &str) {
     check("owner", &Event::Owner(Owner { lease_id, generation }, action), expected);
 }
@@ -345,11 +363,10 @@ fn a_withdrawn_claim_gives_its_attempt_back() {
     let owner = Owner { lease_id: OWN, generation: OWN };
     let withdraw = Event::Owner(owner, OwnerAction::Withdraw { keep: 10 * LEASE });
     let mut stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
-    stored.record.generation = OWN;
-    let attempt = stored.record.attempt;
+    (stored.record.generation, stored.record.attempt) = (OWN, 7);
     let seen = Snapshot { now: at(0), stored: Some(stored) };
     let Step::Write(draft) = step(&seen, &withdraw) else { panic!() };
-    assert_eq!((draft.record.attempt, &draft.record.state), (attempt - 1, &RecordState::Released));
+    assert_eq!((draft.record.attempt, &draft.record.state), (6, &RecordState::Released));
     assert_eq!(draft.keep, Some(10 * LEASE));
 }
 
@@ -357,29 +374,15 @@ fn a_withdrawn_claim_gives_its_attempt_back() {
 fn a_withdrawn_takeover_is_taken_over_again() {
     let owner = Owner { lease_id: OWN, generation: GENERATION };
     let stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
-    let (attempt, fence) = (stored.record.attempt, stored.fence);
-    let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
+    let (attempt, seen) =
+        (stored.record.attempt, Snapshot { now: at(0), stored: Some(stored.clone()) });
     let Step::Write(draft) = step(&seen, &Event::Owner(owner, WITHDRAW)) else { panic!() };
-    assert_eq!(draft.record.attempt, attempt - 1);
-    assert_eq!((draft.lease, draft.stamp), (Duration::ZERO, Stamp::Keep));
-    let left = StoredRecord { lease_until: at(0), record: draft.record, fence, ..stored };
-    let seen = Snapshot { now: at(0), stored: Some(left) };
-    let scheme = FingerprintScheme::new("test/1").unwrap();
-    let claim = ClaimEvent {
-        lease_id: NEW,
-        own_lease_ids: &[],
-        scheme: &scheme,
-        fingerprint: &fingerprint("same"),
-        terms: terms(OnUnknown::Reexecute),
-        hook: None,
-        may_reconcile: true,
-        local: &[],
-        description: None,
-    };
-    let Step::Execute(draft) = step(&seen, &Event::Claim(claim)) else { panic!() };
-    assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, GENERATION));
-    assert_eq!(draft.record.attempt, attempt);
-    assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
+    assert_eq!((draft.record.attempt, draft.lease), (attempt - 1, Duration::ZERO));
+    let left = StoredRecord { lease_until: at(0), record: draft.record, ..stored };
+    let draft = executes(&Snapshot { now: at(0), stored: Some(left) });
+    let Record { lease_id, generation, checkpoint, .. } = &draft.record;
+    assert_eq!((*lease_id, *generation, draft.record.attempt), (NEW, GENERATION, attempt));
+    assert!(checkpoint.is_some());
 }
 
 #[test]
@@ -542,19 +545,7 @@ fn an_undecided_record_never_expires_under_block_and_reconcile() {
 fn a_takeover_keeps_generation_checkpoint_and_the_stricter_policy() {
     let stored = stored_record(RecordState::InFlight, 0, OnUnknown::Reexecute);
     let seen = Snapshot { now: at(0), stored: Some(stored) };
-    let scheme = FingerprintScheme::new("test/1").unwrap();
-    let claim = ClaimEvent {
-        lease_id: NEW,
-        own_lease_ids: &[],
-        scheme: &scheme,
-        fingerprint: &fingerprint("same"),
-        terms: terms(OnUnknown::Reexecute),
-        hook: None,
-        may_reconcile: true,
-        local: &[],
-        description: None,
-    };
-    let Step::Execute(draft) = step(&seen, &Event::Claim(claim)) else { panic!() };
+    let draft = executes(&seen);
     assert_eq!((draft.record.lease_id, draft.record.generation), (NEW, GENERATION));
     assert_eq!(draft.record.checkpoint, Some(Bytes::from_static(b"half way")));
     assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reexecute);

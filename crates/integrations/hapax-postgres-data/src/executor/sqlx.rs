@@ -2,26 +2,25 @@
 
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnection, PgDatabaseError, PgRow, PgSeverity};
-use sqlx::{Error, Postgres, Row};
+use sqlx::{Column, Error, Postgres, Row, TypeInfo};
 
-use super::private::Query;
-use super::{Answering, Rows};
+use super::{Answering, Executor, SqlParameter, SqlRow, SqlValue};
 use crate::error::{ServerError, StatementError};
 
-impl Query for &mut PgConnection {
-    fn query<'a>(&'a mut self, text: &'a str, parameters: &'a [&'a str]) -> Answering<'a> {
+impl Executor for &mut PgConnection {
+    fn run<'a>(&'a mut self, text: &'a str, parameters: &'a [SqlParameter<'a>]) -> Answering<'a> {
         Box::pin(query(self, text, parameters))
     }
 }
 
-impl Query for PgConnection {
-    fn query<'a>(&'a mut self, text: &'a str, parameters: &'a [&'a str]) -> Answering<'a> {
+impl Executor for PgConnection {
+    fn run<'a>(&'a mut self, text: &'a str, parameters: &'a [SqlParameter<'a>]) -> Answering<'a> {
         Box::pin(query(self, text, parameters))
     }
 }
 
-impl Query for PoolConnection<Postgres> {
-    fn query<'a>(&'a mut self, text: &'a str, parameters: &'a [&'a str]) -> Answering<'a> {
+impl Executor for PoolConnection<Postgres> {
+    fn run<'a>(&'a mut self, text: &'a str, parameters: &'a [SqlParameter<'a>]) -> Answering<'a> {
         Box::pin(query(self, text, parameters))
     }
 }
@@ -29,14 +28,31 @@ impl Query for PoolConnection<Postgres> {
 async fn query(
     connection: &mut PgConnection,
     text: &str,
-    parameters: &[&str],
-) -> Result<Rows, StatementError> {
+    parameters: &[SqlParameter<'_>],
+) -> Result<Vec<SqlRow>, StatementError> {
     // Unnamed: a pooler in between may not know the name.
     let query = sqlx::query(text).persistent(false);
-    let query = parameters.iter().fold(query, |query, text| query.bind(*text));
+    let query = parameters.iter().fold(query, |query, parameter| match *parameter {
+        SqlParameter::Text(text) => query.bind(text),
+        SqlParameter::Bytes(bytes) => query.bind(bytes),
+        SqlParameter::Integer(number) => query.bind(number),
+        SqlParameter::Texts(texts) => query.bind(texts),
+        SqlParameter::ByteStrings(list) => query.bind(list),
+        SqlParameter::Integers(numbers) => query.bind(numbers),
+    });
     let rows = query.fetch_all(connection).await.map_err(failure)?;
-    let texts = |row: &PgRow| (0..row.len()).map(|at| row.try_get(at)).collect();
-    rows.iter().map(texts).collect::<Result<_, _>>().map_err(failure)
+    let row = |row: &PgRow| (0..row.len()).map(|at| value(row, at)).collect();
+    rows.iter().map(row).collect::<Result<_, _>>().map_err(failure)
+}
+
+fn value(row: &PgRow, at: usize) -> Result<SqlValue, Error> {
+    let value = match row.column(at).type_info().name() {
+        "BYTEA" => row.try_get::<Option<Vec<u8>>, _>(at)?.map(SqlValue::Bytes),
+        "INT8" => row.try_get::<Option<i64>, _>(at)?.map(SqlValue::Integer),
+        "INT4" => row.try_get::<Option<i32>, _>(at)?.map(|it| SqlValue::Integer(it.into())),
+        _ => row.try_get::<Option<String>, _>(at)?.map(SqlValue::Text),
+    };
+    Ok(value.unwrap_or(SqlValue::Null))
 }
 
 fn failure(error: Error) -> StatementError {

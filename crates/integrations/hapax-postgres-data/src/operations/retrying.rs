@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::{Seen, UpdateId, UpdateLog, seen, statements};
 use crate::error::{DataError, DriverError, ItemError, StatementError};
-use crate::executor::{Executor, Rows};
+use crate::executor::{Executor, Rows, TextQueries as _};
 use crate::items::Fields;
 use crate::layout::Column;
 use crate::retry::Retry;
