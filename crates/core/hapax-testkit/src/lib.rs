@@ -7,6 +7,7 @@
 //! - [`storm`]: many such callers for a long time, while a test disturbs the store.
 //! - [`steps`]: swaps and claims of a test, each named by a number.
 //! - `http` (a feature): the HTTP contract as scenarios, for any instance at an address.
+//! - `messages` (a feature): a broker in memory, and the rules of every adapter to a broker.
 //! - `functions` (a feature): rules of functions over a store.
 //! - `servers` (a feature): private Redis and PostgreSQL servers for tests.
 
@@ -18,6 +19,8 @@ pub mod functions;
 pub mod history;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "messages")]
+pub mod messages;
 #[cfg(feature = "servers")]
 pub mod servers;
 pub mod sim;

@@ -1,0 +1,233 @@
+use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{
+    Delivery, Message, MessageSink, MessageSource, OutgoingMessage, PublishError, SourceError,
+    SourceLimits,
+};
+use tokio::sync::Notify;
+
+/// A broker with one queue, in memory. A message that is dropped without an acknowledgement is
+/// delivered again, before those that were not delivered yet.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryBroker {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+    is_down: AtomicBool,
+    loses_acknowledgements: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<(u64, Arc<Message>, bool)>,
+    delivered: HashMap<u64, Arc<Message>>,
+    next: u64,
+    /// Changes in a restart: deliveries of before have no effect any more.
+    epoch: u64,
+    deliveries: u64,
+    acknowledgements: u64,
+    holds: u64,
+}
+
+impl MemoryBroker {
+    /// Adds a message to the queue.
+    pub fn send(&self, message: Message) {
+        let mut state = self.shared.lock();
+        let number = state.next;
+        state.next += 1;
+        state.waiting.push_back((number, Arc::new(message), false));
+        drop(state);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// Returns the number of messages that are not acknowledged.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        let state = self.shared.lock();
+        state.waiting.len() + state.delivered.len()
+    }
+
+    /// Returns the number of deliveries so far.
+    #[must_use]
+    pub fn deliveries(&self) -> u64 {
+        self.shared.lock().deliveries
+    }
+
+    /// Returns the number of acknowledgements so far.
+    #[must_use]
+    pub fn acknowledgements(&self) -> u64 {
+        self.shared.lock().acknowledgements
+    }
+
+    /// Returns the number of times that a delivery was held.
+    #[must_use]
+    pub fn holds(&self) -> u64 {
+        self.shared.lock().holds
+    }
+
+    /// Makes the broker unreachable, or reachable again.
+    pub fn set_down(&self, is_down: bool) {
+        self.shared.is_down.store(is_down, Ordering::SeqCst);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// Makes acknowledgements fail without an effect, or succeed again.
+    pub fn lose_acknowledgements(&self, loses: bool) {
+        self.shared.loses_acknowledgements.store(loses, Ordering::SeqCst);
+    }
+
+    /// Delivers all unacknowledged messages again, as after a restart of broker or consumer.
+    pub fn redeliver(&self) {
+        let mut state = self.shared.lock();
+        state.epoch += 1;
+        let mut delivered: Vec<_> = state.delivered.drain().collect();
+        delivered.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+        for (number, message) in delivered {
+            state.waiting.push_front((number, message, true));
+        }
+        drop(state);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// Waits until every message is acknowledged.
+    pub async fn emptied(&self) {
+        loop {
+            let changed = self.shared.changed.notified();
+            if self.backlog() == 0 {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> Result<(), SourceError> {
+        if self.is_down.load(Ordering::SeqCst) {
+            return Err(SourceError::new("the broker is down"));
+        }
+        Ok(())
+    }
+
+    fn take(self: &Arc<Self>, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
+        let mut state = self.lock();
+        let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
+        while taken.len() < max.get()
+            && let Some((number, message, is_redelivery)) = state.waiting.pop_front()
+        {
+            state.deliveries += 1;
+            state.delivered.insert(number, Arc::clone(&message));
+            let (shared, epoch) = (Arc::clone(self), state.epoch);
+            taken.push(Box::new(MemoryDelivery { shared, epoch, number, message, is_redelivery }));
+        }
+        taken
+    }
+}
+
+impl MessageSource for MemoryBroker {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            loop {
+                let changed = self.shared.changed.notified();
+                self.shared.check()?;
+                let taken = self.shared.take(max);
+                if !taken.is_empty() {
+                    return Ok(taken);
+                }
+                changed.await;
+            }
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        SourceLimits::default().hold_every(std::time::Duration::from_secs(10))
+    }
+}
+
+impl MessageSink for MemoryBroker {
+    fn publish<'a>(
+        &'a self,
+        message: &'a OutgoingMessage,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async move {
+            self.shared.check().map_err(PublishError::not_acknowledged)?;
+            let mut sent = Message::new(&message.destination, message.payload.clone())
+                .with_header("message-id", message.id.as_str().to_owned());
+            sent.headers.extend(message.headers.iter().cloned());
+            sent.key.clone_from(&message.key);
+            self.send(sent);
+            Ok(())
+        })
+    }
+}
+
+#[derive(Debug)]
+struct MemoryDelivery {
+    shared: Arc<Shared>,
+    epoch: u64,
+    number: u64,
+    message: Arc<Message>,
+    is_redelivery: bool,
+}
+
+impl Delivery for MemoryDelivery {
+    fn message(&self) -> &Message {
+        &self.message
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.is_redelivery
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            self.shared.check()?;
+            if self.shared.loses_acknowledgements.load(Ordering::SeqCst) {
+                return Err(SourceError::new("the acknowledgement is lost"));
+            }
+            let mut state = self.shared.lock();
+            if state.epoch == self.epoch && state.delivered.remove(&self.number).is_some() {
+                state.acknowledgements += 1;
+            }
+            drop(state);
+            self.shared.changed.notify_waiters();
+            Ok(())
+        })
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            self.shared.check()?;
+            self.shared.lock().holds += 1;
+            Ok(())
+        })
+    }
+}
+
+impl Drop for MemoryDelivery {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if state.epoch == self.epoch
+            && let Some(message) = state.delivered.remove(&self.number)
+        {
+            state.waiting.push_front((self.number, message, true));
+            drop(state);
+            self.shared.changed.notify_waiters();
+        }
+    }
+}

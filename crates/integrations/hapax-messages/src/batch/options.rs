@@ -1,0 +1,57 @@
+//! Options of consumers in the direct mode.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use crate::id::IdRules;
+use crate::inbox::{Attempts, TooOld};
+
+/// Limits of a [`BatchConsumer`](crate::BatchConsumer).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchConsumerLimits {
+    /// Messages in one transaction. Default 100.
+    pub batch: NonZeroUsize,
+    /// Transactions at a time. Default 4.
+    pub transactions: NonZeroUsize,
+    /// Messages that were received and are not acknowledged. Default 1000; the limit of the source
+    /// prevails.
+    pub in_hand: NonZeroUsize,
+    /// Time for batches under way to end in a shutdown. Default 25 s.
+    pub drain_timeout: Duration,
+}
+
+impl Default for BatchConsumerLimits {
+    fn default() -> Self {
+        Self {
+            batch: NonZeroUsize::MIN.saturating_add(99),
+            transactions: NonZeroUsize::MIN.saturating_add(3),
+            in_hand: NonZeroUsize::MIN.saturating_add(999),
+            drain_timeout: Duration::from_secs(25),
+        }
+    }
+}
+
+/// Options of a [`BatchConsumer`](crate::BatchConsumer).
+#[derive(Clone, Debug, Default)]
+pub struct BatchOptions {
+    /// Rules for ids.
+    pub ids: IdRules,
+    /// Number of attempts and the pauses between them.
+    pub attempts: Attempts,
+    /// Handling of messages that are older than the retention of ids.
+    pub too_old: TooOld,
+    /// Limits.
+    pub limits: BatchConsumerLimits,
+}
+
+/// Errors of the configuration of a [`BatchConsumer`](crate::BatchConsumer).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchConsumerError {
+    /// There is no rule for ids.
+    #[error("expected at least one rule for ids, found none")]
+    NoIdRules,
+    /// The pauses are out of range.
+    #[error("expected a first pause of at most the longest, and a longest pause of 1 ms to 7 d")]
+    Pauses,
+}

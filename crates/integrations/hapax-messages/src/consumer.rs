@@ -1,0 +1,364 @@
+//! Consumers: they receive messages, handle them through an inbox, and acknowledge them.
+
+mod stats;
+mod turns;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use self::turns::{Turn, Turns};
+use crate::handler::{MessageHandler, describe};
+use crate::inbox::{Disposition, Finish, HoldCause, Inbox, Progress};
+use crate::source::{Delivery, MessageSource};
+
+pub use self::stats::ConsumerStats;
+pub(crate) use self::stats::Counters;
+
+/// Pause after an error of the source.
+const AFTER_ERROR: Duration = Duration::from_secs(1);
+
+/// Number of times that a message is acknowledged before it is left to the broker.
+const ACKNOWLEDGEMENTS: u32 = 3;
+
+/// Limits of a [`Consumer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConsumerLimits {
+    /// Handlers at a time. Default 16.
+    pub handlers: NonZeroUsize,
+    /// Messages that were received and are not acknowledged: under way, waiting for a handler, or
+    /// held. Default 256; the limit of the source prevails.
+    pub in_hand: NonZeroUsize,
+    /// Time for messages under way to end in a shutdown. Default 25 s. After that they are dropped,
+    /// as in a crash.
+    pub drain_timeout: Duration,
+}
+
+impl Default for ConsumerLimits {
+    fn default() -> Self {
+        Self {
+            handlers: NonZeroUsize::MIN.saturating_add(15),
+            in_hand: NonZeroUsize::MIN.saturating_add(255),
+            drain_timeout: Duration::from_secs(25),
+        }
+    }
+}
+
+/// A consumer: a source, an inbox and a handler.
+///
+/// 1. A message's id is claimed when a handler is free for it.
+/// 2. A message is acknowledged after the record says that it was handled or parked.
+/// 3. A message whose owner died, a *suspect*, is handled while no other one is: if it ends the
+///    process again, only its own attempts are counted.
+/// 4. While the store is unavailable nothing is received, and messages in hand are held.
+#[derive(Debug)]
+pub struct Consumer {
+    shared: Arc<ConsumerState>,
+}
+
+struct ConsumerState {
+    inbox: Inbox,
+    source: Arc<dyn MessageSource>,
+    handler: Arc<dyn MessageHandler>,
+    limits: ConsumerLimits,
+    hold_every: Option<Duration>,
+    /// One permit for each handler. A suspect takes all of them.
+    handlers: Arc<Semaphore>,
+    /// One permit for each message that may be in hand.
+    slots: Arc<Semaphore>,
+    in_hand: usize,
+    /// False while the store is unavailable.
+    store_is_up: watch::Sender<bool>,
+    is_draining: watch::Sender<bool>,
+    turns: Turns,
+    counters: Counters,
+}
+
+impl std::fmt::Debug for ConsumerState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Consumer")
+            .field("inbox", &self.inbox.consumer())
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Consumer {
+    /// Creates a consumer. Nothing is received before [`Consumer::run`].
+    #[must_use]
+    pub fn new(
+        inbox: Inbox,
+        source: Arc<dyn MessageSource>,
+        handler: impl MessageHandler,
+        limits: ConsumerLimits,
+    ) -> Self {
+        let of_source = source.limits();
+        let in_hand = match of_source.max_unacknowledged {
+            Some(most) => limits.in_hand.min(most),
+            None => limits.in_hand,
+        };
+        // More permits than a semaphore has cannot be used.
+        let permits =
+            |count: NonZeroUsize| Arc::new(Semaphore::new(count.get().min(Semaphore::MAX_PERMITS)));
+        Self {
+            shared: Arc::new(ConsumerState {
+                hold_every: of_source.hold_every,
+                handlers: permits(limits.handlers),
+                slots: permits(in_hand),
+                in_hand: in_hand.get().min(Semaphore::MAX_PERMITS),
+                inbox,
+                source,
+                handler: Arc::new(handler),
+                limits,
+                store_is_up: watch::Sender::new(true),
+                is_draining: watch::Sender::new(false),
+                turns: Turns::default(),
+                counters: Counters::default(),
+            }),
+        }
+    }
+
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> ConsumerStats {
+        self.shared.stats()
+    }
+
+    /// Returns a handle that reads the counters while the consumer runs.
+    #[must_use]
+    pub fn monitor(&self) -> ConsumerMonitor {
+        ConsumerMonitor { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Receives and handles messages until `shutdown` ends. Then nothing more is received; messages
+    /// under way end, and all others are dropped, so that the broker delivers them again. Returns
+    /// whether every message under way has ended in time.
+    ///
+    /// Drain the engine afterwards: [`Idempotency::drain`](hapax_core::Idempotency::drain).
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
+        let shared = self.shared;
+        shared.warn_about_retention();
+        let mut tasks = JoinSet::new();
+        {
+            let receiving = shared.receive(&mut tasks);
+            tokio::select! {
+                () = shutdown => {}
+                () = receiving => {}
+            }
+        }
+        shared.is_draining.send_replace(true);
+        let ended = async { while tasks.join_next().await.is_some() {} };
+        let ended = timeout(shared.limits.drain_timeout, ended).await.is_ok();
+        if !ended {
+            let left = tasks.len();
+            tracing::warn!(
+                consumer = %shared.inbox.consumer(),
+                left,
+                "messages are dropped in the shutdown: their leases lapse, as after a crash"
+            );
+        }
+        tasks.shutdown().await;
+        ended
+    }
+}
+
+/// A handle that reads the counters of a [`Consumer`] while it runs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ConsumerMonitor {
+    shared: Arc<ConsumerState>,
+}
+
+impl ConsumerMonitor {
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> ConsumerStats {
+        self.shared.stats()
+    }
+}
+
+impl ConsumerState {
+    fn stats(&self) -> ConsumerStats {
+        let in_hand = self.in_hand - self.slots.available_permits();
+        self.counters.read(u64::try_from(in_hand).unwrap_or(u64::MAX))
+    }
+
+    /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped
+    /// loses no message, because the broker delivers it again.
+    async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
+        let mut store = self.store_is_up.subscribe();
+        loop {
+            while let Some(ended) = tasks.try_join_next() {
+                if let Err(error) = ended {
+                    let consumer = self.inbox.consumer();
+                    tracing::error!(%consumer, %error, "a message was dropped, and is delivered again");
+                }
+            }
+            // The sender is in `self`.
+            let _ = store.wait_for(|is_up| *is_up).await;
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            let mut slots = vec![slot];
+            while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
+                slots.push(slot);
+            }
+            let Some(most) = NonZeroUsize::new(slots.len()) else { return };
+            let received = tokio::select! {
+                // Another process may be able to handle what would arrive here.
+                _ = store.wait_for(|is_up| !is_up) => continue,
+                received = self.source.receive(most) => received,
+            };
+            let received = match received {
+                Ok(received) => received,
+                Err(error) => {
+                    let error = describe(&error);
+                    tracing::warn!(consumer = %self.inbox.consumer(), %error, "no messages are received");
+                    drop(slots);
+                    sleep(AFTER_ERROR).await;
+                    continue;
+                }
+            };
+            for (delivery, slot) in received.into_iter().zip(slots) {
+                self.counters.received();
+                let delivery: Arc<dyn Delivery> = Arc::from(delivery);
+                let ordered = self.inbox.shared.blocked.is_some();
+                let key = delivery.message().key.as_deref().filter(|_| ordered);
+                // In the order in which they were received.
+                let turn = key.map(|key| self.turns.next(key));
+                tasks.spawn(Arc::clone(self).drive(delivery, turn, slot));
+            }
+        }
+    }
+
+    /// Drives one message until it is acknowledged, and holds it meanwhile.
+    async fn drive(
+        self: Arc<Self>,
+        delivery: Arc<dyn Delivery>,
+        turn: Option<Turn>,
+        _slot: OwnedSemaphorePermit,
+    ) {
+        let holding = async {
+            let Some(every) = self.hold_every else { return std::future::pending().await };
+            loop {
+                sleep(every).await;
+                if let Err(error) = delivery.hold().await {
+                    let error = describe(&error);
+                    tracing::debug!(%error, "a message may be delivered again");
+                }
+            }
+        };
+        let mut draining = self.is_draining.subscribe();
+        tokio::select! {
+            () = holding => {}
+            () = self.deliver(&delivery, turn, &mut draining) => {}
+        }
+    }
+
+    async fn deliver(
+        &self,
+        delivery: &Arc<dyn Delivery>,
+        mut turn: Option<Turn>,
+        draining: &mut watch::Receiver<bool>,
+    ) {
+        if let Some(turn) = &mut turn {
+            tokio::select! {
+                biased;
+                _ = draining.wait_for(|draining| *draining) => return,
+                () = turn.comes() => {}
+            }
+            // The message before it may have been dropped by the drain.
+            if *draining.borrow() {
+                return;
+            }
+        }
+        let mut progress = Progress { first_at: self.inbox.shared.now(), ..Progress::default() };
+        let mut is_suspect = false;
+        loop {
+            let pause = {
+                let permits = tokio::select! {
+                    biased;
+                    _ = draining.wait_for(|draining| *draining) => return,
+                    permits = self.permits(is_suspect) => permits,
+                };
+                let Some(_permits) = permits else { return };
+                let inbox = &self.inbox.shared;
+                let processed = inbox.process(delivery, &*self.handler, is_suspect, &mut progress);
+                let disposition = processed.await;
+                self.note_store(&disposition);
+                match disposition {
+                    Disposition::Finished(finish) => return self.finish(delivery, finish).await,
+                    Disposition::Suspect => {
+                        is_suspect = true;
+                        self.counters.suspect();
+                        continue;
+                    }
+                    Disposition::Held(pause, cause) => {
+                        self.counters.held(cause);
+                        pause
+                    }
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = draining.wait_for(|draining| *draining) => return,
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Returns a handler's permit; for a suspect those of all handlers, so that it is alone.
+    async fn permits(&self, is_suspect: bool) -> Option<OwnedSemaphorePermit> {
+        if !is_suspect {
+            return Arc::clone(&self.handlers).acquire_owned().await.ok();
+        }
+        // A semaphore gives its permits in the order of requests, so this one is not overtaken.
+        let all = self.limits.handlers.get().min(Semaphore::MAX_PERMITS);
+        let all = u32::try_from(all).unwrap_or(u32::MAX);
+        Arc::clone(&self.handlers).acquire_many_owned(all).await.ok()
+    }
+
+    fn note_store(&self, disposition: &Disposition) {
+        let is_up =
+            !matches!(disposition, Disposition::Held(_, HoldCause::Store | HoldCause::DeadLetters));
+        self.store_is_up.send_if_modified(|was_up| {
+            let changed = *was_up != is_up;
+            if changed && is_up {
+                tracing::info!(consumer = %self.inbox.consumer(), "messages are received again");
+            } else if changed {
+                tracing::warn!(
+                    consumer = %self.inbox.consumer(),
+                    "the store is unavailable: no messages are received, those in hand are held"
+                );
+            }
+            *was_up = is_up;
+            changed
+        });
+    }
+
+    /// Acknowledges a message. If that fails, it is delivered again, and is a duplicate then.
+    async fn finish(&self, delivery: &Arc<dyn Delivery>, finish: Finish) {
+        self.counters.finished(finish);
+        for _ in 0..ACKNOWLEDGEMENTS {
+            let Err(error) = delivery.acknowledge().await else { return };
+            let error = describe(&error);
+            tracing::debug!(consumer = %self.inbox.consumer(), %error, "an acknowledgement failed");
+            sleep(AFTER_ERROR).await;
+        }
+    }
+
+    fn warn_about_retention(&self) {
+        let retention = self.inbox.retention();
+        match self.source.limits().redelivers_for {
+            Some(span) if span > retention => tracing::warn!(
+                consumer = %self.inbox.consumer(),
+                ?retention,
+                redelivers_for = ?span,
+                "the source may deliver a message again after its id was forgotten: expected a \
+                 longer retention"
+            ),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Counters of a consumer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::inbox::{Finish, HoldCause};
+
+/// Counters of a consumer since its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ConsumerStats {
+    /// Messages that were received.
+    pub received: u64,
+    /// Messages that were handled.
+    pub handled: u64,
+    /// Messages that were handled before, and were only acknowledged.
+    pub duplicates: u64,
+    /// Messages that became dead letters.
+    pub parked: u64,
+    /// Times that a message was held because its duplicate was in flight.
+    pub held_in_flight: u64,
+    /// Times that a message was held after a failure of its handler.
+    pub held_for_retry: u64,
+    /// Times that a message was held because store or dead letters were unavailable.
+    pub held_by_store: u64,
+    /// Messages whose last owner died.
+    pub suspects: u64,
+    /// Messages that are in hand now.
+    pub in_hand: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    received: AtomicU64,
+    handled: AtomicU64,
+    duplicates: AtomicU64,
+    parked: AtomicU64,
+    held_in_flight: AtomicU64,
+    held_for_retry: AtomicU64,
+    held_by_store: AtomicU64,
+    suspects: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn received(&self) {
+        self.received.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn suspect(&self) {
+        self.suspects.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn held(&self, cause: HoldCause) {
+        let counter = match cause {
+            HoldCause::InFlight | HoldCause::Unknown => &self.held_in_flight,
+            HoldCause::Retry => &self.held_for_retry,
+            HoldCause::Store | HoldCause::DeadLetters => &self.held_by_store,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finished(&self, finish: Finish) {
+        let counter = match finish {
+            Finish::Handled => &self.handled,
+            Finish::Duplicate => &self.duplicates,
+            Finish::Parked(_) => &self.parked,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self, in_hand: u64) -> ConsumerStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ConsumerStats {
+            received: read(&self.received),
+            handled: read(&self.handled),
+            duplicates: read(&self.duplicates),
+            parked: read(&self.parked),
+            held_in_flight: read(&self.held_in_flight),
+            held_for_retry: read(&self.held_for_retry),
+            held_by_store: read(&self.held_by_store),
+            suspects: read(&self.suspects),
+            in_hand,
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The interface to the code that handles messages.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{TakeTxError, Tx, TxHandle};
+use hapax_core::{FencingToken, LeaseHandle};
+
+use crate::id::MessageId;
+use crate::message::Message;
+use crate::source::Delivery;
+
+/// Cause of a failure.
+pub type FailureCause = Box<dyn StdError + Send + Sync>;
+
+/// Failure of a handler. Any error becomes [`MessageFailure::Retry`].
+///
+/// ```
+/// use hapax_messages::MessageFailure;
+/// fn parse(text: &str) -> Result<u64, MessageFailure> {
+///     // No retry can help.
+///     text.parse().map_err(MessageFailure::reject)
+/// }
+/// # assert!(parse("x").is_err());
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MessageFailure {
+    /// The message was not handled, and is to be handled again.
+    Retry {
+        /// Pause before the next attempt, at most [`Attempts::longest_pause`]; `None`: the pause by
+        /// the number of the attempt.
+        ///
+        /// [`Attempts::longest_pause`]: crate::Attempts::longest_pause
+        after: Option<Duration>,
+        /// Cause, for operators.
+        cause: FailureCause,
+    },
+    /// The message can never be handled: it becomes a dead letter.
+    Reject {
+        /// Cause, for operators.
+        cause: FailureCause,
+    },
+    /// The message may have been handled. It follows the policy for unknown outcomes.
+    Unknown {
+        /// Cause, for operators.
+        cause: FailureCause,
+    },
+}
+
+impl MessageFailure {
+    /// Creates [`MessageFailure::Retry`] with a pause by the number of the attempt.
+    pub fn retry(cause: impl Into<FailureCause>) -> Self {
+        Self::Retry { after: None, cause: cause.into() }
+    }
+
+    /// Creates [`MessageFailure::Retry`] with a pause.
+    pub fn retry_after(after: Duration, cause: impl Into<FailureCause>) -> Self {
+        Self::Retry { after: Some(after), cause: cause.into() }
+    }
+
+    /// Creates [`MessageFailure::Reject`].
+    pub fn reject(cause: impl Into<FailureCause>) -> Self {
+        Self::Reject { cause: cause.into() }
+    }
+
+    /// Creates [`MessageFailure::Unknown`].
+    pub fn unknown(cause: impl Into<FailureCause>) -> Self {
+        Self::Unknown { cause: cause.into() }
+    }
+
+    /// Returns the cause.
+    #[must_use]
+    pub fn cause(&self) -> &(dyn StdError + 'static) {
+        match self {
+            Self::Retry { cause, .. } | Self::Reject { cause } | Self::Unknown { cause } => {
+                &**cause
+            }
+        }
+    }
+
+    /// Returns the cause and its sources as one text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        describe(self.cause())
+    }
+}
+
+/// Returns an error and its sources as one text.
+pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let next = error.to_string();
+        // Some errors repeat their source.
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        source = error.source();
+    }
+    text
+}
+
+impl<E: StdError + Send + Sync + 'static> From<E> for MessageFailure {
+    fn from(error: E) -> Self {
+        Self::retry(error)
+    }
+}
+
+/// A message under way in its handler. Cheap to clone.
+#[derive(Clone)]
+pub struct HandledMessage {
+    pub(crate) delivery: Arc<dyn Delivery>,
+    pub(crate) id: MessageId,
+    pub(crate) lease: LeaseHandle,
+    pub(crate) transaction: Option<TxHandle>,
+}
+
+impl HandledMessage {
+    /// Returns the message.
+    #[must_use]
+    pub fn message(&self) -> &Message {
+        self.delivery.message()
+    }
+
+    /// Returns the id of the message.
+    #[must_use]
+    pub const fn id(&self) -> &MessageId {
+        &self.id
+    }
+
+    /// Returns the number of this attempt, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.lease.attempt()
+    }
+
+    /// Returns the fencing token of this attempt, for downstream systems.
+    #[must_use]
+    pub fn fence(&self) -> FencingToken {
+        self.lease.fence()
+    }
+
+    /// Returns the handle of the lease: its checkpoint, its downstream key, and whether it is held.
+    #[must_use]
+    pub const fn lease(&self) -> &LeaseHandle {
+        &self.lease
+    }
+
+    /// Takes the transaction that commits with the record of the message: for the handler of an
+    /// inbox with a [`TransactionBackend`](hapax_core::transaction::TransactionBackend). `T` is the
+    /// transaction of that database. It is dropped when the handler has written.
+    ///
+    /// # Errors
+    /// [`TakeTxError`]; [`TakeTxError::Ended`] for an inbox without transactions.
+    pub async fn transaction<T: Send + 'static>(&self) -> Result<Tx<T>, TakeTxError> {
+        match &self.transaction {
+            Some(transaction) => transaction.take().await,
+            None => Err(TakeTxError::Ended),
+        }
+    }
+}
+
+impl fmt::Debug for HandledMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandledMessage")
+            .field("id", &self.id)
+            .field("attempt", &self.attempt())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Code that handles messages, such as an async function of [`HandledMessage`].
+pub trait MessageHandler: Send + Sync + 'static {
+    /// Handles a message. The future is polled until it ends, unless the process does.
+    ///
+    /// # Errors
+    /// [`MessageFailure`].
+    fn handle(&self, message: HandledMessage) -> BoxFuture<'static, Result<(), MessageFailure>>;
+}
+
+impl<W, F> MessageHandler for W
+where
+    W: Fn(HandledMessage) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<(), MessageFailure>> + Send + 'static,
+{
+    fn handle(&self, message: HandledMessage) -> BoxFuture<'static, Result<(), MessageFailure>> {
+        Box::pin(self(message))
+    }
+}

@@ -1,0 +1,125 @@
+//! The interface to an outbox: rows that were written with a caller's own writes, and are published.
+
+use std::fmt;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+
+use crate::sink::OutgoingMessage;
+
+/// Number of shards of an outbox. An order key belongs to one shard.
+pub const OUTBOX_SHARDS: u16 = 32;
+
+/// Place of a message in an outbox. Within a shard, the ids of messages with one order key ascend in
+/// the order in which they were committed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OutboxPlace {
+    /// Shard, below [`OUTBOX_SHARDS`].
+    pub shard: u16,
+    /// Id, from 1.
+    pub id: u64,
+}
+
+/// A message that waits to be published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct OutboxMessage {
+    /// Its place.
+    pub place: OutboxPlace,
+    /// The message.
+    pub message: OutgoingMessage,
+    /// Time since it was written, by the outbox's clock.
+    pub age: Duration,
+}
+
+/// Messages of a poll.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OutboxPage {
+    /// The messages, in the order of ids within each shard.
+    pub messages: Vec<OutboxMessage>,
+    /// Changes if messages may have appeared below the floors: they are read again from 0.
+    pub epoch: u64,
+}
+
+/// Transactions that may have drawn an id.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct OutboxWriters {
+    /// Last id that was drawn.
+    pub last_id: u64,
+    /// Names of the open transactions that may have drawn an id up to the last one. The name of one
+    /// does not change, except to [`OutboxWriters::PREPARED`].
+    pub open: Vec<String>,
+}
+
+impl OutboxWriters {
+    /// Name of all transactions that are prepared, in a two-phase commit.
+    pub const PREPARED: &str = "prepared";
+}
+
+/// State of an outbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct OutboxLag {
+    /// Age of the oldest message that is not published.
+    pub oldest: Duration,
+    /// Number of messages, counted up to a limit.
+    pub messages: u64,
+    /// Number of order keys that wait behind a dead letter.
+    pub parked_keys: u64,
+}
+
+impl OutboxLag {
+    /// Creates a state.
+    #[must_use]
+    pub const fn new(oldest: Duration, messages: u64, parked_keys: u64) -> Self {
+        Self { oldest, messages, parked_keys }
+    }
+}
+
+/// Error of an outbox.
+#[derive(Debug, thiserror::Error)]
+#[error("the outbox failed: {0}")]
+pub struct OutboxError(#[source] Box<dyn std::error::Error + Send + Sync>);
+
+impl OutboxError {
+    /// Creates an error with its cause.
+    pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
+}
+
+/// Future of a call of an [`Outbox`].
+pub type OutboxFuture<'a, T> = BoxFuture<'a, Result<T, OutboxError>>;
+
+/// Rows that wait to be published. No call leaves a transaction open. Dropping a future leaves a call
+/// that may have been executed; each may be repeated.
+pub trait Outbox: fmt::Debug + Send + Sync + 'static {
+    /// Returns messages of `shards`, each with the id above which they are, up to `most` in all.
+    /// Messages whose order key is in `skipped`, or has a dead letter, are left out.
+    fn poll<'a>(
+        &'a self,
+        shards: &'a [OutboxPlace],
+        skipped: &'a [String],
+        most: u32,
+    ) -> OutboxFuture<'a, OutboxPage>;
+
+    /// Deletes messages that were published.
+    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()>;
+
+    /// Moves a message that the sink rejects for good to the dead letters. Later messages with its
+    /// order key wait until an operator redrives or drops it.
+    fn park<'a>(
+        &'a self,
+        message: &'a OutboxMessage,
+        error: &'a str,
+        attempts: u32,
+    ) -> OutboxFuture<'a, ()>;
+
+    /// Returns the transactions that may have drawn an id and are open.
+    fn writers(&self) -> OutboxFuture<'_, OutboxWriters>;
+
+    /// Returns the least place above each of `shards` that has a message.
+    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>>;
+
+    /// Returns the state of the outbox.
+    fn lag(&self) -> OutboxFuture<'_, OutboxLag>;
+}

@@ -1,0 +1,102 @@
+//! The interface to a broker from which messages are received.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+
+use crate::message::Message;
+
+/// Error of a broker. The messages stay there, and are delivered again.
+#[derive(Debug, thiserror::Error)]
+#[error("the broker failed: {0}")]
+pub struct SourceError(#[source] Box<dyn std::error::Error + Send + Sync>);
+
+impl SourceError {
+    /// Creates an error with its cause.
+    pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
+}
+
+/// Properties of a source that the consumer has to respect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct SourceLimits {
+    /// Time between two calls of [`Delivery::hold`], after which the broker would deliver a message
+    /// again; `None` if the broker waits for as long as the connection lasts.
+    pub hold_every: Option<Duration>,
+    /// Number of unacknowledged messages that the broker delivers at most; `None` without a limit.
+    pub max_unacknowledged: Option<NonZeroUsize>,
+    /// Time for which the broker may deliver a message again; `None` if that is unknown or has no
+    /// end. A shorter retention of ids is reported at start.
+    pub redelivers_for: Option<Duration>,
+}
+
+impl SourceLimits {
+    /// Sets the time between two calls of [`Delivery::hold`].
+    #[must_use]
+    pub const fn hold_every(mut self, every: Duration) -> Self {
+        self.hold_every = Some(every);
+        self
+    }
+
+    /// Sets the number of unacknowledged messages that the broker delivers at most.
+    #[must_use]
+    pub const fn max_unacknowledged(mut self, most: NonZeroUsize) -> Self {
+        self.max_unacknowledged = Some(most);
+        self
+    }
+
+    /// Sets the time for which the broker may deliver a message again.
+    #[must_use]
+    pub const fn redelivers_for(mut self, time: Duration) -> Self {
+        self.redelivers_for = Some(time);
+        self
+    }
+}
+
+/// A queue, stream or subscription of a broker.
+///
+/// 1. A message is delivered until it is acknowledged: after the connection is lost, or once
+///    nothing has held it for a time.
+/// 2. The broker has no limit of deliveries, or one far above the consumer's attempts: the consumer
+///    counts attempts itself, and stores dead letters. An adapter does not start otherwise.
+/// 3. A message that was received and dropped without an acknowledgement is delivered again.
+pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
+    /// Waits for messages, and receives at least one and at most `max`. Dropping the future loses
+    /// none: those that it received are delivered again.
+    ///
+    /// # Errors
+    /// [`SourceError`]; the caller calls again after a pause.
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>>;
+
+    /// Returns the properties that a consumer has to respect.
+    fn limits(&self) -> SourceLimits;
+}
+
+/// A message that was delivered, until it is acknowledged or dropped.
+pub trait Delivery: fmt::Debug + Send + Sync + 'static {
+    /// Returns the message.
+    fn message(&self) -> &Message;
+
+    /// Returns whether the broker has delivered the message before, as far as it knows.
+    fn is_redelivery(&self) -> bool;
+
+    /// Acknowledges the message: the broker does not deliver it again.
+    ///
+    /// # Errors
+    /// [`SourceError`]; the message may be delivered again.
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>>;
+
+    /// Extends the time within which the broker does not deliver the message again, without
+    /// counting that as a delivery.
+    ///
+    /// # Errors
+    /// [`SourceError`]; the message may be delivered again.
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>>;
+}

@@ -1,0 +1,84 @@
+//! Ids of messages.
+
+use hapax_core::{JsonPointers, Timestamp};
+use hapax_messages::{IdRule, IdRules, Message, MessageId, MessageIdError, Position};
+
+fn id(rule: IdRule, message: &Message) -> Result<String, MessageIdError> {
+    IdRules::new([rule]).id(message).map(|id| id.to_string())
+}
+
+#[test]
+fn a_header_names_a_message_in_any_case_of_letters() {
+    let message = Message::new("queue", "x").with_header("Message-ID", "m-1");
+    assert_eq!(id(IdRule::Header("message-id".into()), &message).unwrap(), "m-1");
+}
+
+#[test]
+fn an_id_that_is_missing_empty_too_long_or_no_text_is_an_error() {
+    let rule = || IdRule::Header("message-id".into());
+    let with = |value: Vec<u8>| Message::new("queue", "x").with_header("message-id", value);
+    assert!(matches!(id(rule(), &Message::new("queue", "x")), Err(MessageIdError::Missing { .. })));
+    assert_eq!(id(rule(), &with(vec![])), Err(MessageIdError::Empty));
+    assert_eq!(id(rule(), &with(vec![b'a'; 1025])), Err(MessageIdError::TooLong { length: 1025 }));
+    assert_eq!(id(rule(), &with(vec![b'a'; 1024])).unwrap().len(), 1024);
+    assert_eq!(id(rule(), &with(vec![0xff])), Err(MessageIdError::NotUtf8));
+}
+
+#[test]
+fn a_rule_that_applies_and_finds_no_valid_id_ends_the_search() {
+    let rules = IdRules::new([IdRule::Header("message-id".into()), IdRule::PayloadHash]);
+    let empty = Message::new("queue", "x").with_header("message-id", "");
+    assert_eq!(rules.id(&empty), Err(MessageIdError::Empty));
+    assert_eq!(rules.id(&Message::new("queue", "x")).unwrap().as_str().len(), 64);
+}
+
+#[test]
+fn a_cloud_event_is_named_by_source_and_id() {
+    let expected = r#"["/orders","17"]"#;
+    for prefix in ["ce-", "ce_", "cloudEvents:"] {
+        let message = Message::new("queue", "x")
+            .with_header(format!("{prefix}id"), "17")
+            .with_header(format!("{prefix}source"), "/orders");
+        assert_eq!(id(IdRule::CloudEvents, &message).unwrap(), expected);
+    }
+    let structured = Message::new("queue", r#"{"id":"17","source":"/orders","data":1}"#)
+        .with_header("Content-Type", "application/cloudevents+json; charset=utf-8");
+    assert_eq!(id(IdRule::CloudEvents, &structured).unwrap(), expected);
+    let other = Message::new("queue", r#"{"id":"17","source":"/orders"}"#);
+    assert!(id(IdRule::CloudEvents, &other).is_err());
+}
+
+#[test]
+fn members_of_a_payload_name_it_unambiguously() {
+    let pointers = |names: &[&str]| IdRule::JsonPointers(JsonPointers::new(names).unwrap());
+    let message = Message::new("queue", r#"{"a":"x","b":12,"c":1.5,"d":null}"#);
+    assert_eq!(id(pointers(&["/a"]), &message).unwrap(), "x");
+    assert_eq!(id(pointers(&["/a", "/b"]), &message).unwrap(), r#"["x","12"]"#);
+    for missing in ["/c", "/d", "/e"] {
+        assert!(id(pointers(&["/a", missing]), &message).is_err(), "{missing}");
+    }
+    assert!(id(pointers(&["/a"]), &Message::new("queue", "not json")).is_err());
+}
+
+#[test]
+fn a_position_names_its_topic_by_the_time_too() {
+    let at = |micros| Position {
+        topic: "orders".into(),
+        partition: 3,
+        offset: 7,
+        stored_at: Timestamp::from_micros(micros),
+    };
+    let message = Message::new("queue", "x").with_position(at(5));
+    assert_eq!(id(IdRule::Position, &message).unwrap(), "orders:3:7:5");
+    let again = Message::new("queue", "x").with_position(at(6));
+    assert_ne!(id(IdRule::Position, &message), id(IdRule::Position, &again));
+}
+
+#[test]
+fn no_two_ids_have_one_key() {
+    let long = MessageId::new("a".repeat(300)).unwrap();
+    let copy = MessageId::new(long.to_key().as_str()).unwrap();
+    assert_ne!(long.to_key(), copy.to_key());
+    assert_eq!(MessageId::new("order-17").unwrap().to_key().as_str(), "order-17");
+    assert_ne!(MessageId::new("ä").unwrap().to_key(), MessageId::new("ö").unwrap().to_key());
+}

@@ -1,0 +1,220 @@
+//! Order, unknown outcomes, shutdown and configuration of consumers.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::{HookTiming, Idempotency, Verdict};
+use hapax_messages::{
+    Attempts, ConsumerLimits, DeadLetterReason, DeadLetters as _, HandledMessage, Inbox,
+    InboxBuilder, InboxError, MessageFailure,
+};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+
+use super::world::*;
+
+#[tokio::test(start_paused = true)]
+async fn ordered_messages_wait_for_a_retry_and_others_do_not() {
+    let world = World::new();
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let handled = Arc::clone(&handled);
+        move |message: HandledMessage| {
+            let handled = Arc::clone(&handled);
+            async move {
+                if message.id().as_str() == "a-1" && message.attempt() < 3 {
+                    return Err(MessageFailure::retry_after(LEASE * 2, "not yet"));
+                }
+                handled.lock().unwrap().push(message.id().to_string());
+                Ok(())
+            }
+        }
+    };
+    for (id, key) in [("a-1", "a"), ("a-2", "a"), ("b-1", "b"), ("a-3", "a"), ("b-2", "b")] {
+        world.broker.send(message(id).with_key(key));
+    }
+    let process = world.process(|inbox| inbox.reexecute().ordered(), handler);
+    world.broker.emptied().await;
+    assert_eq!(*handled.lock().unwrap(), ["b-1", "b-2", "a-1", "a-2", "a-3"]);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_parks_the_messages_behind_it_with_its_key() {
+    let world = World::new();
+    let effects = Arc::clone(&world.effects);
+    let handler = move |message: HandledMessage| {
+        let result = match message.id().as_str() {
+            "a-1" => Err(MessageFailure::reject("never")),
+            _ => {
+                count(&effects, &message);
+                Ok(())
+            }
+        };
+        std::future::ready(result)
+    };
+    for (id, key) in [("a-1", "a"), ("a-2", "a"), ("b-1", "b")] {
+        world.broker.send(message(id).with_key(key));
+    }
+    let process = world.process(|inbox| inbox.reexecute().ordered(), handler.clone());
+    world.broker.emptied().await;
+    assert!(process.stop().await);
+    // Another process finds the key too.
+    let process = world.process(|inbox| inbox.reexecute().ordered(), handler);
+    world.broker.send(message("a-3").with_key("a"));
+    world.broker.emptied().await;
+    let reasons: Vec<_> =
+        world.letters().into_iter().map(|(id, reason, ..)| (id, reason)).collect();
+    use DeadLetterReason::{Behind, Rejected};
+    let expected = [("a-1", Rejected), ("a-2", Behind), ("a-3", Behind)];
+    assert_eq!(reasons, expected.map(|(id, reason)| (id.to_owned(), reason)));
+    for letter in world.letters.list() {
+        world.letters.remove(&letter.id).await.unwrap();
+    }
+    sleep(LEASE).await;
+    world.broker.send(message("a-4").with_key("a"));
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once(["a-4".to_owned(), "b-1".to_owned()]));
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn under_block_a_message_whose_process_died_is_parked_as_unknown() {
+    let world = World::new();
+    world.send("poison");
+    let begun = Arc::new(Notify::new());
+    let process = world.process(InboxBuilder::block, poisoned(&world.effects, &begun));
+    begun.notified().await;
+    process.crash().await;
+    let process = world.process(InboxBuilder::block, poisoned(&world.effects, &begun));
+    world.broker.emptied().await;
+    let letters = world.letters();
+    assert_eq!((letters.len(), letters[0].1), (1, DeadLetterReason::Unknown));
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_decides_about_a_message_whose_process_died() {
+    for (verdict, effects) in [(Verdict::Happened(()), 0), (Verdict::DidNotHappen, 1)] {
+        let world = World::new();
+        let timing = HookTiming { after: LEASE, timeout: LEASE };
+        let options = |inbox: InboxBuilder| {
+            let verdict = verdict.clone();
+            inbox.reconcile_with(timing, move |call| {
+                assert_eq!((call.id.as_str(), call.attempt), ("poison", 1));
+                std::future::ready(verdict.clone())
+            })
+        };
+        world.send("poison");
+        let begun = Arc::new(Notify::new());
+        let process = world.process(options, poisoned(&world.effects, &begun));
+        begun.notified().await;
+        process.crash().await;
+        let process = world.process(options, world.counting());
+        world.broker.emptied().await;
+        assert_eq!(world.effects().len(), effects, "{verdict:?}");
+        assert!(world.letters().is_empty());
+        assert!(process.stop().await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_panics_is_retried_and_then_parked() {
+    let world = World::new();
+    world.send("m-1");
+    world.send("m-2");
+    let effects = Arc::clone(&world.effects);
+    let handler = move |message: HandledMessage| {
+        let effects = Arc::clone(&effects);
+        async move {
+            assert_ne!(message.id().as_str(), "m-1", "a bug");
+            count(&effects, &message);
+            Ok(())
+        }
+    };
+    let options = |inbox: InboxBuilder| inbox.reexecute().attempts(attempts(2, LEASE));
+    let process = world.process(options, handler);
+    world.broker.emptied().await;
+    let letters = world.letters();
+    assert_eq!((letters.len(), &*letters[0].0, letters[0].2), (1, "m-1", 2));
+    assert!(letters[0].3.contains("panicked"), "{}", letters[0].3);
+    assert_eq!(world.effects(), once(["m-2".to_owned()]));
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_what_is_under_way_and_leaves_the_rest_to_the_broker() {
+    let world = World::new();
+    let begun = Arc::new(Notify::new());
+    let effects = Arc::clone(&world.effects);
+    let handler = {
+        let begun = Arc::clone(&begun);
+        move |message: HandledMessage| {
+            let (effects, begun) = (Arc::clone(&effects), Arc::clone(&begun));
+            async move {
+                begun.notify_one();
+                sleep(Duration::from_secs(10)).await;
+                count(&effects, &message);
+                Ok(())
+            }
+        }
+    };
+    for number in 0..40 {
+        world.send(&format!("m-{number}"));
+    }
+    let process = world.process(InboxBuilder::reexecute, handler);
+    begun.notified().await;
+    assert!(process.stop().await);
+    assert_eq!(world.effects().len(), 8, "one for each handler");
+    assert_eq!(world.broker.backlog(), 32);
+    let process = world.process(InboxBuilder::reexecute, world.counting());
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once((0..40).map(|number| format!("m-{number}"))));
+    assert_eq!(process.monitor.stats().suspects, 0);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_that_takes_too_long_drops_what_is_under_way() {
+    let world = World::new();
+    world.send("poison");
+    let begun = Arc::new(Notify::new());
+    let process = world.process(InboxBuilder::reexecute, poisoned(&world.effects, &begun));
+    begun.notified().await;
+    let before = Instant::now();
+    assert!(!process.stop().await);
+    assert_eq!(before.elapsed(), ConsumerLimits::default().drain_timeout);
+    assert_eq!(world.broker.backlog(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_was_down_is_received_from_again() {
+    let world = World::new();
+    world.broker.set_down(true);
+    let process = world.process(InboxBuilder::reexecute, world.counting());
+    sleep(HOUR).await;
+    world.send("m-1");
+    world.broker.set_down(false);
+    world.broker.emptied().await;
+    assert_eq!(world.effects(), once(["m-1".to_owned()]));
+    assert!(process.stop().await);
+}
+
+#[tokio::test]
+async fn a_wrong_configuration_is_an_error() {
+    let world = World::new();
+    let engine = || Idempotency::builder(Arc::clone(&world.memory)).build().unwrap();
+    let error = |inbox: InboxBuilder| inbox.build().unwrap_err();
+    let bare = || Inbox::builder("orders", engine());
+    assert_eq!(error(bare()), InboxError::NoUnknownRule);
+    assert_eq!(error(bare().reexecute()), InboxError::NoDeadLetters);
+    let named = Inbox::builder("", engine()).reexecute();
+    assert_eq!(error(named), InboxError::Consumer { length: 0 });
+    let inbox = || world.inbox(engine()).reexecute();
+    assert!(inbox().build().is_ok());
+    assert_eq!(error(inbox().ids(hapax_messages::IdRules::new([]))), InboxError::NoIdRules);
+    let pauses = Attempts { first_pause: HOUR, longest_pause: LEASE, ..Attempts::default() };
+    assert_eq!(error(inbox().attempts(pauses)), InboxError::Pauses);
+    assert!(matches!(error(inbox().lease(Duration::ZERO)), InboxError::Policy(_)));
+    assert!(matches!(error(inbox().retention(Duration::ZERO)), InboxError::Policy(_)));
+}

@@ -1,0 +1,12 @@
+//! Tests of inboxes and consumers.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod claims;
+mod ids;
+mod lifecycle;
+mod world;
