@@ -34,11 +34,13 @@ const HTTP: [&str; 7] =
     ["axum", "http", "http-body", "http-body-util", "hyper", "hyper-util", "reqwest"];
 
 /// Crates whose default features must stay free of others.
-const FREE_OF: [(&str, &[&str]); 6] = [
+const FREE_OF: [(&str, &[&str]); 8] = [
     ("hapax-core", &HEAVY),
     ("hapax-file", &HTTP),
+    ("hapax-messages", &HTTP),
     ("hapax-postgres", &HTTP),
     ("hapax-postgres-data", &HTTP),
+    ("hapax-postgres-messages", &HTTP),
     ("hapax-redis", &HTTP),
     ("hapax-tiered", &HTTP),
 ];

@@ -65,6 +65,8 @@ pub use hapax_file::{FileOptions, FileStore};
 pub use hapax_http as http;
 #[cfg(feature = "http")]
 pub use hapax_http::server::IdempotencyLayer;
+#[cfg(feature = "messages")]
+pub use hapax_messages as messages;
 #[cfg(feature = "operators")]
 pub use hapax_operators as operators;
 #[cfg(feature = "postgres")]
@@ -73,8 +75,10 @@ pub use hapax_postgres as postgres;
 pub use hapax_postgres::SqlxTransactions;
 #[cfg(feature = "postgres")]
 pub use hapax_postgres::{PostgresOptions, PostgresStore};
-#[cfg(feature = "postgres-data")]
+#[cfg(any(feature = "postgres-data", feature = "postgres-messages"))]
 pub use hapax_postgres_data as postgres_data;
+#[cfg(feature = "postgres-messages")]
+pub use hapax_postgres_messages as postgres_messages;
 #[cfg(feature = "redis")]
 pub use hapax_redis as redis;
 #[cfg(feature = "redis")]

@@ -9,7 +9,7 @@ use hapax_core::{BufferedEntropy, Entropy, KeyRing, Sealer, Secret};
 use tokio_postgres::Config;
 
 use crate::error::PostgresConnectError;
-use crate::tls::{Connector, Plain};
+use crate::tls::{Connected, Connector, Plain, drive};
 
 /// Options of a [`PostgresStore`](crate::PostgresStore). Each method returns the changed options.
 ///
@@ -79,6 +79,20 @@ impl PostgresOptions {
     pub fn entropy(mut self, entropy: Arc<dyn Entropy>) -> Self {
         self.entropy = entropy;
         self
+    }
+
+    /// Connects to the server of these options for other uses than the store, with the same TLS. The
+    /// connection is driven by a task, and ends when the client is dropped.
+    ///
+    /// # Errors
+    /// [`PostgresConnectError::Connect`], [`PostgresConnectError::TimedOut`].
+    pub async fn client(&self) -> Result<tokio_postgres::Client, PostgresConnectError> {
+        let connecting = self.connector.connect(&self.config);
+        let connected = tokio::time::timeout(self.timeout, connecting).await;
+        let connected = connected.map_err(|_| PostgresConnectError::TimedOut)?;
+        let Connected { client, driver } = connected.map_err(PostgresConnectError::Connect)?;
+        tokio::spawn(drive(driver, |_| {}));
+        Ok(client)
     }
 
     /// Makes connections with TLS through `connector`; whether the server may decline depends on

@@ -1,0 +1,232 @@
+//! Dead letters, for operators: they are listed, redriven and dropped. Each decision is stored with
+//! its author and reason.
+
+use bytes::Bytes;
+use hapax_messages::DeadLetterReason;
+use hapax_postgres_data::{SqlParameter, SqlRow, SqlValue};
+
+use crate::connections::ConnectCause;
+use crate::dead_letters::PgDeadLetters;
+
+/// Consumer of the letters of outboxes.
+pub const OUTBOX_CONSUMER: &str = "hapax-outbox";
+
+/// Columns of a [`LetterView`].
+const COLUMNS: &str =
+    "id, consumer, message_id, origin, reason, attempts::bigint, error, order_key,
+    to_char(first_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
+    to_char(last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
+    redrives::bigint, octet_length(payload)::bigint";
+
+const LIST: &str = "FROM hapax_dead_letters
+    WHERE ($1::text IS NULL OR consumer = $1) AND ($2::text IS NULL OR reason = $2)
+        AND ($3 IS NULL OR (parked_at, id) > (
+            SELECT a.parked_at, a.id FROM hapax_dead_letters a WHERE a.id = $3
+        ))
+    ORDER BY parked_at, id LIMIT $4";
+
+const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
+const REMOVE: &str = "SELECT hapax_dead_letter_remove($1, $2, $3, $4)::text";
+const RETURN: &str = "SELECT hapax_outbox_redrive($1)::text";
+
+/// Letters to list.
+#[derive(Clone, Debug, Default)]
+pub struct LetterQuery {
+    /// Only those of this consumer.
+    pub consumer: Option<String>,
+    /// Only those with this reason.
+    pub reason: Option<DeadLetterReason>,
+    /// Only those after this one, which is the last of an earlier list and still there.
+    pub after: Option<[u8; 32]>,
+    /// Largest number.
+    pub limit: u32,
+}
+
+/// A letter as operators see it. Times are RFC 3339 texts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LetterView {
+    /// Id.
+    pub id: [u8; 32],
+    /// Consumer that parked the message.
+    pub consumer: String,
+    /// Id of the message, if it has one.
+    pub message_id: Option<String>,
+    /// Place from which the message was received; of an outbox, its destination.
+    pub origin: String,
+    /// Reason, as [`DeadLetterReason::as_str`] returns it.
+    pub reason: String,
+    /// Number of executions that began.
+    pub attempts: u64,
+    /// Last error.
+    pub error: String,
+    /// Order key, which is blocked.
+    pub order_key: Option<String>,
+    /// Time of the first delivery that is known.
+    pub first_at: String,
+    /// Time of the last delivery.
+    pub last_at: String,
+    /// Number of redrives so far.
+    pub redrives: u64,
+    /// Size of the payload in bytes.
+    pub payload_bytes: u64,
+}
+
+/// Headers and payload of a letter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LetterContents {
+    /// Headers, in their order.
+    pub headers: Vec<(String, Bytes)>,
+    /// Payload.
+    pub payload: Bytes,
+}
+
+fn other_rows() -> ConnectCause {
+    "expected the rows of hapax_dead_letters, found others: run the migrations".into()
+}
+
+fn unsigned(value: &SqlValue) -> Result<u64, ConnectCause> {
+    value.integer().and_then(|number| u64::try_from(number).ok()).ok_or_else(other_rows)
+}
+
+fn view(row: SqlRow) -> Result<LetterView, ConnectCause> {
+    let [
+        id,
+        consumer,
+        message_id,
+        origin,
+        reason,
+        attempts,
+        error,
+        order_key,
+        first_at,
+        last_at,
+        redrives,
+        bytes,
+    ] = <[SqlValue; 12]>::try_from(row).map_err(|_| other_rows())?;
+    let text = |value: SqlValue| value.text().ok_or_else(other_rows);
+    let id = id.bytes().and_then(|id| id.try_into().ok()).ok_or_else(other_rows)?;
+    Ok(LetterView {
+        id,
+        consumer: text(consumer)?,
+        message_id: message_id.text(),
+        origin: text(origin)?,
+        reason: text(reason)?,
+        attempts: unsigned(&attempts)?,
+        error: text(error)?,
+        order_key: order_key.text(),
+        first_at: text(first_at)?,
+        last_at: text(last_at)?,
+        redrives: unsigned(&redrives)?,
+        payload_bytes: unsigned(&bytes)?,
+    })
+}
+
+impl PgDeadLetters {
+    /// Returns letters, oldest first.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn list(&self, query: &LetterQuery) -> Result<Vec<LetterView>, ConnectCause> {
+        let text = format!("SELECT {COLUMNS} {LIST}");
+        let parameters = [
+            SqlParameter::Text(query.consumer.as_deref()),
+            SqlParameter::Text(query.reason.map(DeadLetterReason::as_str)),
+            SqlParameter::Bytes(query.after.as_ref().map(|id| &id[..])),
+            SqlParameter::Integer(Some(query.limit.into())),
+        ];
+        self.connections.run(&text, &parameters).await?.into_iter().map(view).collect()
+    }
+
+    /// Returns the letters whose ids begin with `prefix` in hexadecimal digits, at most two.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn find(&self, prefix: &str) -> Result<Vec<LetterView>, ConnectCause> {
+        let text = format!(
+            "SELECT {COLUMNS} FROM hapax_dead_letters
+            WHERE left(encode(id, 'hex'), length($1)) = lower($1) LIMIT 2"
+        );
+        let parameters = [SqlParameter::Text(Some(prefix))];
+        self.connections.run(&text, &parameters).await?.into_iter().map(view).collect()
+    }
+
+    /// Returns the contents of a letter; `None` if there is none.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn contents(&self, id: &[u8; 32]) -> Result<Option<LetterContents>, ConnectCause> {
+        let text = "SELECT payload, h.name, h.value FROM hapax_dead_letters
+            LEFT JOIN LATERAL unnest(header_names, header_values) WITH ORDINALITY
+                AS h (name, value, at) ON true
+            WHERE id = $1 ORDER BY h.at";
+        let rows = self.connections.run(text, &[SqlParameter::Bytes(Some(id))]).await?;
+        let mut contents = None;
+        for row in rows {
+            let [payload, name, value] =
+                <[SqlValue; 3]>::try_from(row).map_err(|_| other_rows())?;
+            let payload = Bytes::from(payload.bytes().ok_or_else(other_rows)?);
+            let contents =
+                contents.get_or_insert_with(|| LetterContents { headers: Vec::new(), payload });
+            if let (Some(name), Some(value)) = (name.text(), value.bytes()) {
+                contents.headers.push((name, value.into()));
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Begins to redrive a letter: the inbox in this database forgets its message. Returns the number of
+    /// the redrive; `None` if there is no such letter. The letter stays until its message was handled.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have begun.
+    pub async fn begin_redrive(
+        &self,
+        id: &[u8; 32],
+        who: &str,
+        why: &str,
+    ) -> Result<Option<u64>, ConnectCause> {
+        let parameters = [
+            SqlParameter::Bytes(Some(id)),
+            SqlParameter::Text(Some(who)),
+            SqlParameter::Text(Some(why)),
+        ];
+        let rows = self.connections.run(REDRIVE, &parameters).await?;
+        let number = rows.first().and_then(|row| row.first()).and_then(SqlValue::integer);
+        Ok(number.and_then(|number| u64::try_from(number).ok()))
+    }
+
+    /// Returns a letter of the outbox to its place. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have been returned.
+    pub async fn return_to_outbox(&self, id: &[u8; 32]) -> Result<bool, ConnectCause> {
+        let rows = self.connections.run(RETURN, &[SqlParameter::Bytes(Some(id))]).await?;
+        Ok(is_true(rows))
+    }
+
+    /// Drops a letter: its message is not handled. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have been dropped.
+    pub async fn drop_letter(
+        &self,
+        id: &[u8; 32],
+        who: &str,
+        why: &str,
+    ) -> Result<bool, ConnectCause> {
+        let parameters = [
+            SqlParameter::Bytes(Some(id)),
+            SqlParameter::Text(Some("drop")),
+            SqlParameter::Text(Some(who)),
+            SqlParameter::Text(Some(why)),
+        ];
+        Ok(is_true(self.connections.run(REMOVE, &parameters).await?))
+    }
+}
+
+fn is_true(rows: Vec<SqlRow>) -> bool {
+    let value = rows.into_iter().next().and_then(|row| row.into_iter().next());
+    value.and_then(SqlValue::text).is_some_and(|text| text == "true")
+}

@@ -1,0 +1,218 @@
+//! The outbox: messages that are written with a caller's own writes.
+
+use bytes::Bytes;
+use hapax_core::Fingerprint;
+use hapax_messages::{
+    MessageId, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
+    OutboxPlace, OutboxWriters, OutgoingMessage,
+};
+use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
+
+use crate::connections::Connections;
+
+const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
+    ORDER BY item";
+const POLL: &str = "SELECT * FROM hapax_outbox_poll($1, $2, $3, $4)";
+const DONE: &str = "SELECT hapax_outbox_done($1, $2)::text";
+const PARK: &str = "SELECT hapax_outbox_park($1, $2, $3, $4, $5::integer)::text";
+const WRITERS: &str = "SELECT last_id, array_to_string(writers, ' ') FROM hapax_outbox_writers()";
+const LEAST: &str = "SELECT shard, id FROM hapax_outbox_least($1, $2)";
+const LAG: &str = "SELECT oldest_ms, rows, parked_keys FROM hapax_outbox_lag()";
+
+/// Writes messages to the outbox in the transaction of `connection`, by one call of
+/// `hapax_outbox_put_all`. They are published after it commits.
+///
+/// Call it shortly before COMMIT: writers of the same order keys wait until then.
+///
+/// # Errors
+/// [`StatementError`]; 22023 for an order key that is empty or over 1024 bytes, 40P01 after a
+/// deadlock. The transaction is over.
+pub async fn put_messages(
+    connection: &mut dyn Executor,
+    messages: &[OutgoingMessage],
+) -> Result<(), StatementError> {
+    let destinations: Vec<_> = messages.iter().map(|it| Some(it.destination.as_str())).collect();
+    let payloads: Vec<_> = messages.iter().map(|it| Some(&it.payload[..])).collect();
+    let keys: Vec<_> = messages.iter().map(|it| it.key.as_deref()).collect();
+    let ids: Vec<_> = messages.iter().map(|it| Some(it.id.as_str())).collect();
+    let headers: Vec<_> = messages.iter().map(|it| headers(&it.headers)).collect();
+    let headers: Vec<_> = headers.iter().map(|it| Some(it.as_str())).collect();
+    let parameters = [
+        SqlParameter::Texts(&destinations),
+        SqlParameter::ByteStrings(&payloads),
+        SqlParameter::Texts(&keys),
+        SqlParameter::Texts(&ids),
+        SqlParameter::Texts(&headers),
+    ];
+    connection.run(PUT, &parameters).await.map(drop)
+}
+
+/// Returns headers as a JSON object. A value that is no UTF-8 has U+FFFD in place of its other bytes.
+fn headers(headers: &[(String, Bytes)]) -> String {
+    let object: serde_json::Map<_, _> = headers
+        .iter()
+        .map(|(name, value)| (name.clone(), String::from_utf8_lossy(value).into_owned().into()))
+        .collect();
+    serde_json::Value::from(object).to_string()
+}
+
+/// The outbox of a database, for a [`Relay`](hapax_messages::Relay).
+#[derive(Clone, Debug)]
+pub struct PgOutbox {
+    connections: Connections<Box<dyn Executor>>,
+}
+
+impl PgOutbox {
+    /// Creates the outbox of the database of `connections`.
+    #[must_use]
+    pub fn new<C: Executor + 'static>(connections: &Connections<C>) -> Self {
+        Self { connections: connections.any() }
+    }
+
+    async fn run(
+        &self,
+        text: &str,
+        parameters: &[SqlParameter<'_>],
+    ) -> Result<Vec<SqlRow>, OutboxError> {
+        self.connections.run(text, parameters).await.map_err(OutboxError::new)
+    }
+}
+
+fn integers(places: &[OutboxPlace]) -> (Vec<i64>, Vec<i64>) {
+    places
+        .iter()
+        .map(|place| (i64::from(place.shard), i64::try_from(place.id).unwrap_or(i64::MAX)))
+        .unzip()
+}
+
+/// Error of a row that the functions of this version do not return.
+fn other_row() -> OutboxError {
+    OutboxError::new("expected the rows of hapax_outbox_poll, found others: run the migrations")
+}
+
+fn unsigned(value: &SqlValue) -> Result<u64, OutboxError> {
+    value.integer().and_then(|number| u64::try_from(number).ok()).ok_or_else(other_row)
+}
+
+fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
+    let Ok([_, shard, id, message_id, destination, key, headers, payload, age]) =
+        <[SqlValue; 9]>::try_from(row)
+    else {
+        return Err(other_row());
+    };
+    let place = OutboxPlace {
+        shard: u16::try_from(unsigned(&shard)?).map_err(OutboxError::new)?,
+        id: unsigned(&id)?,
+    };
+    let text = |value: SqlValue| value.text().ok_or_else(other_row);
+    let message_id = MessageId::new(text(message_id)?).map_err(OutboxError::new)?;
+    let payload = payload.bytes().ok_or_else(other_row)?;
+    let mut message = OutgoingMessage::new(text(destination)?, message_id, payload);
+    message.key = key.text();
+    let headers: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&text(headers)?).map_err(OutboxError::new)?;
+    message.headers = headers
+        .into_iter()
+        .map(|(name, value)| match value {
+            serde_json::Value::String(text) => (name, Bytes::from(text)),
+            other => (name, Bytes::from(other.to_string())),
+        })
+        .collect();
+    let age = std::time::Duration::from_millis(age.integer().unwrap_or(0).unsigned_abs());
+    Ok(OutboxMessage { place, message, age })
+}
+
+impl Outbox for PgOutbox {
+    fn poll<'a>(
+        &'a self,
+        shards: &'a [OutboxPlace],
+        skipped: &'a [String],
+        most: u32,
+    ) -> OutboxFuture<'a, OutboxPage> {
+        Box::pin(async move {
+            let (shards, floors) = integers(shards);
+            let skipped: Vec<_> = skipped.iter().map(|key| Some(key.as_str())).collect();
+            let parameters = [
+                SqlParameter::Integers(&shards),
+                SqlParameter::Integers(&floors),
+                SqlParameter::Texts(&skipped),
+                SqlParameter::Integer(Some(most.into())),
+            ];
+            let mut page = OutboxPage::default();
+            for row in self.run(POLL, &parameters).await? {
+                match row.first() {
+                    Some(SqlValue::Null) => page.messages.push(message(row)?),
+                    Some(epoch) => page.epoch = unsigned(epoch)?,
+                    None => return Err(other_row()),
+                }
+            }
+            Ok(page)
+        })
+    }
+
+    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
+        Box::pin(async move {
+            let (shards, ids) = integers(places);
+            let parameters = [SqlParameter::Integers(&shards), SqlParameter::Integers(&ids)];
+            self.run(DONE, &parameters).await.map(drop)
+        })
+    }
+
+    fn park<'a>(
+        &'a self,
+        message: &'a OutboxMessage,
+        error: &'a str,
+        attempts: u32,
+    ) -> OutboxFuture<'a, ()> {
+        Box::pin(async move {
+            let mut digest = Fingerprint::builder("hapax 1 outbox letter");
+            digest.field(&message.place.shard.to_be_bytes()).field(&message.place.id.to_be_bytes());
+            let letter = *digest.finish().as_bytes();
+            let parameters = [
+                SqlParameter::Bytes(Some(&letter)),
+                SqlParameter::Integer(Some(message.place.shard.into())),
+                SqlParameter::Integer(Some(i64::try_from(message.place.id).unwrap_or(i64::MAX))),
+                SqlParameter::Text(Some(error)),
+                SqlParameter::Integer(Some(attempts.into())),
+            ];
+            self.run(PARK, &parameters).await.map(drop)
+        })
+    }
+
+    fn writers(&self) -> OutboxFuture<'_, OutboxWriters> {
+        Box::pin(async move {
+            let row = self.run(WRITERS, &[]).await?.into_iter().next().ok_or_else(other_row)?;
+            let Ok([last_id, open]) = <[SqlValue; 2]>::try_from(row) else {
+                return Err(other_row());
+            };
+            let open = open.text().unwrap_or_default();
+            let open = open.split_whitespace().map(str::to_owned).collect();
+            Ok(OutboxWriters { last_id: unsigned(&last_id)?, open })
+        })
+    }
+
+    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
+        Box::pin(async move {
+            let (shards, floors) = integers(shards);
+            let parameters = [SqlParameter::Integers(&shards), SqlParameter::Integers(&floors)];
+            let rows = self.run(LEAST, &parameters).await?;
+            let place = |row: SqlRow| {
+                let [shard, id] = <[SqlValue; 2]>::try_from(row).map_err(|_| other_row())?;
+                let shard = u16::try_from(unsigned(&shard)?).map_err(OutboxError::new)?;
+                Ok(OutboxPlace { shard, id: unsigned(&id)? })
+            };
+            rows.into_iter().map(place).collect()
+        })
+    }
+
+    fn lag(&self) -> OutboxFuture<'_, OutboxLag> {
+        Box::pin(async move {
+            let row = self.run(LAG, &[]).await?.into_iter().next().ok_or_else(other_row)?;
+            let Ok([oldest, rows, keys]) = <[SqlValue; 3]>::try_from(row) else {
+                return Err(other_row());
+            };
+            let oldest = std::time::Duration::from_millis(unsigned(&oldest).unwrap_or(0));
+            Ok(OutboxLag::new(oldest, unsigned(&rows)?, unsigned(&keys)?))
+        })
+    }
+}

@@ -1,0 +1,222 @@
+//! Relays of a real outbox: no message is skipped, and those with one order key stay in order.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_core::{Idempotency, MemoryStore};
+use hapax_messages::{
+    MessageId, MessageSink, OutgoingMessage, PublishError, Relay, RelayLimits, RelayMonitor,
+};
+use hapax_postgres_messages::{PgOutbox, put_messages};
+use hapax_testkit::servers::PostgresServer;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+
+use super::{connections, server};
+
+/// A sink in memory: the messages that it accepted, in their order, and how often.
+#[derive(Debug, Default)]
+struct Collected {
+    accepted: Mutex<Vec<(String, Option<String>)>>,
+    changed: Notify,
+    fails: AtomicBool,
+    refuses: Mutex<Vec<String>>,
+    attempts: AtomicU32,
+}
+
+impl Collected {
+    /// Returns the ids in the order in which each was accepted first, by order key.
+    fn first_by_key(&self) -> HashMap<String, Vec<String>> {
+        let mut seen = BTreeMap::new();
+        let mut by_key: HashMap<String, Vec<String>> = HashMap::new();
+        for (id, key) in self.accepted.lock().unwrap().iter() {
+            if seen.insert(id.clone(), ()).is_none() {
+                by_key.entry(key.clone().unwrap_or_default()).or_default().push(id.clone());
+            }
+        }
+        by_key
+    }
+
+    fn distinct(&self) -> usize {
+        self.first_by_key().values().map(Vec::len).sum()
+    }
+
+    async fn reached(&self, distinct: usize) {
+        loop {
+            let changed = self.changed.notified();
+            if self.distinct() >= distinct {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl MessageSink for Collected {
+    fn publish<'a>(
+        &'a self,
+        message: &'a OutgoingMessage,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(async move {
+            self.attempts.fetch_add(1, Ordering::SeqCst);
+            if self.fails.load(Ordering::SeqCst) {
+                return Err(PublishError::not_acknowledged("the sink is down"));
+            }
+            if self.refuses.lock().unwrap().contains(&message.id.to_string()) {
+                return Err(PublishError::rejected("the sink refuses it"));
+            }
+            let accepted = (message.id.to_string(), message.key.clone());
+            self.accepted.lock().unwrap().push(accepted);
+            self.changed.notify_waiters();
+            Ok(())
+        })
+    }
+}
+
+struct Running {
+    task: JoinHandle<()>,
+    monitor: RelayMonitor,
+    stop: oneshot::Sender<()>,
+}
+
+impl Running {
+    async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task.await.unwrap();
+    }
+}
+
+fn relay(server: &PostgresServer, leases: &Arc<MemoryStore>, sink: &Arc<Collected>) -> Running {
+    let engine = Idempotency::builder(Arc::clone(leases)).build().unwrap();
+    let limits = RelayLimits { lease: Duration::from_secs(2), ..RelayLimits::default() };
+    let outbox = Arc::new(PgOutbox::new(&connections(server)));
+    let relay = Relay::new("orders", outbox, Arc::clone(sink) as _, engine, limits).unwrap();
+    let monitor = relay.monitor();
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(relay.run(async {
+        let _ = stopped.await;
+    }));
+    Running { task, monitor, stop }
+}
+
+fn message(id: &str, key: Option<&str>) -> OutgoingMessage {
+    let mut message =
+        OutgoingMessage::new("orders", MessageId::new(id).unwrap(), format!("payload of {id}"));
+    message.key = key.map(str::to_owned);
+    message
+}
+
+async fn put(server: &PostgresServer, messages: &[OutgoingMessage]) {
+    let mut connection = super::pool(server).get().await.unwrap();
+    let transaction = connection.transaction().await.unwrap();
+    put_messages(&mut &*transaction, messages).await.unwrap();
+    transaction.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn messages_are_published_in_the_order_of_their_keys_and_deleted() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    for batch in 0..20 {
+        let messages: Vec<_> = (0..50)
+            .map(|number| {
+                let key = ["a", "b", "c"][number % 3];
+                message(&format!("{batch:02}-{number:02}"), (number % 10 != 0).then_some(key))
+            })
+            .collect();
+        put(&server, &messages).await;
+    }
+    let running = relay(&server, &leases, &sink);
+    sink.reached(1000).await;
+    let monitor = running.monitor.clone();
+    running.stop().await;
+    for (key, ids) in sink.first_by_key() {
+        assert!(key.is_empty() || ids.is_sorted(), "{key}: {ids:?}");
+    }
+    assert_eq!(monitor.stats().published, 1000);
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_outbox").await, "0");
+}
+
+#[tokio::test]
+async fn a_sink_that_is_down_loses_and_reorders_nothing() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    sink.fails.store(true, Ordering::SeqCst);
+    let running = relay(&server, &leases, &sink);
+    let messages: Vec<_> =
+        (0..20).map(|number| message(&format!("m-{number:02}"), Some("k"))).collect();
+    put(&server, &messages).await;
+    while sink.attempts.load(Ordering::SeqCst) < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_outbox").await, "20");
+    sink.fails.store(false, Ordering::SeqCst);
+    sink.reached(20).await;
+    running.stop().await;
+    assert!(sink.first_by_key()["k"].is_sorted());
+}
+
+#[tokio::test]
+async fn a_message_that_the_sink_rejects_parks_its_key_until_it_is_redriven() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    sink.refuses.lock().unwrap().push("a-1".to_owned());
+    let running = relay(&server, &leases, &sink);
+    let messages = [("a-0", "a"), ("a-1", "a"), ("a-2", "a"), ("b-1", "b"), ("b-2", "b")];
+    put(&server, &messages.map(|(id, key)| message(id, Some(key)))).await;
+    sink.reached(3).await;
+    // A later message of the other key passes, and none of the parked key does.
+    put(&server, &[message("a-3", Some("a")), message("b-3", Some("b"))]).await;
+    sink.reached(4).await;
+    let letter = "SELECT message_id, reason, error, origin FROM hapax_dead_letters";
+    let expected = "a-1|unpublishable|the sink refuses it|orders";
+    assert_eq!(server.sql("postgres", letter).await, expected);
+    assert_eq!(sink.first_by_key()["a"], ["a-0"]);
+    sink.refuses.lock().unwrap().clear();
+    let redrive = "SELECT hapax_outbox_redrive(id) FROM hapax_dead_letters";
+    assert_eq!(server.sql("postgres", redrive).await, "t");
+    sink.reached(7).await;
+    running.stop().await;
+    assert_eq!(sink.first_by_key()["a"], ["a-0", "a-1", "a-2", "a-3"]);
+}
+
+#[tokio::test]
+async fn a_message_that_commits_late_is_published_too() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    let running = relay(&server, &leases, &sink);
+    let pool = super::pool(&server);
+    let mut late = pool.get().await.unwrap();
+    let late = late.transaction().await.unwrap();
+    put_messages(&mut &*late, &[message("late", Some("k"))]).await.unwrap();
+    for number in 0..5 {
+        put(&server, &[message(&format!("m-{number}"), None)]).await;
+        sink.reached(number + 1).await;
+    }
+    late.commit().await.unwrap();
+    sink.reached(6).await;
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn the_shards_of_a_relay_that_ends_pass_to_another_one() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    let first = relay(&server, &leases, &sink);
+    put(&server, &[message("m-1", Some("k"))]).await;
+    sink.reached(1).await;
+    let second = relay(&server, &leases, &sink);
+    first.task.abort();
+    put(&server, &[message("m-2", Some("k"))]).await;
+    sink.reached(2).await;
+    assert!(second.monitor.stats().shards > 0);
+    let third = relay(&server, &leases, &sink);
+    second.stop().await;
+    put(&server, &[message("m-3", Some("k"))]).await;
+    sink.reached(3).await;
+    third.stop().await;
+    assert_eq!(sink.first_by_key()["k"], ["m-1", "m-2", "m-3"]);
+}

@@ -1,0 +1,109 @@
+//! The functions, as a program in any language calls them.
+
+use super::server;
+
+#[tokio::test]
+async fn the_migrations_may_be_run_again() {
+    let server = server().await;
+    server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+    let version = "SELECT max(version) FROM hapax_messages_migrations";
+    assert_eq!(server.sql("postgres", version).await, "1");
+}
+
+#[tokio::test]
+async fn an_inbox_tells_new_messages_from_duplicates_and_conflicts() {
+    let server = server().await;
+    let enter = |ids: &str, digests: &str| {
+        format!(
+            "SELECT item, state FROM hapax_inbox('orders', ARRAY[{ids}], ARRAY[{digests}]::bytea[])"
+        )
+    };
+    let all = r"'\x01', '\x01', '\x02', null";
+    let entered = server.sql("postgres", &enter("'b', 'a', 'b', 'c'", all)).await;
+    assert_eq!(entered, "1|new\n2|new\n3|conflict\n4|new");
+    let again =
+        server.sql("postgres", &enter("'b', 'a', 'c', 'd'", r"'\x01', '\x02', '\x03', null")).await;
+    assert_eq!(again, "1|duplicate\n2|conflict\n3|duplicate\n4|new");
+    let other = "SELECT state FROM hapax_inbox('invoices', ARRAY['a'])";
+    assert_eq!(server.sql("postgres", other).await, "new");
+    for (ids, code) in [("''", "22023"), ("null::text", "22023"), ("repeat('x', 1025)", "22023")] {
+        let failed = server.try_sql("postgres", &enter(ids, "null")).await.unwrap_err();
+        assert!(failed.contains("expected ids of 1 to 1024 bytes"), "{code}: {failed}");
+    }
+}
+
+#[tokio::test]
+async fn attempts_are_counted_from_the_second_on_and_end_with_the_message() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    assert_eq!(sql("SELECT hapax_inbox_attempt('orders', 'a')").await, "2");
+    assert_eq!(sql("SELECT hapax_inbox_failed('orders', 'a', 'no')").await, "2");
+    assert_eq!(sql("SELECT hapax_inbox_attempt('orders', 'a')").await, "3");
+    assert_eq!(sql("SELECT hapax_inbox_failed('orders', 'b', 'no')").await, "1");
+    assert_eq!(sql("SELECT hapax_inbox_attempt('orders', 'b')").await, "2");
+    sql("SELECT hapax_inbox('orders', ARRAY['a'])").await;
+    assert_eq!(sql("SELECT hapax_inbox_attempt('orders', 'a')").await, "0");
+    assert_eq!(sql("SELECT hapax_inbox_release('orders', 'a')").await, "t");
+    assert_eq!(sql("SELECT state FROM hapax_inbox('orders', ARRAY['a'])").await, "new");
+}
+
+#[tokio::test]
+async fn expired_ids_are_purged_in_batches() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    let ids = "(SELECT array_agg(n::text) FROM generate_series(1, 250) n)";
+    sql(&format!("SELECT count(*) FROM hapax_inbox('orders', {ids}, NULL, '-1 s')")).await;
+    sql("SELECT hapax_inbox('orders', ARRAY['kept'])").await;
+    assert_eq!(sql("SELECT hapax_inbox_purge(100)").await, "100");
+    assert_eq!(sql("SELECT hapax_inbox_purge(1000)").await, "150");
+    assert_eq!(sql("SELECT count(*) FROM hapax_inbox").await, "1");
+}
+
+#[tokio::test]
+async fn an_outbox_row_is_polled_until_it_is_done() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    let put = r#"SELECT hapax_outbox_put('orders', '\x00ff', 'k', 'm-1', '{"a": "b"}')"#;
+    assert_eq!(sql(put).await, "m-1");
+    assert_eq!(sql("SELECT length(hapax_outbox_put('orders', '\\x01'))").await, "36");
+    let shards = "(SELECT array_agg(n::bigint) FROM generate_series(0, 31) n)";
+    let floors = "(SELECT array_agg(0::bigint) FROM generate_series(0, 31) n)";
+    let poll = format!(
+        "SELECT epoch, id, destination, order_key, headers, payload \
+         FROM hapax_outbox_poll({shards}, {floors}, '{{}}', 10) ORDER BY id NULLS FIRST"
+    );
+    let polled = sql(&poll).await;
+    assert_eq!(polled, "1|||||\n|1|orders|k|{\"a\": \"b\"}|\\x00ff\n|2|orders||{}|\\x01");
+    sql("SELECT hapax_outbox_done(array_agg(shard::bigint), array_agg(id)) FROM hapax_outbox WHERE id = 2").await;
+    assert_eq!(sql("SELECT rows FROM hapax_outbox_lag()").await, "1");
+    let park = "SELECT hapax_outbox_park(sha256('x'), shard, id, 'too large', 1) FROM hapax_outbox";
+    assert_eq!(sql(park).await, "t");
+    sql(put).await;
+    assert_eq!(sql(&poll).await, "1|||||", "the rest of the key waits");
+    assert_eq!(sql("SELECT parked_keys FROM hapax_outbox_lag()").await, "1");
+    assert_eq!(sql("SELECT hapax_outbox_redrive(sha256('x'))").await, "t");
+    let polled = sql(&poll).await;
+    assert!(polled.starts_with("2|||||\n|1|orders|k|{\"a\": \"b\"}|\\x00ff\n|3|"), "{polled}");
+}
+
+#[tokio::test]
+async fn a_sequence_is_applied_in_order_and_once() {
+    let server = server().await;
+    let arrive = async |number: u32| {
+        let text = format!(
+            "SELECT step, first, last FROM hapax_sequence('orders', 'cart-1', {number}, 'm', \
+             NULL, '\\x0{number}', 10, '1 h', 'dead-letter')"
+        );
+        server.sql("postgres", &text).await
+    };
+    let next = "SELECT step, number, payload FROM hapax_sequence_next('orders', 'cart-1', '1 h', 'dead-letter')";
+    assert_eq!(arrive(1).await, "apply||");
+    assert_eq!(arrive(3).await, "park||");
+    assert_eq!(arrive(3).await, "duplicate||");
+    assert_eq!(server.sql("postgres", next).await, "");
+    assert_eq!(arrive(2).await, "apply||");
+    assert_eq!(server.sql("postgres", next).await, r"apply|3|\x03");
+    assert_eq!(server.sql("postgres", next).await, "");
+    assert_eq!(arrive(2).await, "duplicate||");
+    assert_eq!(arrive(1).await, "duplicate||");
+}
