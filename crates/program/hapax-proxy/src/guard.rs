@@ -48,6 +48,9 @@ const STAND_IN: &[u8] = b"GET / HTTP/1.1\r\nhost: rejected\r\nconnection: close\
 /// Bytes that are read from the socket at once.
 const READ: usize = 16 * 1024;
 
+/// Size of the buffer that an idle connection may keep.
+const KEPT: usize = 1024;
+
 /// State of one connection that the guard and the service share.
 #[derive(Debug, Default)]
 pub struct GuardState {
@@ -109,6 +112,8 @@ pub struct Guarded<S> {
     upgrade: Option<u64>,
     /// Bytes that were read; hyper may have the first `cleared` of them.
     inbox: BytesMut,
+    /// Most bytes that were in `inbox` since it was allocated.
+    inbox_bytes: usize,
     cleared: usize,
     rejected: bool,
     stall: WriteTimeout,
@@ -124,6 +129,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             passed: 0,
             upgrade: None,
             inbox: BytesMut::from(read),
+            inbox_bytes: 0,
             cleared: 0,
             rejected: false,
             stall: WriteTimeout::new(stall),
@@ -202,9 +208,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
             match Pin::new(&mut this.io).poll_read(cx, &mut read) {
                 Poll::Ready(result) => result?,
                 Poll::Pending => {
-                    if this.inbox.is_empty() {
-                        // Without the memory of the last request.
-                        this.inbox = BytesMut::new();
+                    if this.inbox.is_empty() && this.inbox_bytes > KEPT {
+                        // Without the memory of a large request.
+                        (this.inbox, this.inbox_bytes) = (BytesMut::new(), 0);
                     }
                     return Poll::Pending;
                 }
@@ -214,6 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Guarded<S> {
                 return Poll::Ready(Ok(()));
             }
             this.inbox.extend_from_slice(read.filled());
+            this.inbox_bytes = this.inbox_bytes.max(this.inbox.len());
         }
         let count = this.cleared.min(buf.remaining());
         buf.put_slice(&this.inbox[..count]);

@@ -449,11 +449,13 @@ async fn run_claim(
     exchange: ActiveExchange,
 ) -> ExchangeReply {
     let ExchangeStart { mut claiming, next, deadline, permit } = start;
-    let started_at = Instant::now();
-    let result = retry::run(&*inner.store, &*inner.entropy, deadline, &mut *claiming, next).await;
+    let mut sent_at = Instant::now();
+    let (store, entropy) = (&*inner.store, &*inner.entropy);
+    let result =
+        retry::run_timed(store, entropy, deadline, &mut *claiming, next, &mut sent_at).await;
     match result {
         Ok(ClaimResult::Execute(ownership)) => {
-            let lease = Lease::new(&inner, ownership, started_at);
+            let lease = Lease::new(&inner, ownership, sent_at);
             Ok((claiming, ExchangeEnd::Owned(Handover(Some(lease)), exchange), permit))
         }
         Ok(claimed) => Ok((claiming, ExchangeEnd::Decided(claimed), permit)),
@@ -477,9 +479,9 @@ async fn run_claim(
 struct Handover(Option<Lease>);
 
 impl Handover {
-    /// Returns whether the claim was sent so long ago that the lease could lapse before its first
-    /// renewal, which is due after a third of it: the store was slow, its reply was not read at once,
-    /// or the caller did not poll.
+    /// Returns whether so much of the lease has passed that it could lapse before its first renewal,
+    /// which is due after a third of it: the store's reply was slow or not read at once, or the
+    /// caller did not poll.
     fn is_stale(&self) -> bool {
         let lease = self.0.as_ref().map(|lease| lease.shared.terms().lease);
         lease.is_some_and(|lease| self.age() > lease / 2)

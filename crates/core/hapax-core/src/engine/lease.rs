@@ -80,9 +80,9 @@ pub(super) struct LeaseState {
     terms: Terms,
     keep_released: Duration,
     checkpoint: Option<Bytes>,
-    /// Time at which the exchange of its claim began.
-    started_at: Instant,
-    /// Microseconds after `started_at` until which the lease is held by the last write.
+    /// Time at which the claim was sent.
+    sent_at: Instant,
+    /// Microseconds after `sent_at` until which the lease is held by the last write.
     held_for: AtomicU64,
     /// One write at a time: each expects the write id of the last one. The end takes it, so that a
     /// renewal that gets the lock later writes nothing.
@@ -116,8 +116,8 @@ impl Drop for LeaseState {
 }
 
 impl Lease {
-    /// Creates the lease of a claim whose exchange began at `started_at`.
-    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership, started_at: Instant) -> Self {
+    /// Creates the lease of a claim whose last swap was sent at `sent_at`.
+    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership, sent_at: Instant) -> Self {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
         let shared = LeaseState {
             inner: Arc::clone(inner),
@@ -128,8 +128,8 @@ impl Lease {
             terms: ownership.terms(),
             keep_released: ownership.keep_released(),
             checkpoint: ownership.checkpoint().cloned(),
-            started_at,
-            held_for: AtomicU64::new(micros(ownership.terms().lease)),
+            sent_at,
+            held_for: AtomicU64::new(micros(ownership.remaining())),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -287,19 +287,14 @@ impl LeaseHandle {
         }
     }
 
-    /// Returns the time for which the lease is still held, by this process's monotonic clock: the
-    /// lease of the last write that the store accepted, counted from before that write was sent.
-    /// Zero if the lease may have lapsed, or is lost.
+    /// Returns the time for which the lease is still held: what was left of it in the store's reply to
+    /// the last write, counted by this process's monotonic clock from before that write was sent. Zero if the lease may have lapsed, or is lost.
     ///
     /// A process that was suspended reads zero before any renewal has failed. Another owner can
     /// exist earlier only if the store's clock stepped forward.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        if self.is_lost() {
-            return Duration::ZERO;
-        }
-        let held_for = Duration::from_micros(self.shared.held_for.load(Ordering::Acquire));
-        held_for.saturating_sub(self.shared.started_at.elapsed())
+        if self.is_lost() { Duration::ZERO } else { self.shared.remaining() }
     }
 
     /// Returns whether the lease was found to be lost.
@@ -388,9 +383,14 @@ impl LeaseState {
         &self.terms
     }
 
-    /// Returns the time since its claim was sent.
+    /// Returns the part of the lease that has passed.
     pub(super) fn age(&self) -> Duration {
-        self.started_at.elapsed()
+        self.terms.lease.saturating_sub(self.remaining())
+    }
+
+    fn remaining(&self) -> Duration {
+        let held_for = Duration::from_micros(self.held_for.load(Ordering::Acquire));
+        held_for.saturating_sub(self.sent_at.elapsed())
     }
 
     /// Returns the time between renewals.
@@ -443,23 +443,25 @@ impl LeaseState {
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
-            let started_at = Instant::now();
-            let lease = match &action {
-                OwnerAction::Renew { lease } => *lease,
-                _ => shared.terms.lease,
-            };
+            let mut sent_at = Instant::now();
             let Ok((mut writing, next)) = ownership.write(action, &*inner.entropy) else {
                 return Err(FinishError::Pending);
             };
-            let run =
-                retry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next);
+            let (store, entropy) = (&*inner.store, &*inner.entropy);
+            let run = retry::run_timed(
+                store,
+                entropy,
+                inner.deadline(),
+                &mut writing,
+                next,
+                &mut sent_at,
+            );
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
-                    let until = started_at
-                        .saturating_duration_since(shared.started_at)
-                        .saturating_add(lease);
-                    shared.held_for.store(micros(until), Ordering::Release);
+                    let since = sent_at.saturating_duration_since(shared.sent_at);
+                    let until = micros(since.saturating_add(ownership.remaining()));
+                    shared.held_for.store(until, Ordering::Release);
                     if matches!(mode, WriteMode::Pausing(_)) {
                         shared.renewal_paused.store(true, Ordering::Relaxed);
                     }

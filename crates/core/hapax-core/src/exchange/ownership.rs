@@ -56,6 +56,13 @@ impl Ownership {
         self.terms
     }
 
+    /// Returns the part of the lease that was left when the store replied to the last write.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let Snapshot { now, stored } = &self.seen;
+        stored.as_ref().map_or(Duration::ZERO, |stored| stored.lease_until.since(*now))
+    }
+
     /// Returns the time for which a release keeps the number of attempts.
     #[must_use]
     pub const fn keep_released(&self) -> Duration {
