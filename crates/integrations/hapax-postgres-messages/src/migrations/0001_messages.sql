@@ -97,6 +97,11 @@ CREATE TABLE IF NOT EXISTS hapax_sequences (
 CREATE INDEX IF NOT EXISTS hapax_sequences_gaps ON hapax_sequences (consumer, gap_since)
     WHERE gap_since IS NOT NULL;
 
+-- Aggregates with a gap: the number that is missing, since when, and the messages behind it.
+CREATE OR REPLACE VIEW hapax_sequence_gaps AS
+SELECT s.consumer, s.aggregate, s.applied + 1 AS missing, s.gap_since, s.parked
+FROM hapax_sequences s WHERE s.gap_since IS NOT NULL;
+
 -- Messages that are parked behind a gap.
 CREATE TABLE IF NOT EXISTS hapax_sequence_messages (
     id         uuid NOT NULL,         -- as in hapax_sequences
@@ -603,6 +608,7 @@ DECLARE
     key uuid := hapax_message_id(consumer, aggregate);
     seen hapax_sequences;
     lowest bigint;
+    moment timestamptz;
 BEGIN
     IF number < 1 OR over_limit NOT IN ('fetch', 'dead-letter', 'accept') THEN
         RAISE EXCEPTION 'expected a number from 1, and a gap policy of fetch, dead-letter or accept'
@@ -611,6 +617,7 @@ BEGIN
     INSERT INTO hapax_sequences (id, applied, parked, consumer, aggregate)
     VALUES (key, 0, 0, consumer, aggregate) ON CONFLICT ON CONSTRAINT hapax_sequences_pkey DO NOTHING;
     SELECT s.* INTO seen FROM hapax_sequences s WHERE s.id = key FOR UPDATE;
+    moment := clock_timestamp();
     LOOP
         IF number <= seen.applied OR EXISTS (
             SELECT FROM hapax_sequence_messages m WHERE m.id = key AND m.number = hapax_sequence.number
@@ -624,7 +631,7 @@ BEGIN
             step := 'apply';
             EXIT;
         ELSIF seen.parked < max_parked
-            AND (seen.gap_since IS NULL OR clock_timestamp() < seen.gap_since + max_wait)
+            AND moment < coalesce(seen.gap_since, moment) + max_wait
         THEN
             INSERT INTO hapax_sequence_messages AS m (id, number, message_id, headers, payload)
             VALUES (key, hapax_sequence.number, hapax_sequence.message_id,

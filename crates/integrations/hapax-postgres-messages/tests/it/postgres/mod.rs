@@ -3,6 +3,8 @@
 mod direct;
 mod letters;
 mod relay;
+mod relays;
+mod sequences;
 mod sql;
 
 use deadpool_postgres::{Manager, Object, Pool};
