@@ -8,6 +8,7 @@ use crate::test::target;
 /// Servers and clients that tests can do without.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Part {
+    Nats,
     Redis,
     Postgres,
     Pypi,
@@ -59,7 +60,8 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 11] = [
+const NEEDS: [Need; 12] = [
+    Need { what: "nats", package: "nats-server", is_there: || on_path("nats-server") },
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },

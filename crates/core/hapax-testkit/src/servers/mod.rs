@@ -14,6 +14,7 @@
 )]
 
 mod clock;
+mod nats;
 mod postgres;
 mod redis;
 mod redis_cluster;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use tokio::process::Child;
 
+pub use nats::NatsServer;
 pub use postgres::{PgBouncer, PostgresServer, PostgresServerOptions};
 pub use redis::{RedisServer, RedisServerOptions};
 pub use redis_cluster::RedisCluster;

@@ -1,0 +1,110 @@
+//! NATS with JetStream.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use super::{EVERY, TIMEOUT, free_port, loopback, program, tail};
+
+/// A private NATS server with streams in files; dropping it kills it and removes its folder.
+#[derive(Debug)]
+pub struct NatsServer {
+    folder: tempfile::TempDir,
+    port: u16,
+    child: Option<Child>,
+}
+
+impl NatsServer {
+    /// Starts a server.
+    pub async fn start() -> Self {
+        let mut server = Self { folder: super::folder(), port: free_port(), child: None };
+        // Another process may have taken the port in between.
+        for _ in 0..5 {
+            if server.try_start().await {
+                return server;
+            }
+            server.port = free_port();
+        }
+        panic!("the server does not start:\n{}", tail(&server.log()));
+    }
+
+    /// Returns `nats://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    /// Returns the address on which it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        loopback(self.port)
+    }
+
+    /// Freezes it (SIGSTOP): connections stay open without an answer.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Resumes it (SIGCONT).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Kills it (SIGKILL), and waits until it has ended. Its files stay.
+    pub async fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            child.wait().await.expect("our own child can be awaited");
+        }
+    }
+
+    /// Starts it again after [`kill`](Self::kill), on the same port and files.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        for _ in 0..50 {
+            if self.try_start().await {
+                return;
+            }
+            sleep(EVERY * 10).await;
+        }
+        panic!("the server does not start again:\n{}", tail(&self.log()));
+    }
+
+    async fn try_start(&mut self) -> bool {
+        let log = std::fs::File::create(self.log()).expect("a file");
+        let mut command = Command::new(program(&["nats-server"]));
+        command.arg("--jetstream").arg("--store_dir").arg(self.folder.path());
+        command.args(["--addr", "127.0.0.1", "--port", &self.port.to_string()]);
+        command.stderr(log).kill_on_drop(true).process_group(0);
+        let child = command.spawn().expect("nats-server can be started");
+        let child = self.child.insert(child);
+        let deadline = Instant::now() + TIMEOUT;
+        while Instant::now() < deadline {
+            if child.try_wait().expect("the child is ours to wait for").is_some() {
+                self.child = None;
+                return false;
+            }
+            if TcpStream::connect(loopback(self.port)).await.is_ok() {
+                return true;
+            }
+            sleep(EVERY).await;
+        }
+        false
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.as_ref().and_then(Child::id);
+        let pid = id.and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(pid) = pid {
+            kill_process(pid, signal).expect("our own child takes signals");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! NATS JetStream as [`MessageSource`](hapax_messages::MessageSource) and
+//! [`MessageSink`](hapax_messages::MessageSink).
+//!
+//! # Promises
+//! - *Source*: a message stays in the stream's consumer until the server has confirmed its
+//!   acknowledgement. It is delivered again when nothing has held it for the consumer's `ack_wait`.
+//! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the stream has confirmed
+//!   the message.
+//!
+//! JetStream itself does not promise:
+//!
+//! - that a message with a known `Nats-Msg-Id` is the same one: within its window it drops any message
+//!   with that id. The sink compares the payload that is stored, and rejects another one.
+//! - that its window is kept: it is short (two minutes by default) and a part of it may be lost with the
+//!   server. So an inbox knows ids by the header `message-id`, for as long as its own retention.
+//! - that an acknowledgement which it has confirmed survives: a server that is killed delivers messages
+//!   of the last seconds again (measured with 2.9). Inboxes drop them.
+//! - an order of messages among several processes that pull from one consumer.
+//!
+//! # Settings that are checked
+//! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and rejects:
+//!
+//! | setting | required | reason |
+//! | --- | --- | --- |
+//! | `max_deliver` | unlimited | a crash counts as a delivery of each message that was pulled; after the limit the server drops them without a trace |
+//! | `ack_policy` | explicit | another policy acknowledges messages that were not handled |
+//! | `max_ack_pending` | bounded | it bounds the messages that a crash delivers again |
+//! | `backoff` | none | it replaces `ack_wait`, by which messages are held |
+//! | `deliver_subject` | none | the source pulls |
+//!
+//! Let `ack_wait` be the time that a dead process may delay its messages; live ones hold theirs at every
+//! third of it. Let `max_ack_pending` be the messages in hand of all processes together.
+//!
+//! # Example
+//! ```no_run
+//! # use std::sync::Arc;
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use hapax_nats::{NatsSink, NatsSource};
+//! let client = async_nats::connect("nats://127.0.0.1:4222").await?;
+//! let context = async_nats::jetstream::new(client);
+//! let source = NatsSource::builder(context.clone(), "ORDERS", "invoices").start().await?;
+//! let sink = NatsSink::new(context);
+//! # drop((Arc::new(source), sink));
+//! # Ok(()) }
+//! ```
+
+mod sink;
+mod source;
+
+pub use sink::NatsSink;
+pub use source::{NatsOrderKey, NatsSource, NatsSourceBuilder, NatsStartError};

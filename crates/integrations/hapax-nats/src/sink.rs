@@ -1,0 +1,129 @@
+//! The sink: messages are published to the subjects of a stream.
+
+use std::fmt;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::publish::PublishAck;
+use hapax_core::store::BoxFuture;
+use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
+
+/// Publishes messages to the subject that is their destination, with the headers `message-id` and
+/// `Nats-Msg-Id`.
+///
+/// - A subject that no stream has is not an error for good, because the stream may be created, or be
+///   without a leader: the message is published again later.
+/// - A message that the server drops as a duplicate is compared with the one that is stored. Another
+///   payload, a payload larger than the server's limit, and headers or subjects that NATS cannot carry
+///   are rejected for good.
+#[derive(Clone)]
+pub struct NatsSink {
+    context: Context,
+}
+
+impl fmt::Debug for NatsSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NatsSink")
+    }
+}
+
+impl NatsSink {
+    /// Creates a sink.
+    #[must_use]
+    pub const fn new(context: Context) -> Self {
+        Self { context }
+    }
+
+    async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
+        check_subject(&message.destination)?;
+        let id = message.broker_id.as_deref().unwrap_or(message.id.as_str());
+        let headers = headers(message, id)?;
+        let publish = PublishMessage::build().payload(message.payload.clone()).headers(headers);
+        let sent = self.context.send_publish(message.destination.clone(), publish).await;
+        let acknowledged = sent.map_err(failed)?.await.map_err(failed)?;
+        if acknowledged.duplicate {
+            self.compare(message, &acknowledged).await?;
+        }
+        Ok(())
+    }
+
+    /// Compares a message that was dropped as a duplicate with the one that is stored.
+    async fn compare(
+        &self,
+        message: &OutgoingMessage,
+        stored: &PublishAck,
+    ) -> Result<(), PublishError> {
+        let stream = self.context.get_stream_no_info(&stored.stream).await;
+        let stream = stream.map_err(PublishError::not_acknowledged)?;
+        // Of a message that was removed since, by a work queue for instance, nothing is known but its id.
+        let Ok(found) = stream.get_raw_message(stored.sequence).await else { return Ok(()) };
+        if found.payload == message.payload {
+            return Ok(());
+        }
+        Err(PublishError::rejected(format!(
+            "the stream {} has another payload under the Nats-Msg-Id of this message: expected one id \
+             for each message",
+            stored.stream
+        )))
+    }
+}
+
+fn failed(error: async_nats::jetstream::context::PublishError) -> PublishError {
+    match error.kind() {
+        PublishErrorKind::MaxPayloadExceeded => PublishError::rejected(error),
+        _ => PublishError::not_acknowledged(error),
+    }
+}
+
+/// Rejects a subject to which nothing can be published.
+fn check_subject(subject: &str) -> Result<(), PublishError> {
+    let is_token = |token: &str| {
+        !token.is_empty()
+            && token != "*"
+            && token != ">"
+            && !token.contains(|it: char| it.is_whitespace() || it.is_control())
+    };
+    if subject.split('.').all(is_token) {
+        return Ok(());
+    }
+    Err(PublishError::rejected(format!(
+        "expected a subject of tokens with dots between, without spaces and wildcards, found {subject:?}"
+    )))
+}
+
+fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishError> {
+    let mut headers = HeaderMap::new();
+    let ids = [("message-id", message.id.as_str()), ("Nats-Msg-Id", id)];
+    let is_id = |name: &str| ids.iter().any(|(id, _)| name.eq_ignore_ascii_case(id));
+    let further = message.headers.iter().filter(|(name, _)| !is_id(name));
+    let further = further.map(|(name, value)| (name.as_str(), &value[..]));
+    for (name, value) in
+        ids.map(|(name, value)| (name, value.as_bytes())).into_iter().chain(further)
+    {
+        let cannot = |what: &str| {
+            PublishError::rejected(format!(
+                "the header {name:?}: expected {what}, found another character"
+            ))
+        };
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':') {
+            return Err(cannot("a name of ASCII characters without colons and spaces"));
+        }
+        let value = std::str::from_utf8(value).map_err(|_| cannot("a value in UTF-8"))?;
+        if value.contains(['\r', '\n', '\0']) {
+            return Err(cannot("a value of one line"));
+        }
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+impl MessageSink for NatsSink {
+    fn publish<'a>(
+        &'a self,
+        message: &'a OutgoingMessage,
+    ) -> BoxFuture<'a, Result<(), PublishError>> {
+        Box::pin(self.send(message))
+    }
+}

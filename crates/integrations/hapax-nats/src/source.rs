@@ -1,0 +1,381 @@
+//! The source: a durable consumer of a stream, from which messages are pulled.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
+use async_nats::jetstream::{AckKind, Context, Message as NatsMessage};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use hapax_core::Timestamp;
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, Message, MessageSource, Position, SourceError, SourceLimits};
+use tokio::time::timeout;
+
+/// Time for the server to answer a request.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for which the server waits for a message before it answers that there is none.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// Origin of the order keys of messages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum NatsOrderKey {
+    /// Messages have no order.
+    #[default]
+    None,
+    /// The subject of the message.
+    Subject,
+    /// A header; a message without it has no order.
+    Header(String),
+}
+
+/// Errors of starting a source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NatsStartError {
+    /// The consumer limits deliveries.
+    #[error(
+        "the consumer {consumer}: expected unlimited deliveries, found max_deliver {found}: a crash \
+         counts as a delivery of every message that was pulled, and the server drops messages after \
+         the limit; set max_deliver to -1"
+    )]
+    MaxDeliver {
+        /// Name of the consumer.
+        consumer: String,
+        /// Its limit.
+        found: i64,
+    },
+    /// The consumer does not wait for acknowledgements of each message.
+    #[error("the consumer {consumer}: expected the ack policy `explicit`, found `{found}`")]
+    AckPolicy {
+        /// Name of the consumer.
+        consumer: String,
+        /// Its policy.
+        found: String,
+    },
+    /// The consumer has no limit of unacknowledged messages.
+    #[error(
+        "the consumer {consumer}: expected max_ack_pending from 1, found {found}: without a limit a \
+         crash delivers every message again"
+    )]
+    MaxAckPending {
+        /// Name of the consumer.
+        consumer: String,
+        /// Its limit.
+        found: i64,
+    },
+    /// The consumer has a list of pauses between deliveries.
+    #[error("the consumer {consumer}: expected no backoff, found {found} steps: remove them")]
+    Backoff {
+        /// Name of the consumer.
+        consumer: String,
+        /// Number of its steps.
+        found: usize,
+    },
+    /// The consumer pushes messages.
+    #[error("the consumer {consumer}: expected a pull consumer, found one with a deliver_subject")]
+    Push {
+        /// Name of the consumer.
+        consumer: String,
+    },
+    /// The time to wait for an acknowledgement is too short to hold messages.
+    #[error("the consumer {consumer}: expected an ack_wait of at least 1 s, found {found:?}")]
+    AckWait {
+        /// Name of the consumer.
+        consumer: String,
+        /// Its time.
+        found: Duration,
+    },
+    /// The server did not answer, or rejected a request.
+    #[error("the stream {stream} or its consumer is not available: {source}")]
+    Server {
+        /// Name of the stream.
+        stream: String,
+        /// The cause.
+        #[source]
+        source: async_nats::Error,
+    },
+}
+
+/// Builder of a [`NatsSource`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct NatsSourceBuilder {
+    context: Context,
+    stream: String,
+    durable: String,
+    filter_subjects: Vec<String>,
+    ack_wait: Duration,
+    max_ack_pending: u32,
+    order_key: NatsOrderKey,
+}
+
+impl NatsSourceBuilder {
+    /// Receives only messages of these subjects, which may have wildcards. Only for a consumer that is
+    /// created here.
+    pub fn filter_subjects(mut self, subjects: impl IntoIterator<Item = String>) -> Self {
+        self.filter_subjects = subjects.into_iter().collect();
+        self
+    }
+
+    /// Sets the time after which a message that nothing holds is delivered again. Only for a consumer
+    /// that is created here. Default 30 s; at least 1 s.
+    pub const fn ack_wait(mut self, time: Duration) -> Self {
+        self.ack_wait = time;
+        self
+    }
+
+    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer that
+    /// is created here. Default 1000.
+    pub const fn max_ack_pending(mut self, most: u32) -> Self {
+        self.max_ack_pending = most;
+        self
+    }
+
+    /// Sets the origin of order keys. Messages of one key are in order only if one process pulls from
+    /// the consumer.
+    pub fn order_key(mut self, order_key: NatsOrderKey) -> Self {
+        self.order_key = order_key;
+        self
+    }
+
+    /// Creates the consumer, or checks the existing one.
+    ///
+    /// # Errors
+    /// [`NatsStartError`].
+    pub async fn start(self) -> Result<NatsSource, NatsStartError> {
+        let failed = |source: async_nats::Error| NatsStartError::Server {
+            stream: self.stream.clone(),
+            source,
+        };
+        let stream = self.context.get_stream(&self.stream).await;
+        let stream = stream.map_err(|error| failed(error.into()))?;
+        let config = pull::Config {
+            durable_name: Some(self.durable.clone()),
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.ack_wait,
+            max_deliver: -1,
+            max_ack_pending: i64::from(self.max_ack_pending),
+            // A single filter has its own field, which older servers know.
+            filter_subject: match self.filter_subjects.as_slice() {
+                [one] => one.clone(),
+                _ => String::new(),
+            },
+            filter_subjects: match self.filter_subjects.len() {
+                0 | 1 => Vec::new(),
+                _ => self.filter_subjects.clone(),
+            },
+            ..pull::Config::default()
+        };
+        let found = stream.consumer_info(&self.durable).await;
+        if let Ok(info) = &found {
+            check(&self.durable, &info.config)?;
+        }
+        let consumer: PullConsumer = match found {
+            Ok(_) => stream.get_consumer(&self.durable).await.map_err(&failed)?,
+            Err(_) => stream.create_consumer(config).await.map_err(|error| failed(error.into()))?,
+        };
+        let config = &consumer.cached_info().config;
+        check(&self.durable, config)?;
+        let mut limits = SourceLimits::default().hold_every(config.ack_wait / 3);
+        if let Some(most) = usize::try_from(config.max_ack_pending).ok().and_then(NonZeroUsize::new)
+        {
+            limits = limits.max_unacknowledged(most);
+        }
+        let max_age = stream.cached_info().config.max_age;
+        if !max_age.is_zero() {
+            limits = limits.redelivers_for(max_age);
+        }
+        Ok(NatsSource { consumer, limits, order_key: self.order_key })
+    }
+}
+
+/// Checks the settings of a consumer.
+fn check(consumer: &str, config: &Config) -> Result<(), NatsStartError> {
+    let consumer = consumer.to_owned();
+    if config.deliver_subject.is_some() {
+        return Err(NatsStartError::Push { consumer });
+    }
+    // The server writes unlimited as -1.
+    if config.max_deliver > 0 {
+        return Err(NatsStartError::MaxDeliver { consumer, found: config.max_deliver });
+    }
+    if config.ack_policy != AckPolicy::Explicit {
+        let found = format!("{:?}", config.ack_policy).to_lowercase();
+        return Err(NatsStartError::AckPolicy { consumer, found });
+    }
+    if config.max_ack_pending < 1 {
+        return Err(NatsStartError::MaxAckPending { consumer, found: config.max_ack_pending });
+    }
+    if !config.backoff.is_empty() {
+        return Err(NatsStartError::Backoff { consumer, found: config.backoff.len() });
+    }
+    if config.ack_wait < Duration::from_secs(1) {
+        return Err(NatsStartError::AckWait { consumer, found: config.ack_wait });
+    }
+    Ok(())
+}
+
+/// A durable consumer of a stream. Several processes may pull from one.
+#[derive(Clone)]
+pub struct NatsSource {
+    consumer: PullConsumer,
+    limits: SourceLimits,
+    order_key: NatsOrderKey,
+}
+
+impl fmt::Debug for NatsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let info = self.consumer.cached_info();
+        f.debug_struct("NatsSource")
+            .field("stream", &info.stream_name)
+            .field("consumer", &info.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NatsSource {
+    /// Begins a source of the consumer `durable` of `stream`.
+    pub fn builder(
+        context: Context,
+        stream: impl Into<String>,
+        durable: impl Into<String>,
+    ) -> NatsSourceBuilder {
+        NatsSourceBuilder {
+            context,
+            stream: stream.into(),
+            durable: durable.into(),
+            filter_subjects: Vec::new(),
+            ack_wait: Duration::from_secs(30),
+            max_ack_pending: 1000,
+            order_key: NatsOrderKey::None,
+        }
+    }
+
+    /// Pulls what is there, up to `max`. If that is nothing, waits for one message.
+    async fn pull(&self, max: NonZeroUsize) -> Result<Vec<NatsMessage>, SourceError> {
+        let present = async {
+            let batch = self.consumer.fetch().max_messages(max.get()).expires(TIMEOUT);
+            collect(batch.messages().await.map_err(SourceError::new)?).await
+        };
+        let present = timeout(TIMEOUT * 2, present).await.map_err(|_| silent())??;
+        if !present.is_empty() {
+            return Ok(present);
+        }
+        let next = async {
+            let batch = self.consumer.batch().max_messages(1).expires(WAIT);
+            collect(batch.messages().await.map_err(SourceError::new)?).await
+        };
+        timeout(WAIT + TIMEOUT, next).await.map_err(|_| silent())?
+    }
+
+    fn delivery(&self, message: NatsMessage) -> Result<NatsDelivery, SourceError> {
+        let info = message.info().map_err(SourceError::new)?;
+        let micros = u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or(0);
+        let stored_at = Timestamp::from_micros(micros);
+        let (stream, is_redelivery) = (info.stream.to_owned(), info.delivered > 1);
+        let offset = info.stream_sequence;
+        let origin = format!("nats://{stream}/{}", message.subject);
+        let position = Position { topic: stream, partition: 0, offset, stored_at };
+        let mut received = Message::new(origin, message.payload.clone())
+            .with_position(position)
+            .published_at(stored_at);
+        for (name, values) in message.headers.iter().flat_map(|headers| headers.iter()) {
+            for value in values {
+                let value = Bytes::copy_from_slice(value.as_str().as_bytes());
+                received.headers.push((name.to_string(), value));
+            }
+        }
+        received.key = match &self.order_key {
+            NatsOrderKey::None => None,
+            NatsOrderKey::Subject => Some(message.subject.to_string()),
+            NatsOrderKey::Header(name) => received
+                .header(name)
+                .and_then(|value| std::str::from_utf8(value).ok())
+                .map(str::to_owned),
+        };
+        Ok(NatsDelivery { message, received, is_redelivery })
+    }
+}
+
+fn silent() -> SourceError {
+    SourceError::new("the server does not answer")
+}
+
+/// Collects the messages of a request that was answered.
+async fn collect<E: Into<async_nats::Error>>(
+    mut batch: impl Stream<Item = Result<NatsMessage, E>> + Unpin,
+) -> Result<Vec<NatsMessage>, SourceError> {
+    let mut messages = Vec::new();
+    while let Some(message) = batch.next().await {
+        match message {
+            Ok(message) => messages.push(message),
+            // Those that arrived are handled; the error comes again if it lasts.
+            Err(_) if !messages.is_empty() => break,
+            Err(error) => return Err(SourceError::new(error.into())),
+        }
+    }
+    Ok(messages)
+}
+
+impl MessageSource for NatsSource {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            loop {
+                let mut deliveries: Vec<Box<dyn Delivery>> = Vec::new();
+                for message in self.pull(max).await? {
+                    deliveries.push(Box::new(self.delivery(message)?));
+                }
+                if !deliveries.is_empty() {
+                    return Ok(deliveries);
+                }
+                // A request without messages ends alike if the server does not answer it.
+                let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
+                answered.map_err(|_| silent())?.map_err(SourceError::new)?;
+            }
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        self.limits
+    }
+}
+
+#[derive(Debug)]
+struct NatsDelivery {
+    message: NatsMessage,
+    received: Message,
+    is_redelivery: bool,
+}
+
+impl Delivery for NatsDelivery {
+    fn message(&self) -> &Message {
+        &self.received
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.is_redelivery
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            // With a confirmation by the server.
+            let acknowledged = timeout(TIMEOUT, self.message.double_ack()).await;
+            acknowledged.map_err(|_| silent())?.map_err(SourceError::new)
+        })
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        // Never a negative acknowledgement: the server counts those as deliveries.
+        Box::pin(async move {
+            let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
+            held.map_err(|_| silent())?.map_err(SourceError::new)
+        })
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests on a real NATS server.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod nats;
