@@ -47,5 +47,35 @@
 mod sink;
 mod source;
 
+/// JetStream of a connection, of the crate async-nats.
+pub use async_nats::jetstream::Context as JetStream;
+
 pub use sink::NatsSink;
 pub use source::{NatsOrderKey, NatsSource, NatsSourceBuilder, NatsStartError};
+
+/// Connects to a server, which is found again after the connection was lost.
+///
+/// # Errors
+/// The error of the client.
+pub async fn jetstream(url: &str) -> Result<JetStream, async_nats::Error> {
+    Ok(async_nats::jetstream::new(async_nats::connect(url).await?))
+}
+
+/// Creates a stream of `subjects` with the server's defaults, unless there is one of this name: for
+/// tests and small set-ups.
+///
+/// # Errors
+/// The error of the server.
+pub async fn create_stream(
+    context: &JetStream,
+    name: &str,
+    subjects: &[&str],
+) -> Result<(), async_nats::Error> {
+    let config = async_nats::jetstream::stream::Config {
+        name: name.to_owned(),
+        subjects: subjects.iter().map(ToString::to_string).collect(),
+        ..Default::default()
+    };
+    context.get_or_create_stream(config).await?;
+    Ok(())
+}

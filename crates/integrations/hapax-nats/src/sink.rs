@@ -36,6 +36,14 @@ impl NatsSink {
         Self { context }
     }
 
+    /// Connects to a server, which is found again after the connection was lost.
+    ///
+    /// # Errors
+    /// The error of the client, which does not repeat the URL.
+    pub async fn connect(url: &str) -> Result<Self, async_nats::Error> {
+        Ok(Self::new(crate::jetstream(url).await?))
+    }
+
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
         check_subject(&message.destination)?;
         let id = message.broker_id.as_deref().unwrap_or(message.id.as_str());

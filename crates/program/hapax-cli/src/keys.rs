@@ -30,9 +30,10 @@ use args::{KeysCommand, RecordSelector, StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 use gateway::Remote;
 use render::{DecisionOutput, Purged};
+pub(crate) use user::user;
 
 /// The time that the store may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The largest body of a response in a decision, in bytes.
 const MAX_BODY: u64 = 1 << 20;

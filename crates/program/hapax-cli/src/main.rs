@@ -5,6 +5,8 @@ mod exit;
 mod gateway;
 mod keys;
 mod logging;
+mod messages;
+mod relay;
 mod store;
 
 use std::io::Write;
@@ -29,6 +31,8 @@ enum Command {
     Keys(keys::KeysArgs),
     Doctor(doctor::DoctorArgs),
     Store(store::StoreArgs),
+    Messages(messages::MessagesArgs),
+    Relay(Box<relay::RelayArgs>),
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
     /// Compare four setups under faults: no gateway, and the gateway with each --on-unknown
@@ -63,6 +67,8 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Keys(args) => Box::pin(keys::run(args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Store(args) => Box::pin(store::run(args)).await,
+        Command::Messages(args) => Box::pin(messages::run(args)).await,
+        Command::Relay(args) => Box::pin(relay::run(*args)).await,
         Command::Backup(args) => Box::pin(keys::backup(args)).await,
         Command::Restore(args) => keys::restore(&args),
         #[cfg(feature = "demo")]

@@ -141,7 +141,11 @@ impl InboxState {
             Ok(Claim::Replay(replay)) if replay.deferred => {
                 Disposition::Held(AFTER_OUTAGE, HoldCause::Store)
             }
-            Ok(Claim::Replay(_)) => self.redriven(message, Finish::Duplicate).await,
+            // A message that is still parked, because its record was not released, keeps its letter.
+            Ok(Claim::Replay(replay)) if replay.outcome == outcome(Finish::Handled) => {
+                self.redriven(message, Finish::Duplicate).await
+            }
+            Ok(Claim::Replay(_)) => Disposition::Finished(Finish::Duplicate),
             Ok(Claim::InFlight { remaining, .. }) => {
                 let pause = remaining.clamp(Duration::from_millis(50), LOOK_AGAIN);
                 Disposition::Held(pause, HoldCause::InFlight)

@@ -1,5 +1,6 @@
 //! Order, unknown outcomes, shutdown and configuration of consumers.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -75,6 +76,37 @@ async fn a_dead_letter_parks_the_messages_behind_it_with_its_key() {
     world.broker.send(message("a-4").with_key("a"));
     world.broker.emptied().await;
     assert_eq!(world.effects(), once(["a-4".to_owned(), "b-1".to_owned()]));
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redriven_message_passes_its_key_and_removes_its_letter_once_it_is_handled() {
+    let world = World::new();
+    let rejects = Arc::new(AtomicBool::new(true));
+    let handler = {
+        let (rejects, effects) = (Arc::clone(&rejects), Arc::clone(&world.effects));
+        move |message: HandledMessage| {
+            if rejects.load(Ordering::SeqCst) {
+                return std::future::ready(Err(MessageFailure::reject("not yet")));
+            }
+            count(&effects, &message);
+            std::future::ready(Ok(()))
+        }
+    };
+    world.broker.send(message("a-1").with_key("a"));
+    let process = world.process(|inbox| inbox.reexecute().ordered(), handler);
+    world.broker.emptied().await;
+    rejects.store(false, Ordering::SeqCst);
+    let letter = world.letters.list()[0].id_hex();
+    let redriven = || message("a-1").with_key("a").with_header("hapax-redrive", letter.clone());
+    // Its record was not released: it stays parked, and so does its letter.
+    world.broker.send(redriven());
+    world.broker.emptied().await;
+    assert_eq!((world.effects().len(), world.letters().len()), (0, 1));
+    world.release("a-1").await;
+    world.broker.send(redriven());
+    world.broker.emptied().await;
+    assert_eq!((world.effects(), world.letters().len()), (once(["a-1".to_owned()]), 0));
     assert!(process.stop().await);
 }
 

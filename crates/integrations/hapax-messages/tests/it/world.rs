@@ -5,10 +5,12 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::{Clock, Idempotency, MemoryCapacity, MemoryStore, Timestamp};
+use hapax_core::{
+    Clock, Idempotency, MemoryCapacity, MemoryStore, Resolution, Resolve, Store, Timestamp,
+};
 use hapax_messages::{
     Attempts, Consumer, ConsumerLimits, ConsumerMonitor, DeadLetterReason, DeadLetters,
-    HandledMessage, Inbox, InboxBuilder, Message, MessageFailure, MessageHandler,
+    HandledMessage, Inbox, InboxBuilder, Message, MessageFailure, MessageHandler, MessageId,
 };
 use hapax_testkit::faults::FaultyStore;
 use hapax_testkit::messages::{MemoryBroker, MemoryDeadLetters};
@@ -101,6 +103,18 @@ impl World {
             count(&effects, &message);
             std::future::ready(Ok(()))
         }
+    }
+
+    /// Releases the record of a message, as an operator does.
+    pub(super) async fn release(&self, id: &str) {
+        let engine = Idempotency::builder(Arc::clone(&self.memory)).build().unwrap();
+        let key = MessageId::new(id).unwrap().to_key();
+        let id = engine.operation_id(&Inbox::scope("orders"), &key);
+        let fence = self.memory.load(&id).await.unwrap().stored.unwrap().fence;
+        let resolution = Resolution::DidNotHappen;
+        let resolve =
+            Resolve { expected: fence, force: false, forget: true, resolution, note: None };
+        engine.resolve(id, resolve).await.unwrap();
     }
 
     pub(super) fn effects(&self) -> BTreeMap<String, u32> {

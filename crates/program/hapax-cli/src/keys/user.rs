@@ -1,7 +1,7 @@
 //! The user and the machine that make a decision.
 
 /// Returns the user's name and number; under `sudo`, the name of the user who called it.
-pub(super) fn user() -> String {
+pub(crate) fn user() -> String {
     let named = ["SUDO_USER", "USER", "LOGNAME"]
         .into_iter()
         .find_map(|name| std::env::var(name).ok().filter(|name| !name.is_empty()));

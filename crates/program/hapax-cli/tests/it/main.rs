@@ -19,6 +19,7 @@ mod gateway;
 mod help;
 mod keys;
 mod load;
+mod messages;
 mod reload;
 mod service;
 mod session;

@@ -203,7 +203,7 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> Answer {
     get_with(address, path, "")
 }
 
-fn get_with(address: SocketAddr, path: &str, fields: &str) -> Answer {
+pub(crate) fn get_with(address: SocketAddr, path: &str, fields: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n").unwrap();
     receive(&stream).unwrap()

@@ -1,0 +1,265 @@
+//! `hapax relay`.
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use hapax_core::{Idempotency, Store};
+use hapax_gateway::{LogFormat, StoreOpener, StoreUrl, UrlText};
+use hapax_messages::{Outbox as _, Relay, RelayLimits, RelayMonitor};
+use hapax_postgres_messages::PgOutbox;
+use http::{Method, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::exit::{CliError, of};
+use crate::keys::TIMEOUT;
+use crate::messages::{DatabaseSelector, HiddenUrl, connections, sink};
+
+/// Time for a request of the operators' listener.
+const REQUEST: Duration = Duration::from_secs(10);
+
+/// Age of the oldest message from which on the relay is not ready.
+const LATE: Duration = Duration::from_secs(60);
+
+/// Publish the messages of an outbox in PostgreSQL
+///
+/// Each message is published at least once, under one id, and deleted once the broker has it.
+/// Messages with one order key are published in the order in which they were committed. Several
+/// relays of one outbox share its shards: when one ends, others take its part.
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// The database with the outbox: postgres://USER@HOST/DB
+    #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
+    from: HiddenUrl,
+    /// The broker: nats://HOST
+    #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
+    to: HiddenUrl,
+    /// The store of the leases of the shards, the same for all relays of the outbox [default: the
+    /// database of --from]
+    #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
+    store: Option<UrlText<StoreUrl>>,
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
+    #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
+    secret_file: Option<PathBuf>,
+    /// Name of the outbox in the store
+    #[arg(long, value_name = "NAME", default_value = "outbox")]
+    name: String,
+    /// Where /metrics, /healthz and /readyz are served; off for none
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin)]
+    admin: AdminAddr,
+    /// Time for the broker to acknowledge a message
+    #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
+    publish_timeout: Duration,
+    /// Time for which a relay that died delays its messages
+    #[arg(long, value_name = "DUR", default_value = "15s", value_parser = duration)]
+    lease: Duration,
+    /// The format of the log
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    log_format: FormatArg,
+    /// The level of the log: error, warn, info, debug, trace, off, or TARGET=LEVEL
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+}
+
+/// Formats of the log.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum FormatArg {
+    Text,
+    Json,
+}
+
+/// The operators' address, or none.
+#[derive(Clone, Copy, Debug)]
+struct AdminAddr(Option<SocketAddr>);
+
+fn admin(text: &str) -> Result<AdminAddr, &'static str> {
+    match text {
+        "off" => Ok(AdminAddr(None)),
+        text => crate::addr(text).map(|addr| AdminAddr(Some(addr))),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    hapax_gateway::parse_duration(text).map_err(|error| error.to_string())
+}
+
+/// Runs `hapax relay`.
+pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
+    let format = match args.log_format {
+        FormatArg::Text => LogFormat::Text,
+        FormatArg::Json => LogFormat::Json,
+    };
+    crate::logging::start(format, &args.log_level)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(CliError::unavailable)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::unavailable)?;
+    let outbox = PgOutbox::new(&connections(&DatabaseSelector { database: args.from.clone() })?);
+    // An outbox that cannot be read now is a wrong URL, or lacks its tables.
+    outbox.lag().await.map_err(|error| {
+        CliError::unavailable(format!(
+            "--from: {error}: does `hapax messages migrations` have to be run there?"
+        ))
+    })?;
+    let url = match args.store {
+        Some(url) => url,
+        None => {
+            args.from.0.parse().unwrap_or_else(|never: std::convert::Infallible| match never {})
+        }
+    };
+    let opener = StoreOpener {
+        secret_file: args.secret_file,
+        timeout: TIMEOUT,
+        ..StoreOpener::new(url.read().map_err(of("--store"))?)
+    };
+    let opened = opener.open().await.map_err(CliError::unavailable)?;
+    let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>);
+    let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
+    let sink = sink(&args.to).await?;
+    let limits = RelayLimits {
+        publish_timeout: args.publish_timeout,
+        lease: args.lease,
+        ..RelayLimits::default()
+    };
+    let relay = Relay::new(&args.name, Arc::new(outbox), sink, engine.clone(), limits)
+        .map_err(CliError::usage)?;
+    let monitor = relay.monitor();
+    let listener = match args.admin.0 {
+        Some(addr) => Some(TcpListener::bind(addr).await.map_err(|error| {
+            CliError::unavailable(format!("--admin: cannot listen on {addr}: {error}"))
+        })?),
+        None => None,
+    };
+    let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    tracing::info!(name = args.name, admin = admin.map(tracing::field::display), "ready");
+    if let Some(listener) = listener {
+        tokio::spawn(serve(listener, monitor.clone()));
+    }
+    relay
+        .run(async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("messages in flight are awaited, then the relay ends");
+        })
+        .await;
+    if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
+        tracing::warn!("the shards were not released: their leases lapse");
+    }
+    opened.close().await;
+    let stats = monitor.stats();
+    tracing::info!(published = stats.published, parked = stats.parked, "ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves the operators' listener. It has no contents of messages, and needs no token.
+async fn serve(listener: TcpListener, monitor: RelayMonitor) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the operators' listener");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let monitor = monitor.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request: http::Request<Incoming>| {
+                let response = respond(request.method(), request.uri().path(), &monitor);
+                async move { Ok::<_, std::convert::Infallible>(response) }
+            });
+            let mut server = hyper::server::conn::http1::Builder::new();
+            server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false);
+            let _ = tokio::time::timeout(
+                REQUEST,
+                server.serve_connection(TokioIo::new(stream), service),
+            )
+            .await;
+        });
+    }
+}
+
+fn respond(method: &Method, path: &str, monitor: &RelayMonitor) -> Response<Full<Bytes>> {
+    let (status, text) = match (method, path) {
+        (&(Method::GET | Method::HEAD), "/metrics") => (StatusCode::OK, metrics(monitor)),
+        (&(Method::GET | Method::HEAD), "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
+        (&(Method::GET | Method::HEAD), "/readyz") => {
+            let oldest = monitor.stats().lag.oldest;
+            match oldest < LATE {
+                true => (StatusCode::OK, "ready\n".to_owned()),
+                false => {
+                    let text = format!("the oldest message is {} s old\n", oldest.as_secs());
+                    (StatusCode::SERVICE_UNAVAILABLE, text)
+                }
+            }
+        }
+        _ => (StatusCode::NOT_FOUND, "expected /metrics, /healthz or /readyz\n".to_owned()),
+    };
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    let text = http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    response.headers_mut().insert(http::header::CONTENT_TYPE, text);
+    response
+}
+
+/// Returns the metrics in the text format of Prometheus.
+fn metrics(monitor: &RelayMonitor) -> String {
+    let stats = monitor.stats();
+    let mut out = String::new();
+    for (name, kind, help, value) in [
+        (
+            "relay_published_total",
+            "counter",
+            "Messages that the broker has.",
+            stats.published as f64,
+        ),
+        (
+            "relay_failures_total",
+            "counter",
+            "Times that a message was not acknowledged.",
+            stats.failures as f64,
+        ),
+        (
+            "relay_parked_total",
+            "counter",
+            "Messages that became dead letters.",
+            stats.parked as f64,
+        ),
+        ("relay_polls_total", "counter", "Polls of the outbox.", stats.polls as f64),
+        ("relay_shards", "gauge", "Shards that this relay has, of 32.", stats.shards as f64),
+        (
+            "outbox_oldest_seconds",
+            "gauge",
+            "Age of the oldest message that is not published.",
+            stats.lag.oldest.as_secs_f64(),
+        ),
+        (
+            "outbox_messages",
+            "gauge",
+            "Messages that are not published, counted up to 10,000.",
+            stats.lag.messages as f64,
+        ),
+        (
+            "outbox_parked_keys",
+            "gauge",
+            "Order keys that wait behind a dead letter.",
+            stats.lag.parked_keys as f64,
+        ),
+    ] {
+        // Writing to a string does not fail.
+        let _ = write!(
+            out,
+            "# HELP hapax_{name} {help}\n# TYPE hapax_{name} {kind}\nhapax_{name} {value}\n"
+        );
+    }
+    out
+}

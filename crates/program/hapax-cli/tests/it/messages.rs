@@ -1,0 +1,3 @@
+//! `hapax messages` and `hapax relay`, with real servers.
+
+mod nats;
