@@ -137,56 +137,61 @@ $$;
 -- Errors: 55P03, another transaction that is still open has entered one of them: hold the messages.
 -- 40001 and 40P01: run the transaction again. 22023: an id is null, empty or over 1024 bytes.
 CREATE OR REPLACE FUNCTION hapax_inbox(
-    consumer text, ids text[], fingerprints bytea[] DEFAULT NULL, retention interval DEFAULT '30 days'
+    consumer text, ids text[], fingerprints bytea[] DEFAULT NULL,
+    retention interval DEFAULT '30 days'
 ) RETURNS TABLE (item integer, state text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET lock_timeout = '500ms'
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    entered uuid[];
     wanted integer := cardinality(ids);
+    keys uuid[];
+    digests uuid[];
+    wrong bigint;
+    entered uuid[];
 BEGIN
     IF cardinality(fingerprints) <> wanted THEN
         RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %', wanted,
             cardinality(fingerprints)
             USING ERRCODE = '22023';
     END IF;
-    IF EXISTS (
-        SELECT FROM unnest(ids) AS g (id)
-        WHERE g.id IS NULL OR octet_length(g.id) NOT BETWEEN 1 AND 1024
-    ) THEN
+    SELECT array_agg(hapax_message_id(consumer, g.id)), array_agg(hapax_payload_digest(g.fingerprint)),
+        count(*) FILTER (WHERE g.id IS NULL OR octet_length(g.id) NOT BETWEEN 1 AND 1024)
+    INTO keys, digests, wrong
+    FROM unnest(ids, fingerprints) AS g (id, fingerprint);
+    IF wrong > 0 THEN
         RAISE EXCEPTION 'expected ids of 1 to 1024 bytes, found another one' USING ERRCODE = '22023';
     END IF;
     WITH given AS (
-        SELECT DISTINCT ON (key) hapax_message_id(consumer, g.id) AS key, g.fingerprint
-        FROM unnest(ids, fingerprints) WITH ORDINALITY AS g (id, fingerprint, at)
-        ORDER BY key, g.at
+        SELECT DISTINCT ON (g.key) g.key, g.digest
+        FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
+        ORDER BY g.key, g.at
     ), written AS (
         INSERT INTO hapax_inbox AS i (id, digest, expires_at, consumer)
-        SELECT g.key, hapax_payload_digest(g.fingerprint),
-            clock_timestamp() + retention, hashtext(hapax_inbox.consumer)
+        SELECT g.key, g.digest, clock_timestamp() + retention, hashtext(hapax_inbox.consumer)
         FROM given g ORDER BY g.key
         ON CONFLICT DO NOTHING
         RETURNING i.id
     )
     SELECT array_agg(w.id) INTO entered FROM written w;
+    IF cardinality(entered) = wanted THEN
+        RETURN QUERY SELECT n, 'new' FROM generate_series(1, wanted) AS s (n);
+        RETURN;
+    END IF;
     -- A statement of its own: it sees what was committed while the insert waited.
     RETURN QUERY
-    WITH given AS (
-        SELECT g.at::integer AS at, hapax_message_id(consumer, g.id) AS key,
-            hapax_payload_digest(g.fingerprint) AS digest
-        FROM unnest(ids, fingerprints) WITH ORDINALITY AS g (id, fingerprint, at)
-    )
-    SELECT g.at, CASE
+    SELECT g.at::integer, CASE
         WHEN i.id IS NULL THEN 'gone'
         WHEN i.digest <> g.digest THEN 'conflict'
         WHEN g.key = ANY (entered) AND row_number() OVER (PARTITION BY g.key ORDER BY g.at) = 1
             THEN 'new'
         ELSE 'duplicate'
     END
-    FROM given g LEFT JOIN hapax_inbox i ON i.id = g.key
+    FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
+    LEFT JOIN hapax_inbox i ON i.id = g.key
     ORDER BY g.at;
 END
 $$;

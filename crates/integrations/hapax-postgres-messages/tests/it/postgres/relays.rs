@@ -49,6 +49,8 @@ struct Handler {
     seen: Mutex<HashSet<String>>,
     by_key: Mutex<BTreeMap<String, Vec<u64>>>,
     duplicates: AtomicU64,
+    /// Messages that were delayed past the lease of their shard.
+    late: AtomicU64,
 }
 
 /// A sink that delays some messages, for longer than the lease of a shard, and loses replies.
@@ -57,7 +59,6 @@ struct Slow {
     handler: Arc<Handler>,
     dice: SeededEntropy,
     design: Design,
-    late: AtomicU64,
 }
 
 impl MessageSink for Slow {
@@ -68,7 +69,7 @@ impl MessageSink for Slow {
         Box::pin(async move {
             match self.dice.below(400) {
                 0 => {
-                    self.late.fetch_add(1, Ordering::Relaxed);
+                    self.handler.late.fetch_add(1, Ordering::Relaxed);
                     sleep(LEASE * 2).await;
                 }
                 chance if chance < 20 => sleep(Duration::from_millis(chance)).await,
@@ -186,11 +187,10 @@ struct World {
     handler: Arc<Handler>,
     locked: Arc<Mutex<HashMap<OutboxPlace, usize>>>,
     design: Design,
-    late: AtomicU64,
 }
 
 impl World {
-    fn relay(&self, number: usize, seed: u64) -> (JoinHandle<()>, Arc<Slow>) {
+    fn relay(&self, number: usize, seed: u64) -> JoinHandle<()> {
         // Without shards each relay has leases of its own.
         let leases = match self.design {
             Design::SkipLocked => Arc::new(MemoryStore::default()),
@@ -210,10 +210,9 @@ impl World {
             handler: Arc::clone(&self.handler),
             dice: SeededEntropy::new(seed),
             design: self.design,
-            late: AtomicU64::new(0),
         });
-        let relay = Relay::new("orders", Arc::new(outbox), Arc::clone(&sink) as _, engine, limits);
-        (tokio::spawn(relay.unwrap().run(std::future::pending())), sink)
+        let relay = Relay::new("orders", Arc::new(outbox), sink, engine, limits);
+        tokio::spawn(relay.unwrap().run(std::future::pending()))
     }
 
     /// Writes messages, each in a transaction, of which some take long and some are rolled back.
@@ -266,7 +265,6 @@ async fn play(design: Design, transactions: u64) -> Result<(), String> {
         handler: Arc::default(),
         locked: Arc::default(),
         design,
-        late: AtomicU64::new(0),
     });
     // Transactions that stay open: one that writes elsewhere, and one that writes another table here.
     let mut open = Vec::new();
@@ -305,7 +303,10 @@ async fn play(design: Design, transactions: u64) -> Result<(), String> {
         world.handler.seen.lock().unwrap().iter().map(|id| id.parse().unwrap()).collect();
     assert_eq!(seen, committed, "a message of a transaction that was rolled back was published");
     if design == Design::Right {
-        assert!(world.late.load(Ordering::Relaxed) > 0, "no message was delayed past its lease");
+        assert!(
+            world.handler.late.load(Ordering::Relaxed) > 0,
+            "no message was delayed past its lease"
+        );
         let duplicates = world.handler.duplicates.load(Ordering::Relaxed);
         assert!(duplicates > 0, "nothing was published twice");
     }
@@ -320,9 +321,7 @@ async fn relays(world: Arc<World>) {
     for seed in 100.. {
         sleep(Duration::from_millis(300 + dice.below(900))).await;
         let number = dice.below(RELAYS as u64) as usize;
-        let (relay, sink) = std::mem::replace(&mut running[number], world.relay(number, seed));
-        relay.abort();
-        world.late.fetch_add(sink.late.load(Ordering::Relaxed), Ordering::Relaxed);
+        std::mem::replace(&mut running[number], world.relay(number, seed)).abort();
     }
 }
 
