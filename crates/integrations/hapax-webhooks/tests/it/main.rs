@@ -1,0 +1,18 @@
+//! The layer in front of the HTTP layer, over the memory store and a clock that tests move.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod bodies;
+mod config;
+mod connections;
+mod duplicates;
+mod ids;
+mod logs;
+mod providers;
+mod signatures;
+mod smuggling;
+mod world;
