@@ -13,6 +13,7 @@ mod duplicates;
 mod ids;
 mod logs;
 mod providers;
+mod services;
 mod signatures;
 mod smuggling;
 mod world;

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use hapax_core::{Idempotency, MemoryCapacity, MemoryStore, Timestamp};
 use hapax_http::server::{IdempotencyLayer, RouteOptions, RoutePolicy};
 use hapax_testkit::ManualClock;
-use hapax_testkit::http::TestResponse;
+use hapax_testkit::http::{TIMEOUT, TestResponse};
 use hapax_webhooks::{VerifiedWebhook, WebhookLayer, WebhookLayerBuilder};
 use hmac::{Hmac, KeyInit, Mac};
 use http_body_util::{BodyExt, Full};
@@ -144,7 +144,9 @@ where
     B: axum::body::HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<axum::BoxError>,
 {
-    read(router.clone().oneshot(request.map(axum::body::Body::new)).await.unwrap()).await
+    let request = request.map(axum::body::Body::new);
+    let response = async { read(router.clone().oneshot(request).await.unwrap()).await };
+    tokio::time::timeout(TIMEOUT, response).await.expect("no response in time")
 }
 
 async fn read(response: Response<axum::body::Body>) -> TestResponse {
