@@ -15,8 +15,9 @@ pub(crate) fn simulate(options: &[(&str, u64)]) -> Outcome {
         .show()
 }
 
-/// Runs gateways that are killed, and opens images of files after power failures.
-pub(crate) fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
+/// Runs gateways that are killed, opens images of files after power failures, and runs consumers that
+/// are killed and frozen.
+pub(crate) fn torture(kills: u64, images: u64, messages: u64, seed: u64) -> Outcome {
     let seed = seed.to_string();
     if kills > 0 {
         Run::cargo().args(["build", "--release", "--package", "hapax-cli"]).show()?;
@@ -38,7 +39,13 @@ pub(crate) fn torture(kills: u64, images: u64, seed: u64) -> Outcome {
             .args(test)
             .args(["--", "--nocapture"])
             .env("HAPAX_IMAGES", images.to_string())
-            .env("HAPAX_SEED", seed)
+            .env("HAPAX_SEED", &seed)
+            .show()?;
+    }
+    if messages > 0 {
+        Run::cargo()
+            .args(["run", "--release", "--package", "hapax-consumers", "--", "run"])
+            .args(["--messages", &messages.to_string(), "--seed", &seed])
             .show()?;
     }
     Ok(())

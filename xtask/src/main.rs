@@ -104,7 +104,8 @@ enum Command {
     /// Two runs. Real gateways on files get SIGKILL at random instants while clients retry: every
     /// response that a client got must be replayed, and no key may execute twice where that is
     /// forbidden. Then images of the file as a power failure may leave it are opened: nothing that
-    /// was acknowledged may be missing.
+    /// was acknowledged may be missing. Then message consumers are killed and frozen, in each mode:
+    /// each message must have one effect.
     Torture {
         /// Kills of a gateway; 0 leaves the first run out
         #[arg(long, value_name = "N", default_value_t = 500)]
@@ -112,6 +113,9 @@ enum Command {
         /// Images; 0 leaves the second run out
         #[arg(long, value_name = "N", default_value_t = 1000)]
         images: u64,
+        /// Messages for the consumers of each mode; 0 leaves the third run out
+        #[arg(long, value_name = "N", default_value_t = 10_000)]
+        messages: u64,
         /// Seed of the instants and of the losses
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
@@ -154,7 +158,9 @@ impl Command {
             Self::Fuzz { seconds, target } => tools::fuzz(seconds, target.as_deref()),
             Self::Sim { seed: Some(seed), .. } => long::simulate(&[("--seed", seed)]),
             Self::Sim { seeds, from, seed: None } => long::sim(seeds, from),
-            Self::Torture { kills, images, seed } => long::torture(kills, images, seed),
+            Self::Torture { kills, images, messages, seed } => {
+                long::torture(kills, images, messages, seed)
+            }
             Self::Soak { only, seed } => soak::soak(only.as_deref(), seed),
             Self::Bench(bench) => bench::run(&bench),
             Self::Ci => ci::run(),

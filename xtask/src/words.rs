@@ -58,7 +58,7 @@ pub(crate) fn run() -> Outcome {
 
 /// Returns whether a file is source of a crate that users may read: no test, bench or fuzz target.
 fn is_product(path: &Path) -> bool {
-    ["crates", "tests/torture"].iter().any(|root| path.starts_with(root))
+    ["crates", "tests"].iter().any(|root| path.starts_with(root))
         && path.components().any(|part| part.as_os_str() == "src")
 }
 

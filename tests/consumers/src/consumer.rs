@@ -1,0 +1,326 @@
+//! The process of a consumer.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_core::transaction::TransactionBackend;
+use hapax_core::{HookTiming, Idempotency, Store, Verdict};
+use hapax_file::{FileOptions, FileStore};
+use hapax_messages::{
+    Attempts, BatchConsumer, BatchConsumerLimits, BatchItem, BatchOptions, Consumer,
+    ConsumerLimits, Delivery, HandledMessage, Inbox, Message, MessageFailure, MessageReconcileCall,
+    MessageSource, SourceError, SourceLimits,
+};
+use hapax_nats::NatsSource;
+use hapax_postgres::{PgTransactions, PgTx, PostgresOptions, PostgresStore};
+use hapax_postgres_messages::{BatchHandler, PgDeadLetters, PgInbox};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::sleep;
+use tokio_postgres::Config;
+
+use crate::database::{Connection, Database, EffectError, effect};
+use crate::faults::{Fault, FaultKind, Faults};
+use crate::{ConsumerMode, ConsumersError, Plant, failed};
+
+/// Name of the stream and of its consumer.
+pub(crate) const STREAM: &str = "ORDERS";
+pub(crate) const CONSUMER: &str = "orders";
+
+/// Time after which another process gets the messages of a dead one.
+pub(crate) const LEASE: Duration = Duration::from_secs(2);
+
+/// Duration of the work of a handler beside its effect, so that faults meet messages under way.
+const WORK: Duration = Duration::from_millis(20);
+
+/// Arguments of a consumer's process.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ConsumerArgs {
+    /// The mode
+    #[arg(long)]
+    pub mode: ConsumerMode,
+    /// URL of the broker
+    #[arg(long)]
+    pub broker: String,
+    /// URL of the database
+    #[arg(long)]
+    pub database: Config,
+    /// File of the records, in the mode `claims-file`
+    #[arg(long)]
+    pub store: PathBuf,
+    /// Folder of the files for faults that happened
+    #[arg(long)]
+    pub happened: PathBuf,
+    /// Faults of this process, as KIND:ID
+    #[arg(long = "fault")]
+    pub faults: Vec<Fault>,
+    /// A deliberate error
+    #[arg(long)]
+    pub plant: Option<Plant>,
+}
+
+/// Runs a consumer until SIGTERM. Returns whether every message under way ended in time.
+///
+/// # Errors
+/// [`ConsumersError`] if the consumer does not start.
+pub async fn consume(args: ConsumerArgs) -> Result<bool, ConsumersError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed("listening to SIGTERM"))?;
+    let shutdown = async move {
+        terminate.recv().await;
+    };
+    let database = Database::new(args.database.clone())?;
+    let faults = Arc::new(Faults::new(args.happened, args.faults));
+    let context = hapax_nats::jetstream(&args.broker).await.map_err(failed("connecting"))?;
+    let source =
+        NatsSource::builder(context, STREAM, CONSUMER).ack_wait(LEASE).max_ack_pending(300);
+    let source = FaultySource {
+        source: Arc::new(source.start().await.map_err(failed("starting the source"))?),
+        faults: Arc::clone(&faults),
+        acks_first: args.plant == Some(Plant::AckFirst),
+    };
+    let work = Arc::new(Work { database, faults, mode: args.mode, plant: args.plant });
+    let config = args.database;
+    match args.mode {
+        ConsumerMode::ClaimsFile => {
+            let store = FileStore::open(FileOptions::new(&args.store));
+            let store = Arc::new(store.map_err(failed("opening the store"))?);
+            claims(work, store, source, None, shutdown).await
+        }
+        ConsumerMode::ClaimsPostgres => {
+            claims(work, postgres(config).await?, source, None, shutdown).await
+        }
+        ConsumerMode::Transaction => {
+            let store = postgres(config).await?;
+            let pool = work.database.pool.clone();
+            let get = move || {
+                let pool = pool.clone();
+                async move { pool.get().await }
+            };
+            let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object);
+            let backend = TransactionBackend::new(Arc::new(transactions)).any();
+            claims(work, store, source, Some(backend), shutdown).await
+        }
+        ConsumerMode::Direct => direct(work, source, shutdown).await,
+    }
+}
+
+async fn postgres(config: Config) -> Result<Arc<PostgresStore>, ConsumersError> {
+    let store = PostgresStore::connect(PostgresOptions::new(config)).await;
+    Ok(Arc::new(store.map_err(failed("connecting the store"))?))
+}
+
+fn attempts() -> Attempts {
+    let pause = Duration::from_millis(200);
+    Attempts { first_pause: pause, longest_pause: 5 * pause, ..Attempts::default() }
+}
+
+async fn claims(
+    work: Arc<Work>,
+    store: Arc<dyn Store>,
+    source: FaultySource,
+    backend: Option<TransactionBackend>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<bool, ConsumersError> {
+    let engine = Idempotency::builder(store).build().map_err(failed("building the engine"))?;
+    let letters = Arc::new(PgDeadLetters::new(&work.database.connections()));
+    let inbox = Inbox::builder(CONSUMER, engine.clone())
+        .lease(LEASE)
+        .attempts(attempts())
+        .dead_letters(letters);
+    let reexecutes = backend.is_some() || work.plant == Some(Plant::Reexecute);
+    let inbox = match backend {
+        Some(backend) => inbox.transactions(backend),
+        None => inbox,
+    };
+    let inbox = if reexecutes {
+        inbox.reexecute()
+    } else {
+        let timing = HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) };
+        let work = Arc::clone(&work);
+        inbox.reconcile_with(timing, move |call| Arc::clone(&work).settle(call))
+    };
+    let inbox = inbox.build().map_err(failed("building the inbox"))?;
+    let handler = move |message| Arc::clone(&work).handle(message);
+    let consumer = Consumer::new(inbox, Arc::new(source), handler, ConsumerLimits::default());
+    let ended = consumer.run(shutdown).await;
+    engine.drain().await;
+    Ok(ended)
+}
+
+async fn direct(
+    work: Arc<Work>,
+    source: FaultySource,
+    shutdown: impl Future<Output = ()>,
+) -> Result<bool, ConsumersError> {
+    let connections = work.database.connections();
+    let inbox = PgInbox::new(CONSUMER, connections, Duration::from_secs(3600), Batches(work));
+    const BATCH: NonZeroUsize = NonZeroUsize::new(20).unwrap();
+    let limits = BatchConsumerLimits { batch: BATCH, ..BatchConsumerLimits::default() };
+    let options = BatchOptions { attempts: attempts(), limits, ..BatchOptions::default() };
+    let consumer = BatchConsumer::new(Arc::new(inbox), Arc::new(source), options);
+    Ok(consumer.map_err(failed("building the consumer"))?.run(shutdown).await)
+}
+
+/// The handler of batches.
+struct Batches(Arc<Work>);
+
+impl BatchHandler<Connection> for Batches {
+    fn handle<'a>(
+        &'a self,
+        connection: &'a mut Connection,
+        items: &'a [BatchItem],
+    ) -> BoxFuture<'a, Result<(), MessageFailure>> {
+        Box::pin(self.0.handle_batch(connection, items))
+    }
+}
+
+/// The handler.
+#[derive(Debug)]
+struct Work {
+    database: Database,
+    faults: Arc<Faults>,
+    mode: ConsumerMode,
+    plant: Option<Plant>,
+}
+
+impl Work {
+    async fn handle(self: Arc<Self>, message: HandledMessage) -> Result<(), MessageFailure> {
+        let id = message.id().as_str().to_owned();
+        sleep(WORK).await;
+        self.faults.reach(FaultKind::FreezeInHandler, &id);
+        self.faults.reach(FaultKind::KillInHandler, &id);
+        self.write(&message, &id).await?;
+        self.faults.reach(FaultKind::KillAfterEffect, &id);
+        Ok(())
+    }
+
+    async fn write(&self, message: &HandledMessage, id: &str) -> Result<(), MessageFailure> {
+        if self.mode == ConsumerMode::Transaction {
+            let tx = message.transaction::<PgTx>().await?;
+            return match self.plant {
+                Some(Plant::OwnConnection) => Ok(self.database.effect(id).await?),
+                _ => Ok(effect(&tx, id).await?),
+            };
+        }
+        let written = match self.plant {
+            Some(Plant::NoFence) => self.database.effect(id).await,
+            _ => self.database.fenced_effect(id, message.fence()).await,
+        };
+        written.map_err(|error| match error {
+            EffectError::Statement(_) => MessageFailure::unknown(error),
+            EffectError::Connect(_) | EffectError::Fenced => MessageFailure::retry(error),
+        })
+    }
+
+    async fn settle(self: Arc<Self>, call: MessageReconcileCall) -> Verdict<()> {
+        match self.database.settle(call.id.as_str(), call.fence).await {
+            Ok(true) => Verdict::Happened(()),
+            Ok(false) => Verdict::DidNotHappen,
+            Err(_) => Verdict::CannotSay,
+        }
+    }
+
+    async fn handle_batch(
+        &self,
+        connection: &Connection,
+        items: &[BatchItem],
+    ) -> Result<(), MessageFailure> {
+        sleep(WORK).await;
+        for item in items {
+            let id = item.id().as_str();
+            self.faults.reach(FaultKind::FreezeInHandler, id);
+            self.faults.reach(FaultKind::KillInHandler, id);
+            match self.plant {
+                Some(Plant::OwnConnection) => self.database.effect(id).await?,
+                _ => effect(connection, id).await?,
+            }
+            self.faults.reach(FaultKind::KillAfterEffect, id);
+        }
+        Ok(())
+    }
+}
+
+/// A source with faults after messages are received and before they are acknowledged.
+struct FaultySource {
+    source: Arc<dyn MessageSource>,
+    faults: Arc<Faults>,
+    acks_first: bool,
+}
+
+impl fmt::Debug for FaultySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultySource").field("source", &self.source).finish_non_exhaustive()
+    }
+}
+
+impl MessageSource for FaultySource {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            let received = self.source.receive(max).await?;
+            let mut deliveries = Vec::with_capacity(received.len());
+            for delivery in received {
+                if self.acks_first {
+                    delivery.acknowledge().await?;
+                }
+                let faults = Arc::clone(&self.faults);
+                let delivery = FaultyDelivery { delivery, faults, acks_first: self.acks_first };
+                delivery.reach(FaultKind::FreezeReceived);
+                deliveries.push(Box::new(delivery) as Box<dyn Delivery>);
+            }
+            Ok(deliveries)
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        self.source.limits()
+    }
+}
+
+struct FaultyDelivery {
+    delivery: Box<dyn Delivery>,
+    faults: Arc<Faults>,
+    acks_first: bool,
+}
+
+impl FaultyDelivery {
+    fn reach(&self, kind: FaultKind) {
+        let id = self.delivery.message().header("message-id");
+        if let Some(id) = id.and_then(|id| std::str::from_utf8(id).ok()) {
+            self.faults.reach(kind, id);
+        }
+    }
+}
+
+impl fmt::Debug for FaultyDelivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyDelivery").field("delivery", &self.delivery).finish_non_exhaustive()
+    }
+}
+
+impl Delivery for FaultyDelivery {
+    fn message(&self) -> &Message {
+        self.delivery.message()
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.delivery.is_redelivery()
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        if self.acks_first {
+            return Box::pin(async { Ok(()) });
+        }
+        self.reach(FaultKind::KillBeforeAck);
+        self.delivery.acknowledge()
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        self.delivery.hold()
+    }
+}

@@ -1,0 +1,439 @@
+//! A run: servers, messages, consumers, faults, and the check at the end.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::consumer::PullConsumer;
+use hapax_file::{FileOptions, FileStore};
+use hapax_testkit::SeededEntropy;
+use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
+use hapax_testkit::servers::{NatsServer, PostgresServer};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::{Client, NoTls};
+
+use crate::consumer::{CONSUMER, LEASE, STREAM};
+use crate::database::TABLES;
+use crate::faults::{Fault, FaultKind, marker};
+use crate::report::ConsumersReport;
+use crate::{ConsumerMode, ConsumersError, ConsumersOptions, failed};
+
+/// Interval at which processes and progress are observed.
+const EVERY: Duration = Duration::from_millis(50);
+
+/// Time for which a process freezes at least: longer than its lease and than the broker waits.
+const FREEZE: Duration = LEASE.saturating_mul(2);
+
+/// Time that another process has to write the effect of a frozen one.
+const OVERTAKE: Duration = Duration::from_secs(60);
+
+/// Time for which the broker is away.
+const BROKER_AWAY: Duration = Duration::from_secs(2);
+
+/// Exit status of a consumer that could not start.
+pub(crate) const NOT_STARTED: i32 = 75;
+
+/// Violations of one kind that are listed.
+const LISTED: i64 = 5;
+
+/// Runs the consumers of a mode under faults, and checks their effects.
+///
+/// # Errors
+/// [`ConsumersError`] if a server or a consumer cannot be driven.
+pub async fn run(options: &ConsumersOptions) -> Result<ConsumersReport, ConsumersError> {
+    let mut run = Run::start(options).await?;
+    run.publish().await?;
+    run.drive().await?;
+    run.end().await?;
+    Ok(run.report)
+}
+
+struct Run<'a> {
+    options: &'a ConsumersOptions,
+    folder: TempDir,
+    database: PostgresServer,
+    observer: Client,
+    proxy: FaultProxy,
+    broker: NatsServer,
+    context: Context,
+    dice: SeededEntropy,
+    faults: Vec<Fault>,
+    seats: Vec<Option<Child>>,
+    /// Freezes that happened, and the process and its time while it is frozen.
+    frozen: HashMap<Fault, Option<(i32, Instant)>>,
+    report: ConsumersReport,
+}
+
+impl<'a> Run<'a> {
+    async fn start(options: &'a ConsumersOptions) -> Result<Self, ConsumersError> {
+        let folder = tempfile::tempdir().map_err(failed("creating a folder"))?;
+        std::fs::create_dir(folder.path().join("happened")).map_err(failed("creating a folder"))?;
+        let (database, broker) = (PostgresServer::start().await, NatsServer::start().await);
+        database.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+        database.sql("postgres", TABLES).await;
+        let proxy = FaultProxy::before(database.address(), options.seed).await;
+        let proxy = proxy.map_err(failed("starting the proxy"))?;
+        let context = hapax_nats::jetstream(&broker.url()).await.map_err(failed("connecting"))?;
+        hapax_nats::create_stream(&context, STREAM, &["orders.>"])
+            .await
+            .map_err(failed("creating the stream"))?;
+        let observer = connect(&database).await?;
+        let dice = SeededEntropy::new(options.seed);
+        let faults = plan(options, &dice);
+        let seats = (0..options.mode.consumers()).map(|_| None).collect();
+        let (frozen, report) = (HashMap::new(), ConsumersReport::default());
+        Ok(Self {
+            options,
+            folder,
+            database,
+            observer,
+            proxy,
+            broker,
+            context,
+            dice,
+            faults,
+            seats,
+            frozen,
+            report,
+        })
+    }
+
+    /// Publishes every message, and some of them a second time, anywhere later.
+    async fn publish(&mut self) -> Result<(), ConsumersError> {
+        let mut numbers: Vec<_> = (0..self.options.messages).collect();
+        for number in 0..self.options.messages {
+            if self.dice.below(100) < self.options.duplicates {
+                let place = self.dice.below(numbers.len() as u64 + 1);
+                numbers.insert(usize::try_from(place).unwrap_or(0), number);
+            }
+        }
+        // The client limits the publications that are not confirmed.
+        for numbers in numbers.chunks(1000) {
+            let mut confirmations = Vec::with_capacity(numbers.len());
+            for number in numbers {
+                let mut headers = HeaderMap::new();
+                headers.insert("message-id", id(*number).as_str());
+                let payload = format!("{{\"order\":{number}}}").into();
+                let published = self.context.publish_with_headers("orders.new", headers, payload);
+                confirmations.push(published.await.map_err(failed("publishing"))?);
+            }
+            for confirmation in confirmations {
+                confirmation.await.map_err(failed("publishing"))?;
+            }
+        }
+        self.report.published = numbers.len() as u64;
+        Ok(())
+    }
+
+    async fn drive(&mut self) -> Result<(), ConsumersError> {
+        let deadline = Instant::now() + self.options.limit;
+        let mut calm_since = None;
+        loop {
+            self.observe_processes()?;
+            self.thaw().await?;
+            let done = self.distinct().await? * 100 / self.options.messages;
+            self.lose_replies();
+            if self.report.broker_restarts == 0 && done >= 20 {
+                self.restart_broker().await;
+            }
+            if self.report.outages == 0 && done >= 40 {
+                self.outage().await?;
+            }
+            // The broker's figures lag behind, so they have to stay at zero for a time.
+            if self.backlog().await > 0 {
+                calm_since = None;
+            } else if calm_since.get_or_insert_with(Instant::now).elapsed() > LEASE {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let left = self.backlog().await;
+                self.violation(format!("the broker still has {left} messages to deliver"));
+                return Ok(());
+            }
+            sleep(EVERY).await;
+        }
+    }
+
+    /// Starts consumers that are missing.
+    fn observe_processes(&mut self) -> Result<(), ConsumersError> {
+        for seat in 0..self.seats.len() {
+            let ended = match &mut self.seats[seat] {
+                Some(child) => match child.try_wait().map_err(failed("observing a consumer"))? {
+                    Some(status) => status,
+                    None => continue,
+                },
+                None => {
+                    self.seats[seat] = Some(self.spawn()?);
+                    continue;
+                }
+            };
+            self.note_end(ended);
+            self.seats[seat] = None;
+        }
+        Ok(())
+    }
+
+    fn note_end(&mut self, status: ExitStatus) {
+        use std::os::unix::process::ExitStatusExt as _;
+        match (status.signal(), status.code()) {
+            (Some(9), _) => self.report.kills += 1,
+            (_, Some(NOT_STARTED)) => self.report.failed_starts += 1,
+            _ => self.violation(format!("a consumer ended by itself: {status}\n{}", self.log())),
+        }
+    }
+
+    fn spawn(&self) -> Result<Child, ConsumersError> {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("log"));
+        let port = self.proxy.address().port();
+        let mut command = Command::new(&self.options.program);
+        command
+            .args(["consume", "--mode", self.options.mode.name(), "--broker", &self.broker.url()])
+            .arg("--database")
+            .arg(
+                self.database
+                    .url("postgres")
+                    .replace(&format!(":{}/", self.database.port()), &format!(":{port}/")),
+            )
+            .arg("--store")
+            .arg(self.path("records"))
+            .arg("--happened")
+            .arg(self.path("happened"))
+            .args(self.faults.iter().flat_map(|fault| ["--fault".to_owned(), fault.to_string()]))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log.map_err(failed("opening the log"))?)
+            .kill_on_drop(true);
+        if let Some(plant) = self.options.plant {
+            command.args(["--plant", plant.name()]);
+        }
+        command.spawn().map_err(failed("starting a consumer"))
+    }
+
+    /// Lets frozen processes continue, once another has written the effect where one can.
+    async fn thaw(&mut self) -> Result<(), ConsumersError> {
+        for fault in self.faults.iter().filter(|fault| fault.kind.is_freeze()) {
+            if self.frozen.contains_key(fault) {
+                continue;
+            }
+            if let Some(process) = happened(&self.path("happened"), fault) {
+                self.frozen.insert(fault.clone(), Some((process, Instant::now())));
+                self.report.freezes += 1;
+            }
+        }
+        let frozen = self.frozen.iter().filter_map(|(fault, at)| Some((fault.clone(), (*at)?)));
+        let frozen: Vec<_> = frozen.collect();
+        for (fault, (process, since)) in &frozen {
+            let text = "SELECT count(*) FROM effects WHERE id = $1 AND process <> $2";
+            let overtaken = self.query(text, &[&fault.id, process]).await? > 0;
+            let waits = can_be_overtaken(self.options.mode, fault.kind)
+                && frozen.len() < self.seats.len()
+                && since.elapsed() < OVERTAKE;
+            if since.elapsed() < FREEZE || (waits && !overtaken) {
+                continue;
+            }
+            self.report.overtaken += u64::from(overtaken);
+            if let Some(pid) = Pid::from_raw(*process) {
+                // It may have been killed meanwhile.
+                let _ = kill_process(pid, Signal::CONT);
+            }
+            self.frozen.insert(fault.clone(), None);
+        }
+        Ok(())
+    }
+
+    /// Drops replies of the database until the run has enough of them.
+    fn lose_replies(&mut self) {
+        self.report.lost_replies = self.proxy.counts().lost_replies;
+        let (commits, rate) = match self.options.mode {
+            ConsumerMode::ClaimsFile | ConsumerMode::ClaimsPostgres => (&b""[..], 20),
+            ConsumerMode::Transaction | ConsumerMode::Direct => (&b"COMMIT"[..], 100),
+        };
+        let enough = self.report.lost_replies >= self.options.kills;
+        self.proxy.only(commits);
+        let lose_reply = if enough { 0 } else { rate };
+        self.proxy.set(FaultProxyRates { lose_reply, ..FaultProxyRates::default() });
+    }
+
+    async fn restart_broker(&mut self) {
+        self.broker.kill().await;
+        sleep(BROKER_AWAY).await;
+        self.broker.restart().await;
+        self.report.broker_restarts += 1;
+    }
+
+    /// Takes the store away: the database is killed, or another process opens the file.
+    async fn outage(&mut self) -> Result<(), ConsumersError> {
+        let end = Instant::now() + self.options.outage;
+        if self.options.mode == ConsumerMode::ClaimsFile {
+            if let Some(mut consumer) = self.seats[0].take() {
+                consumer.kill().await.map_err(failed("killing the consumer"))?;
+                self.report.kills += 1;
+            }
+            let store = FileStore::open(FileOptions::new(self.path("records")));
+            let store = store.map_err(failed("opening the store"))?;
+            while Instant::now() < end {
+                self.observe_processes()?;
+                sleep(EVERY * 10).await;
+            }
+            store.close().await;
+        } else {
+            self.database.kill().await;
+            while Instant::now() < end {
+                self.observe_processes()?;
+                sleep(EVERY * 10).await;
+            }
+            self.database.restart().await;
+            self.observer = connect(&self.database).await?;
+        }
+        self.report.outages += 1;
+        Ok(())
+    }
+
+    /// Returns the number of messages that the broker has to deliver, or waits to be acknowledged.
+    async fn backlog(&self) -> u64 {
+        let info = async {
+            let stream = self.context.get_stream(STREAM).await.ok()?;
+            let mut consumer: PullConsumer = stream.get_consumer(CONSUMER).await.ok()?;
+            let info = consumer.info().await.ok()?;
+            Some(info.num_pending + u64::try_from(info.num_ack_pending).unwrap_or(0))
+        };
+        timeout(Duration::from_secs(5), info).await.ok().flatten().unwrap_or(u64::MAX)
+    }
+
+    async fn end(&mut self) -> Result<(), ConsumersError> {
+        let mut seats = std::mem::take(&mut self.seats);
+        for child in seats.iter_mut().flatten() {
+            let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+            if let Some(pid) = id {
+                let _ = kill_process(pid, Signal::CONT);
+                let _ = kill_process(pid, Signal::TERM);
+            }
+        }
+        for mut child in seats.into_iter().flatten() {
+            match timeout(Duration::from_secs(40), child.wait()).await {
+                Ok(Ok(status)) if status.success() => {}
+                Ok(Ok(status)) => self.violation(format!("SIGTERM ended a consumer with {status}")),
+                Ok(Err(error)) => return Err(failed("waiting for a consumer")(error)),
+                Err(_) => {
+                    self.violation("a consumer did not end within 40 s of SIGTERM".to_owned())
+                }
+            }
+        }
+        self.check().await
+    }
+
+    async fn check(&mut self) -> Result<(), ConsumersError> {
+        self.report.effects = self.query("SELECT count(*) FROM effects", &[]).await?;
+        let messages = i64::try_from(self.options.messages).unwrap_or(i64::MAX);
+        let twice = "SELECT id FROM effects GROUP BY id HAVING count(*) > 1 LIMIT $1";
+        let missing = "SELECT 'm-' || number FROM generate_series(0, $2::bigint - 1) AS number
+            WHERE NOT EXISTS (SELECT FROM effects WHERE id = 'm-' || number) LIMIT $1";
+        let parked =
+            "SELECT reason || ': ' || coalesce(error, '') FROM hapax_dead_letters LIMIT $1";
+        let rows = self.observer.query(twice, &[&LISTED]).await.map_err(failed("reading"))?;
+        for row in rows {
+            self.violation(format!("{} has more than one effect", row.get::<_, String>(0)));
+        }
+        let rows = self.observer.query(missing, &[&LISTED, &messages]).await;
+        for row in rows.map_err(failed("reading"))? {
+            self.violation(format!("{} has no effect", row.get::<_, String>(0)));
+        }
+        let rows = self.observer.query(parked, &[&LISTED]).await.map_err(failed("reading"))?;
+        for row in rows {
+            self.violation(format!("a dead letter: {}", row.get::<_, String>(0)));
+        }
+        let folder = self.path("happened");
+        let absent: Vec<_> =
+            self.faults.iter().filter(|fault| happened(&folder, fault).is_none()).collect();
+        let absent: Vec<_> = absent.iter().map(|fault| format!("{fault} did not happen")).collect();
+        absent.into_iter().for_each(|text| self.violation(text));
+        let mut want = vec![
+            ("restart of the broker", self.report.broker_restarts),
+            ("outage of the store", self.report.outages),
+            ("reply that was dropped", self.report.lost_replies),
+        ];
+        if self.options.mode != ConsumerMode::ClaimsFile {
+            want.push(("frozen process that another overtook", self.report.overtaken));
+        }
+        for (what, count) in want {
+            if count == 0 {
+                self.violation(format!("the run had no {what}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn distinct(&self) -> Result<u64, ConsumersError> {
+        self.query("SELECT count(DISTINCT id) FROM effects", &[]).await
+    }
+
+    async fn query(
+        &self,
+        text: &str,
+        parameters: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<u64, ConsumersError> {
+        let row = self.observer.query_one(text, parameters).await.map_err(failed("counting"))?;
+        Ok(u64::try_from(row.get::<_, i64>(0)).unwrap_or(0))
+    }
+
+    fn violation(&mut self, text: String) {
+        self.report.violations.push(text);
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Returns the last lines that the consumers wrote.
+    fn log(&self) -> String {
+        let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+}
+
+fn id(number: u64) -> String {
+    format!("m-{number}")
+}
+
+/// Returns whether another process can write the effect of a message at which one is frozen.
+fn can_be_overtaken(mode: ConsumerMode, kind: FaultKind) -> bool {
+    match mode {
+        ConsumerMode::ClaimsFile => false,
+        ConsumerMode::ClaimsPostgres | ConsumerMode::Transaction => true,
+        // In the handler, its transaction is open, and has the id.
+        ConsumerMode::Direct => kind == FaultKind::FreezeReceived,
+    }
+}
+
+/// Selects the messages of faults. Each has one at most.
+fn plan(options: &ConsumersOptions, dice: &SeededEntropy) -> Vec<Fault> {
+    let mut free: Vec<_> = (0..options.messages).collect();
+    let mut faults = Vec::new();
+    for kind in FaultKind::ALL {
+        let times = if kind.is_freeze() { options.kills.div_ceil(2) } else { options.kills };
+        for _ in 0..times.min(free.len() as u64) {
+            let place = usize::try_from(dice.below(free.len() as u64)).unwrap_or(0);
+            faults.push(Fault { kind, id: id(free.swap_remove(place)) });
+        }
+    }
+    faults
+}
+
+/// Returns the process at which a fault has happened.
+fn happened(folder: &Path, fault: &Fault) -> Option<i32> {
+    std::fs::read_to_string(marker(folder, fault)).ok()?.parse().ok()
+}
+
+async fn connect(database: &PostgresServer) -> Result<Client, ConsumersError> {
+    let connected = tokio_postgres::connect(&database.url("postgres"), NoTls).await;
+    let (client, connection) = connected.map_err(failed("connecting"))?;
+    tokio::spawn(connection);
+    Ok(client)
+}

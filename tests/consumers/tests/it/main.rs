@@ -1,0 +1,3 @@
+//! Tests of consumers that are killed and frozen. `cargo xtask torture` runs more of the same.
+
+mod nats;
