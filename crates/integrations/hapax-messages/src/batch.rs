@@ -101,6 +101,9 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the time for which the id of a handled message is known.
     fn retention(&self) -> Duration;
 
+    /// Returns the bytes that an id takes in the database, for the log.
+    fn bytes_per_id(&self) -> u64;
+
     /// Enters a batch, has the handler handle the new messages, and commits. `is_counted` is true for
     /// a single message whose attempts were counted. Returns a state for each message.
     ///

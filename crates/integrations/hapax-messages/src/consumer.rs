@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use self::turns::{Turn, Turns};
 use crate::handler::{MessageHandler, describe};
 use crate::inbox::{Disposition, Finish, HoldCause, Inbox, Progress};
+use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
 pub use self::stats::ConsumerStats;
@@ -141,11 +142,17 @@ impl Consumer {
     /// Drain the engine afterwards: [`Idempotency::drain`](hapax_core::Idempotency::drain).
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = self.shared;
-        shared.warn_about_retention();
         let mut tasks = JoinSet::new();
         {
             let receiving = shared.receive(&mut tasks);
+            let retention = Retention {
+                consumer: shared.inbox.consumer(),
+                time: shared.inbox.retention(),
+                bytes_per_id: RECORD_BYTES,
+            };
+            let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
             tokio::select! {
+                never = watching => match never {},
                 () = shutdown => {}
                 () = receiving => {}
             }
@@ -345,20 +352,6 @@ impl ConsumerState {
             let error = describe(&error);
             tracing::debug!(consumer = %self.inbox.consumer(), %error, "an acknowledgement failed");
             sleep(AFTER_ERROR).await;
-        }
-    }
-
-    fn warn_about_retention(&self) {
-        let retention = self.inbox.retention();
-        match self.source.limits().redelivers_for {
-            Some(span) if span > retention => tracing::warn!(
-                consumer = %self.inbox.consumer(),
-                ?retention,
-                redelivers_for = ?span,
-                "the source may deliver a message again after its id was forgotten: expected a \
-                 longer retention"
-            ),
-            _ => {}
         }
     }
 }

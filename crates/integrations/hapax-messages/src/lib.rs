@@ -91,6 +91,7 @@ mod inbox;
 mod message;
 mod outbox;
 mod relay;
+mod retention;
 mod sink;
 mod source;
 

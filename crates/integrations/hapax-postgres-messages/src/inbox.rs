@@ -26,6 +26,9 @@ const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_message_id($1, 
 const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3))";
 const FAILED: &str = "SELECT hapax_inbox_failed($1, $2, $3, make_interval(secs => $4))";
 
+/// Bytes of a row of `hapax_inbox` and its index entry.
+const ID_BYTES: u64 = 120;
+
 /// Code that handles the new messages of a batch on a connection in a transaction.
 pub trait BatchHandler<C>: Send + Sync + 'static {
     /// Writes the effects of `messages`, which is not empty, and neither commits nor rolls back.
@@ -286,6 +289,10 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
 
     fn retention(&self) -> Duration {
         self.shared.retention
+    }
+
+    fn bytes_per_id(&self) -> u64 {
+        ID_BYTES
     }
 
     fn apply(

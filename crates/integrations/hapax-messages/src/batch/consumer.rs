@@ -16,6 +16,7 @@ use crate::dead_letter::{DeadLetter, DeadLetterReason, redriven};
 use crate::handler::{MessageFailure, describe};
 use crate::id::{IdRules, MessageId};
 use crate::inbox::{Attempts, Finish, HoldCause, TooOld};
+use crate::retention::Retention;
 use crate::source::{Delivery, MessageSource};
 
 /// Pause after an error of the source or the database.
@@ -120,7 +121,14 @@ impl BatchConsumer {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = self.shared;
         let mut tasks = JoinSet::new();
+        let retention = Retention {
+            consumer: shared.inbox.consumer(),
+            time: shared.inbox.retention(),
+            bytes_per_id: shared.inbox.bytes_per_id(),
+        };
+        let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
         tokio::select! {
+            never = watching => match never {},
             () = shutdown => {}
             () = shared.receive(&mut tasks) => {}
         }

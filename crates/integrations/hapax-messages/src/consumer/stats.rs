@@ -67,6 +67,11 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the number of messages whose ids this process stored.
+    pub(crate) fn stored(&self) -> u64 {
+        self.handled.load(Ordering::Relaxed) + self.parked.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn read(&self, in_hand: u64) -> ConsumerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ConsumerStats {

@@ -1,5 +1,6 @@
 //! Order, unknown outcomes, shutdown and configuration of consumers.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use hapax_messages::{
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
+use tracing_subscriber::fmt::MakeWriter;
 
 use super::world::*;
 
@@ -249,4 +251,63 @@ async fn a_wrong_configuration_is_an_error() {
     assert_eq!(error(inbox().attempts(pauses)), InboxError::Pauses);
     assert!(matches!(error(inbox().lease(Duration::ZERO)), InboxError::Policy(_)));
     assert!(matches!(error(inbox().retention(Duration::ZERO)), InboxError::Policy(_)));
+}
+
+/// The log of this process.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_bytes_of_the_retention_are_logged_at_start_and_by_the_rate_of_the_first_minute() {
+    let log = Log::default();
+    // For all threads: the interest of a thread without a subscriber would hide lines of this one.
+    tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).init();
+    let lines = || {
+        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let ours = text.lines().filter(|line| line.contains("retention 30 days"));
+        ours.map(|line| line.split_once("retention 30").unwrap().1.to_owned()).collect::<Vec<_>>()
+    };
+    let world = World::new();
+    let process = world.process(InboxBuilder::reexecute, world.counting());
+    let minute = Duration::from_secs(60);
+    // The first minute has no messages.
+    sleep(minute + Duration::from_secs(1)).await;
+    for number in 0..180 {
+        world.send(&format!("m-{}", number % 120));
+    }
+    world.broker.emptied().await;
+    assert_eq!(lines().len(), 1);
+    sleep(minute).await;
+    world.send("m-of-the-day");
+    sleep(24 * 60 * minute).await;
+    let start = " days: for each id/s this takes about 1.8 GB in the store (700 bytes per id)";
+    let first = " days: at 2.0 ids/s of this process this takes about 3.6 GB in the store (700 bytes \
+                 per id)";
+    let day = " days: at under 0.001 ids/s of this process this takes about 21 KB in the store (700 bytes \
+               per id)";
+    let found: Vec<_> = lines()
+        .into_iter()
+        .map(|line| line.split(" consumer=").next().unwrap().to_owned())
+        .collect();
+    assert_eq!(found, [start, first, day]);
+    assert!(process.stop().await);
 }
