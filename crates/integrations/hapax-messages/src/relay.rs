@@ -40,6 +40,9 @@ const STANDBY: Duration = Duration::from_millis(250);
 /// Time between two readings of the lag.
 const LAG_EVERY: Duration = Duration::from_secs(10);
 
+/// Least time between two warnings about the sink.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
 /// Limits of a [`Relay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayLimits {
@@ -52,8 +55,11 @@ pub struct RelayLimits {
     pub publish_timeout: Duration,
     /// Lease of a shard: the time for which a relay that died blocks its messages. Default 15 s.
     pub lease: Duration,
-    /// Bound of the pause after a message was not acknowledged. Default 30 s.
+    /// Bound of the pause after a message was not acknowledged, unless the sink sets a longer one.
+    /// Default 30 s.
     pub longest_pause: Duration,
+    /// Bound of the pause that a sink can set. Default 15 min.
+    pub longest_retry_after: Duration,
 }
 
 impl Default for RelayLimits {
@@ -64,6 +70,7 @@ impl Default for RelayLimits {
             publish_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
             longest_pause: Duration::from_secs(30),
+            longest_retry_after: Duration::from_secs(15 * 60),
         }
     }
 }
@@ -219,6 +226,7 @@ struct Work {
     pause: Duration,
     poll_at: Instant,
     lag_at: Instant,
+    warn_at: Instant,
 }
 
 impl Work {
@@ -233,6 +241,7 @@ impl Work {
             pause: FIRST_POLL,
             poll_at: now,
             lag_at: now,
+            warn_at: now,
         }
     }
 
@@ -375,9 +384,15 @@ impl Work {
             Err(PublishError::NotAcknowledged { source, retry_after }) => {
                 counters.failures.fetch_add(1, Ordering::Relaxed);
                 let pause = self.state.backoff.pause(attempt, &self.state.entropy as &dyn Entropy);
-                let pause = retry_after
-                    .map_or(pause, |after| after.max(pause).min(self.state.limits.longest_pause));
-                tracing::debug!(place = ?message.place, error = %describe(&*source), ?pause, "a message was not acknowledged");
+                let longest = self.state.limits.longest_retry_after;
+                let pause = retry_after.map_or(pause, |after| after.min(longest).max(pause));
+                let error = describe(&*source);
+                tracing::debug!(place = ?message.place, %error, ?pause, "a message was not acknowledged");
+                let now = Instant::now();
+                if now >= self.warn_at {
+                    self.warn_at = now + WARN_EVERY;
+                    tracing::warn!(%error, "the sink does not acknowledge: messages are published again");
+                }
                 self.queue.failed(message, attempt, Instant::now() + pause);
             }
         }

@@ -63,7 +63,10 @@ impl MessageSink for Collected {
         Box::pin(async move {
             self.attempts.fetch_add(1, Ordering::SeqCst);
             if self.fails.load(Ordering::SeqCst) {
-                return Err(PublishError::not_acknowledged("the sink is down"));
+                return Err(PublishError::NotAcknowledged {
+                    source: "the sink is down".into(),
+                    retry_after: Some(Duration::from_secs(60 * 60)),
+                });
             }
             if self.refuses.lock().unwrap().contains(&message.id.to_string()) {
                 return Err(PublishError::rejected("the sink refuses it"));
@@ -91,7 +94,12 @@ impl Running {
 
 fn relay(server: &PostgresServer, leases: &Arc<MemoryStore>, sink: &Arc<Collected>) -> Running {
     let engine = Idempotency::builder(Arc::clone(leases)).build().unwrap();
-    let limits = RelayLimits { lease: Duration::from_secs(2), ..RelayLimits::default() };
+    let limits = RelayLimits {
+        lease: Duration::from_secs(2),
+        // The sink wants an hour.
+        longest_retry_after: Duration::from_millis(200),
+        ..RelayLimits::default()
+    };
     let outbox = Arc::new(PgOutbox::new(&connections(server)));
     let relay = Relay::new("orders", outbox, Arc::clone(sink) as _, engine, limits).unwrap();
     let monitor = relay.monitor();
