@@ -8,7 +8,7 @@
 //! | part | interface | implementations |
 //! | --- | --- | --- |
 //! | broker to receive from | [`MessageSource`] | `hapax-nats` |
-//! | broker or service to publish to | [`MessageSink`] | `hapax-nats` |
+//! | broker or service to publish to | [`MessageSink`] | `hapax-nats`, `hapax-webhooks` (feature `sink`) |
 //! | records of ids | [`Store`](hapax_core::Store) | file, Redis, PostgreSQL, memory |
 //! | ids beside the handler's rows | [`BatchInbox`] | `hapax-postgres-messages` |
 //! | dead letters | [`DeadLetters`] | `hapax-postgres-messages`, [`PublishedDeadLetters`] |

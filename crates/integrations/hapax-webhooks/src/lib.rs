@@ -44,7 +44,8 @@
 //! # }
 //! ```
 //!
-//! `cargo run -p hapax-webhooks --example receiver` is a receiver with a callback.
+//! `cargo run -p hapax-webhooks --example receiver` is a receiver with a callback. With the feature
+//! `sink`, `WebhookSink` is a sender: it publishes the messages of an outbox.
 //!
 //! # Senders
 //!
@@ -153,6 +154,8 @@ mod rejection;
 mod scheme;
 mod secret;
 mod service;
+#[cfg(feature = "sink")]
+mod sink;
 
 pub use body::WebhookBody;
 pub use config::{SecretFault, WebhookConfigError, WebhookLayerBuilder};
@@ -162,3 +165,5 @@ pub use layer::WebhookLayer;
 pub use rejection::WebhookRejection;
 pub use scheme::{DeliveryId, HmacScheme, SignatureEncoding};
 pub use service::WebhookService;
+#[cfg(feature = "sink")]
+pub use sink::{WebhookSink, WebhookSinkBuilder, WebhookSinkError};

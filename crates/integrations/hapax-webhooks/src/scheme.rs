@@ -7,11 +7,15 @@ use http::{HeaderMap, HeaderName};
 
 use crate::rejection::{Rejected, WebhookRejection};
 use crate::secret::{Code, SecretForm, code_from_base64, code_from_hex};
+#[cfg(feature = "sink")]
+use crate::secret::{SigningSecrets, code_to_base64};
+#[cfg(feature = "sink")]
+use hapax_core::Key;
 
 /// The largest number of signatures in a header. A sender that rotates its secret sends two.
 const MAX_SIGNATURES: usize = 32;
 
-const STANDARD_HEADERS: StandardHeaders = StandardHeaders {
+pub(crate) const STANDARD_HEADERS: StandardHeaders = StandardHeaders {
     id: HeaderName::from_static("webhook-id"),
     timestamp: HeaderName::from_static("webhook-timestamp"),
     signature: HeaderName::from_static("webhook-signature"),
@@ -27,10 +31,10 @@ const STRIPE_SIGNATURE: HeaderName = HeaderName::from_static("stripe-signature")
 const STRIPE_ID: &str = "/id";
 
 /// The headers of Standard Webhooks, under one of their names.
-struct StandardHeaders {
-    id: HeaderName,
-    timestamp: HeaderName,
-    signature: HeaderName,
+pub(crate) struct StandardHeaders {
+    pub(crate) id: HeaderName,
+    pub(crate) timestamp: HeaderName,
+    pub(crate) signature: HeaderName,
 }
 
 /// A scheme by which a sender signs.
@@ -209,9 +213,28 @@ fn standard(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
     }
     let codes = signature.split(' ').filter_map(|one| one.strip_prefix("v1,"));
     let codes = codes_of(codes.map(code_from_base64), &names.signature, "`v1,` and base64")?;
-    let before_body = [&id[..], b".", timestamp.as_bytes(), b"."].concat();
+    let before_body = standard_content(&id, timestamp);
     let timestamp = Some(seconds(timestamp, &names.timestamp)?);
     Ok(SignedHead { codes, before_body, id: FoundId::Text(id), timestamp })
+}
+
+/// Returns what a signature of Standard Webhooks covers before the body.
+pub(crate) fn standard_content(id: &[u8], timestamp: &str) -> Vec<u8> {
+    [id, b".", timestamp.as_bytes(), b"."].concat()
+}
+
+/// Returns the signatures of a delivery of Standard Webhooks, one for each secret.
+#[cfg(feature = "sink")]
+pub(crate) fn standard_signature(
+    secrets: &SigningSecrets,
+    id: &Key,
+    timestamp: &str,
+    body: &[u8],
+) -> String {
+    let content = standard_content(id.as_str().as_bytes(), timestamp);
+    let parts = [&content, body];
+    let codes = secrets.codes(&parts);
+    codes.map(|code| format!("v1,{}", code_to_base64(&code))).collect::<Vec<_>>().join(" ")
 }
 
 fn stripe(headers: &HeaderMap) -> Result<SignedHead, Rejected> {

@@ -49,13 +49,19 @@ impl SigningSecrets {
         texts.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
+    /// Returns the code of `parts` under each secret.
+    pub(crate) fn codes(&self, parts: &[&[u8]]) -> impl Iterator<Item = Code> {
+        self.0.iter().map(|mac| {
+            let mut mac = mac.clone();
+            parts.iter().for_each(|part| mac.update(part));
+            mac.finalize().into_bytes().into()
+        })
+    }
+
     /// Returns whether one of `codes` is the code of `parts` under one of the secrets. The time
     /// depends on the numbers and lengths of its arguments only, and on which secret fits.
     pub(crate) fn verify(&self, parts: &[&[u8]], codes: &[Code]) -> bool {
-        self.0.iter().any(|mac| {
-            let mut mac = mac.clone();
-            parts.iter().for_each(|part| mac.update(part));
-            let expected = mac.finalize().into_bytes();
+        self.codes(parts).any(|expected| {
             let equal = codes.iter().map(|code| expected.as_slice().ct_eq(code));
             equal.fold(subtle::Choice::from(0), |one, other| one | other).into()
         })
@@ -112,6 +118,12 @@ pub(crate) fn code_from_hex(text: &str) -> Option<Code> {
         *byte = u8::try_from(high? << 4 | low?).ok()?;
     }
     Some(code)
+}
+
+/// Returns a code as padded base64.
+#[cfg(feature = "sink")]
+pub(crate) fn code_to_base64(code: &Code) -> String {
+    STANDARD.encode(code)
 }
 
 /// Returns the code that padded base64 denotes.

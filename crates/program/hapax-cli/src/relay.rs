@@ -1,7 +1,10 @@
 //! `hapax relay`.
 
+mod sink;
+
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
-use crate::messages::{DatabaseSelector, HiddenUrl, connections, sink};
+use crate::messages::{DatabaseSelector, HiddenUrl, connections};
 
 /// Time for a request of the operators' listener.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -32,7 +35,8 @@ const LATE: Duration = Duration::from_secs(60);
 
 /// Publish the messages of an outbox in PostgreSQL
 ///
-/// Each message is published at least once, under one id, and deleted once the broker has it.
+/// Each message is published at least once, under one id, and deleted once the broker or endpoint has
+/// it.
 /// Messages with one order key are published in the order in which they were committed. Several
 /// relays of one outbox share its shards: when one ends, others take its part.
 #[derive(Debug, Args)]
@@ -40,9 +44,16 @@ pub(crate) struct RelayArgs {
     /// The database with the outbox: postgres://USER@HOST/DB
     #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     from: HiddenUrl,
-    /// The broker: nats://HOST
+    /// The broker: nats://HOST; or an endpoint of webhooks: https://HOST/PATH
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     to: HiddenUrl,
+    /// For an endpoint: the file of the secret that signs, whsec_ and base64. Several lines are several
+    /// secrets [default: messages are not signed]
+    #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]
+    signing_secret_file: Option<PathBuf>,
+    /// For an endpoint: the file of the root certificates to trust, in PEM [default: the system's]
+    #[arg(long, value_name = "PATH")]
+    to_ca: Option<PathBuf>,
     /// The store of the leases of the shards, the same for all relays of the outbox [default: the
     /// database of --from]
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
@@ -56,7 +67,11 @@ pub(crate) struct RelayArgs {
     /// Where /metrics, /healthz and /readyz are served; off for none
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin)]
     admin: AdminAddr,
-    /// Time for the broker to acknowledge a message
+    /// Messages that are sent and not acknowledged, and so connections to an endpoint [default: 256,
+    /// to an endpoint 32]
+    #[arg(long, value_name = "N")]
+    in_flight: Option<NonZeroUsize>,
+    /// Time for the broker or endpoint to acknowledge a message
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     publish_timeout: Duration,
     /// Time for which a relay that died delays its messages
@@ -101,6 +116,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     crate::logging::start(format, &args.log_level)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(CliError::unavailable)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::unavailable)?;
+    let (sink, in_flight) = sink::open(&args).await?;
     let outbox = PgOutbox::new(&connections(&DatabaseSelector { database: args.from.clone() })?);
     // An outbox that cannot be read now is a wrong URL, or lacks its tables.
     outbox.lag().await.map_err(|error| {
@@ -122,8 +138,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let opened = opener.open().await.map_err(CliError::unavailable)?;
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>);
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
-    let sink = sink(&args.to).await?;
     let limits = RelayLimits {
+        in_flight: args.in_flight.unwrap_or(in_flight),
         publish_timeout: args.publish_timeout,
         lease: args.lease,
         ..RelayLimits::default()
@@ -219,7 +235,7 @@ fn metrics(monitor: &RelayMonitor) -> String {
         (
             "relay_published_total",
             "counter",
-            "Messages that the broker has.",
+            "Messages that the broker or endpoint has.",
             stats.published as f64,
         ),
         (

@@ -15,5 +15,7 @@ mod logs;
 mod providers;
 mod services;
 mod signatures;
+#[cfg(feature = "sink")]
+mod sink;
 mod smuggling;
 mod world;

@@ -1,3 +1,57 @@
 //! `hapax messages` and `hapax relay`, with real servers.
 
 mod nats;
+mod postgres;
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use hapax_testkit::servers::PostgresServer;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::world::hapax;
+
+/// A running `hapax relay`.
+struct RelayProcess {
+    child: Child,
+    admin: SocketAddr,
+}
+
+impl RelayProcess {
+    /// Starts a relay, and waits until it is ready.
+    fn start(from: &str, to: &str, more: &[&str]) -> Self {
+        let arguments = ["relay", "--from", from, "--to", to, "--admin", "127.0.0.1:0"];
+        let lease = ["--lease", "2s", "--log-format", "json"];
+        let mut command = hapax(&[&arguments[..], &lease, more].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let ready = log.by_ref().map(Result::unwrap).find(|line| line.contains("\"ready\""));
+        let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, admin: ready["admin"].as_str().unwrap().parse().unwrap() }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn end(mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+fn blocking<T>(run: impl FnOnce() -> T) -> T {
+    tokio::task::block_in_place(run)
+}
+
+/// Waits until the answer of the database to `text` is `expected`.
+async fn until(database: &PostgresServer, text: &str, expected: &str) {
+    while database.sql("postgres", text).await != expected {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

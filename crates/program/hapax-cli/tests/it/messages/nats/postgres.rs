@@ -1,8 +1,5 @@
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,12 +12,12 @@ use hapax_nats::NatsSource;
 use hapax_postgres_data::Pooled;
 use hapax_postgres_messages::{BatchHandler, Connections, PgInbox};
 use hapax_testkit::servers::{NatsServer, PostgresServer};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio_postgres::Client;
 
-use crate::world::{get_with, hapax, ok, refused};
+use crate::messages::{RelayProcess, blocking, until};
+use crate::world::{get_with, ok, refused};
 
 type Connection = Pooled<Arc<Client>>;
 
@@ -48,17 +45,7 @@ impl World {
     }
 
     fn relay(&self) -> RelayProcess {
-        let url = self.database.url("postgres");
-        let arguments =
-            ["relay", "--from", &url, "--to", &self.broker.url(), "--admin", "127.0.0.1:0"];
-        let lease = ["--lease", "2s", "--log-format", "json"];
-        let mut command = hapax(&[&arguments[..], &lease].concat());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = log.by_ref().map(Result::unwrap).find(|line| line.contains("\"ready\""));
-        let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
-        std::thread::spawn(move || log.for_each(drop));
-        RelayProcess { child, admin: ready["admin"].as_str().unwrap().parse().unwrap() }
+        RelayProcess::start(&self.database.url("postgres"), &self.broker.url(), &[])
     }
 
     async fn source(&self, durable: &str) -> NatsSource {
@@ -68,31 +55,8 @@ impl World {
 
     /// Waits until the answer to `text` is `expected`.
     async fn until(&self, text: &str, expected: &str) {
-        while self.sql(text).await != expected {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        until(&self.database, text, expected).await;
     }
-}
-
-struct RelayProcess {
-    child: Child,
-    admin: SocketAddr,
-}
-
-impl RelayProcess {
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn end(mut self) -> Option<i32> {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        self.child.wait().unwrap().code()
-    }
-}
-
-fn blocking<T>(run: impl FnOnce() -> T) -> T {
-    tokio::task::block_in_place(run)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,152 @@
+//! The request of a message.
+
+use bytes::Bytes;
+use hapax_core::{Key, NaturalKey};
+use hapax_http::header::{IDEMPOTENCY_KEY, encode};
+use hapax_messages::{MessageId, OutgoingMessage, PublishError};
+use hapax_proxy::headers::drop_hop_by_hop;
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, TRAILER, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::Full;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use super::WebhookSink;
+use crate::scheme::{STANDARD_HEADERS, StandardHeaders, standard_signature};
+
+const MESSAGE_ID: HeaderName = HeaderName::from_static("message-id");
+const MESSAGE_DESTINATION: HeaderName = HeaderName::from_static("message-destination");
+const MESSAGE_ORDER_KEY: HeaderName = HeaderName::from_static("message-order-key");
+
+/// The largest number of headers of a message.
+const MAX_HEADERS: usize = 100;
+
+/// Bytes that are percent-encoded, as in the HTTP binding of CloudEvents.
+const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
+
+const OUR_AGENT: HeaderValue =
+    HeaderValue::from_static(concat!("hapax/", env!("CARGO_PKG_VERSION")));
+
+impl WebhookSink {
+    /// Returns the request of a message, signed now.
+    pub(super) fn request(
+        &self,
+        message: &OutgoingMessage,
+    ) -> Result<Request<Full<Bytes>>, PublishError> {
+        let mut headers = own_headers(&message.headers)?;
+        let id = webhook_id(&message.id);
+        let timestamp = (self.clock.now().as_micros() / 1_000_000).to_string();
+        let StandardHeaders { id: id_name, timestamp: timestamp_name, signature } =
+            STANDARD_HEADERS;
+        if let Some(secrets) = &self.secrets {
+            let text = standard_signature(secrets, &id, &timestamp, &message.payload);
+            headers.insert(signature, value(&text)?);
+        } else {
+            headers.remove(signature);
+        }
+        headers.insert(id_name, value(id.as_str())?);
+        headers.insert(timestamp_name, value(&timestamp)?);
+        headers.insert(IDEMPOTENCY_KEY, encode(&id));
+        headers.insert(MESSAGE_ID, encoded(message.id.as_str())?);
+        headers.insert(MESSAGE_DESTINATION, encoded(&message.destination)?);
+        headers.remove(MESSAGE_ORDER_KEY);
+        if let Some(key) = &message.key {
+            headers.insert(MESSAGE_ORDER_KEY, encoded(key)?);
+        }
+        headers.insert(HOST, value(self.upstream.authority().as_str())?);
+        headers.entry(USER_AGENT).or_insert(OUR_AGENT);
+        let mut request = Request::new(Full::new(message.payload.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = Uri::from(self.target.clone());
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+}
+
+/// Returns the id of a webhook. No two messages share one: [`MessageId::to_key`] hashes ids in the
+/// same way.
+fn webhook_id(id: &MessageId) -> Key {
+    // A header has no white space at its ends, and the signed content has one full stop after the id.
+    match id.as_str().bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.') {
+        true => id.to_key(),
+        false => NaturalKey::new("message").part("id", id.as_str()).key(),
+    }
+}
+
+/// Returns the headers of the message itself.
+fn own_headers(headers: &[(String, Bytes)]) -> Result<HeaderMap, PublishError> {
+    let found = headers.len();
+    if found > MAX_HEADERS {
+        return Err(PublishError::rejected(format!(
+            "expected at most {MAX_HEADERS} headers, found {found}"
+        )));
+    }
+    let mut map = HeaderMap::with_capacity(found + 10);
+    for (name, value) in headers {
+        let cannot = |what: &str| {
+            PublishError::rejected(format!(
+                "the header {name:?}: expected {what}, found another character"
+            ))
+        };
+        let field = HeaderName::from_bytes(name.as_bytes());
+        let field = field.map_err(|_| cannot("a name of letters, digits and hyphens"))?;
+        let value = HeaderValue::from_bytes(value);
+        map.append(field, value.map_err(|_| cannot("a value of one line"))?);
+    }
+    drop_hop_by_hop(&mut map);
+    for name in [HOST, CONTENT_LENGTH, EXPECT, TRAILER] {
+        map.remove(name);
+    }
+    Ok(map)
+}
+
+fn encoded(text: &str) -> Result<HeaderValue, PublishError> {
+    value(&utf8_percent_encode(text, ENCODED).to_string())
+}
+
+fn value(text: &str) -> Result<HeaderValue, PublishError> {
+    HeaderValue::from_str(text).map_err(PublishError::rejected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_no_header_can_carry_are_hashed_and_stay_distinct() {
+        let id = |text: &str| webhook_id(&MessageId::new(text).unwrap()).as_str().to_owned();
+        assert_eq!(id("m-1"), "m-1");
+        let hash = id("orders.17");
+        let texts =
+            ["orders.17", "a b", " a", "a", "ä", "a\n", &"x".repeat(256), &"x".repeat(255), &hash];
+        let ids: std::collections::BTreeSet<_> = texts.iter().map(|text| id(text)).collect();
+        assert_eq!(ids.len(), texts.len());
+        assert!(ids.iter().all(|id| id.len() <= 255 && !id.contains(['.', ' '])), "{ids:?}");
+    }
+
+    #[test]
+    fn headers_of_a_connection_are_left_out() {
+        let of = |headers: &[(&str, &'static str)]| {
+            let headers =
+                headers.iter().map(|(name, value)| ((*name).to_owned(), Bytes::from(*value)));
+            own_headers(&headers.collect::<Vec<_>>())
+        };
+        let map = of(&[
+            ("Content-Type", "application/json"),
+            ("Connection", "X-Hop"),
+            ("x-hop", "1"),
+            ("Transfer-Encoding", "chunked"),
+            ("Content-Length", "3"),
+            ("HOST", "other.example"),
+            ("expect", "100-continue"),
+            ("trace", "ä"),
+        ]);
+        let map = map.unwrap();
+        let names: Vec<_> = map.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["content-type", "trace"]);
+        for wrong in [("a b", "x"), ("", "x"), ("a", "x\r\ny: z"), ("a", "\0")] {
+            let error = of(&[wrong]).unwrap_err();
+            assert!(matches!(&error, PublishError::Rejected(_)), "{error}");
+        }
+        assert!(of(&[("a", "b"); 101]).is_err());
+    }
+}
