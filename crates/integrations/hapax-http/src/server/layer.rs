@@ -200,6 +200,12 @@ impl IdempotencyLayerBuilder {
         self
     }
 
+    /// Sets the lease: the time for which a process that crashed blocks its keys. By default 30 s.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.options.policy.terms.lease = lease;
+        self
+    }
+
     /// Sets the time for which an outcome is replayed. By default 24 h.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.options.policy.terms.retention = retention;
