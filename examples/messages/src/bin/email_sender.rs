@@ -1,0 +1,68 @@
+//! An email sender: the mail service knows no keys, but can be asked for a message by its id.
+//!
+//! ```text
+//! email_sender nats://127.0.0.1:4222 /var/lib/emails postgres://app@127.0.0.1/app http://mails
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax::messages::{
+    Consumer, ConsumerLimits, HandledMessage, Inbox, MessageFailure, MessageReconcileCall,
+};
+use hapax::postgres_messages::{Connections, PgDeadLetters};
+use hapax::prelude::*;
+use hapax::{HookTiming, Verdict};
+use hapax_messages_examples::{AnyError, Api, argument, shutdown};
+use hapax_nats::NatsSource;
+
+#[tokio::main]
+async fn main() -> Result<(), AnyError> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let (broker, folder) = (argument(1, "a broker")?, argument(2, "a folder")?);
+    let pool = sqlx::PgPool::connect(&argument(3, "a database for dead letters")?).await?;
+    let api = Api::new(argument(4, "the URL of the mail service")?);
+
+    let store = FileStore::open(FileOptions::new(format!("{folder}/inbox")))?;
+    let engine = Idempotency::builder(Arc::new(store)).build()?;
+    let letters = PgDeadLetters::new(&Connections::new(move || {
+        let pool = pool.clone();
+        async move { pool.acquire().await }
+    }));
+    // A request that the dead process sent may still arrive, so the question waits for two seconds.
+    let timing = HookTiming { after: Duration::from_secs(2), timeout: Duration::from_secs(10) };
+    let asked = api.clone();
+    let inbox = Inbox::builder("emails", engine.clone())
+        .reconcile_with(timing, move |call| was_sent(asked.clone(), call))
+        .lease(Duration::from_secs(5))
+        .dead_letters(Arc::new(letters))
+        .build()?;
+    let source = NatsSource::builder(hapax_nats::jetstream(&broker).await?, "ORDERS", "emails");
+    let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);
+
+    let send = move |message: HandledMessage| send(api.clone(), message);
+    Consumer::new(inbox, source, send, ConsumerLimits::default()).run(shutdown()).await;
+    engine.drain().await;
+    Ok(())
+}
+
+/// Sends the mail, whose Message-ID is the id of the message.
+async fn send(api: Api, message: HandledMessage) -> Result<(), MessageFailure> {
+    let path = format!("/mails/{}", message.id().as_str());
+    match api.post(&path, "", message.message().payload.clone()).await {
+        Ok(200..300) => Ok(()),
+        Ok(status @ 400..500) => Err(MessageFailure::reject(format!("status {status}"))),
+        // The mail may have been sent: the hook decides.
+        Ok(status) => Err(MessageFailure::unknown(format!("status {status}"))),
+        Err(error) => Err(MessageFailure::unknown(error)),
+    }
+}
+
+/// Returns whether a mail was sent whose sender died, or got no answer.
+async fn was_sent(api: Api, call: MessageReconcileCall) -> Verdict<()> {
+    match api.get(&format!("/mails/{}", call.id.as_str())).await {
+        Ok(200) => Verdict::Happened(()),
+        Ok(404) => Verdict::DidNotHappen,
+        _ => Verdict::CannotSay,
+    }
+}

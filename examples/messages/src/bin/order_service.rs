@@ -1,0 +1,79 @@
+//! An order service: the order, the message that reports it and the answer commit together, and a
+//! relay publishes the message.
+//!
+//! ```text
+//! order_service postgres://app@127.0.0.1/app nats://127.0.0.1:4222 127.0.0.1:3000
+//! curl 127.0.0.1:3000/orders -H 'Authorization: Bearer me' -H 'Idempotency-Key: o-1' \
+//!     --json '{"customer": "c-1", "item": "book"}'
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::{Json, Router, http::StatusCode, routing::post};
+use hapax::messages::{Relay, RelayLimits};
+use hapax::postgres_messages::{Connections, PgOutbox};
+use hapax::prelude::*;
+use hapax_messages_examples::{AnyError, argument, shutdown};
+use hapax_nats::NatsSink;
+
+/// Time for which a process that crashed blocks its orders, and its part of the outbox.
+const CRASH: Duration = Duration::from_secs(5);
+
+#[derive(serde::Deserialize, serde::Serialize)]
+struct Order {
+    customer: String,
+    item: String,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), AnyError> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let pool = sqlx::PgPool::connect(&argument(1, "a database")?).await?;
+    let sink = NatsSink::connect(&argument(2, "a broker")?).await?;
+    let listener = tokio::net::TcpListener::bind(argument(3, "an address")?).await?;
+
+    let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
+    let layer = IdempotencyLayer::builder(Arc::clone(&store))
+        .transactions(SqlxTransactions::new(Arc::clone(&store), pool.clone()))
+        .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
+        .lease(CRASH)
+        .build()?;
+    let app = Router::new().route("/orders", post(order)).layer(layer);
+
+    let outbox = PgOutbox::new(&Connections::new(move || {
+        let pool = pool.clone();
+        async move { pool.acquire().await }
+    }));
+    // Every instance of the service runs a relay: they share the outbox.
+    let engine = Idempotency::builder(store).build()?;
+    let limits = RelayLimits { lease: CRASH, ..RelayLimits::default() };
+    let relay = Relay::new("orders", Arc::new(outbox), Arc::new(sink), engine.clone(), limits)?;
+    let relaying = tokio::spawn(relay.run(shutdown()));
+
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, app).with_graceful_shutdown(shutdown()).await?;
+    relaying.await?;
+    engine.drain().await;
+    Ok(())
+}
+
+async fn order(
+    mut tx: SqlxTx,
+    Json(order): Json<Order>,
+) -> Result<(StatusCode, String), HandlerError> {
+    let insert = "INSERT INTO orders (customer, item) VALUES ($1, $2) RETURNING id";
+    let id: i64 = sqlx::query_scalar(insert)
+        .bind(&order.customer)
+        .bind(&order.item)
+        .fetch_one(&mut *tx)
+        .await?;
+    let message = serde_json::json!({ "order": id, "customer": order.customer });
+    sqlx::query("SELECT hapax_outbox_put('orders.created', convert_to($1, 'UTF8'), $2, $3)")
+        .bind(message.to_string())
+        .bind(&order.customer) // messages of one customer stay in order
+        .bind(format!("order-{id}"))
+        .execute(&mut *tx)
+        .await?;
+    Ok((StatusCode::CREATED, id.to_string()))
+}

@@ -1,0 +1,9 @@
+//! Runs the examples as processes, which are killed in the middle of their work.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod nats;

@@ -1,0 +1,3 @@
+//! Without NATS these are left out, and without PostgreSQL too.
+
+mod postgres;
