@@ -9,6 +9,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::transaction::{TakeTxError, Tx, TxHandle};
 use hapax_core::{FencingToken, LeaseHandle};
 
+use crate::dead_letter::DeadLetter;
 use crate::id::MessageId;
 use crate::message::Message;
 use crate::source::Delivery;
@@ -89,7 +90,8 @@ impl MessageFailure {
     }
 }
 
-/// Returns an error and its sources as one text.
+/// Returns an error and its sources as one text of at most [`DeadLetter::MAX_ERROR`] bytes, without
+/// zero bytes, which a database would not store.
 pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -102,7 +104,8 @@ pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
         }
         source = error.source();
     }
-    text
+    text.truncate(text.floor_char_boundary(DeadLetter::MAX_ERROR));
+    text.replace('\0', "\u{fffd}")
 }
 
 impl<E: StdError + Send + Sync + 'static> From<E> for MessageFailure {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::message::Message;
 
 /// The id of a message: the same in each delivery, and in each publication by its producer. From 1
-/// byte to 1 KiB of UTF-8.
+/// byte to 1 KiB of UTF-8 without zero bytes, which a database would not store.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MessageId(Box<str>);
 
@@ -19,7 +19,7 @@ impl MessageId {
     /// Parses an id.
     ///
     /// # Errors
-    /// [`MessageIdError::Empty`], [`MessageIdError::TooLong`].
+    /// [`MessageIdError::Empty`], [`MessageIdError::TooLong`], [`MessageIdError::ZeroByte`].
     pub fn new(text: impl AsRef<str>) -> Result<Self, MessageIdError> {
         let text = text.as_ref();
         if text.is_empty() {
@@ -27,6 +27,9 @@ impl MessageId {
         }
         if text.len() > Self::MAX_LEN {
             return Err(MessageIdError::TooLong { length: text.len() });
+        }
+        if text.contains('\0') {
+            return Err(MessageIdError::ZeroByte);
         }
         Ok(Self(text.into()))
     }
@@ -81,6 +84,9 @@ pub enum MessageIdError {
         /// Its length in bytes.
         length: usize,
     },
+    /// The id has a zero byte.
+    #[error("expected an id without zero bytes, found one")]
+    ZeroByte,
     /// The id is not text.
     #[error("expected an id in UTF-8, found other bytes")]
     NotUtf8,

@@ -295,7 +295,8 @@ impl NatsSource {
             NatsOrderKey::Header(name) => received
                 .header(name)
                 .and_then(|value| std::str::from_utf8(value).ok())
-                .map(str::to_owned),
+                // A database would not store a zero byte.
+                .map(|key| key.replace('\0', "\u{fffd}")),
         };
         Ok(NatsDelivery { message, received, is_redelivery })
     }

@@ -1,5 +1,6 @@
 //! Dead letters in a table.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use hapax_core::Timestamp;
@@ -38,18 +39,21 @@ pub(crate) async fn put(
     letter: &DeadLetter,
 ) -> Result<(), StatementError> {
     let message = &letter.message;
-    let names: Vec<_> = message.headers.iter().map(|(name, _)| Some(name.as_str())).collect();
+    // Columns of texts store no zero byte.
+    let (origin, key) = (storable(&message.origin), message.key.as_deref().map(storable));
+    let names: Vec<_> = message.headers.iter().map(|(name, _)| storable(name)).collect();
+    let names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
     let values: Vec<_> = message.headers.iter().map(|(_, value)| Some(&value[..])).collect();
     let micros = |time: Timestamp| Some(i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
     let parameters = [
         SqlParameter::Bytes(Some(&letter.id)),
         SqlParameter::Text(Some(&letter.consumer)),
         SqlParameter::Text(letter.message_id.as_ref().map(MessageId::as_str)),
-        SqlParameter::Text(Some(&message.origin)),
+        SqlParameter::Text(Some(&origin)),
         SqlParameter::Text(Some(letter.reason.as_str())),
         SqlParameter::Integer(Some(letter.attempts.into())),
-        SqlParameter::Text(Some(&letter.error)),
-        SqlParameter::Text(message.key.as_deref()),
+        SqlParameter::Text(Some(&storable(&letter.error))),
+        SqlParameter::Text(key.as_deref()),
         SqlParameter::Texts(&names),
         SqlParameter::ByteStrings(&values),
         SqlParameter::Bytes(Some(&message.payload)),
@@ -57,6 +61,13 @@ pub(crate) async fn put(
         SqlParameter::Integer(micros(letter.last_at)),
     ];
     connection.run(PUT, &parameters).await.map(drop)
+}
+
+fn storable(text: &str) -> Cow<'_, str> {
+    match text.contains('\0') {
+        true => text.replace('\0', "\u{fffd}").into(),
+        false => text.into(),
+    }
 }
 
 impl DeadLetters for PgDeadLetters {

@@ -230,8 +230,6 @@ impl<C: Executor + 'static> InboxTable<C> {
                 Some("new") => EntryState::New,
                 Some("duplicate") => EntryState::Duplicate,
                 Some("conflict") => EntryState::Conflict,
-                // Removed since it was in the way: entered again.
-                Some("gone") => return Err(BatchError::Conflict("an id expired meanwhile".into())),
                 _ => return Err(other_rows()),
             });
         }

@@ -22,6 +22,7 @@ fn an_id_that_is_missing_empty_too_long_or_no_text_is_an_error() {
     assert_eq!(id(rule(), &with(vec![b'a'; 1025])), Err(MessageIdError::TooLong { length: 1025 }));
     assert_eq!(id(rule(), &with(vec![b'a'; 1024])).unwrap().len(), 1024);
     assert_eq!(id(rule(), &with(vec![0xff])), Err(MessageIdError::NotUtf8));
+    assert_eq!(id(rule(), &with(vec![b'a', 0])), Err(MessageIdError::ZeroByte));
 }
 
 #[test]

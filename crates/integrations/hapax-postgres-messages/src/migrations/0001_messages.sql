@@ -135,7 +135,8 @@ $$;
 -- order, so that two callers do not deadlock.
 --
 -- Errors: 55P03, another transaction that is still open has entered one of them: hold the messages.
--- 40001 and 40P01: run the transaction again. 22023: an id is null, empty or over 1024 bytes.
+-- 40001 and 40P01: run the transaction again; with 40001 the id of a duplicate may have expired
+-- meanwhile. 22023: an id is null, empty or over 1024 bytes.
 CREATE OR REPLACE FUNCTION hapax_inbox(
     consumer text, ids text[], fingerprints bytea[] DEFAULT NULL,
     retention interval DEFAULT '30 days'
@@ -152,6 +153,7 @@ DECLARE
     digests uuid[];
     wrong bigint;
     entered uuid[];
+    found bigint;
 BEGIN
     IF cardinality(fingerprints) <> wanted THEN
         RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %', wanted,
@@ -184,15 +186,19 @@ BEGIN
     -- A statement of its own: it sees what was committed while the insert waited.
     RETURN QUERY
     SELECT g.at::integer, CASE
-        WHEN i.id IS NULL THEN 'gone'
         WHEN i.digest <> g.digest THEN 'conflict'
         WHEN g.key = ANY (entered) AND row_number() OVER (PARTITION BY g.key ORDER BY g.at) = 1
             THEN 'new'
         ELSE 'duplicate'
     END
     FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
-    LEFT JOIN hapax_inbox i ON i.id = g.key
+    JOIN hapax_inbox i ON i.id = g.key
     ORDER BY g.at;
+    GET DIAGNOSTICS found = ROW_COUNT;
+    IF found <> wanted THEN
+        RAISE EXCEPTION 'the id of a duplicate expired meanwhile: run the transaction again'
+            USING ERRCODE = '40001';
+    END IF;
 END
 $$;
 

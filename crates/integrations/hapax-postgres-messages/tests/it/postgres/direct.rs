@@ -221,6 +221,23 @@ async fn messages_without_id_in_conflict_or_too_old_are_parked() {
 }
 
 #[tokio::test]
+async fn zero_bytes_which_the_server_does_not_store_stop_no_consumer() {
+    let (server, broker) = (with_effects().await, MemoryBroker::default());
+    let running = run(&server, &broker, write);
+    broker.send(Message::new("memory://\0", "id").with_header("message-id", "m\0"));
+    let old = Message::new("memory://orders", "old").with_header("message-id", "old");
+    let old = old.with_header("x\0", "1").published_at(hapax_core::Timestamp::from_micros(1));
+    broker.send(old);
+    send(&broker, "m-1");
+    broker.emptied().await;
+    assert_eq!(summary(&server).await, "1|1");
+    let letters = "SELECT message_id, reason FROM hapax_dead_letters ORDER BY reason";
+    assert_eq!(server.sql("postgres", letters).await, "|no-id\nold|too-old");
+    running.stop().await;
+    assert_eq!(MessageFailure::reject("a\0b").text(), "a\u{fffd}b");
+}
+
+#[tokio::test]
 async fn while_the_server_is_down_messages_are_held() {
     let (mut server, broker) = (with_effects().await, MemoryBroker::default());
     let running = run(&server, &broker, write);
