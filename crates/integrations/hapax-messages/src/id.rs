@@ -90,6 +90,11 @@ pub enum MessageIdError {
     /// The id is not text.
     #[error("expected an id in UTF-8, found other bytes")]
     NotUtf8,
+    /// A CloudEvent has no source, within which its id is unique.
+    #[error(
+        "expected a CloudEvent with a source, found only an id: two producers may use the same"
+    )]
+    NoSource,
 }
 
 /// Rule by which a message names itself.
@@ -99,7 +104,7 @@ pub enum IdRule {
     /// The value of a header, such as `message-id`. Do not use the header of a broker's own
     /// deduplication (`Nats-Msg-Id`): a message that is sent again on purpose needs another one.
     Header(String),
-    /// `source` and `id` of a CloudEvent: headers `ce-id` and `ce-source` (also `ce_…` and
+    /// `source` and `id` of a CloudEvent, both required: headers `ce-id` and `ce-source` (also `ce_…` and
     /// `cloudEvents:…`), or members of a payload of the type `application/cloudevents+json`.
     CloudEvents,
     /// Members of a JSON payload: strings or integers, all of which must be present.
@@ -209,7 +214,7 @@ fn cloud_event(message: &Message) -> Result<Option<String>, MessageIdError> {
     for prefix in ["ce-", "ce_", "cloudEvents:", "cloudEvents_"] {
         if let Some(id) = message.header(&format!("{prefix}id")) {
             let source = message.header(&format!("{prefix}source"));
-            let source = source.map(|value| text(value)).transpose()?.unwrap_or_default();
+            let source = source.map(|value| text(value)).transpose()?;
             return pair(source, text(id)?).map(Some);
         }
     }
@@ -223,13 +228,14 @@ fn cloud_event(message: &Message) -> Result<Option<String>, MessageIdError> {
         return Ok(None);
     };
     let member = |name: &str| event.get(name).and_then(Value::as_str);
-    member("id").map(|id| pair(member("source").unwrap_or_default(), id)).transpose()
+    member("id").map(|id| pair(member("source"), id)).transpose()
 }
 
-fn pair(source: &str, id: &str) -> Result<String, MessageIdError> {
+fn pair(source: Option<&str>, id: &str) -> Result<String, MessageIdError> {
     if id.is_empty() {
         return Err(MessageIdError::Empty);
     }
+    let source = source.filter(|source| !source.is_empty()).ok_or(MessageIdError::NoSource)?;
     Ok(Value::from(vec![source, id]).to_string())
 }
 

@@ -50,6 +50,24 @@ fn a_cloud_event_is_named_by_source_and_id() {
 }
 
 #[test]
+fn a_cloud_event_without_a_source_has_no_id() {
+    for source in [None, Some("")] {
+        let mut headers = Message::new("queue", "x").with_header("ce-id", "17");
+        let mut structured = r#"{"id":"17"}"#.to_owned();
+        if let Some(source) = source {
+            headers = headers.with_header("ce-source", source);
+            structured = format!(r#"{{"id":"17","source":"{source}"}}"#);
+        }
+        let structured = Message::new("queue", structured)
+            .with_header("content-type", "application/cloudevents+json");
+        for message in [headers, structured] {
+            let error = id(IdRule::CloudEvents, &message).unwrap_err();
+            assert!(error.to_string().contains("source"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn members_of_a_payload_name_it_unambiguously() {
     let pointers = |names: &[&str]| IdRule::JsonPointers(JsonPointers::new(names).unwrap());
     let message = Message::new("queue", r#"{"a":"x","b":12,"c":1.5,"d":null}"#);
