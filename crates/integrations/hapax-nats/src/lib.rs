@@ -10,12 +10,15 @@
 //! JetStream itself does not promise:
 //!
 //! - that a message with a known `Nats-Msg-Id` is the same one: within its window it drops any message
-//!   with that id. The sink compares the payload that is stored, and rejects another one.
+//!   with that id, whatever its subject. The sink sends id and subject as `Nats-Msg-Id`, compares the
+//!   message that is stored, and rejects another one.
 //! - that its window is kept: it is short (two minutes by default) and a part of it may be lost with the
 //!   server. So an inbox knows ids by the header `message-id`, for as long as its own retention.
 //! - that an acknowledgement which it has confirmed survives: a server that is killed delivers messages
 //!   of the last seconds again (measured with 2.9). Inboxes drop them.
-//! - an order of messages among several processes that pull from one consumer.
+//! - an order of messages that are under way together: those of a process that ended, or whose request
+//!   was interrupted, are delivered again after `ack_wait`, behind later ones. So a source with order
+//!   keys has one message under way.
 //!
 //! # Settings that are checked
 //! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and rejects:
@@ -25,6 +28,8 @@
 //! | `max_deliver` | unlimited | a crash counts as a delivery of each message that was pulled; after the limit the server drops them without a trace |
 //! | `ack_policy` | explicit | another policy acknowledges messages that were not handled |
 //! | `max_ack_pending` | bounded | it bounds the messages that a crash delivers again |
+//! | `max_ack_pending` | 1, with [order keys](NatsSourceBuilder::order_key) | with more, a restart changes the order |
+//! | `headers_only` | off | the payload is the fingerprint |
 //! | `backoff` | none | it replaces `ack_wait`, by which messages are held |
 //! | `deliver_subject` | none | the source pulls |
 //!

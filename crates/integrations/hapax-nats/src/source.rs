@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
+use async_nats::jetstream::context::ConsumerInfoErrorKind;
 use async_nats::jetstream::{AckKind, Context, Message as NatsMessage};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
@@ -67,6 +68,26 @@ pub enum NatsStartError {
         /// Its limit.
         found: i64,
     },
+    /// The messages have order keys, and the consumer may have several of them under way.
+    #[error(
+        "the consumer {consumer}: expected max_ack_pending 1 for messages with order keys, found \
+         {found}: after a restart the server delivers those behind before those under way; set it to \
+         1, or use no order key and number the messages"
+    )]
+    Order {
+        /// Name of the consumer.
+        consumer: String,
+        /// Its limit.
+        found: i64,
+    },
+    /// The consumer leaves out payloads.
+    #[error(
+        "the consumer {consumer}: expected messages with payloads, found headers_only: unset it"
+    )]
+    HeadersOnly {
+        /// Name of the consumer.
+        consumer: String,
+    },
     /// The consumer has a list of pauses between deliveries.
     #[error("the consumer {consumer}: expected no backoff, found {found} steps: remove them")]
     Backoff {
@@ -109,7 +130,7 @@ pub struct NatsSourceBuilder {
     durable: String,
     filter_subjects: Vec<String>,
     ack_wait: Duration,
-    max_ack_pending: u32,
+    max_ack_pending: Option<u32>,
     order_key: NatsOrderKey,
 }
 
@@ -129,14 +150,17 @@ impl NatsSourceBuilder {
     }
 
     /// Sets the number of unacknowledged messages of all processes together. Only for a consumer that
-    /// is created here. Default 1000.
+    /// is created here. Default 1000; 1 with an order key.
     pub const fn max_ack_pending(mut self, most: u32) -> Self {
-        self.max_ack_pending = most;
+        self.max_ack_pending = Some(most);
         self
     }
 
-    /// Sets the origin of order keys. Messages of one key are in order only if one process pulls from
-    /// the consumer.
+    /// Sets the origin of order keys, for an ordered inbox. The consumer then delivers one message at a
+    /// time, of all keys and to all processes (`max_ack_pending` 1): with several under way, the server
+    /// delivers those of a process that ended again only after `ack_wait`, behind later ones of their
+    /// keys. For an order at a higher rate use one consumer for each part of the subjects, or number
+    /// the messages (sequences).
     pub fn order_key(mut self, order_key: NatsOrderKey) -> Self {
         self.order_key = order_key;
         self
@@ -153,12 +177,14 @@ impl NatsSourceBuilder {
         };
         let stream = self.context.get_stream(&self.stream).await;
         let stream = stream.map_err(|error| failed(error.into()))?;
+        let is_ordered = self.order_key != NatsOrderKey::None;
+        let default_pending = if is_ordered { 1 } else { 1000 };
         let config = pull::Config {
             durable_name: Some(self.durable.clone()),
             ack_policy: AckPolicy::Explicit,
             ack_wait: self.ack_wait,
             max_deliver: -1,
-            max_ack_pending: i64::from(self.max_ack_pending),
+            max_ack_pending: self.max_ack_pending.map_or(default_pending, i64::from),
             // A single filter has its own field, which older servers know.
             filter_subject: match self.filter_subjects.as_slice() {
                 [one] => one.clone(),
@@ -170,16 +196,20 @@ impl NatsSourceBuilder {
             },
             ..pull::Config::default()
         };
-        let found = stream.consumer_info(&self.durable).await;
-        if let Ok(info) = &found {
-            check(&self.durable, &info.config)?;
-        }
-        let consumer: PullConsumer = match found {
-            Ok(_) => stream.get_consumer(&self.durable).await.map_err(&failed)?,
-            Err(_) => stream.create_consumer(config).await.map_err(|error| failed(error.into()))?,
+        let consumer: PullConsumer = match stream.consumer_info(&self.durable).await {
+            Ok(info) => {
+                check(&self.durable, &info.config, is_ordered)?;
+                stream.get_consumer(&self.durable).await.map_err(&failed)?
+            }
+            // After another error there may be a consumer, whose settings this would replace.
+            Err(error) if matches!(error.kind(), ConsumerInfoErrorKind::NotFound) => {
+                let created = stream.create_consumer(config).await;
+                created.map_err(|error| failed(error.into()))?
+            }
+            Err(error) => return Err(failed(error.into())),
         };
         let config = &consumer.cached_info().config;
-        check(&self.durable, config)?;
+        check(&self.durable, config, is_ordered)?;
         let mut limits = SourceLimits::default().hold_every(config.ack_wait / 3);
         if let Some(most) = usize::try_from(config.max_ack_pending).ok().and_then(NonZeroUsize::new)
         {
@@ -194,7 +224,7 @@ impl NatsSourceBuilder {
 }
 
 /// Checks the settings of a consumer.
-fn check(consumer: &str, config: &Config) -> Result<(), NatsStartError> {
+fn check(consumer: &str, config: &Config, is_ordered: bool) -> Result<(), NatsStartError> {
     let consumer = consumer.to_owned();
     if config.deliver_subject.is_some() {
         return Err(NatsStartError::Push { consumer });
@@ -209,6 +239,12 @@ fn check(consumer: &str, config: &Config) -> Result<(), NatsStartError> {
     }
     if config.max_ack_pending < 1 {
         return Err(NatsStartError::MaxAckPending { consumer, found: config.max_ack_pending });
+    }
+    if is_ordered && config.max_ack_pending != 1 {
+        return Err(NatsStartError::Order { consumer, found: config.max_ack_pending });
+    }
+    if config.headers_only {
+        return Err(NatsStartError::HeadersOnly { consumer });
     }
     if !config.backoff.is_empty() {
         return Err(NatsStartError::Backoff { consumer, found: config.backoff.len() });
@@ -250,7 +286,7 @@ impl NatsSource {
             durable: durable.into(),
             filter_subjects: Vec::new(),
             ack_wait: Duration::from_secs(30),
-            max_ack_pending: 1000,
+            max_ack_pending: None,
             order_key: NatsOrderKey::None,
         }
     }
@@ -327,6 +363,8 @@ impl MessageSource for NatsSource {
         &self,
         max: NonZeroUsize,
     ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        // A request for more than the server delivers is answered only once it expires.
+        let max = self.limits.max_unacknowledged.map_or(max, |most| max.min(most));
         Box::pin(async move {
             loop {
                 let mut deliveries: Vec<Box<dyn Delivery>> = Vec::new();

@@ -39,6 +39,7 @@ async fn a_consumer_that_would_lose_messages_is_rejected() {
         ("ack policy", pull::Config { ack_policy: AckPolicy::None, ..right.clone() }),
         ("max_ack_pending", pull::Config { max_ack_pending: -1, ..right.clone() }),
         ("ack_wait", pull::Config { ack_wait: Duration::from_millis(100), ..right.clone() }),
+        ("headers_only", pull::Config { headers_only: true, ..right.clone() }),
     ];
     for (number, (what, config)) in cases.into_iter().enumerate() {
         let name = format!("bad-{number}");
@@ -115,6 +116,35 @@ async fn a_message_that_is_held_is_not_delivered_again() {
         assert_eq!(texts, ["left"]);
     }
     held.acknowledge().await.unwrap();
+}
+
+#[tokio::test]
+async fn with_order_keys_a_message_that_was_under_way_comes_before_those_behind_it() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let start = || {
+        NatsSource::builder(context.clone(), "ORDERS", "ordered")
+            .ack_wait(Duration::from_secs(1))
+            .order_key(NatsOrderKey::Subject)
+            .start()
+    };
+    for text in ["k-1", "k-2"] {
+        send(&context, text.to_owned()).await;
+    }
+    let source = start().await.unwrap();
+    let received = source.receive(MANY).await.unwrap();
+    assert_eq!((payload(&*received[0]), received.len()), ("k-1".to_owned(), 1));
+    drop((received, source));
+    let source = start().await.unwrap();
+    for text in ["k-1", "k-2"] {
+        let received = source.receive(MANY).await.unwrap();
+        assert_eq!(payload(&*received[0]), text);
+        received[0].acknowledge().await.unwrap();
+    }
+    let several = NatsSource::builder(context, "ORDERS", "several");
+    several.clone().start().await.unwrap();
+    let error = several.order_key(NatsOrderKey::Subject).start().await.unwrap_err();
+    assert!(error.to_string().contains("expected max_ack_pending 1 "), "{error}");
 }
 
 #[tokio::test]
