@@ -7,16 +7,19 @@ use async_nats::jetstream::Context;
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 
-/// Publishes messages to the subject that is their destination, with the headers `message-id` and
-/// `Nats-Msg-Id`.
+/// Publishes messages to the subject that is their destination, with the header `message-id`.
 ///
+/// - `Nats-Msg-Id` is the id and the subject, since a stream deduplicates over all of its subjects.
+///   Other headers that begin with `Nats-` are commands to the server, which may reject, expire or
+///   purge messages: they are not published.
 /// - A subject that no stream has is not an error for good, because the stream may be created, or be
 ///   without a leader: the message is published again later.
 /// - A message that the server drops as a duplicate is compared with the one that is stored. Another
-///   payload, a payload larger than the server's limit, and headers or subjects that NATS cannot carry
+///   subject or payload, a payload larger than the server's limit, and headers or subjects that NATS cannot carry
 ///   are rejected for good.
 #[derive(Clone)]
 pub struct NatsSink {
@@ -47,7 +50,8 @@ impl NatsSink {
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
         check_subject(&message.destination)?;
         let id = message.broker_id.as_deref().unwrap_or(message.id.as_str());
-        let headers = headers(message, id)?;
+        // Unambiguous: a subject has no space.
+        let headers = headers(message, &format!("{id} {}", message.destination))?;
         let publish = PublishMessage::build().payload(message.payload.clone()).headers(headers);
         let sent = self.context.send_publish(message.destination.clone(), publish).await;
         let acknowledged = sent.map_err(failed)?.await.map_err(failed)?;
@@ -65,14 +69,21 @@ impl NatsSink {
     ) -> Result<(), PublishError> {
         let stream = self.context.get_stream_no_info(&stored.stream).await;
         let stream = stream.map_err(PublishError::not_acknowledged)?;
-        // Of a message that was removed since, by a work queue for instance, nothing is known but its id.
-        let Ok(found) = stream.get_raw_message(stored.sequence).await else { return Ok(()) };
-        if found.payload == message.payload {
+        let found = match stream.get_raw_message(stored.sequence).await {
+            Ok(found) => found,
+            // Of a message that was removed since, by a work queue for instance, nothing is known but
+            // its id.
+            Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => {
+                return Ok(());
+            }
+            Err(error) => return Err(PublishError::not_acknowledged(error)),
+        };
+        if found.subject.as_str() == message.destination && found.payload == message.payload {
             return Ok(());
         }
         Err(PublishError::rejected(format!(
-            "the stream {} has another payload under the Nats-Msg-Id of this message: expected one id \
-             for each message",
+            "the stream {} has another payload or subject under the Nats-Msg-Id of this message: \
+             expected one id for each message",
             stored.stream
         )))
     }
@@ -104,8 +115,11 @@ fn check_subject(subject: &str) -> Result<(), PublishError> {
 fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishError> {
     let mut headers = HeaderMap::new();
     let ids = [("message-id", message.id.as_str()), ("Nats-Msg-Id", id)];
-    let is_id = |name: &str| ids.iter().any(|(id, _)| name.eq_ignore_ascii_case(id));
-    let further = message.headers.iter().filter(|(name, _)| !is_id(name));
+    let is_ours = |name: &str| {
+        name.eq_ignore_ascii_case("message-id")
+            || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-"))
+    };
+    let further = message.headers.iter().filter(|(name, _)| !is_ours(name));
     let further = further.map(|(name, value)| (name.as_str(), &value[..]));
     for (name, value) in
         ids.map(|(name, value)| (name, value.as_bytes())).into_iter().chain(further)
