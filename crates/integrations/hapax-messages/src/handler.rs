@@ -159,11 +159,11 @@ impl HandledMessage {
     /// transaction of that database. It is dropped when the handler has written.
     ///
     /// # Errors
-    /// [`TakeTxError`]; [`TakeTxError::Ended`] for an inbox without transactions.
+    /// [`TakeTxError`]; [`TakeTxError::NoTransactions`] for an inbox without transactions.
     pub async fn transaction<T: Send + 'static>(&self) -> Result<Tx<T>, TakeTxError> {
         match &self.transaction {
             Some(transaction) => transaction.take().await,
-            None => Err(TakeTxError::Ended),
+            None => Err(TakeTxError::NoTransactions),
         }
     }
 }

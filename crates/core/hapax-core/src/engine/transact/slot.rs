@@ -24,6 +24,9 @@ pub enum TakeTxError {
     /// The run of the transaction has ended.
     #[error("the run of the transaction has ended: take it while the operation runs")]
     Ended,
+    /// The operation has no transactions.
+    #[error("expected an operation with transactions, found one without: configure them")]
+    NoTransactions,
     /// The transaction has another type.
     #[error("the transaction has another type: take that of its database")]
     OtherType,
