@@ -48,6 +48,7 @@ def handle(connection, messages):
                     created = json.loads(payload)
                     invoice = [created["order"], created["customer"]]
                 except (ValueError, KeyError, TypeError) as error:
+                    connection.execute("SELECT hapax_inbox_park('python', %s)", [message_id])
                     park(connection, message_id, payload, "rejected", repr(error))
                     continue
                 connection.execute(

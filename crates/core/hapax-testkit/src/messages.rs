@@ -61,15 +61,19 @@ impl DeadLetters for MemoryDeadLetters {
         })
     }
 
+    fn lists_order_keys(&self) -> bool {
+        true
+    }
+
     fn blocked_keys<'a>(
         &'a self,
         consumer: &'a str,
-    ) -> BoxFuture<'a, Result<Option<HashSet<String>>, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
         Box::pin(async move {
             self.check()?;
             let letters = self.lock();
             let of_consumer = letters.values().filter(|letter| letter.consumer == consumer);
-            Ok(Some(of_consumer.filter_map(|letter| letter.message.key.clone()).collect()))
+            Ok(of_consumer.filter_map(|letter| letter.message.key.clone()).collect())
         })
     }
 }

@@ -5,7 +5,8 @@
 //! 2. A batch that fails is rolled back and halved, until the message that fails is alone. Only then
 //!    an attempt is counted, in a transaction of its own.
 //! 3. A message that was delivered before, a *suspect*, may have ended its process. It is handled
-//!    while no other one is, and its attempt is counted before.
+//!    while no other one is, and its attempt is counted before. An attempt in which the database was
+//!    unavailable, or another transaction prevailed, is not counted again by the same process.
 //! 4. If the reply to COMMIT is lost, nothing is acknowledged, and the messages are entered again:
 //!    then the index decides.
 
@@ -16,35 +17,40 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::store::BoxFuture;
-use tokio::sync::OwnedSemaphorePermit;
-
 pub use self::consumer::{BatchConsumer, BatchMonitor};
 pub use self::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
+use crate::consumer::Slot;
 use crate::dead_letter::DeadLetter;
 use crate::handler::MessageFailure;
 use crate::id::MessageId;
 use crate::message::Message;
 use crate::source::Delivery;
+use hapax_core::store::BoxFuture;
 
 /// A message of a batch. Cheap to clone.
 #[derive(Clone)]
 pub struct BatchItem {
     pub(crate) id: MessageId,
     pub(crate) delivery: Arc<dyn Delivery>,
+    letter: Option<[u8; 32]>,
     /// Its place among those in hand, which is free once no copy of the item is left.
-    _slot: Option<Arc<OwnedSemaphorePermit>>,
+    _slot: Option<Arc<Slot>>,
 }
 
 impl BatchItem {
     /// Creates the item of a delivery.
     #[must_use]
     pub fn new(id: MessageId, delivery: Arc<dyn Delivery>) -> Self {
-        Self { id, delivery, _slot: None }
+        Self { id, delivery, letter: None, _slot: None }
     }
 
-    pub(crate) fn with_slot(mut self, slot: Option<OwnedSemaphorePermit>) -> Self {
-        self._slot = slot.map(Arc::new);
+    pub(crate) fn with_letter(mut self, letter: Option<[u8; 32]>) -> Self {
+        self.letter = letter;
+        self
+    }
+
+    pub(crate) fn with_slot(mut self, slot: Slot) -> Self {
+        self._slot = Some(Arc::new(slot));
         self
     }
 
@@ -59,6 +65,12 @@ impl BatchItem {
     pub fn message(&self) -> &Message {
         self.delivery.message()
     }
+
+    /// Returns the id of the letter from which the message was redriven.
+    #[must_use]
+    pub const fn letter(&self) -> Option<&[u8; 32]> {
+        self.letter.as_ref()
+    }
 }
 
 impl fmt::Debug for BatchItem {
@@ -67,12 +79,12 @@ impl fmt::Debug for BatchItem {
     }
 }
 
-/// State of a message when its batch was committed.
+/// State of a message when its transaction was committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryState {
-    /// Handled in this transaction.
+    /// Handled or parked in this transaction.
     New,
-    /// Handled before.
+    /// Handled or parked before.
     Duplicate,
     /// Its id belongs to a message with another payload.
     Conflict,
@@ -104,8 +116,11 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the bytes that an id takes in the database, for the log.
     fn bytes_per_id(&self) -> u64;
 
-    /// Enters a batch, has the handler handle the new messages, and commits. `is_counted` is true for
-    /// a single message whose attempts were counted. Returns a state for each message.
+    /// Enters a batch, has the handler handle the new messages, removes their
+    /// [letters](BatchItem::letter), and commits. `is_counted` is true for a single message whose
+    /// attempts were counted. Returns a state for each message.
+    ///
+    /// The letter of a duplicate stays: it may be the letter by which the message was parked.
     ///
     /// Once called it runs to its end, also if the future is dropped.
     ///
@@ -118,10 +133,10 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>>;
 
     /// Counts an attempt of a message that was delivered before. Returns its number, from 2, or 0 if
-    /// the message was handled.
+    /// the message was handled or parked.
     ///
     /// # Errors
-    /// [`BatchError`].
+    /// [`BatchError`]; with [`BatchError::InProgress`] nothing was counted.
     fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<u32, BatchError>>;
 
     /// Notes the error of an attempt. Returns the number of attempts.
@@ -134,7 +149,9 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         error: &'a str,
     ) -> BoxFuture<'a, Result<u32, BatchError>>;
 
-    /// Stores a dead letter and, if `enters`, enters its message as handled, in one transaction.
+    /// Stores a dead letter and, if `enters`, enters its message as parked, in one transaction. If its
+    /// message is not new, nothing is stored: another process has handled or parked it. Returns the
+    /// state of the message; new without `enters`.
     ///
     /// # Errors
     /// [`BatchError`].
@@ -142,11 +159,5 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         &'a self,
         letter: &'a DeadLetter,
         enters: bool,
-    ) -> BoxFuture<'a, Result<(), BatchError>>;
-
-    /// Removes the letter of a message that was redriven and handled.
-    ///
-    /// # Errors
-    /// [`BatchError`].
-    fn remove_letter<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), BatchError>>;
+    ) -> BoxFuture<'a, Result<EntryState, BatchError>>;
 }

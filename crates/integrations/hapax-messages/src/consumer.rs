@@ -4,11 +4,12 @@ mod stats;
 mod turns;
 
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use self::turns::{Turn, Turns};
@@ -18,10 +19,13 @@ use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
 pub use self::stats::ConsumerStats;
-pub(crate) use self::stats::Counters;
+pub(crate) use self::stats::{Counters, Slot};
 
 /// Pause after an error of the source.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
+
+/// Time after which a suspect that waits for handlers is logged, and then each time.
+const LONG_WAIT: Duration = Duration::from_secs(60);
 
 /// Number of times that a message is acknowledged before it is left to the broker.
 const ACKNOWLEDGEMENTS: u32 = 3;
@@ -71,7 +75,6 @@ struct ConsumerState {
     handlers: Arc<Semaphore>,
     /// One permit for each message that may be in hand.
     slots: Arc<Semaphore>,
-    in_hand: usize,
     /// False while the store is unavailable.
     store_is_up: watch::Sender<bool>,
     is_draining: watch::Sender<bool>,
@@ -110,7 +113,6 @@ impl Consumer {
                 hold_every: of_source.hold_every,
                 handlers: permits(limits.handlers),
                 slots: permits(in_hand),
-                in_hand: in_hand.get().min(Semaphore::MAX_PERMITS),
                 inbox,
                 source,
                 handler: Arc::new(handler),
@@ -126,7 +128,7 @@ impl Consumer {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.stats()
+        self.shared.counters.read()
     }
 
     /// Returns a handle that reads the counters while the consumer runs.
@@ -137,7 +139,7 @@ impl Consumer {
 
     /// Receives and handles messages until `shutdown` ends. Then nothing more is received; messages
     /// under way end, and all others are dropped, so that the broker delivers them again. Returns
-    /// whether every message under way has ended in time.
+    /// whether every message under way has ended in time, and none by a panic.
     ///
     /// Drain the engine afterwards: [`Idempotency::drain`](hapax_core::Idempotency::drain).
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
@@ -158,8 +160,7 @@ impl Consumer {
             }
         }
         shared.is_draining.send_replace(true);
-        let ended = async { while tasks.join_next().await.is_some() {} };
-        let ended = timeout(shared.limits.drain_timeout, ended).await.is_ok();
+        let ended = drain(&mut tasks, shared.limits.drain_timeout, shared.inbox.consumer()).await;
         if !ended {
             let left = tasks.len();
             tracing::warn!(
@@ -183,26 +184,61 @@ impl ConsumerMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.stats()
+        self.shared.counters.read()
+    }
+}
+
+/// Awaits the tasks of messages for a time. Returns whether all of them have ended, without a panic.
+pub(crate) async fn drain(tasks: &mut JoinSet<()>, most: Duration, consumer: &str) -> bool {
+    let ended = async {
+        let mut all = true;
+        while let Some(ended) = tasks.join_next().await {
+            all &= note_ended(ended, consumer);
+        }
+        all
+    };
+    timeout(most, ended).await.unwrap_or(false)
+}
+
+/// Logs the panic of a task. Returns whether there was none.
+pub(crate) fn note_ended(ended: Result<(), JoinError>, consumer: &str) -> bool {
+    let Err(error) = ended else { return true };
+    tracing::error!(consumer, %error, "messages were dropped, and are delivered again");
+    false
+}
+
+/// Acquires all permits of handlers or transactions, for a suspect. Whatever waits for longer than
+/// they take is logged: nothing else begins meanwhile.
+pub(crate) async fn acquire_all(
+    permits: &Arc<Semaphore>,
+    count: NonZeroUsize,
+    consumer: &str,
+) -> Option<OwnedSemaphorePermit> {
+    let count = count.get().min(Semaphore::MAX_PERMITS);
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    // A semaphore gives its permits in the order of requests, so this one is not overtaken.
+    let mut all = pin!(Arc::clone(permits).acquire_many_owned(count));
+    loop {
+        match timeout(LONG_WAIT, &mut all).await {
+            Ok(all) => return all.ok(),
+            Err(_) => tracing::warn!(
+                consumer,
+                "a message whose owner died waits for handlers under way, one of which may hang: \
+                 nothing else is handled meanwhile"
+            ),
+        }
     }
 }
 
 impl ConsumerState {
-    fn stats(&self) -> ConsumerStats {
-        let in_hand = self.in_hand - self.slots.available_permits();
-        self.counters.read(u64::try_from(in_hand).unwrap_or(u64::MAX))
-    }
-
     /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped
     /// loses no message, because the broker delivers it again.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
         let mut store = self.store_is_up.subscribe();
+        let is_ordered = self.inbox.shared.blocked.is_some();
         loop {
             while let Some(ended) = tasks.try_join_next() {
-                if let Err(error) = ended {
-                    let consumer = self.inbox.consumer();
-                    tracing::error!(%consumer, %error, "a message was dropped, and is delivered again");
-                }
+                note_ended(ended, self.inbox.consumer());
             }
             // The sender is in `self`.
             let _ = store.wait_for(|is_up| *is_up).await;
@@ -213,8 +249,9 @@ impl ConsumerState {
             }
             let Some(most) = NonZeroUsize::new(slots.len()) else { return };
             let received = tokio::select! {
-                // Another process may be able to handle what would arrive here.
-                _ = store.wait_for(|is_up| !is_up) => continue,
+                // Another process may be able to handle what would arrive here. Messages that have
+                // arrived are dropped, and come later than those behind them.
+                _ = store.wait_for(|is_up| !is_up), if !is_ordered => continue,
                 received = self.source.receive(most) => received,
             };
             let received = match received {
@@ -228,10 +265,9 @@ impl ConsumerState {
                 }
             };
             for (delivery, slot) in received.into_iter().zip(slots) {
-                self.counters.received();
+                let slot = self.counters.received(slot);
                 let delivery: Arc<dyn Delivery> = Arc::from(delivery);
-                let ordered = self.inbox.shared.blocked.is_some();
-                let key = delivery.message().key.as_deref().filter(|_| ordered);
+                let key = delivery.message().key.as_deref().filter(|_| is_ordered);
                 // In the order in which they were received.
                 let turn = key.map(|key| self.turns.next(key));
                 tasks.spawn(Arc::clone(self).drive(delivery, turn, slot));
@@ -240,12 +276,7 @@ impl ConsumerState {
     }
 
     /// Drives one message until it is acknowledged, and holds it meanwhile.
-    async fn drive(
-        self: Arc<Self>,
-        delivery: Arc<dyn Delivery>,
-        turn: Option<Turn>,
-        _slot: OwnedSemaphorePermit,
-    ) {
+    async fn drive(self: Arc<Self>, delivery: Arc<dyn Delivery>, turn: Option<Turn>, _slot: Slot) {
         let holding = async {
             let Some(every) = self.hold_every else { return std::future::pending().await };
             loop {
@@ -280,7 +311,7 @@ impl ConsumerState {
                 return;
             }
         }
-        let mut progress = Progress { first_at: self.inbox.shared.now(), ..Progress::default() };
+        let mut progress = Progress::new(self.inbox.shared.now());
         let mut is_suspect = false;
         loop {
             let pause = {
@@ -320,15 +351,12 @@ impl ConsumerState {
         if !is_suspect {
             return Arc::clone(&self.handlers).acquire_owned().await.ok();
         }
-        // A semaphore gives its permits in the order of requests, so this one is not overtaken.
-        let all = self.limits.handlers.get().min(Semaphore::MAX_PERMITS);
-        let all = u32::try_from(all).unwrap_or(u32::MAX);
-        Arc::clone(&self.handlers).acquire_many_owned(all).await.ok()
+        acquire_all(&self.handlers, self.limits.handlers, self.inbox.consumer()).await
     }
 
+    /// Notes whether the store is up. Messages whose letters are not stored are held, and no others.
     fn note_store(&self, disposition: &Disposition) {
-        let is_up =
-            !matches!(disposition, Disposition::Held(_, HoldCause::Store | HoldCause::DeadLetters));
+        let is_up = !matches!(disposition, Disposition::Held(_, HoldCause::Store));
         self.store_is_up.send_if_modified(|was_up| {
             let changed = *was_up != is_up;
             if changed && is_up {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Fingerprint, Timestamp};
 
-use crate::id::MessageId;
+use crate::id::{IdRules, MessageId, MessageIdError};
 use crate::message::Message;
 use crate::sink::{MessageSink, OutgoingMessage, PublishError};
 
@@ -117,19 +117,9 @@ impl DeadLetter {
         error: &str,
         now: Timestamp,
     ) -> Self {
-        let mut digest = Fingerprint::builder("hapax 1 dead letter");
-        digest.field(consumer.as_bytes());
-        match message_id {
-            Some(id) => digest.field(id.as_str().as_bytes()),
-            // Without an id the place distinguishes messages with equal payloads.
-            None => digest.field(
-                message.position.as_ref().map(ToString::to_string).unwrap_or_default().as_bytes(),
-            ),
-        };
-        digest.field(&message.payload);
         let cut = error.floor_char_boundary(Self::MAX_ERROR);
         Self {
-            id: *digest.finish().as_bytes(),
+            id: letter_id(consumer, message_id, &message),
             consumer: consumer.to_owned(),
             message_id: message_id.cloned(),
             message,
@@ -157,7 +147,8 @@ impl DeadLetter {
 
     /// Header of a message that is redriven: the id of its letter, which is removed once the message
     /// is handled. Of the messages of an order key with dead letters, only one with this header is
-    /// handled.
+    /// handled. It counts only for the consumer of the letter, and with the id and payload of its
+    /// message: others that receive the copy find a duplicate of their own.
     pub const REDRIVE_HEADER: &str = "hapax-redrive";
 
     /// Returns the id in hexadecimal digits.
@@ -167,8 +158,46 @@ impl DeadLetter {
     }
 }
 
-/// Returns the id of the letter that a redriven message has in its header.
-pub(crate) fn redriven(message: &Message) -> Option<[u8; 32]> {
+fn letter_id(consumer: &str, message_id: Option<&MessageId>, message: &Message) -> [u8; 32] {
+    let mut digest = Fingerprint::builder("hapax 1 dead letter");
+    digest.field(consumer.as_bytes());
+    match message_id {
+        Some(id) => digest.field(id.as_str().as_bytes()),
+        // Without an id the place distinguishes messages with equal payloads.
+        None => digest.field(
+            message.position.as_ref().map(ToString::to_string).unwrap_or_default().as_bytes(),
+        ),
+    };
+    digest.field(&message.payload);
+    *digest.finish().as_bytes()
+}
+
+/// Returns the id of a message, and the id of the letter from which it was redriven for `consumer`.
+///
+/// A redriven message keeps its id, which is its header `message-id`: by
+/// [`IdRule::Position`](crate::IdRule::Position) each copy would be another message.
+pub(crate) fn identify(
+    consumer: &str,
+    rules: &IdRules,
+    message: &Message,
+) -> Result<(MessageId, Option<[u8; 32]>), MessageIdError> {
+    match redriven(consumer, message) {
+        Some((id, letter)) => Ok((id, Some(letter))),
+        None => Ok((rules.id(message)?, None)),
+    }
+}
+
+/// Returns the id of a message and that of its letter, if the letter in its header is the one that
+/// `consumer` stores of this message. All consumers of a subject receive the copy, and anyone can
+/// write the header.
+fn redriven(consumer: &str, message: &Message) -> Option<(MessageId, [u8; 32])> {
+    let letter = letter_in_header(message)?;
+    let id = std::str::from_utf8(message.header("message-id")?).ok()?;
+    let id = MessageId::new(id).ok()?;
+    (letter == letter_id(consumer, Some(&id), message)).then_some((id, letter))
+}
+
+fn letter_in_header(message: &Message) -> Option<[u8; 32]> {
     let hex = message.header(DeadLetter::REDRIVE_HEADER)?;
     let mut id = [0; 32];
     if hex.len() != 64 {
@@ -208,18 +237,25 @@ pub trait DeadLetters: fmt::Debug + Send + Sync + 'static {
     /// [`DeadLetterError`]; it may have been removed.
     fn remove<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), DeadLetterError>>;
 
-    /// Returns the order keys of a consumer with a letter that is neither redriven nor dropped;
-    /// `None` if this place cannot list them, so that an ordered consumer cannot use it.
+    /// Returns whether this place can list order keys. An ordered inbox does not use another one.
+    fn lists_order_keys(&self) -> bool;
+
+    /// Returns the order keys of a consumer with a letter that is neither redriven nor dropped.
     ///
     /// # Errors
-    /// [`DeadLetterError`].
+    /// [`DeadLetterError`]; always, from a place that cannot list them.
     fn blocked_keys<'a>(
         &'a self,
         consumer: &'a str,
-    ) -> BoxFuture<'a, Result<Option<HashSet<String>>, DeadLetterError>>;
+    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>>;
 }
 
-/// Dead letters that are published to a broker, each with its data as headers `dead-letter-…`.
+/// Dead letters that are published to a broker, each with its data as headers `dead-letter-…`, in
+/// which control characters, white space at the ends, and `%` are percent-encoded.
+///
+/// A letter that the sink rejects, because it is larger than its message, is published without the
+/// message's own headers and with the beginning of its error. If the sink rejects that too, the
+/// message is held. An ordered inbox cannot use this place.
 #[derive(Clone, Debug)]
 pub struct PublishedDeadLetters {
     sink: Arc<dyn MessageSink>,
@@ -234,32 +270,55 @@ impl PublishedDeadLetters {
     }
 }
 
-impl DeadLetters for PublishedDeadLetters {
-    fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>> {
-        Box::pin(async move {
-            let id = MessageId::new(letter.id_hex()).map_err(DeadLetterError::new)?;
-            let payload = letter.message.payload.clone();
-            let mut message = OutgoingMessage::new(&self.destination, id, payload);
+impl PublishedDeadLetters {
+    /// Bytes of an error that are left of one in a letter that was too large.
+    const SHORT_ERROR: usize = 64;
+
+    fn letter(&self, letter: &DeadLetter, is_short: bool) -> Result<OutgoingMessage, PublishError> {
+        let id = MessageId::new(letter.id_hex()).map_err(PublishError::rejected)?;
+        let payload = letter.message.payload.clone();
+        let mut message = OutgoingMessage::new(&self.destination, id, payload);
+        // A message that is parked again, after its letter was consumed, is another letter for the
+        // broker's own deduplication.
+        let at = letter.last_at.as_micros();
+        message.broker_id = Some(format!("{} {at}", message.id));
+        let mut error = &*letter.error;
+        if is_short {
+            error = &error[..error.floor_char_boundary(Self::SHORT_ERROR)];
+        } else {
             message.headers.clone_from(&letter.message.headers);
             // The letter is a message of its own, and carries the id of the other one.
             message.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("message-id"));
-            let micros = |time: Timestamp| time.as_micros().to_string();
-            for (name, value) in [
-                ("consumer", letter.consumer.clone()),
-                (
-                    "message-id",
-                    letter.message_id.as_ref().map_or_else(String::new, ToString::to_string),
-                ),
-                ("origin", letter.message.origin.clone()),
-                ("reason", letter.reason.as_str().to_owned()),
-                ("attempts", letter.attempts.to_string()),
-                ("error", single_line(&letter.error)),
-                ("first-at-micros", micros(letter.first_at)),
-                ("last-at-micros", micros(letter.last_at)),
-            ] {
-                message.headers.push((format!("dead-letter-{name}"), Bytes::from(value)));
-            }
-            self.sink.publish(&message).await.map_err(|error| match error {
+        }
+        let micros = |time: Timestamp| time.as_micros().to_string();
+        let message_id = letter.message_id.as_ref().map_or("", MessageId::as_str);
+        for (name, value) in [
+            ("consumer", single_line(&letter.consumer)),
+            ("message-id", single_line(message_id)),
+            ("origin", single_line(&letter.message.origin)),
+            ("reason", letter.reason.as_str().to_owned()),
+            ("attempts", letter.attempts.to_string()),
+            ("error", single_line(error)),
+            ("first-at-micros", micros(letter.first_at)),
+            ("last-at-micros", micros(letter.last_at)),
+        ] {
+            message.headers.push((format!("dead-letter-{name}"), Bytes::from(value)));
+        }
+        Ok(message)
+    }
+
+    async fn publish(&self, letter: &DeadLetter) -> Result<(), PublishError> {
+        match self.sink.publish(&self.letter(letter, false)?).await {
+            Err(PublishError::Rejected(_)) => self.sink.publish(&self.letter(letter, true)?).await,
+            published => published,
+        }
+    }
+}
+
+impl DeadLetters for PublishedDeadLetters {
+    fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>> {
+        Box::pin(async move {
+            self.publish(letter).await.map_err(|error| match error {
                 PublishError::Rejected(cause)
                 | PublishError::NotAcknowledged { source: cause, .. } => DeadLetterError(cause),
             })
@@ -270,14 +329,32 @@ impl DeadLetters for PublishedDeadLetters {
         Box::pin(async { Ok(()) })
     }
 
+    fn lists_order_keys(&self) -> bool {
+        false
+    }
+
     fn blocked_keys<'a>(
         &'a self,
         _: &'a str,
-    ) -> BoxFuture<'a, Result<Option<HashSet<String>>, DeadLetterError>> {
-        Box::pin(async { Ok(None) })
+    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
+        Box::pin(async { Err(DeadLetterError::new("published dead letters have no list")) })
     }
 }
 
+/// Percent-encodes the control characters of a text, which is a header then, white space at its ends,
+/// and `%`.
 fn single_line(text: &str) -> String {
-    text.replace(|character: char| character.is_control(), " ")
+    let start = text.len() - text.trim_start().len();
+    let inner = start..text.trim_end().len();
+    let mut line = String::with_capacity(text.len());
+    for (at, character) in text.char_indices() {
+        if character.is_control() || character == '%' || !inner.contains(&at) {
+            for byte in character.encode_utf8(&mut [0; 4]).bytes() {
+                line.push_str(&format!("%{byte:02X}"));
+            }
+        } else {
+            line.push(character);
+        }
+    }
+    line
 }

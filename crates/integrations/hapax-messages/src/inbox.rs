@@ -10,8 +10,8 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
-    Backoff, Clock, Entropy, FencingToken, HookTiming, Idempotency, InFlight, OnUnknown, Policy,
-    PolicyError, Scope, SystemClock, SystemEntropy, Terms, Verdict,
+    Backoff, Clock, Entropy, FencingToken, HookTiming, Idempotency, InFlight, OnUnknown, Outcome,
+    Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Verdict,
 };
 
 use crate::blocked::BlockedKeys;
@@ -121,6 +121,12 @@ pub enum InboxError {
     /// There is no place for dead letters.
     #[error("expected a place for dead letters, found none: call `dead_letters`")]
     NoDeadLetters,
+    /// The inbox is ordered, and its place for dead letters cannot list order keys.
+    #[error(
+        "expected dead letters that are listed by order key, found others: an ordered inbox parks the \
+         messages behind one"
+    )]
+    OrderKeys,
     /// There is no rule for ids.
     #[error("expected at least one rule for ids, found none")]
     NoIdRules,
@@ -191,6 +197,13 @@ impl Inbox {
         Scope::of([("consumer", consumer)])
     }
 
+    /// Returns whether `outcome` is that of a message that became a dead letter. The record of another
+    /// one is not released: its message would be handled again.
+    #[must_use]
+    pub fn is_parked(outcome: &Outcome) -> bool {
+        process::is_parked(outcome)
+    }
+
     /// Returns the time for which the id of a handled message is known.
     #[must_use]
     pub fn retention(&self) -> Duration {
@@ -232,7 +245,9 @@ impl InboxBuilder {
     }
 
     /// Calls `hook` about a message whose handler may have succeeded. It is called at the earliest
-    /// [`HookTiming::after`] the lapse of the lease, once at a time for each message.
+    /// [`HookTiming::after`] the lapse of the lease, once at a time for each message. While it cannot
+    /// say, it is called again after the pauses of [`InboxBuilder::attempts`]; after as many calls as
+    /// there are attempts the message becomes a dead letter.
     pub fn reconcile_with<F>(
         mut self,
         timing: HookTiming,
@@ -320,6 +335,9 @@ impl InboxBuilder {
         }
         let rule = self.rule.ok_or(InboxError::NoUnknownRule)?;
         let dead_letters = self.dead_letters.ok_or(InboxError::NoDeadLetters)?;
+        if self.is_ordered && !dead_letters.lists_order_keys() {
+            return Err(InboxError::OrderKeys);
+        }
         if self.ids.is_empty() {
             return Err(InboxError::NoIdRules);
         }

@@ -41,10 +41,13 @@
 //! 5. A dead letter is stored before the record says that its message is parked, and the record
 //!    before the acknowledgement.
 //! 6. While the store is unavailable nothing is received, messages in hand are held, and none
-//!    becomes a dead letter.
+//!    becomes a dead letter. A message whose dead letter cannot be stored is held, and no other one.
 //! 7. With [`InboxBuilder::ordered`], messages with one order key are handled in the order in which
 //!    the source delivers them, and those behind a dead letter are parked. A source that delivers one
-//!    key to several processes at a time has no such order.
+//!    key to several processes at a time, or a message behind another before it again, has no such
+//!    order.
+//! 8. A redriven message is handled if its record was released, and its letter is removed then. For
+//!    other consumers that receive the copy it is a duplicate.
 //!
 //! Not promised: an order that the broker does not keep; effects outside of a transaction that are
 //! not safe to repeat, under `reexecute`; duplicates that arrive after the retention, except that

@@ -85,16 +85,20 @@ impl DeadLetters for PgDeadLetters {
         })
     }
 
+    fn lists_order_keys(&self) -> bool {
+        true
+    }
+
     fn blocked_keys<'a>(
         &'a self,
         consumer: &'a str,
-    ) -> BoxFuture<'a, Result<Option<HashSet<String>>, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
         Box::pin(async move {
             let parameters = [SqlParameter::Text(Some(consumer))];
             let rows = self.connections.run(BLOCKED, &parameters).await;
             let rows = rows.map_err(DeadLetterError::new)?;
             let key = |row: SqlRow| row.into_iter().next().and_then(SqlValue::text);
-            Ok(Some(rows.into_iter().filter_map(key).collect()))
+            Ok(rows.into_iter().filter_map(key).collect())
         })
     }
 }

@@ -22,6 +22,7 @@ const ENTER: &str = "SELECT item, state, pg_current_xact_id_if_assigned()::text
     FROM hapax_inbox($1, $2, $3, make_interval(secs => $4))";
 /// Fails in a transaction that has failed, which COMMIT would roll back without an error.
 const TRANSACTION: &str = "SELECT pg_current_xact_id_if_assigned()::text";
+const PARK: &str = "SELECT hapax_inbox_park($1, $2)::text";
 const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_message_id($1, $2)";
 const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3))";
 const FAILED: &str = "SELECT hapax_inbox_failed($1, $2, $3, make_interval(secs => $4))";
@@ -150,7 +151,8 @@ impl<C: Executor + 'static> InboxTable<C> {
         let ended = connection.run(end, &[]).await;
         match written {
             // Without a reply the batch may be committed: it is entered again.
-            Ok(states) => ended.map(|_| states).map_err(failed),
+            // A COMMIT that the server rejects, for a deferred constraint, is the handler's error.
+            Ok(states) => ended.map(|_| states).map_err(handler_error),
             Err(error) => Err(error),
         }
     }
@@ -191,6 +193,10 @@ impl<C: Executor + 'static> InboxTable<C> {
             ];
             connection.run(CLEAR, &parameters).await.map_err(handler_error)?;
         }
+        for letter in new.iter().filter_map(BatchItem::letter) {
+            let parameters = [SqlParameter::Bytes(Some(letter))];
+            connection.run(REMOVE, &parameters).await.map_err(handler_error)?;
+        }
         let now = connection.run(TRANSACTION, &[]).await.map_err(handler_error)?;
         if now.into_iter().next().and_then(|row| row.into_iter().next()) != Some(transaction) {
             let text = "the handler ended the transaction: it neither commits nor rolls back";
@@ -226,45 +232,69 @@ impl<C: Executor + 'static> InboxTable<C> {
         for row in rows {
             let [_, state, name] = <[SqlValue; 3]>::try_from(row).map_err(|_| other_rows())?;
             transaction = name;
-            states.push(match state.text().as_deref() {
-                Some("new") => EntryState::New,
-                Some("duplicate") => EntryState::Duplicate,
-                Some("conflict") => EntryState::Conflict,
-                _ => return Err(other_rows()),
-            });
+            states.push(entry_state(state)?);
         }
         if states.len() == batch.len() { Ok((states, transaction)) } else { Err(other_rows()) }
     }
 
-    /// Parks a message and enters it, in one transaction.
-    async fn park(&self, letter: DeadLetter, enters: bool) -> Result<(), BatchError> {
+    /// Enters a message as parked and stores its letter, in one transaction.
+    async fn park(&self, letter: DeadLetter, enters: bool) -> Result<EntryState, BatchError> {
         let mut connection = self.connections.connect().await.map_err(unavailable)?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = async {
-            put(&mut connection, &letter).await?;
-            let Some(id) = letter.message_id.as_ref().filter(|_| enters) else { return Ok(()) };
-            let mut digest = hapax_core::Fingerprint::builder("hapax 1 message");
-            let digest = *digest.field(&letter.message.payload).finish().as_bytes();
-            let parameters = [
-                SqlParameter::Text(Some(&self.consumer)),
-                SqlParameter::Texts(&[Some(id.as_str())]),
-                SqlParameter::ByteStrings(&[Some(&digest[..])]),
-                self.retention_secs(),
-            ];
-            connection.run(ENTER, &parameters).await?;
-            let parameters =
-                [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
-            connection.run(CLEAR, &parameters).await.map(drop)
+            if let Some(id) = letter.message_id.as_ref().filter(|_| enters) {
+                let state = self.enter_parked(&mut connection, id, &letter).await?;
+                // Otherwise another process has handled or parked the message.
+                if state != EntryState::New {
+                    return Ok(state);
+                }
+            }
+            put(&mut connection, &letter).await.map_err(failed)?;
+            Ok(EntryState::New)
         };
         let written = written.await;
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = connection.run(end, &[]).await;
-        written.and(ended.map(drop)).map_err(failed)
+        written.and_then(|state| ended.map(|_| state).map_err(failed))
+    }
+
+    async fn enter_parked(
+        &self,
+        connection: &mut C,
+        id: &MessageId,
+        letter: &DeadLetter,
+    ) -> Result<EntryState, BatchError> {
+        let mut digest = hapax_core::Fingerprint::builder("hapax 1 message");
+        let digest = *digest.field(&letter.message.payload).finish().as_bytes();
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Texts(&[Some(id.as_str())]),
+            SqlParameter::ByteStrings(&[Some(&digest[..])]),
+            self.retention_secs(),
+        ];
+        let rows = connection.run(ENTER, &parameters).await.map_err(failed)?;
+        let state = rows.into_iter().next().and_then(|row| row.into_iter().nth(1));
+        let state = entry_state(state.ok_or_else(other_rows)?)?;
+        if state == EntryState::New {
+            let parameters =
+                [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
+            connection.run(PARK, &parameters).await.map_err(failed)?;
+        }
+        Ok(state)
     }
 }
 
-/// A statement of ours that fails after the handler: it is the handler's error, which it ignored, or
-/// the connection is lost.
+fn entry_state(state: SqlValue) -> Result<EntryState, BatchError> {
+    match state.text().as_deref() {
+        Some("new") => Ok(EntryState::New),
+        Some("duplicate") => Ok(EntryState::Duplicate),
+        Some("conflict") => Ok(EntryState::Conflict),
+        _ => Err(other_rows()),
+    }
+}
+
+/// A statement of ours that fails after the handler, or COMMIT: it is the handler's error, which it
+/// ignored or deferred, or the connection is lost.
 fn handler_error(error: StatementError) -> BatchError {
     match failed(error) {
         BatchError::Unavailable(error)
@@ -337,19 +367,11 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         })
     }
 
-    fn remove_letter<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), BatchError>> {
-        Box::pin(async move {
-            let mut connection = self.shared.connections.connect().await.map_err(unavailable)?;
-            let parameters = [SqlParameter::Bytes(Some(id))];
-            connection.run(REMOVE, &parameters).await.map(drop).map_err(failed)
-        })
-    }
-
     fn park<'a>(
         &'a self,
         letter: &'a DeadLetter,
         enters: bool,
-    ) -> BoxFuture<'a, Result<(), BatchError>> {
+    ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
         let (shared, letter) = (Arc::clone(&self.shared), letter.clone());
         Box::pin(async move {
             let parked = tokio::spawn(async move { shared.park(letter, enters).await });

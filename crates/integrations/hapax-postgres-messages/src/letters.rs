@@ -176,11 +176,13 @@ impl PgDeadLetters {
         Ok(contents)
     }
 
-    /// Begins to redrive a letter: the inbox in this database forgets its message. Returns the number of
-    /// the redrive; `None` if there is no such letter. The letter stays until its message was handled.
+    /// Begins to redrive a letter: the inbox in this database forgets its message, if it was parked and
+    /// not handled. Returns the number of the redrive; `None` if there is no such letter. The letter
+    /// stays until its message was handled.
     ///
     /// # Errors
-    /// The error of the connection or the server; it may have begun.
+    /// The error of the connection or the server; it may have begun. The letter of a message in
+    /// conflict is rejected.
     pub async fn begin_redrive(
         &self,
         id: &[u8; 32],

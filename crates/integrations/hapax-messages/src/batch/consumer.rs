@@ -7,12 +7,12 @@ use std::time::Duration;
 use hapax_core::{Clock, Entropy, SystemClock, SystemEntropy, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
-use crate::consumer::{ConsumerStats, Counters};
-use crate::dead_letter::{DeadLetter, DeadLetterReason, redriven};
+use crate::consumer::{ConsumerStats, Counters, Slot, acquire_all, drain, note_ended};
+use crate::dead_letter::{DeadLetter, DeadLetterReason, identify};
 use crate::handler::{MessageFailure, describe};
 use crate::id::{IdRules, MessageId};
 use crate::inbox::{Attempts, Finish, HoldCause, TooOld};
@@ -49,7 +49,6 @@ struct BatchState {
     attempts: Attempts,
     too_old: TooOld,
     limits: BatchConsumerLimits,
-    in_hand: usize,
     hold_every: Option<Duration>,
     /// One permit for each transaction. A suspect takes all of them.
     transactions: Arc<Semaphore>,
@@ -67,6 +66,18 @@ enum Single {
     Again(Duration, HoldCause),
 }
 
+/// Facts about a message that last while it is tried alone.
+#[derive(Default)]
+struct Tried {
+    /// The attempt that was counted, and in which the handler has not failed: it is not counted again
+    /// after an outage.
+    counted: Option<u32>,
+    last_error: Option<String>,
+}
+
+/// Error of the letter of a message whose id belongs to another one.
+const CONFLICT: &str = "the id belongs to a message with another payload";
+
 impl BatchConsumer {
     /// Creates a consumer. Nothing is received before [`BatchConsumer::run`].
     ///
@@ -81,6 +92,9 @@ impl BatchConsumer {
         if ids.is_empty() {
             return Err(BatchConsumerError::NoIdRules);
         }
+        if attempts.max.get() < 2 {
+            return Err(BatchConsumerError::Attempts);
+        }
         if !attempts.are_valid() {
             return Err(BatchConsumerError::Pauses);
         }
@@ -93,7 +107,6 @@ impl BatchConsumer {
             hold_every: of_source.hold_every,
             transactions: permits(limits.transactions),
             slots: permits(in_hand),
-            in_hand: in_hand.get().min(Semaphore::MAX_PERMITS),
             inbox,
             source,
             ids,
@@ -117,7 +130,7 @@ impl BatchConsumer {
 
     /// Receives and handles messages until `shutdown` ends. Then batches under way end, and all other
     /// messages are dropped, so that the broker delivers them again. Returns whether every batch
-    /// under way has ended in time.
+    /// under way has ended in time, and none by a panic.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = self.shared;
         let mut tasks = JoinSet::new();
@@ -133,8 +146,7 @@ impl BatchConsumer {
             () = shared.receive(&mut tasks) => {}
         }
         shared.is_draining.send_replace(true);
-        let ended = async { while tasks.join_next().await.is_some() {} };
-        let ended = timeout(shared.limits.drain_timeout, ended).await.is_ok();
+        let ended = drain(&mut tasks, shared.limits.drain_timeout, shared.inbox.consumer()).await;
         tasks.shutdown().await;
         ended
     }
@@ -144,8 +156,7 @@ impl BatchMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        let in_hand = self.shared.in_hand - self.shared.slots.available_permits();
-        self.shared.counters.read(u64::try_from(in_hand).unwrap_or(u64::MAX))
+        self.shared.counters.read()
     }
 }
 
@@ -155,9 +166,7 @@ impl BatchState {
         let mut database = self.database_is_up.subscribe();
         loop {
             while let Some(ended) = tasks.try_join_next() {
-                if let Err(error) = ended {
-                    tracing::error!(%error, "a batch was dropped, and is delivered again");
-                }
+                note_ended(ended, self.inbox.consumer());
             }
             // The sender is in `self`.
             let _ = database.wait_for(|is_up| *is_up).await;
@@ -196,10 +205,11 @@ impl BatchState {
         let (now, retention) = (self.clock.now(), self.inbox.retention());
         let mut fresh = Vec::new();
         for (delivery, slot) in received.into_iter().zip(slots) {
-            self.counters.received();
+            let slot = self.counters.received(slot);
             let delivery: Arc<dyn Delivery> = Arc::from(delivery);
-            let id = match self.ids.id(delivery.message()) {
-                Ok(id) => id,
+            let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
+            let (id, letter) = match identified {
+                Ok(identified) => identified,
                 Err(error) => {
                     let error = error.to_string();
                     tasks.spawn(Arc::clone(self).drive_without_id(delivery, error, slot));
@@ -208,7 +218,7 @@ impl BatchState {
             };
             let is_old = self.too_old == TooOld::Reject && delivery.message().age(now) > retention;
             let is_suspect = delivery.is_redelivery();
-            let item = BatchItem::new(id, delivery).with_slot(Some(slot));
+            let item = BatchItem::new(id, delivery).with_letter(letter).with_slot(slot);
             if is_suspect || is_old {
                 self.counters.suspect();
                 tasks.spawn(Arc::clone(self).drive_single(item, is_old));
@@ -252,13 +262,17 @@ impl BatchState {
 
     async fn permits(&self, all: bool) -> Option<OwnedSemaphorePermit> {
         let mut draining = self.is_draining.subscribe();
-        let count =
-            if all { self.limits.transactions.get().min(Semaphore::MAX_PERMITS) } else { 1 };
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        let acquire = async {
+            if all {
+                let (count, consumer) = (self.limits.transactions, self.inbox.consumer());
+                return acquire_all(&self.transactions, count, consumer).await;
+            }
+            Arc::clone(&self.transactions).acquire_owned().await.ok()
+        };
         tokio::select! {
             biased;
             _ = draining.wait_for(|draining| *draining) => None,
-            permits = Arc::clone(&self.transactions).acquire_many_owned(count) => permits.ok(),
+            permits = acquire => permits,
         }
     }
 
@@ -287,7 +301,7 @@ impl BatchState {
         self: Arc<Self>,
         delivery: Arc<dyn Delivery>,
         error: String,
-        _slot: OwnedSemaphorePermit,
+        _slot: Slot,
     ) {
         let held = vec![Arc::downgrade(&delivery)];
         let work = async {
@@ -380,9 +394,8 @@ impl BatchState {
             EntryState::New => Single::Done(Finish::Handled),
             EntryState::Duplicate => Single::Done(Finish::Duplicate),
             EntryState::Conflict => {
-                let text = "the id belongs to a message with another payload";
                 let (id, reason) = (Some(&item.id), DeadLetterReason::Conflict);
-                self.park(id, &item.delivery, reason, 0, text, self.clock.now()).await
+                self.park(id, &item.delivery, reason, 0, CONFLICT, self.clock.now()).await
             }
         };
         self.conclude(item, single).await
@@ -411,10 +424,11 @@ impl BatchState {
     /// Handles a message alone until it is acknowledged, or the consumer drains.
     async fn deliver_single(&self, item: BatchItem, is_old: bool) {
         let first_at = self.clock.now();
+        let mut tried = Tried::default();
         loop {
             let single = {
                 let Some(_alone) = self.permits(true).await else { return };
-                self.single(&item, is_old, first_at).await
+                self.single(&item, is_old, first_at, &mut tried).await
             };
             let Some(pause) = self.conclude(&item, single).await else { return };
             if !self.pause(pause).await {
@@ -423,23 +437,36 @@ impl BatchState {
         }
     }
 
-    async fn single(&self, item: &BatchItem, is_old: bool, first_at: Timestamp) -> Single {
-        let counted = self.inbox.attempt(&item.id).await;
-        self.note_database(&counted);
+    /// Counts an attempt and makes it.
+    async fn single(
+        &self,
+        item: &BatchItem,
+        is_old: bool,
+        first_at: Timestamp,
+        tried: &mut Tried,
+    ) -> Single {
+        let counted = match tried.counted {
+            Some(attempt) => Ok(attempt),
+            None => {
+                let counted = self.inbox.attempt(&item.id).await;
+                self.note_database(&counted);
+                counted
+            }
+        };
         let attempt = match counted {
             // It was handled, or its id belongs to another payload: entering it decides.
             Ok(0) => 1,
-            Ok(_) if is_old => {
-                let text =
-                    "the message is older than the retention of ids: it may have been handled";
-                let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
-                return self.park(id, &item.delivery, reason, 0, text, first_at).await;
-            }
-            Ok(attempt) => attempt,
+            Ok(attempt) => *tried.counted.insert(attempt),
             Err(error) => return again(&error),
         };
+        if is_old && tried.counted.is_some() {
+            let text = "the message is older than the retention of ids: it may have been handled";
+            let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
+            return self.park(id, &item.delivery, reason, 0, text, first_at).await;
+        }
         if attempt > self.attempts.max.get() {
             let text = "each attempt ended with its process";
+            let text = tried.last_error.as_deref().unwrap_or(text);
             let (id, reason) = (Some(&item.id), DeadLetterReason::Attempts);
             return self.park(id, &item.delivery, reason, attempt - 1, text, first_at).await;
         }
@@ -447,13 +474,13 @@ impl BatchState {
             Ok(states) => match states.first() {
                 Some(EntryState::New) => Single::Done(Finish::Handled),
                 Some(EntryState::Conflict) => {
-                    let text = "the id belongs to a message with another payload";
                     let (id, reason) = (Some(&item.id), DeadLetterReason::Conflict);
-                    self.park(id, &item.delivery, reason, 0, text, first_at).await
+                    self.park(id, &item.delivery, reason, 0, CONFLICT, first_at).await
                 }
                 Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
             },
             Err(BatchError::Handler(failure)) => {
+                *tried = Tried { counted: None, last_error: Some(failure.text()) };
                 self.failed(item, &failure, attempt, first_at).await
             }
             Err(error) => again(&error),
@@ -514,12 +541,19 @@ impl BatchState {
         // The letter parks no other message.
         letter.message.key = None;
         let enters = id.is_some() && reason != DeadLetterReason::Conflict;
-        let parked = self.inbox.park(&letter, enters).await;
+        let mut parked = self.inbox.park(&letter, enters).await;
+        if matches!(parked, Ok(EntryState::Conflict)) {
+            letter.reason = DeadLetterReason::Conflict;
+            letter.error = CONFLICT.to_owned();
+            parked = self.inbox.park(&letter, false).await;
+        }
         self.note_database(&parked);
         match parked {
-            Ok(()) => {
-                let letter = letter.id_hex();
-                tracing::warn!(consumer, letter, origin = %message.origin, %reason, attempts, "a message is a dead letter");
+            // Another process has handled or parked it meanwhile.
+            Ok(EntryState::Duplicate) => Single::Done(Finish::Duplicate),
+            Ok(EntryState::New | EntryState::Conflict) => {
+                let (id, reason) = (letter.id_hex(), letter.reason);
+                tracing::warn!(consumer, letter = id, origin = %message.origin, %reason, attempts, "a message is a dead letter");
                 Single::Done(Finish::Parked(reason))
             }
             Err(error) => again(&error),
@@ -527,18 +561,16 @@ impl BatchState {
     }
 
     fn note_database<T>(&self, result: &Result<T, BatchError>) {
-        let is_up = match result {
-            Err(BatchError::Unavailable(error)) => {
-                tracing::debug!(error = %describe(&**error), "the database is unavailable");
-                false
-            }
-            _ => true,
+        let (is_up, error) = match result {
+            Err(BatchError::Unavailable(error)) => (false, describe(&**error)),
+            _ => (true, String::new()),
         };
         self.database_is_up.send_if_modified(|was_up| {
             let changed = *was_up != is_up;
             if changed && !is_up {
                 tracing::warn!(
                     consumer = self.inbox.consumer(),
+                    error,
                     "the database is unavailable: no messages are received, those in hand are held"
                 );
             }
@@ -550,14 +582,6 @@ impl BatchState {
     /// Acknowledges a message. If that fails, it is delivered again, and is a duplicate then.
     async fn finish(&self, delivery: &Arc<dyn Delivery>, finish: Finish) {
         self.counters.finished(finish);
-        if let (Some(letter), Finish::Handled | Finish::Duplicate) =
-            (redriven(delivery.message()), finish)
-            && let Err(error) = self.inbox.remove_letter(&letter).await
-        {
-            // It is delivered again, and is a duplicate then.
-            tracing::warn!(?error, "the letter of a handled message was not removed");
-            return;
-        }
         if let Err(error) = delivery.acknowledge().await {
             tracing::debug!(error = %describe(&error), "an acknowledgement failed");
         }

@@ -36,7 +36,8 @@ impl Default for BatchConsumerLimits {
 pub struct BatchOptions {
     /// Rules for ids.
     pub ids: IdRules,
-    /// Number of attempts and the pauses between them.
+    /// Number of attempts, at least 2, and the pauses between them. The first delivery counts as one,
+    /// because it is not counted in the database.
     pub attempts: Attempts,
     /// Handling of messages that are older than the retention of ids.
     pub too_old: TooOld,
@@ -51,6 +52,9 @@ pub enum BatchConsumerError {
     /// There is no rule for ids.
     #[error("expected at least one rule for ids, found none")]
     NoIdRules,
+    /// A message that was delivered twice would be parked, although it may never have been handled.
+    #[error("expected at least 2 attempts, found 1: the first delivery counts as one")]
+    Attempts,
     /// The pauses are out of range.
     #[error("expected a first pause of at most the longest, and a longest pause of 1 ms to 7 d")]
     Pauses,

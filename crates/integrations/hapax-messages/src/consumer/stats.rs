@@ -1,6 +1,9 @@
 //! Counters of a consumer.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::inbox::{Finish, HoldCause};
 
@@ -38,11 +41,28 @@ pub(crate) struct Counters {
     held_for_retry: AtomicU64,
     held_by_store: AtomicU64,
     suspects: AtomicU64,
+    in_hand: Arc<AtomicU64>,
+}
+
+/// The place of a message among those in hand.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    _permit: OwnedSemaphorePermit,
+    in_hand: Arc<AtomicU64>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.in_hand.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Counters {
-    pub(crate) fn received(&self) {
+    /// Counts a message that was received, and returns its place.
+    pub(crate) fn received(&self, permit: OwnedSemaphorePermit) -> Slot {
         self.received.fetch_add(1, Ordering::Relaxed);
+        self.in_hand.fetch_add(1, Ordering::Relaxed);
+        Slot { _permit: permit, in_hand: Arc::clone(&self.in_hand) }
     }
 
     pub(crate) fn suspect(&self) {
@@ -72,7 +92,7 @@ impl Counters {
         self.handled.load(Ordering::Relaxed) + self.parked.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn read(&self, in_hand: u64) -> ConsumerStats {
+    pub(crate) fn read(&self) -> ConsumerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ConsumerStats {
             received: read(&self.received),
@@ -83,7 +103,7 @@ impl Counters {
             held_for_retry: read(&self.held_for_retry),
             held_by_store: read(&self.held_by_store),
             suspects: read(&self.suspects),
-            in_hand,
+            in_hand: read(&self.in_hand),
         }
     }
 }

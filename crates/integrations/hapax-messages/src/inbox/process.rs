@@ -6,7 +6,10 @@
 //! 2. Each result other than [`Disposition::Finished`] leaves the message unacknowledged. It is
 //!    processed again by this process after a pause, or by another one once the broker delivers it
 //!    there.
-//! 3. A future that is dropped leaves a claim that lapses, as a crash does. The consumer drops it
+//! 3. A letter of a message that turns out to be handled is removed: an owner that lost its lease may
+//!    have stored it. Before a handler begins, and before a letter is stored after it, the lease is
+//!    checked.
+//! 4. A future that is dropped leaves a claim that lapses, as a crash does. The consumer drops it
 //!    only if a shutdown takes longer than its limit.
 
 use std::sync::Arc;
@@ -14,12 +17,12 @@ use std::time::Duration;
 
 use hapax_core::transaction::{Execution, ExecutionEnd, ExecutionResult};
 use hapax_core::{
-    Claim, ClaimError, Fingerprint, FingerprintScheme, FinishError, Lease, OperationRequest,
-    Outcome, Reconciliation, Timestamp, Verdict,
+    Claim, ClaimError, Fingerprint, FingerprintScheme, FinishError, Lease, LeaseHandle,
+    OperationRequest, Outcome, Reconciliation, Timestamp, Verdict,
 };
 
 use super::{InboxState, MessageReconcileCall, TooOld, UnknownRule};
-use crate::dead_letter::{DeadLetter, DeadLetterReason, redriven};
+use crate::dead_letter::{DeadLetter, DeadLetterReason, identify};
 use crate::handler::{HandledMessage, MessageFailure, MessageHandler, describe};
 use crate::id::MessageId;
 use crate::message::Message;
@@ -60,7 +63,7 @@ pub(crate) enum HoldCause {
     InFlight,
     /// The handler failed.
     Retry,
-    /// Whether the message was handled is unknown.
+    /// Whether the message was handled is unknown, or cannot be read from its record.
     Unknown,
     /// The store is unavailable.
     Store,
@@ -72,8 +75,31 @@ pub(crate) enum HoldCause {
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) first_at: Timestamp,
-    pub(crate) attempts: u32,
-    pub(crate) last_error: Option<String>,
+    attempts: u32,
+    last_error: Option<String>,
+    /// The letter to store. The handler does not run again meanwhile.
+    parking: Option<Parking>,
+    /// The letter that was stored before the record said so.
+    letter: Option<[u8; 32]>,
+    /// The last attempt that ended in this process. A takeover of it follows an unknown outcome or an
+    /// outage, not a death.
+    ended: Option<u32>,
+    /// Calls of the hook in which it could not say, since it last could.
+    undecided: u32,
+}
+
+impl Progress {
+    pub(crate) fn new(first_at: Timestamp) -> Self {
+        Self { first_at, ..Self::default() }
+    }
+}
+
+/// A dead letter that is to be stored.
+#[derive(Clone, Debug)]
+struct Parking {
+    reason: DeadLetterReason,
+    attempts: u32,
+    error: String,
 }
 
 /// A message as the request of an operation: its payload.
@@ -91,11 +117,18 @@ impl OperationRequest for MessageRequest<'_> {
     }
 }
 
+/// Beginning of the outcome of a message that is a dead letter.
+const PARKED: &str = "parked: ";
+
 fn outcome(finish: Finish) -> Outcome {
     match finish {
         Finish::Handled | Finish::Duplicate => Outcome::new(FORMAT, "handled"),
-        Finish::Parked(reason) => Outcome::new(FORMAT, format!("parked: {reason}")),
+        Finish::Parked(reason) => Outcome::new(FORMAT, format!("{PARKED}{reason}")),
     }
+}
+
+pub(super) fn is_parked(outcome: &Outcome) -> bool {
+    outcome.format() == FORMAT && outcome.bytes().starts_with(PARKED.as_bytes())
 }
 
 /// A message under way.
@@ -103,6 +136,8 @@ struct Attempted<'a> {
     inbox: &'a InboxState,
     delivery: &'a Arc<dyn Delivery>,
     id: MessageId,
+    /// The letter from which the message was redriven.
+    redriven: Option<[u8; 32]>,
     progress: &'a mut Progress,
 }
 
@@ -121,8 +156,8 @@ impl InboxState {
         progress: &mut Progress,
     ) -> Disposition {
         let message = delivery.message();
-        let id = match self.ids.id(message) {
-            Ok(id) => id,
+        let (id, redriven) = match identify(&self.consumer, &self.ids, message) {
+            Ok(identified) => identified,
             Err(error) => {
                 let text = error.to_string();
                 return self.park(None, message, DeadLetterReason::NoId, 0, &text, progress).await;
@@ -131,7 +166,7 @@ impl InboxState {
         let request = MessageRequest(message);
         let key = id.to_key();
         let mut claim = self.engine.claim(&self.scope, &key, &request, &self.policy).await;
-        let attempted = Attempted { inbox: self, delivery, id, progress };
+        let mut attempted = Attempted { inbox: self, delivery, id, redriven, progress };
         while let Ok(Claim::Reconcile(reconciliation)) = claim {
             claim = attempted.reconcile(reconciliation, &request).await;
         }
@@ -143,7 +178,7 @@ impl InboxState {
             }
             // A message that is still parked, because its record was not released, keeps its letter.
             Ok(Claim::Replay(replay)) if replay.outcome == outcome(Finish::Handled) => {
-                self.redriven(message, Finish::Duplicate).await
+                attempted.handled(Finish::Duplicate).await
             }
             Ok(Claim::Replay(_)) => Disposition::Finished(Finish::Duplicate),
             Ok(Claim::InFlight { remaining, .. }) => {
@@ -154,10 +189,7 @@ impl InboxState {
                 let text = "the id belongs to a message with another payload";
                 attempted.park(DeadLetterReason::Conflict, 0, text).await
             }
-            Ok(Claim::Unknown { reconcile_in: Some(pause) }) => {
-                let pause = pause.clamp(LOOK_AGAIN, self.attempts.longest_pause.max(LOOK_AGAIN));
-                Disposition::Held(pause, HoldCause::Unknown)
-            }
+            Ok(Claim::Unknown { reconcile_in: Some(pause) }) => attempted.undecided(pause).await,
             Ok(Claim::Unknown { reconcile_in: None } | Claim::Reconcile(_)) => {
                 let text = "the handler may have succeeded: an operator decides";
                 let text = attempted.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
@@ -165,17 +197,6 @@ impl InboxState {
             }
             Err(error) => held_by_store(&attempted.id, &error),
         }
-    }
-
-    /// Removes the letter of a message that was redriven and is handled.
-    async fn redriven(&self, message: &Message, finish: Finish) -> Disposition {
-        let Some(letter) = redriven(message) else { return Disposition::Finished(finish) };
-        if let Err(error) = self.dead_letters.remove(&letter).await {
-            let error = describe(&error);
-            tracing::warn!(consumer = %self.consumer, %error, "the letter of a handled message was not removed");
-            return Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
-        }
-        Disposition::Finished(finish)
     }
 
     /// Stores a dead letter of a message that this process does not own, or owns already.
@@ -186,7 +207,7 @@ impl InboxState {
         reason: DeadLetterReason,
         attempts: u32,
         error: &str,
-        progress: &Progress,
+        progress: &mut Progress,
     ) -> Disposition {
         let first_at = message.published_at.unwrap_or(progress.first_at).min(progress.first_at);
         let mut letter =
@@ -210,6 +231,7 @@ impl InboxState {
             attempts,
             "a message is a dead letter"
         );
+        progress.letter = Some(letter.id);
         if let (Some(blocked), Some(key)) = (&self.blocked, &message.key) {
             blocked.add(key).await;
         }
@@ -221,7 +243,7 @@ fn held_by_store(id: &MessageId, error: &ClaimError) -> Disposition {
     match error {
         ClaimError::UnknownScheme => {
             tracing::error!(?id, %error, "a message is held");
-            Disposition::Held(AFTER_OUTAGE * 10, HoldCause::Store)
+            Disposition::Held(AFTER_OUTAGE * 10, HoldCause::Unknown)
         }
         error => {
             tracing::debug!(?id, %error, "a message is held");
@@ -235,13 +257,41 @@ impl Attempted<'_> {
         self.delivery.message()
     }
 
-    async fn park(&self, reason: DeadLetterReason, attempts: u32, error: &str) -> Disposition {
-        let message = self.message();
+    async fn park(&mut self, reason: DeadLetterReason, attempts: u32, error: &str) -> Disposition {
+        let message = self.delivery.message();
         self.inbox.park(Some(&self.id), message, reason, attempts, error, self.progress).await
     }
 
+    /// Removes the letter of a message that is handled: it was redriven, or stored by this process
+    /// after it had lost its lease.
+    async fn handled(&self, finish: Finish) -> Disposition {
+        let letter = self.redriven.or(self.progress.letter);
+        let Some(letter) = letter else { return Disposition::Finished(finish) };
+        if let Err(error) = self.inbox.dead_letters.remove(&letter).await {
+            let error = describe(&error);
+            tracing::warn!(consumer = %self.inbox.consumer, %error, "the letter of a handled message was not removed");
+            return Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
+        }
+        Disposition::Finished(finish)
+    }
+
+    /// Decides about a message whose hook could not say, or is called after `pause`.
+    async fn undecided(&mut self, pause: Duration) -> Disposition {
+        let (attempts, calls) = (&self.inbox.attempts, self.progress.undecided);
+        if calls >= attempts.max.get() {
+            let text = "the hook cannot say whether the handler succeeded: an operator decides";
+            return self.park(DeadLetterReason::Unknown, self.progress.attempts, text).await;
+        }
+        let backoff = match calls {
+            0 => Duration::ZERO,
+            calls => attempts.backoff().pause(calls, &*self.inbox.entropy),
+        };
+        let longest = attempts.longest_pause.max(LOOK_AGAIN);
+        Disposition::Held(pause.max(backoff).clamp(LOOK_AGAIN, longest), HoldCause::Unknown)
+    }
+
     async fn reconcile(
-        &self,
+        &mut self,
         reconciliation: Reconciliation,
         request: &dyn OperationRequest,
     ) -> Result<Claim, ClaimError> {
@@ -254,19 +304,30 @@ impl Attempted<'_> {
             fence: reconciliation.fence(),
             attempt: reconciliation.attempt(),
         };
+        // A hook that panics or takes too long cannot say either.
+        let undecided = &mut self.progress.undecided;
+        *undecided += 1;
         let verdict = async {
-            match hook(call).await {
+            let verdict = match hook(call).await {
                 Verdict::Happened(()) => Verdict::Happened(outcome(Finish::Handled)),
                 Verdict::DidNotHappen => Verdict::DidNotHappen,
-                Verdict::CannotSay => Verdict::CannotSay,
-            }
+                Verdict::CannotSay => return Verdict::CannotSay,
+            };
+            *undecided = 0;
+            verdict
         };
         reconciliation.reconcile(verdict, timing.timeout, request).await
     }
 
     /// Decides about a message that this process owns.
-    async fn own(self, lease: Lease, handler: &dyn MessageHandler, is_alone: bool) -> Disposition {
-        if lease.is_takeover() && !is_alone {
+    async fn own(
+        mut self,
+        lease: Lease,
+        handler: &dyn MessageHandler,
+        is_alone: bool,
+    ) -> Disposition {
+        let ended_here = self.progress.ended.is_some_and(|ended| ended + 1 == lease.attempt());
+        if lease.is_takeover() && !ended_here && !is_alone {
             // The claim is not kept while the message waits: it would count as an attempt if the
             // message before it ends this process too.
             let _ = lease.withdraw().await;
@@ -283,6 +344,11 @@ impl Attempted<'_> {
             None => Execution::new(lease),
         };
         match execution.attempt(self.refuse(attempt, first)).await {
+            // The lease may have lapsed meanwhile.
+            Ok(None) if execution.lease().handle().remaining().is_zero() => {
+                let held = Disposition::Held(Duration::ZERO, HoldCause::InFlight);
+                self.end(execution, held).await
+            }
             Ok(None) => self.execute(execution, handler).await,
             Ok(Some(parked)) => self.end(execution, parked).await,
             // A place for dead letters panicked.
@@ -294,15 +360,18 @@ impl Attempted<'_> {
     }
 
     /// Parks a message that is not to be executed; `None` for one that is.
-    async fn refuse(&self, attempt: u32, first: bool) -> Option<Disposition> {
-        let Self { inbox, progress, .. } = self;
+    async fn refuse(&mut self, attempt: u32, first: bool) -> Option<Disposition> {
+        let inbox = self.inbox;
+        if let Some(Parking { reason, attempts, error }) = self.progress.parking.clone() {
+            return Some(self.park(reason, attempts, &error).await);
+        }
         if attempt > inbox.attempts.max.get() {
             let text = "each attempt ended with its process";
-            let text = progress.last_error.as_deref().unwrap_or(text);
-            return Some(self.park(DeadLetterReason::Attempts, attempt - 1, text).await);
+            let text = self.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
+            return Some(self.park(DeadLetterReason::Attempts, attempt - 1, &text).await);
         }
-        let message = self.message();
-        let is_redriven = redriven(message).is_some();
+        let message = self.delivery.message();
+        let is_redriven = self.redriven.is_some();
         if let (Some(blocked), Some(key), false) = (&inbox.blocked, &message.key, is_redriven) {
             match blocked.contains(&inbox.consumer, key).await {
                 Ok(false) => {}
@@ -349,17 +418,17 @@ impl Attempted<'_> {
                 lease: execution.lease().handle(),
                 transaction: run.clone(),
             };
-            let attempt = handled.attempt();
+            let (attempt, lease) = (handled.attempt(), execution.lease().handle());
             self.progress.attempts = attempt;
             let ran = execution.attempt(async {
                 let result = handler.handle(handled).await;
-                self.conclude(result, attempt).await
+                self.conclude(result, attempt, &lease).await
             });
             let (end, then) = match ran.await {
                 Ok(concluded) => concluded,
                 Err(panicked) => {
                     let failure = Err(MessageFailure::unknown(panicked));
-                    match execution.attempt(self.conclude(failure, attempt)).await {
+                    match execution.attempt(self.conclude(failure, attempt, &lease)).await {
                         Ok(concluded) => concluded,
                         Err(_) => {
                             (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None))
@@ -367,7 +436,9 @@ impl Attempted<'_> {
                     }
                 }
             };
-            match execution.end(run, end).await {
+            let ended = execution.end(run, end).await;
+            self.progress.ended = Some(attempt);
+            match ended {
                 ExecutionResult::Rerun(again) => execution = again,
                 ExecutionResult::Exhausted => {
                     let text = "the transaction lost against others each time".to_owned();
@@ -378,10 +449,20 @@ impl Attempted<'_> {
                     self.progress.last_error = Some(describe(&*source));
                     return self.retried(attempt, None);
                 }
+                ExecutionResult::EndedEarly(source) => {
+                    let text = format!("the handler ended its transaction: {}", describe(&*source));
+                    self.progress.last_error = Some(text);
+                    return self.retried(attempt, None);
+                }
+                ExecutionResult::Kept => {
+                    let text = "the handler ended, and has not dropped its transaction".to_owned();
+                    self.progress.last_error = Some(text);
+                    return self.retried(attempt, None);
+                }
                 result => {
                     return match recorded(result, then) {
                         Disposition::Finished(Finish::Handled) => {
-                            self.inbox.redriven(self.message(), Finish::Handled).await
+                            self.handled(Finish::Handled).await
                         }
                         other => other,
                     };
@@ -396,6 +477,7 @@ impl Attempted<'_> {
         &mut self,
         result: Result<(), MessageFailure>,
         attempt: u32,
+        lease: &LeaseHandle,
     ) -> (ExecutionEnd, Disposition) {
         let Err(failure) = result else {
             let outcome = outcome(Finish::Handled);
@@ -426,12 +508,19 @@ impl Attempted<'_> {
                 DeadLetterReason::Attempts
             }
         };
+        // Until the letter is stored, the next claim of this process stores it without the handler. Of
+        // another process, after a crash, the next claim executes, if attempts are left.
+        self.progress.parking = Some(Parking { reason, attempts: attempt, error: text.clone() });
+        if lease.remaining().is_zero() {
+            // Another owner may have handled the message.
+            let held = Disposition::Held(LOOK_AGAIN, HoldCause::Unknown);
+            return (ExecutionEnd::Release, held);
+        }
         let then = self.park(reason, attempt, &text).await;
         let end = match &then {
             Disposition::Finished(finish) => {
                 ExecutionEnd::Reject { outcome: outcome(*finish), retention: None }
             }
-            // The next claim has one attempt more, and parks the message without its handler.
             Disposition::Held(..) | Disposition::Suspect => ExecutionEnd::Release,
         };
         (end, then)

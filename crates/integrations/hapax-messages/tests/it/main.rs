@@ -8,5 +8,6 @@
 
 mod claims;
 mod ids;
+mod letters;
 mod lifecycle;
 mod world;

@@ -7,7 +7,8 @@ CREATE TABLE IF NOT EXISTS hapax_inbox (
     id         uuid PRIMARY KEY,      -- hapax_message_id(consumer, id)
     digest     uuid,                  -- hapax_payload_digest; null: not compared
     expires_at timestamptz NOT NULL,  -- time from which hapax_inbox_purge removes it
-    consumer   integer NOT NULL       -- hash of the name, for statistics only
+    consumer   integer NOT NULL,      -- hash of the name, for statistics only
+    parked     boolean NOT NULL DEFAULT false  -- by hapax_inbox_park: it was not handled
 );
 CREATE INDEX IF NOT EXISTS hapax_inbox_expires ON hapax_inbox
     USING brin (expires_at) WITH (pages_per_range = 32, autosummarize = on);
@@ -129,8 +130,8 @@ $$;
 -- Enters messages of `consumer` as handled, in the transaction of the caller, which writes the
 -- effects of those that are new. Returns for each of `ids`, by its position from 1:
 --   'new'        no transaction that committed has entered it: handle it
---   'duplicate'  it was handled
---   'conflict'   it was handled with another fingerprint
+--   'duplicate'  it was handled or parked
+--   'conflict'   it was handled or parked with another fingerprint
 -- `fingerprints` are the payloads, or digests of them; null compares none. Ids are entered in one
 -- order, so that two callers do not deadlock.
 --
@@ -202,6 +203,22 @@ BEGIN
 END
 $$;
 
+-- Notes that a message which is 'new' in this transaction is parked and not handled: the caller stores
+-- its dead letter in the same transaction. Only the redrive of a letter forgets it.
+CREATE OR REPLACE FUNCTION hapax_inbox_park(consumer text, id text) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+#variable_conflict use_column
+DECLARE
+    key uuid := hapax_message_id(consumer, id);
+BEGIN
+    DELETE FROM hapax_attempts a WHERE a.id = key;
+    UPDATE hapax_inbox i SET parked = true WHERE i.id = key;
+    RETURN FOUND;
+END
+$$;
+
 -- Removes up to `most` ids whose retention has ended. Returns their number.
 CREATE OR REPLACE FUNCTION hapax_inbox_purge(most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql
@@ -228,7 +245,8 @@ $$;
 
 -- Counts an attempt of a message that was delivered before, in a transaction of its own, before the
 -- handler begins. The first attempt is not counted in the table, so the first call returns 2.
--- Returns 0 if the message was handled.
+-- Returns 0 if the message was handled or parked. With error 55P03, another transaction that is still
+-- open has entered it, nothing is counted: no handler would begin.
 CREATE OR REPLACE FUNCTION hapax_inbox_attempt(
     consumer text, id text, retention interval DEFAULT '30 days'
 ) RETURNS integer
@@ -241,9 +259,17 @@ DECLARE
     key uuid := hapax_message_id(consumer, id);
     made integer;
 BEGIN
-    IF EXISTS (SELECT FROM hapax_inbox i WHERE i.id = key) THEN
-        RETURN 0;
-    END IF;
+    -- Entered and rolled back: an open transaction with the id is noticed only thus.
+    BEGIN
+        INSERT INTO hapax_inbox (id, expires_at, consumer) VALUES (key, clock_timestamp(), 0)
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN 0;
+        END IF;
+        RAISE EXCEPTION 'the id is free' USING ERRCODE = 'HX001';
+    EXCEPTION WHEN SQLSTATE 'HX001' THEN
+        NULL;
+    END;
     INSERT INTO hapax_attempts AS a (id, attempts, expires_at)
     VALUES (key, 2, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
@@ -319,8 +345,12 @@ BEGIN
 END
 $$;
 
--- Begins to redrive a letter: the consumer forgets that it parked the message, in the direct mode.
--- Returns the number of the redrive, or null if there is no such letter.
+-- Begins to redrive a letter: the consumer forgets that it parked the message, in the direct mode. A
+-- message that was handled is not forgotten: its copy is a duplicate. Returns the number of the
+-- redrive, or null if there is no such letter.
+--
+-- Error 22023: the letter is in conflict. Its id belongs to another message, which would be handled
+-- again in its stead.
 CREATE OR REPLACE FUNCTION hapax_dead_letter_redrive(letter bytea, who text, why text)
 RETURNS integer
 LANGUAGE plpgsql
@@ -334,7 +364,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    PERFORM hapax_inbox_release(row.consumer, row.message_id) WHERE row.message_id IS NOT NULL;
+    IF row.reason = 'conflict' THEN
+        RAISE EXCEPTION 'expected a letter whose message has its own id, found one in conflict: publish it under another id, and drop the letter'
+            USING ERRCODE = '22023';
+    END IF;
+    DELETE FROM hapax_inbox i
+    WHERE i.id = hapax_message_id(row.consumer, row.message_id) AND i.parked;
     INSERT INTO hapax_dead_letter_decisions (who, why, action, letter, consumer, message_id, reason)
     VALUES (who, why, 'redrive', letter, row.consumer, row.message_id, row.reason);
     RETURN row.redrives;

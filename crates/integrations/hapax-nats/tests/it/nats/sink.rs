@@ -1,8 +1,13 @@
 //! The sink.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_messages::{MessageId, MessageSink, MessageSource, OutgoingMessage, PublishError};
+use hapax_core::Timestamp;
+use hapax_messages::{
+    DeadLetter, DeadLetterReason, DeadLetters as _, Message, MessageId, MessageSink, MessageSource,
+    OutgoingMessage, PublishError, PublishedDeadLetters,
+};
 use hapax_nats::{NatsSink, NatsSource};
 use hapax_testkit::servers::NatsServer;
 
@@ -47,6 +52,49 @@ async fn another_payload_under_a_known_id_is_rejected() {
     sink.publish(&again).await.unwrap();
     let mut stream = context.get_stream("ORDERS").await.unwrap();
     assert_eq!(stream.info().await.unwrap().state.messages, 2);
+}
+
+#[tokio::test]
+async fn one_id_to_two_subjects_of_a_stream_is_two_messages() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let sink = NatsSink::new(context.clone());
+    for subject in ["orders.a", "orders.b", "orders.a"] {
+        let mut message = message("m-1", b"x");
+        message.destination = subject.to_owned();
+        sink.publish(&message).await.unwrap();
+    }
+    let mut stream = context.get_stream("ORDERS").await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, 2);
+}
+
+#[tokio::test]
+async fn letters_are_published_each_time_that_a_message_is_parked_and_whatever_it_carries() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let sink = Arc::new(NatsSink::new(context.clone()));
+    let letters = PublishedDeadLetters::new(sink, "orders.dead");
+    let parked = |size: usize, at: u64| {
+        // With the headers of the message the letter is too large for the server.
+        let message = Message::new("nats://ORDERS/orders.created", vec![0; size])
+            .with_header("trace", "t".repeat(1000))
+            .with_header("Nats-Expected-Last-Sequence", "17");
+        let id = MessageId::new("a\n100%").unwrap();
+        let (reason, at) = (DeadLetterReason::Rejected, Timestamp::from_micros(at));
+        DeadLetter::new("invoices", Some(&id), message, reason, "no\nsuch customer", at)
+    };
+    letters.park(&parked(10, 1)).await.unwrap();
+    // The same parking again, as after a lost reply, and then another one of the same message.
+    letters.park(&parked(10, 1)).await.unwrap();
+    letters.park(&parked(10, 2)).await.unwrap();
+    letters.park(&parked((1 << 20) - 1000, 3)).await.unwrap();
+    let source = NatsSource::builder(context, "ORDERS", "test").start().await.unwrap();
+    let received = source.receive(10.try_into().unwrap()).await.unwrap();
+    let headers = |number: usize, name: &str| received[number].message().header(name).cloned();
+    assert_eq!(received.len(), 3);
+    assert_eq!(headers(0, "dead-letter-message-id").unwrap(), "a%0A100%25");
+    assert_eq!(headers(0, "dead-letter-error").unwrap(), "no%0Asuch customer");
+    assert!(headers(0, "trace").is_some() && headers(2, "trace").is_none());
 }
 
 #[tokio::test]

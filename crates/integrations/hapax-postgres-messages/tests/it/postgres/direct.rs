@@ -1,17 +1,20 @@
 //! The direct mode: ids and effects in one transaction.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use deadpool_postgres::Object;
+use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
-    Attempts, BatchConsumer, BatchItem, BatchMonitor, BatchOptions, Message, MessageFailure,
+    Attempts, BatchConsumer, BatchItem, BatchMonitor, BatchOptions, DeadLetter, DeadLetterReason,
+    DeadLetters as _, Message, MessageFailure, MessageId,
 };
 use hapax_postgres_data::Pooled;
-use hapax_postgres_messages::{BatchHandler, PgInbox};
+use hapax_postgres_messages::{BatchHandler, PgDeadLetters, PgInbox};
 use hapax_testkit::messages::MemoryBroker;
 use hapax_testkit::servers::PostgresServer;
 use tokio::sync::{Notify, oneshot};
@@ -39,10 +42,19 @@ fn run(
     broker: &MemoryBroker,
     handler: impl BatchHandler<Connection>,
 ) -> Running {
+    run_with(server, broker, Attempts::default().max, handler)
+}
+
+fn run_with(
+    server: &PostgresServer,
+    broker: &MemoryBroker,
+    max: NonZeroU32,
+    handler: impl BatchHandler<Connection>,
+) -> Running {
     let retention = Duration::from_secs(3600);
     let inbox = PgInbox::new("orders", connections(server), retention, handler);
     let pause = Duration::from_millis(20);
-    let attempts = Attempts { first_pause: pause, longest_pause: pause, ..Attempts::default() };
+    let attempts = Attempts { max, first_pause: pause, longest_pause: pause };
     let options = BatchOptions { attempts, ..BatchOptions::default() };
     let source = Arc::new(broker.clone());
     let consumer = BatchConsumer::new(Arc::new(inbox), source, options).unwrap();
@@ -79,6 +91,44 @@ async fn with_effects() -> PostgresServer {
 async fn summary(server: &PostgresServer) -> String {
     let text = "SELECT count(*), count(DISTINCT message) FROM effects";
     server.sql("postgres", text).await
+}
+
+/// Waits until `holds` is true.
+async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.expect(what);
+}
+
+fn rejecting<'a>(
+    _: &'a mut Connection,
+    _: &'a [BatchItem],
+) -> BoxFuture<'a, Result<(), MessageFailure>> {
+    Box::pin(std::future::ready(Err(MessageFailure::reject("no such customer"))))
+}
+
+/// Returns a copy of a message that is redriven from the letter `hex`.
+fn redriven(id: &str, hex: String) -> Message {
+    Message::new("memory://orders", format!("payload of {id}"))
+        .with_header("message-id", id.to_owned())
+        .with_header("hapax-redrive", hex)
+}
+
+/// Ends the connections of a process, as its death does.
+async fn end_connections(server: &PostgresServer) {
+    let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    server.sql("postgres", kill).await;
+}
+
+const LETTER: &str = "SELECT encode(id, 'hex') FROM hapax_dead_letters";
+
+async fn begin_redrive(server: &PostgresServer) {
+    let begin = "SELECT hapax_dead_letter_redrive(id, 'ann', 'fixed') FROM hapax_dead_letters";
+    server.sql("postgres", begin).await;
 }
 
 fn send(broker: &MemoryBroker, id: &str) {
@@ -139,22 +189,15 @@ async fn a_message_that_kills_its_process_is_parked_and_the_rest_of_its_batch_is
         send(&broker, &format!("m-{number}"));
     }
     let begun = Arc::new(Notify::new());
-    let handler = |begun: &Arc<Notify>| {
-        let begun = Arc::clone(begun);
-        Poison { begun }
-    };
     for _ in 0..5 {
-        let running = run(&server, &broker, handler(&begun));
+        let running = run(&server, &broker, stuck(&begun));
         begun.notified().await;
         running.task.abort();
         let _ = running.task.await;
-        // Its connections end with a process.
-        let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-                    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
-        server.sql("postgres", kill).await;
+        end_connections(&server).await;
         broker.redeliver();
     }
-    let running = run(&server, &broker, handler(&begun));
+    let running = run(&server, &broker, stuck(&begun));
     broker.emptied().await;
     assert_eq!(summary(&server).await, "99|99");
     let letter = "SELECT message_id, reason, attempts FROM hapax_dead_letters";
@@ -193,13 +236,181 @@ async fn a_duplicate_of_an_open_transaction_is_held_and_handled_if_that_fails() 
     send(&broker, "m-2");
     let running = run(&server, &broker, write);
     // The other message is not held.
-    while running.monitor.stats().held_in_flight == 0 || broker.backlog() > 1 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let held = async || running.monitor.stats().held_in_flight > 0 && broker.backlog() == 1;
+    until("the message is held, and the other one is not", held).await;
     open.rollback().await.unwrap();
     broker.emptied().await;
     assert_eq!(summary(&server).await, "2|2");
     running.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_that_an_open_transaction_has_for_long_uses_no_attempt_and_is_not_parked() {
+    for commits in [true, false] {
+        let (server, broker) = (with_effects().await, MemoryBroker::default());
+        let mut other = super::pool(&server).get().await.unwrap();
+        let open = other.transaction().await.unwrap();
+        let enter = "SELECT state FROM hapax_inbox('orders', ARRAY['m-1'])";
+        open.query(enter, &[]).await.unwrap();
+        send(&broker, "m-1");
+        let running = run_with(&server, &broker, NonZeroU32::new(2).unwrap(), write);
+        let held = async || running.monitor.stats().held_in_flight > 5;
+        until("the message is held", held).await;
+        match commits {
+            true => open.commit().await.unwrap(),
+            false => open.rollback().await.unwrap(),
+        }
+        broker.emptied().await;
+        assert_eq!(summary(&server).await, if commits { "0|0" } else { "1|1" });
+        assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_dead_letters").await, "0");
+        assert_eq!(running.monitor.stats().duplicates, u64::from(commits));
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn attempts_in_which_the_server_was_down_do_not_count() {
+    let (server, broker) = (with_effects().await, MemoryBroker::default());
+    let begun = Arc::new(Notify::new());
+    send(&broker, "m-42");
+    let running = run_with(&server, &broker, NonZeroU32::new(2).unwrap(), stuck(&begun));
+    begun.notified().await;
+    running.task.abort();
+    let _ = running.task.await;
+    end_connections(&server).await;
+    broker.redeliver();
+    // It is a suspect now, whose second attempt is its last one.
+    let running = run_with(&server, &broker, NonZeroU32::new(2).unwrap(), Flaky::new(&begun));
+    for _ in 0..2 {
+        begun.notified().await;
+        end_connections(&server).await;
+    }
+    begun.notified().await;
+    broker.emptied().await;
+    assert_eq!(summary(&server).await, "1|1");
+    assert_eq!(server.sql("postgres", LETTER).await, "");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn the_letter_of_a_redriven_message_that_is_parked_again_stays_when_it_is_delivered_again() {
+    let (server, broker) = (with_effects().await, MemoryBroker::default());
+    send(&broker, "m-1");
+    let running = run(&server, &broker, rejecting);
+    broker.emptied().await;
+    begin_redrive(&server).await;
+    broker.lose_acknowledgements(true);
+    broker.send(redriven("m-1", server.sql("postgres", LETTER).await));
+    until("it is parked again, and a duplicate then", async || {
+        let stats = running.monitor.stats();
+        stats.parked == 2 && stats.duplicates > 0
+    })
+    .await;
+    broker.lose_acknowledgements(false);
+    broker.emptied().await;
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_dead_letters").await, "1");
+    running.stop().await;
+    // Handled at last, it leaves no letter.
+    begin_redrive(&server).await;
+    let running = run(&server, &broker, write);
+    broker.send(redriven("m-1", server.sql("postgres", LETTER).await));
+    broker.emptied().await;
+    assert_eq!(summary(&server).await, "1|1");
+    assert_eq!(server.sql("postgres", LETTER).await, "");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn the_redrive_of_a_letter_forgets_no_message_that_was_handled() {
+    let (server, broker) = (with_effects().await, MemoryBroker::default());
+    let running = run(&server, &broker, write);
+    send(&broker, "m-1");
+    broker.emptied().await;
+    // A letter of the message, as a consumer of another mode leaves it that ends before its removal.
+    let id = MessageId::new("m-1").unwrap();
+    let message = redriven("m-1", String::new());
+    let (reason, at) = (DeadLetterReason::Rejected, Timestamp::from_micros(1));
+    let letter = DeadLetter::new("orders", Some(&id), message, reason, "no", at);
+    let letters = PgDeadLetters::new(&connections(&server));
+    letters.park(&letter).await.unwrap();
+    begin_redrive(&server).await;
+    broker.send(redriven("m-1", letter.id_hex()));
+    broker.emptied().await;
+    assert_eq!(summary(&server).await, "1|1");
+    letters.remove(&letter.id).await.unwrap();
+    // The letter of another message under its id.
+    broker.send(Message::new("memory://orders", "other").with_header("message-id", "m-1"));
+    broker.emptied().await;
+    let begin = "SELECT hapax_dead_letter_redrive(id, 'ann', 'fixed') FROM hapax_dead_letters";
+    let error = server.try_sql("postgres", begin).await.unwrap_err();
+    assert!(error.contains("found one in conflict"), "{error}");
+    send(&broker, "m-1");
+    broker.emptied().await;
+    assert_eq!(summary(&server).await, "1|1");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_message_for_which_commit_is_rejected_is_parked_and_no_other_one() {
+    let (server, broker) = (with_effects().await, MemoryBroker::default());
+    let constraint = "ALTER TABLE effects ADD UNIQUE (message) DEFERRABLE INITIALLY DEFERRED;
+        INSERT INTO effects VALUES ('m-42')";
+    server.sql("postgres", constraint).await;
+    for number in 0..100 {
+        send(&broker, &format!("m-{number}"));
+    }
+    let running = run(&server, &broker, write);
+    let emptied = tokio::time::timeout(Duration::from_secs(60), broker.emptied()).await;
+    emptied.expect("the batch is halved");
+    assert_eq!(summary(&server).await, "100|100");
+    let letter = "SELECT message_id, reason, attempts, error FROM hapax_dead_letters";
+    let letter = server.sql("postgres", letter).await;
+    assert!(letter.starts_with("m-42|attempts|5|") && letter.contains("unique"), "{letter}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn one_attempt_is_not_enough() {
+    let (server, broker) = (server().await, MemoryBroker::default());
+    let inbox = PgInbox::new("orders", connections(&server), Duration::from_secs(3600), write);
+    let attempts = Attempts { max: NonZeroU32::MIN, ..Attempts::default() };
+    let options = BatchOptions { attempts, ..BatchOptions::default() };
+    let error = BatchConsumer::new(Arc::new(inbox), Arc::new(broker), options).unwrap_err();
+    assert!(error.to_string().contains("at least 2 attempts"), "{error}");
+}
+
+fn stuck(begun: &Arc<Notify>) -> Poison {
+    Poison { begun: Arc::clone(begun) }
+}
+
+/// Waits for the end of its connection in the first two runs.
+struct Flaky {
+    begun: Arc<Notify>,
+    runs: AtomicU32,
+}
+
+impl Flaky {
+    fn new(begun: &Arc<Notify>) -> Self {
+        Self { begun: Arc::clone(begun), runs: AtomicU32::new(0) }
+    }
+}
+
+impl BatchHandler<Connection> for Flaky {
+    fn handle<'a>(
+        &'a self,
+        connection: &'a mut Connection,
+        messages: &'a [BatchItem],
+    ) -> BoxFuture<'a, Result<(), MessageFailure>> {
+        Box::pin(async move {
+            self.begun.notify_one();
+            if self.runs.fetch_add(1, Ordering::SeqCst) < 2 {
+                // The handler ignores the error: its transaction is lost.
+                let _ = connection.execute("SELECT pg_sleep(60)", &[]).await;
+                return Ok(());
+            }
+            effects(connection, messages).await
+        })
+    }
 }
 
 #[tokio::test]
@@ -211,7 +422,7 @@ async fn messages_without_id_in_conflict_or_too_old_are_parked() {
     broker.emptied().await;
     broker.send(Message::new("memory://orders", "other").with_header("message-id", "m-1"));
     let old = Message::new("memory://orders", "old").with_header("message-id", "old");
-    broker.send(old.published_at(hapax_core::Timestamp::from_micros(1)));
+    broker.send(old.published_at(Timestamp::from_micros(1)));
     send(&broker, "m-2");
     broker.emptied().await;
     assert_eq!(summary(&server).await, "2|2");
@@ -226,7 +437,7 @@ async fn zero_bytes_which_the_server_does_not_store_stop_no_consumer() {
     let running = run(&server, &broker, write);
     broker.send(Message::new("memory://\0", "id").with_header("message-id", "m\0"));
     let old = Message::new("memory://orders", "old").with_header("message-id", "old");
-    let old = old.with_header("x\0", "1").published_at(hapax_core::Timestamp::from_micros(1));
+    let old = old.with_header("x\0", "1").published_at(Timestamp::from_micros(1));
     broker.send(old);
     send(&broker, "m-1");
     broker.emptied().await;
@@ -247,9 +458,7 @@ async fn while_the_server_is_down_messages_are_held() {
     for number in 1..500 {
         send(&broker, &format!("m-{number}"));
     }
-    while running.monitor.stats().held_by_store == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("messages are held", async || running.monitor.stats().held_by_store > 0).await;
     server.restart().await;
     broker.emptied().await;
     assert_eq!(summary(&server).await, "500|500");
@@ -281,9 +490,7 @@ async fn a_handler_that_ignores_an_error_or_ends_the_transaction_loses_nothing()
     }
     send(&broker, "m-1");
     let running = run(&server, &broker, misbehaving);
-    while RUNS.load(Ordering::SeqCst) < 3 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the handler runs", async || RUNS.load(Ordering::SeqCst) >= 3).await;
     FAILS.store(false, Ordering::SeqCst);
     broker.emptied().await;
     assert_eq!(summary(&server).await, "1|1");

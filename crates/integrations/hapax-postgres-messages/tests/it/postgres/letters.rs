@@ -31,7 +31,7 @@ async fn a_letter_is_stored_once_and_read_back() {
     assert_eq!((one.message_id.as_deref(), &*one.reason), (Some("m-1"), "rejected"));
     assert_eq!((one.attempts, &*one.error, one.payload_bytes), (2, "no such customer", 2));
     assert_eq!((&*one.first_at, one.redrives), ("2026-09-21T14:13:20.000Z", 0));
-    let blocked = letters.blocked_keys("orders").await.unwrap().unwrap();
+    let blocked = letters.blocked_keys("orders").await.unwrap();
     assert_eq!(blocked.into_iter().collect::<Vec<_>>(), ["k"]);
     let contents = letters.contents(&one.id).await.unwrap().unwrap();
     assert_eq!(contents.payload[..], [0, 255]);
