@@ -70,8 +70,9 @@ pub(super) enum MessagesCommand {
 
 /// Handle the messages of dead letters again
 ///
-/// The message is published again with its id, which its consumer has forgotten before. The letter
-/// is removed once the consumer has handled the message. Letters with one order key are redriven
+/// The message is published again with its id, which its consumer has forgotten before, unless it has
+/// handled it meanwhile. The letter is removed once the consumer has handled the message. A letter in
+/// conflict is rejected, because its id belongs to another message. Letters with one order key are redriven
 /// one after the other, oldest first, while later messages with that key are parked behind them.
 /// Letters of the outbox return to their place in it, and need no --to. The command may be
 /// interrupted and run again.

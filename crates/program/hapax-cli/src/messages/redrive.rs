@@ -3,13 +3,18 @@
 //! Each letter in three steps, each of which may be repeated: its redrive begins, which is stored and
 //! has the direct inbox forget the message; its record in a store is released; its message is
 //! published under an id that is new to the broker. The consumer removes the letter.
+//!
+//! Only a message that is parked is forgotten or released. The consumer may have handled it already,
+//! and may have ended before it removed the letter: then the copy is a duplicate.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Idempotency, Resolution, Resolve, Store, WriteResult};
+use hapax_core::{Idempotency, RecordState, Resolution, Resolve, Store, WriteResult};
 use hapax_gateway::{OpenStore, StoreOpener};
-use hapax_messages::{DeadLetter, Inbox, MessageId, MessageSink, OutgoingMessage};
+use hapax_messages::{
+    DeadLetter, DeadLetterReason, Inbox, MessageId, MessageSink, OutgoingMessage,
+};
 use hapax_nats::NatsSink;
 use hapax_postgres_messages::{LetterQuery, LetterView, OUTBOX_CONSUMER, PgDeadLetters};
 use tokio::time::{Instant, sleep};
@@ -122,6 +127,13 @@ impl Redrive {
                 &hex[..12]
             )));
         };
+        if letter.reason == DeadLetterReason::Conflict.as_str() {
+            return Err(CliError::no(format!(
+                "{}: expected a message with an id of its own, found that of another message, which \
+                 would be handled again: publish it under another id and drop the letter",
+                &hex[..12]
+            )));
+        }
         let id = MessageId::new(id).map_err(CliError::no)?;
         let contents = self.letters.contents(&letter.id).await.map_err(unavailable)?;
         let contents = contents.ok_or_else(|| gone(&hex))?;
@@ -151,16 +163,21 @@ impl Redrive {
         begun.map_err(unavailable)?.ok_or_else(|| gone(&render::hex(&letter.id)))
     }
 
-    /// Releases the record of the message, which says that it is parked.
+    /// Releases the record of the message, unless it says that the message was handled.
     async fn release(&self, consumer: &str, id: &MessageId) -> Result<(), CliError> {
         let Some((engine, opened)) = &self.records else { return Ok(()) };
         let id = engine.operation_id(&Inbox::scope(consumer), &id.to_key());
         let seen = opened.store.load(&id).await.map_err(CliError::unavailable)?;
         let Some(stored) = seen.stored else { return Ok(()) };
+        let forget = match &stored.record.state {
+            RecordState::Done(outcome) if Inbox::is_parked(outcome) => true,
+            RecordState::Done(_) => return Ok(()),
+            RecordState::Released | RecordState::InFlight | RecordState::Unknown { .. } => false,
+        };
         let resolve = Resolve {
             expected: stored.fence,
             force: false,
-            forget: true,
+            forget,
             resolution: Resolution::DidNotHappen,
             note: None,
         };

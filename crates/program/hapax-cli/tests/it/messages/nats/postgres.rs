@@ -1,16 +1,20 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
+use hapax_core::{Idempotency, Timestamp};
 use hapax_messages::{
-    Attempts, BatchConsumer, BatchItem, BatchOptions, MessageFailure, MessageSource,
+    Attempts, BatchConsumer, BatchItem, BatchOptions, Consumer, ConsumerLimits, DeadLetter,
+    DeadLetterReason, DeadLetters as _, HandledMessage, Inbox, Message, MessageFailure, MessageId,
+    MessageSink as _, MessageSource, OutgoingMessage,
 };
-use hapax_nats::NatsSource;
+use hapax_nats::{NatsSink, NatsSource};
+use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_postgres_data::Pooled;
-use hapax_postgres_messages::{BatchHandler, Connections, PgInbox};
+use hapax_postgres_messages::{BatchHandler, Connections, PgDeadLetters, PgInbox};
 use hapax_testkit::servers::{NatsServer, PostgresServer};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -175,8 +179,10 @@ async fn dead_letters_are_listed_shown_redriven_and_dropped() {
     // Still rejected: it is parked again, once.
     let broker = world.broker.url();
     let redrive = ["redrive", "--to", &broker, "--reason", "a test"];
+    world.sql("UPDATE hapax_dead_letters SET last_at = 'epoch' WHERE message_id = 'm-1'").await;
     run(&[&redrive[..], &[&of("m-1")]].concat());
-    world.until("SELECT count(*) FROM hapax_dead_letters", "3").await;
+    world.until("SELECT count(*) FROM hapax_dead_letters WHERE last_at > 'epoch'", "3").await;
+    assert_eq!(world.sql("SELECT count(*) FROM hapax_dead_letters").await, "3");
     rejects.store(false, Ordering::SeqCst);
     run(&[&redrive[..], &["--consumer", "invoices"]].concat());
     world.until("SELECT count(*) FROM hapax_dead_letters", "0").await;
@@ -202,6 +208,69 @@ async fn dead_letters_are_listed_shown_redriven_and_dropped() {
     assert_eq!(world.sql(decisions).await, "drop redrive");
     let _ = stop.send(());
     assert!(consumer.await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redrive_handles_no_message_again_that_was_handled() {
+    let world = World::start().await;
+    let url = world.database.url("postgres");
+    let options = url.parse::<PostgresOptions>().unwrap();
+    let store = Arc::new(PostgresStore::connect(options).await.unwrap());
+    let engine = Idempotency::builder(store).build().unwrap();
+    let letters = Arc::new(PgDeadLetters::new(&connections(url.clone())));
+    let place = Arc::clone(&letters);
+    let inbox = Inbox::builder("invoices", engine.clone()).reexecute().dead_letters(place).build();
+    let source = Arc::new(world.source("invoices").await);
+    let handled = Arc::new(AtomicU32::new(0));
+    let handler = {
+        let handled = Arc::clone(&handled);
+        move |_: HandledMessage| {
+            handled.fetch_add(1, Ordering::SeqCst);
+            std::future::ready(Ok::<_, MessageFailure>(()))
+        }
+    };
+    let consumer = Consumer::new(inbox.unwrap(), source, handler, ConsumerLimits::default());
+    let monitor = consumer.monitor();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let consumer = tokio::spawn(consumer.run(async {
+        let _ = stopped.await;
+    }));
+    let sink = NatsSink::new(world.context.clone());
+    let publish = async |payload: &'static str| {
+        let mut sent =
+            OutgoingMessage::new("orders.created", MessageId::new("m-1").unwrap(), payload);
+        sent.broker_id = Some(payload.to_owned());
+        sink.publish(&sent).await.unwrap();
+    };
+    publish("one").await;
+    let one = async {
+        while monitor.stats().handled == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), one).await.unwrap();
+    // The same id, another payload.
+    publish("two").await;
+    world.until("SELECT count(*) FROM hapax_dead_letters", "1").await;
+    let letter = world.sql("SELECT encode(id, 'hex') FROM hapax_dead_letters").await;
+    let broker = world.broker.url();
+    let more = ["--reason", "a test", "--to", &broker, "--store", &url, "--database", &url];
+    let (code, said) =
+        blocking(|| refused(&[&["messages", "redrive", &*letter][..], &more].concat()));
+    assert!(code == 1 && said.contains("publish it under another id"), "{said}");
+    world.sql("DELETE FROM hapax_dead_letters").await;
+    // As if the consumer had ended after its record, and before it removed the letter.
+    let id = MessageId::new("m-1").unwrap();
+    let message = Message::new("nats://ORDERS/orders.created", "one");
+    let (reason, at) = (DeadLetterReason::Rejected, Timestamp::from_micros(1));
+    let letter = DeadLetter::new("invoices", Some(&id), message, reason, "no", at);
+    letters.park(&letter).await.unwrap();
+    blocking(|| ok(&[&["messages", "redrive", &*letter.id_hex()][..], &more].concat()));
+    world.until("SELECT count(*) FROM hapax_dead_letters", "0").await;
+    assert_eq!((handled.load(Ordering::SeqCst), monitor.stats().handled), (1, 1));
+    let _ = stop.send(());
+    assert!(consumer.await.unwrap());
+    engine.drain().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
