@@ -2,6 +2,7 @@ use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
@@ -9,6 +10,7 @@ use hapax_messages::{
     SourceLimits,
 };
 use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
 
 /// A broker with one queue, in memory. A message that is dropped without an acknowledgement is
 /// delivered again, before those that were not delivered yet.
@@ -28,7 +30,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<(u64, Arc<Message>, bool)>,
-    delivered: HashMap<u64, Arc<Message>>,
+    /// Each with the time at which it was delivered or held.
+    delivered: HashMap<u64, (Arc<Message>, Instant)>,
+    ack_wait: Option<Duration>,
     next: u64,
     /// Changes in a restart: deliveries of before have no effect any more.
     epoch: u64,
@@ -73,6 +77,11 @@ impl MemoryBroker {
         self.shared.lock().holds
     }
 
+    /// Delivers a message again that was neither acknowledged nor held for `ack_wait`.
+    pub fn set_ack_wait(&self, ack_wait: Duration) {
+        self.shared.lock().ack_wait = Some(ack_wait);
+    }
+
     /// Makes the broker unreachable, or reachable again.
     pub fn set_down(&self, is_down: bool) {
         self.shared.is_down.store(is_down, Ordering::SeqCst);
@@ -90,7 +99,7 @@ impl MemoryBroker {
         state.epoch += 1;
         let mut delivered: Vec<_> = state.delivered.drain().collect();
         delivered.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
-        for (number, message) in delivered {
+        for (number, (message, _)) in delivered {
             state.waiting.push_front((number, message, true));
         }
         drop(state);
@@ -109,6 +118,15 @@ impl MemoryBroker {
     }
 }
 
+impl State {
+    /// Takes the messages that nothing has held in time, to be delivered again.
+    fn lapsed(&mut self) -> Vec<(u64, Arc<Message>, bool)> {
+        let Some(ack_wait) = self.ack_wait else { return Vec::new() };
+        let lapsed = self.delivered.extract_if(|_, (_, at)| at.elapsed() >= ack_wait);
+        lapsed.map(|(number, (message, _))| (number, message, true)).collect()
+    }
+}
+
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -123,12 +141,14 @@ impl Shared {
 
     fn take(self: &Arc<Self>, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
         let mut state = self.lock();
+        let lapsed = state.lapsed();
+        state.waiting.extend(lapsed);
         let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
         while taken.len() < max.get()
             && let Some((number, message, is_redelivery)) = state.waiting.pop_front()
         {
             state.deliveries += 1;
-            state.delivered.insert(number, Arc::clone(&message));
+            state.delivered.insert(number, (Arc::clone(&message), Instant::now()));
             let (shared, epoch) = (Arc::clone(self), state.epoch);
             taken.push(Box::new(MemoryDelivery { shared, epoch, number, message, is_redelivery }));
         }
@@ -149,13 +169,18 @@ impl MessageSource for MemoryBroker {
                 if !taken.is_empty() {
                     return Ok(taken);
                 }
-                changed.await;
+                let ack_wait = self.shared.lock().ack_wait;
+                match ack_wait {
+                    Some(ack_wait) => drop(timeout(ack_wait / 4, changed).await),
+                    None => changed.await,
+                }
             }
         })
     }
 
     fn limits(&self) -> SourceLimits {
-        SourceLimits::default().hold_every(std::time::Duration::from_secs(10))
+        let ack_wait = self.shared.lock().ack_wait.unwrap_or(Duration::from_secs(30));
+        SourceLimits::default().hold_every(ack_wait / 3)
     }
 }
 
@@ -213,7 +238,13 @@ impl Delivery for MemoryDelivery {
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
             self.shared.check()?;
-            self.shared.lock().holds += 1;
+            let mut state = self.shared.lock();
+            state.holds += 1;
+            if state.epoch == self.epoch
+                && let Some((_, at)) = state.delivered.get_mut(&self.number)
+            {
+                *at = Instant::now();
+            }
             Ok(())
         })
     }
@@ -223,7 +254,7 @@ impl Drop for MemoryDelivery {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if state.epoch == self.epoch
-            && let Some(message) = state.delivered.remove(&self.number)
+            && let Some((message, _)) = state.delivered.remove(&self.number)
         {
             state.waiting.push_front((self.number, message, true));
             drop(state);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::{HookTiming, Idempotency, Verdict};
 use hapax_messages::{
     Attempts, ConsumerLimits, DeadLetterReason, DeadLetters as _, HandledMessage, Inbox,
-    InboxBuilder, InboxError, MessageFailure,
+    InboxBuilder, InboxError, MessageFailure, PublishedDeadLetters,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -222,6 +222,42 @@ async fn a_shutdown_that_takes_too_long_drops_what_is_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_that_takes_long_or_waits_is_held_at_the_broker() {
+    let world = World::new();
+    world.broker.set_ack_wait(LEASE);
+    let effects = Arc::clone(&world.effects);
+    let handler = move |message: HandledMessage| {
+        let effects = Arc::clone(&effects);
+        async move {
+            sleep(LEASE * 5).await;
+            count(&effects, &message);
+            Ok(())
+        }
+    };
+    // More than there are handlers.
+    let ids = || (0..20).map(|number| format!("m-{number}"));
+    ids().for_each(|id| world.send(&id));
+    let process = world.process(InboxBuilder::reexecute, handler);
+    world.broker.emptied().await;
+    assert_eq!((world.effects(), world.broker.deliveries()), (once(ids()), 20));
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_takes_a_transaction_of_an_inbox_without_them_gets_an_error() {
+    let world = World::new();
+    let handler = |message: HandledMessage| async move {
+        let taken = message.transaction::<u8>().await;
+        Err(MessageFailure::reject(taken.unwrap_err().to_string()))
+    };
+    world.send("m-1");
+    let process = world.process(InboxBuilder::reexecute, handler);
+    world.broker.emptied().await;
+    assert!(world.letters()[0].3.contains("found one without"), "{:?}", world.letters());
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_broker_that_was_down_is_received_from_again() {
     let world = World::new();
     world.broker.set_down(true);
@@ -249,6 +285,10 @@ async fn a_wrong_configuration_is_an_error() {
     assert_eq!(error(inbox().ids(hapax_messages::IdRules::new([]))), InboxError::NoIdRules);
     let pauses = Attempts { first_pause: HOUR, longest_pause: LEASE, ..Attempts::default() };
     assert_eq!(error(inbox().attempts(pauses)), InboxError::Pauses);
+    let published = PublishedDeadLetters::new(Arc::new(world.broker.clone()), "dead");
+    let published = inbox().dead_letters(Arc::new(published));
+    assert!(published.clone().build().is_ok());
+    assert_eq!(error(published.ordered()), InboxError::OrderKeys);
     assert!(matches!(error(inbox().lease(Duration::ZERO)), InboxError::Policy(_)));
     assert!(matches!(error(inbox().retention(Duration::ZERO)), InboxError::Policy(_)));
 }
