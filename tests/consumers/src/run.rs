@@ -30,6 +30,10 @@ const EVERY: Duration = Duration::from_millis(50);
 /// Time for which a process freezes at least: longer than its lease and than the broker waits.
 const FREEZE: Duration = LEASE.saturating_mul(2);
 
+/// The same in the direct mode, where a frozen transaction has its messages: longer than another process
+/// would take to use up their attempts.
+const DIRECT_FREEZE: Duration = Duration::from_secs(15);
+
 /// Time that another process has to write the effect of a frozen one.
 const OVERTAKE: Duration = Duration::from_secs(60);
 
@@ -228,13 +232,17 @@ impl<'a> Run<'a> {
         }
         let frozen = self.frozen.iter().filter_map(|(fault, at)| Some((fault.clone(), (*at)?)));
         let frozen: Vec<_> = frozen.collect();
+        let freeze = match self.options.mode {
+            ConsumerMode::Direct => DIRECT_FREEZE,
+            _ => FREEZE,
+        };
         for (fault, (process, since)) in &frozen {
             let text = "SELECT count(*) FROM effects WHERE id = $1 AND process <> $2";
             let overtaken = self.query(text, &[&fault.id, process]).await? > 0;
             let waits = can_be_overtaken(self.options.mode, fault.kind)
                 && frozen.len() < self.seats.len()
                 && since.elapsed() < OVERTAKE;
-            if since.elapsed() < FREEZE || (waits && !overtaken) {
+            if since.elapsed() < freeze || (waits && !overtaken) {
                 continue;
             }
             self.report.overtaken += u64::from(overtaken);
