@@ -12,36 +12,21 @@
 mod floors;
 mod queue;
 mod shards;
+mod work;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hapax_core::{Backoff, Entropy, Idempotency, SystemEntropy};
+use hapax_core::{Backoff, Idempotency, SystemEntropy};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
 
-use self::floors::Floors;
-use self::queue::Queue;
 use self::shards::Shards;
-use crate::handler::describe;
-use crate::outbox::{OUTBOX_SHARDS, Outbox, OutboxError, OutboxLag, OutboxMessage, OutboxPlace};
-use crate::sink::{MessageSink, PublishError};
-
-/// Pauses between polls: they double while nothing is found.
-const FIRST_POLL: Duration = Duration::from_millis(10);
-const LAST_POLL: Duration = Duration::from_secs(1);
-
-/// Pause of a relay without a shard.
-const STANDBY: Duration = Duration::from_millis(250);
-
-/// Time between two readings of the lag.
-const LAG_EVERY: Duration = Duration::from_secs(10);
-
-/// Least time between two warnings about the sink.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+use self::work::Work;
+use crate::outbox::{OUTBOX_SHARDS, Outbox, OutboxLag};
+use crate::sink::MessageSink;
 
 /// Limits of a [`Relay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -210,218 +195,5 @@ impl RelayMonitor {
             shards: self.state.shards.owned().len() as u64,
             lag: *self.state.lag.borrow(),
         }
-    }
-}
-
-type Sent = (OutboxMessage, u32, Result<(), PublishError>);
-
-/// The messages in hand, and the times of the next steps.
-struct Work {
-    state: Arc<RelayState>,
-    queue: Queue,
-    floors: Floors,
-    sends: JoinSet<Sent>,
-    /// Published, and to be deleted.
-    published: Vec<OutboxPlace>,
-    pause: Duration,
-    poll_at: Instant,
-    lag_at: Instant,
-    warn_at: Instant,
-}
-
-impl Work {
-    fn new(state: &Arc<RelayState>) -> Self {
-        let now = Instant::now();
-        Self {
-            state: Arc::clone(state),
-            queue: Queue::new(state.sink.keeps_order()),
-            floors: Floors::new(),
-            sends: JoinSet::new(),
-            published: Vec::new(),
-            pause: FIRST_POLL,
-            poll_at: now,
-            lag_at: now,
-            warn_at: now,
-        }
-    }
-
-    /// Publishes messages. A future that is dropped leaves messages that are in flight, which
-    /// [`Work::end`] awaits.
-    async fn run(&mut self) {
-        loop {
-            if let Err(error) = self.step().await {
-                let error = describe(&error);
-                tracing::warn!(%error, "the relay waits for the outbox");
-                self.pause = LAST_POLL;
-                self.poll_at = Instant::now() + LAST_POLL;
-            }
-            self.send();
-            let next = self.queue.due().map_or(self.poll_at, |due| due.min(self.poll_at));
-            tokio::select! {
-                () = sleep_until(next) => {}
-                Some(sent) = self.sends.join_next() => self.take(sent).await,
-            }
-        }
-    }
-
-    /// Deletes published messages, and polls if that is due.
-    async fn step(&mut self) -> Result<(), OutboxError> {
-        while let Some(sent) = self.sends.try_join_next() {
-            self.take(sent).await;
-        }
-        self.remove().await?;
-        let shards = self.state.shards.owned();
-        self.queue.keep_only(&shards);
-        let now = Instant::now();
-        if now < self.poll_at {
-            return Ok(());
-        }
-        if shards.is_empty() {
-            self.poll_at = now + STANDBY;
-            return Ok(());
-        }
-        let room = self.state.limits.in_hand.get().saturating_sub(self.queue.len());
-        if room == 0 {
-            self.poll_at = now + FIRST_POLL;
-            return Ok(());
-        }
-        self.poll(&shards, room).await?;
-        if self.floors.is_due() {
-            let writers = self.state.outbox.writers().await?;
-            if let Some(settled) = self.floors.take_writers(writers) {
-                let least = self.state.outbox.least(&self.floors.of(&shards)).await?;
-                self.floors.raise(settled, &least);
-            }
-        }
-        if now >= self.lag_at {
-            self.lag_at = now + LAG_EVERY;
-            self.state.lag.send_replace(self.state.outbox.lag().await?);
-        }
-        Ok(())
-    }
-
-    async fn poll(
-        &mut self,
-        shards: &std::collections::HashSet<u16>,
-        room: usize,
-    ) -> Result<(), OutboxError> {
-        let floors = self.queue.rotated(self.floors.of(shards));
-        // Messages in hand are found again, and must not keep others from being found.
-        let batch = room.min(self.state.limits.in_flight.get());
-        let most = u32::try_from(self.queue.len() + batch).unwrap_or(u32::MAX);
-        let page = self.state.outbox.poll(&floors, &self.queue.full_keys(), most).await?;
-        self.state.counters.polls.fetch_add(1, Ordering::Relaxed);
-        if !self.floors.take_epoch(page.epoch) {
-            // The page may lack earlier messages of its order keys.
-            self.poll_at = Instant::now();
-            return Ok(());
-        }
-        let mut found = 0;
-        for message in page.messages {
-            found += usize::from(self.queue.add(message));
-        }
-        self.pause = if found > 0 { FIRST_POLL } else { (self.pause * 2).min(LAST_POLL) };
-        self.poll_at = Instant::now() + if found == batch { Duration::ZERO } else { self.pause };
-        Ok(())
-    }
-
-    /// Sends what may be sent.
-    fn send(&mut self) {
-        while self.sends.len() < self.state.limits.in_flight.get()
-            && let Some((message, attempt)) = self.queue.next()
-        {
-            let state = Arc::clone(&self.state);
-            self.sends.spawn(async move {
-                // Checked in the task, just before the message is sent: this process may have been
-                // suspended since it was polled.
-                if !state.shards.is_held(message.place.shard) {
-                    let lost = PublishError::not_acknowledged("the lease of the shard is lost");
-                    return (message, attempt, Err(lost));
-                }
-                let sent =
-                    timeout(state.limits.publish_timeout, state.sink.publish(&message.message));
-                let sent = sent.await.unwrap_or_else(|_| {
-                    Err(PublishError::not_acknowledged("no acknowledgement within the timeout"))
-                });
-                (message, attempt, sent)
-            });
-        }
-    }
-
-    async fn take(&mut self, sent: Result<Sent, tokio::task::JoinError>) {
-        let (message, attempt, result) = match sent {
-            Ok(sent) => sent,
-            Err(error) if error.is_cancelled() => return,
-            Err(error) => {
-                // The sink panicked, and its message is not known here: all are polled again.
-                tracing::error!(%error, "the sink panicked");
-                self.queue = Queue::new(self.state.sink.keeps_order());
-                self.sends.abort_all();
-                return;
-            }
-        };
-        let counters = &self.state.counters;
-        match result {
-            Ok(()) => {
-                counters.published.fetch_add(1, Ordering::Relaxed);
-                self.published.push(message.place);
-                self.queue.published(&message);
-            }
-            Err(PublishError::Rejected(cause)) => {
-                let error = describe(&*cause);
-                tracing::warn!(place = ?message.place, %error, "a message of the outbox is a dead letter");
-                match self.state.outbox.park(&message, &error, attempt).await {
-                    Ok(()) => {
-                        counters.parked.fetch_add(1, Ordering::Relaxed);
-                        self.queue.parked(&message);
-                    }
-                    Err(error) => {
-                        tracing::warn!(error = %describe(&error), "a dead letter was not stored");
-                        self.queue.failed(message, attempt, Instant::now() + LAST_POLL);
-                    }
-                }
-            }
-            Err(PublishError::NotAcknowledged { source, retry_after }) => {
-                counters.failures.fetch_add(1, Ordering::Relaxed);
-                let pause = self.state.backoff.pause(attempt, &self.state.entropy as &dyn Entropy);
-                let longest = self.state.limits.longest_retry_after;
-                let pause = retry_after.map_or(pause, |after| after.min(longest).max(pause));
-                let error = describe(&*source);
-                tracing::debug!(place = ?message.place, %error, ?pause, "a message was not acknowledged");
-                let now = Instant::now();
-                if now >= self.warn_at {
-                    self.warn_at = now + WARN_EVERY;
-                    tracing::warn!(%error, "the sink does not acknowledge: messages are published again");
-                }
-                self.queue.failed(message, attempt, Instant::now() + pause);
-            }
-        }
-    }
-
-    async fn remove(&mut self) -> Result<(), OutboxError> {
-        if !self.published.is_empty() {
-            self.state.outbox.remove(&self.published).await?;
-            for place in self.published.drain(..) {
-                self.queue.removed(place);
-            }
-        }
-        Ok(())
-    }
-
-    /// Awaits the messages in flight, and deletes those that were published.
-    async fn end(&mut self) {
-        let state = Arc::clone(&self.state);
-        let ending = async {
-            while let Some(sent) = self.sends.join_next().await {
-                self.take(sent).await;
-            }
-            if let Err(error) = self.remove().await {
-                tracing::warn!(error = %describe(&error), "published messages stay in the outbox, and are published again");
-            }
-        };
-        if timeout(state.limits.publish_timeout, ending).await.is_err() {
-            tracing::warn!("messages in flight are dropped, and are published again");
-        }
-        self.sends.shutdown().await;
     }
 }
