@@ -42,7 +42,7 @@ const MAX_ANSWER: usize = 64 * 1024;
 /// | 2xx | is acknowledged |
 /// | another status, redirects too | is published again, not before `Retry-After` |
 /// | none in time, or one that breaks off | is published again |
-/// | 400, 413, 415, 422, 431 | is rejected for good |
+/// | 413, 415, 422, 431 | is rejected for good |
 ///
 /// Each message under way has a connection, which is reused afterwards: limit their number by
 /// [`RelayLimits::in_flight`](hapax_messages::RelayLimits::in_flight). Dropping the future of a message

@@ -25,8 +25,9 @@ impl Answer {
         match status.as_u16() {
             200..=299 => Self::Accepted,
             // Statuses about this message. Others are about the endpoint: with a wrong URL, secret or
-            // certificate, each message of the outbox would become a dead letter.
-            400 | 413 | 415 | 422 | 431 => Self::Rejected,
+            // certificate, each message of the outbox would become a dead letter. 400 is the status of
+            // common receivers for a wrong signature, and of Hapax for a request without a scope.
+            413 | 415 | 422 | 431 => Self::Rejected,
             _ => Self::Later,
         }
     }
@@ -66,7 +67,7 @@ mod tests {
         for status in 200..1000 {
             let expected = match status {
                 200..300 => Answer::Accepted,
-                400 | 413 | 415 | 422 | 431 => Answer::Rejected,
+                413 | 415 | 422 | 431 => Answer::Rejected,
                 _ => Answer::Later,
             };
             assert_eq!(of(status), expected, "{status}");

@@ -170,6 +170,21 @@ async fn our_layer_verifies_the_signature_and_executes_a_repeated_message_once()
 }
 
 #[tokio::test]
+async fn an_endpoint_whose_layers_are_in_the_wrong_order_gets_the_message_again() {
+    let world = World::new();
+    let layer = world.layer(WebhookLayer::standard("relay").secret(standard_secret(SECRET)));
+    let idempotency = world.idempotency(layer.route_options());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let receiver = world.bare().layer(layer).layer(idempotency);
+    tokio::spawn(async move { axum::serve(listener, receiver).await });
+    let error = sink(address).await.publish(&message("m-1")).await.unwrap_err();
+    assert!(error.to_string().contains("the endpoint answered 400"), "{error}");
+    later(Err(error));
+    world.is_untouched();
+}
+
+#[tokio::test]
 async fn each_secret_signs() {
     let endpoint = Endpoint::default();
     let address = endpoint.start().await;
@@ -196,14 +211,14 @@ async fn the_status_decides_about_the_message() {
         endpoint.answer(status, &[]);
         sink.publish(&message("m-1")).await.unwrap();
     }
-    for status in [400, 413, 415, 422, 431] {
+    for status in [413, 415, 422, 431] {
         endpoint.answer(status, &[("retry-after", "1")]);
         let error = sink.publish(&message("m-1")).await.unwrap_err();
         assert!(matches!(&error, PublishError::Rejected(_)), "{status}: {error}");
         assert!(error.to_string().contains(&status.to_string()), "{error}");
     }
     // About the endpoint: redirects, a wrong URL or secret, a gateway.
-    for status in [301, 307, 401, 403, 404, 405, 410, 408, 409, 425, 429, 500, 502, 503, 599] {
+    for status in [301, 307, 400, 401, 403, 404, 405, 410, 408, 409, 425, 429, 500, 502, 503, 599] {
         endpoint.answer(status, &[("location", "/elsewhere")]);
         assert_eq!(later(sink.publish(&message("m-1")).await), None, "{status}");
         endpoint.answer(status, &[("retry-after", "120")]);
