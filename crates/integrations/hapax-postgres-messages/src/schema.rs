@@ -20,16 +20,24 @@ const SCRIPT: &str = concat!(
 );
 
 /// Returns a script that creates the tables and functions or migrates them, for `psql` or as a file
-/// of a migration tool. It may be run any number of times, by any number of processes at once.
+/// of a migration tool. It may be run any number of times, by any number of processes at once, and
+/// does not stop the users of the tables. Run psql with `ON_ERROR_STOP`: otherwise it reports success
+/// after an error.
 #[must_use]
 pub const fn message_migrations() -> &'static str {
     SCRIPT
 }
 
-/// Runs [`message_migrations`], in the schema of the connection's search path.
+/// Runs [`message_migrations`], in the schema of the connection's search path. The connection is in
+/// no transaction afterwards.
 ///
 /// # Errors
 /// The driver's error; nothing was changed.
 pub async fn migrate_messages(client: &Client) -> Result<(), tokio_postgres::Error> {
-    client.batch_execute(SCRIPT).await
+    let migrated = client.batch_execute(SCRIPT).await;
+    if migrated.is_err() {
+        // The script stopped within its transaction. If this fails too, the connection is lost.
+        let _ = client.batch_execute("ROLLBACK").await;
+    }
+    migrated
 }

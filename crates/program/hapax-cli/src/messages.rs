@@ -27,7 +27,10 @@ const PREFIX: usize = 8;
 /// Runs `hapax messages`.
 pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
     match args.command {
-        MessagesCommand::Migrations => print(message_migrations()),
+        // Without that, psql goes on after an error and reports success.
+        MessagesCommand::Migrations => {
+            print(&format!("\\set ON_ERROR_STOP on\n{}", message_migrations()));
+        }
         MessagesCommand::List { at, consumer, parked_as, after, limit, json } => {
             let letters = letters(&at)?;
             let after = match after {

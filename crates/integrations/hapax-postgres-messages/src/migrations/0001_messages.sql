@@ -1,6 +1,14 @@
 -- Inbox, outbox, sequences and dead letters. A program in any language calls the functions within its
 -- own transactions; it does not write the tables.
 
+-- Once: IF NOT EXISTS alone locks what exists, and callers queue behind a lock that waits. So a script
+-- that is run again changes functions only.
+DO $tables$
+BEGIN
+IF EXISTS (SELECT FROM hapax_messages_migrations WHERE version = 1) THEN
+    RETURN;
+END IF;
+
 -- Ids of messages that a consumer has handled. A row and its index entry take about 120 bytes: so
 -- consumer and id are one hash, and the digest of the payload is cut to 128 bits.
 CREATE TABLE IF NOT EXISTS hapax_inbox (
@@ -112,6 +120,9 @@ CREATE TABLE IF NOT EXISTS hapax_sequence_messages (
     payload    bytea NOT NULL,
     PRIMARY KEY (id, number)
 );
+
+END
+$tables$;
 
 -- Returns the hash that names a message of a consumer. A name has no zero byte.
 CREATE OR REPLACE FUNCTION hapax_message_id(consumer text, id text) RETURNS uuid

@@ -20,7 +20,8 @@ pub(crate) struct MessagesArgs {
 pub(super) enum MessagesCommand {
     /// Print the SQL that creates or migrates the tables and functions
     ///
-    /// Run it with psql or a migration tool, any number of times.
+    /// Run it with psql, any number of times: with an error psql ends with an exit code of 3. For a
+    /// migration tool leave out the first line, which is a command of psql.
     Migrations,
     /// List dead letters, oldest first
     List {

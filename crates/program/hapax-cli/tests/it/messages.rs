@@ -12,7 +12,7 @@ use hapax_testkit::servers::PostgresServer;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::world::hapax;
+use crate::world::{hapax, ok};
 
 /// A running `hapax relay`.
 struct RelayProcess {
@@ -43,6 +43,12 @@ impl RelayProcess {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         self.child.wait().unwrap().code()
     }
+}
+
+/// Returns the script of `hapax messages migrations` without the command of psql at its beginning.
+fn migrations() -> String {
+    let script = blocking(|| ok(&["messages", "migrations"]));
+    script.strip_prefix("\\set ON_ERROR_STOP on\n").expect("psql ends at an error").to_owned()
 }
 
 fn blocking<T>(run: impl FnOnce() -> T) -> T {

@@ -11,6 +11,34 @@ async fn the_migrations_may_be_run_again() {
 }
 
 #[tokio::test]
+async fn migrations_that_are_run_again_neither_wait_for_a_handler_nor_stop_others() {
+    let server = server().await;
+    let mut connection = super::pool(&server).get().await.unwrap();
+    let open = connection.transaction().await.unwrap();
+    for used in [
+        "SELECT state FROM hapax_inbox('orders', ARRAY['a'])",
+        "SELECT hapax_inbox_failed('orders', 'b', 'no')",
+        "SELECT hapax_outbox_put('orders', 'x', 'k')",
+        "SELECT * FROM hapax_sequence_gaps",
+        "DELETE FROM hapax_dead_letters",
+    ] {
+        open.query(used, &[]).await.unwrap();
+    }
+    server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+    open.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_migrations_that_fail_the_connection_is_in_no_transaction() {
+    let server = server().await;
+    let client = super::pool(&server).get().await.unwrap();
+    client.batch_execute("SET default_transaction_read_only = on").await.unwrap();
+    hapax_postgres_messages::migrate_messages(&client).await.unwrap_err();
+    client.batch_execute("SET default_transaction_read_only = off").await.unwrap();
+    hapax_postgres_messages::migrate_messages(&client).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_inbox_tells_new_messages_from_duplicates_and_conflicts() {
     let server = server().await;
     let enter = |ids: &str, digests: &str| {

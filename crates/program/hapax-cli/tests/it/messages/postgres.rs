@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::Instant;
 use tokio_postgres::NoTls;
 
-use super::{RelayProcess, blocking, until};
+use super::{RelayProcess, blocking, migrations, until};
 use crate::world::{get_with, ok, refused};
 
 /// `whsec_` and the base64 of 24 bytes.
@@ -92,8 +92,7 @@ fn serve(listener: TcpListener, router: Router) {
 impl World {
     async fn start() -> Self {
         let database = PostgresServer::start().await;
-        let script = blocking(|| ok(&["messages", "migrations"]));
-        database.sql("postgres", &script).await;
+        database.sql("postgres", &migrations()).await;
         let url = database.url("postgres");
         let folder = tempfile::tempdir().unwrap();
         Self { database, url, folder, endpoint: Endpoint::default() }

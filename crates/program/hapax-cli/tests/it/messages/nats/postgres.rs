@@ -20,7 +20,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio_postgres::Client;
 
-use crate::messages::{RelayProcess, blocking, until};
+use crate::messages::{RelayProcess, blocking, migrations, until};
 use crate::world::{get_with, ok, refused};
 
 type Connection = Pooled<Arc<Client>>;
@@ -35,8 +35,7 @@ struct World {
 impl World {
     async fn start() -> Self {
         let (database, broker) = (PostgresServer::start().await, NatsServer::start().await);
-        let script = blocking(|| ok(&["messages", "migrations"]));
-        database.sql("postgres", &script).await;
+        database.sql("postgres", &migrations()).await;
         let effects = "CREATE TABLE effects (at bigserial, message text NOT NULL)";
         database.sql("postgres", effects).await;
         let context = hapax_nats::jetstream(&broker.url()).await.unwrap();
