@@ -167,6 +167,8 @@ impl Outbox for PgOutbox {
         Box::pin(async move {
             let mut digest = Fingerprint::builder("hapax 1 outbox letter");
             digest.field(&message.place.shard.to_be_bytes()).field(&message.place.id.to_be_bytes());
+            // A place may be drawn again, after the sequence was reset.
+            digest.field(message.message.id.as_str().as_bytes());
             let letter = *digest.finish().as_bytes();
             let parameters = [
                 SqlParameter::Bytes(Some(&letter)),

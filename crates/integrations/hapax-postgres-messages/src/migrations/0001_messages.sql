@@ -593,6 +593,12 @@ BEGIN
         ARRAY(SELECT convert_to(h.value, 'UTF8') FROM jsonb_each_text(row.headers) h),
         row.payload, row.created_at, clock_timestamp(), row.shard, row.id
     ) ON CONFLICT DO NOTHING;
+    IF NOT FOUND AND NOT EXISTS (
+        SELECT FROM hapax_dead_letters d WHERE d.id = letter AND d.message_id = row.message_id
+    ) THEN
+        RAISE EXCEPTION 'expected no letter of another message under this id, found one'
+            USING ERRCODE = '23505';
+    END IF;
     RETURN true;
 END
 $$;
@@ -618,6 +624,16 @@ BEGIN
             FROM unnest(row.header_names, row.header_values) AS h (name, value)),
         row.payload, row.first_at)
     ON CONFLICT DO NOTHING;
+    -- Ids are drawn again after hapax_outbox_ids was reset, or left out of a logical replication.
+    IF NOT FOUND AND NOT EXISTS (
+        SELECT FROM hapax_outbox o
+        WHERE o.shard = row.outbox_shard AND o.id = row.outbox_id AND o.message_id = row.message_id
+    ) THEN
+        RAISE EXCEPTION 'expected no other message at the place of the letter, shard % and id %, found one',
+            row.outbox_shard, row.outbox_id
+            USING ERRCODE = '23505',
+                HINT = 'Set the sequence hapax_outbox_ids above all ids, and redrive the letter once that message is published.';
+    END IF;
     -- Relays read below their floors again, by the same snapshot that shows the row.
     UPDATE hapax_outbox_epoch SET epoch = epoch + 1;
     RETURN true;
