@@ -14,7 +14,7 @@ use hapax_messages::{
     MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPlace,
     OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
 };
-use hapax_postgres_messages::{Connections, PgOutbox, message_migrations};
+use hapax_postgres_messages::{PgOutbox, SharedConnection, message_migrations};
 use hapax_testkit::servers::PostgresServer;
 use tokio::time::Instant;
 
@@ -105,7 +105,7 @@ async fn main() {
         }
     });
     let (sink, polls) = (Arc::new(Accepting::default()), Arc::<Mutex<Vec<Duration>>>::default());
-    let outbox = PgOutbox::new(&Connections::shared(connect));
+    let outbox = PgOutbox::new(&SharedConnection::new(connect));
     let timed = Timed { outbox, polls: Arc::clone(&polls) };
     let engine = Idempotency::builder(Arc::new(MemoryStore::default())).build().unwrap();
     let limits = RelayLimits::default();

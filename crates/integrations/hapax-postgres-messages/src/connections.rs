@@ -1,12 +1,13 @@
-//! Connections, of the caller's pool.
+//! Connections: of the caller's pool, or one that is shared.
+
+mod shared;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use self::shared::SharedConnection;
 use hapax_core::store::BoxFuture;
-use hapax_postgres_data::{Executor, Pooled, SqlParameter, SqlRow, StatementError};
-use tokio::sync::Mutex;
-use tokio_postgres::Client;
+use hapax_postgres_data::{Executor, SqlParameter, SqlRow, StatementError};
 
 /// Cause of a failed connection.
 pub type ConnectCause = Box<dyn std::error::Error + Send + Sync>;
@@ -45,56 +46,8 @@ impl<C: Executor + 'static> Connections<C> {
         Self { connect: Arc::new(connect) }
     }
 
-    /// Returns the same source without the type of its connections.
-    pub(crate) fn any(&self) -> Connections<Box<dyn Executor>> {
-        let connect = Arc::clone(&self.connect);
-        Connections::new(move || {
-            let connecting = connect();
-            async move { connecting.await.map(|connection| Box::new(connection) as Box<dyn Executor>) }
-        })
-    }
-
     pub(crate) async fn connect(&self) -> Result<C, ConnectCause> {
         (self.connect)().await
-    }
-
-    /// Runs one statement on a connection of its own.
-    pub(crate) async fn run(
-        &self,
-        text: &str,
-        parameters: &[SqlParameter<'_>],
-    ) -> Result<Vec<SqlRow>, ConnectCause> {
-        let mut connection = self.connect().await?;
-        let rows: Result<_, StatementError> = connection.run(text, parameters).await;
-        Ok(rows?)
-    }
-}
-
-impl Connections<Pooled<Arc<Client>>> {
-    /// Creates a source of one connection, which all callers share, and which is made again after it
-    /// was lost: for single statements, not for transactions.
-    pub fn shared<F, E>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
-    where
-        F: Future<Output = Result<Client, E>> + Send + 'static,
-        E: Into<ConnectCause> + 'static,
-    {
-        let connect = Arc::new(connect);
-        let shared: Arc<Mutex<Option<Arc<Client>>>> = Arc::default();
-        Self::new(move || {
-            let (connect, shared) = (Arc::clone(&connect), Arc::clone(&shared));
-            async move {
-                // Held while it connects, so that callers do not connect beside each other.
-                let mut shared = shared.lock().await;
-                let open = shared.as_ref().filter(|client| !client.is_closed());
-                let client = match open {
-                    Some(client) => Arc::clone(client),
-                    None => {
-                        Arc::clone(shared.insert(Arc::new(connect().await.map_err(Into::into)?)))
-                    }
-                };
-                Ok::<_, ConnectCause>(Pooled::new(client, |client| client))
-            }
-        })
     }
 }
 
@@ -107,5 +60,37 @@ impl<C> Clone for Connections<C> {
 impl<C> fmt::Debug for Connections<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Connections")
+    }
+}
+
+/// Connections for single statements: those of a pool ([`Connections`]), or one that is shared
+/// ([`SharedConnection`]).
+#[derive(Clone, Debug)]
+pub struct StatementConnections(Connections<Box<dyn Executor>>);
+
+impl StatementConnections {
+    pub(crate) async fn connect(&self) -> Result<Box<dyn Executor>, ConnectCause> {
+        self.0.connect().await
+    }
+
+    /// Runs one statement.
+    pub(crate) async fn run(
+        &self,
+        text: &str,
+        parameters: &[SqlParameter<'_>],
+    ) -> Result<Vec<SqlRow>, ConnectCause> {
+        let mut connection = self.connect().await?;
+        let rows: Result<_, StatementError> = connection.run(text, parameters).await;
+        Ok(rows?)
+    }
+}
+
+impl<C: Executor + 'static> From<&Connections<C>> for StatementConnections {
+    fn from(connections: &Connections<C>) -> Self {
+        let connect = Arc::clone(&connections.connect);
+        Self(Connections::new(move || {
+            let connecting = connect();
+            async move { connecting.await.map(|connection| Box::new(connection) as Box<dyn Executor>) }
+        }))
     }
 }

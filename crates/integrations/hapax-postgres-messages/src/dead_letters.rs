@@ -8,7 +8,7 @@ use hapax_core::store::BoxFuture;
 use hapax_messages::{DeadLetter, DeadLetterError, DeadLetters, MessageId};
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 
-use crate::connections::Connections;
+use crate::connections::StatementConnections;
 
 const PUT: &str =
     "SELECT hapax_dead_letter_put($1, $2, $3, $4, $5, $6::integer, $7, $8, $9, $10, $11,
@@ -22,14 +22,14 @@ const BLOCKED: &str = "SELECT DISTINCT order_key FROM hapax_dead_letters
 /// Dead letters in the table `hapax_dead_letters`.
 #[derive(Clone, Debug)]
 pub struct PgDeadLetters {
-    pub(crate) connections: Connections<Box<dyn Executor>>,
+    pub(crate) connections: StatementConnections,
 }
 
 impl PgDeadLetters {
     /// Creates a place for dead letters in the database of `connections`.
     #[must_use]
-    pub fn new<C: Executor + 'static>(connections: &Connections<C>) -> Self {
-        Self { connections: connections.any() }
+    pub fn new(connections: impl Into<StatementConnections>) -> Self {
+        Self { connections: connections.into() }
     }
 }
 

@@ -50,7 +50,7 @@ mod letters;
 mod outbox;
 mod schema;
 
-pub use connections::{ConnectCause, Connections};
+pub use connections::{ConnectCause, Connections, SharedConnection, StatementConnections};
 pub use dead_letters::PgDeadLetters;
 pub use inbox::{BatchHandler, PgInbox};
 pub use letters::{LetterContents, LetterQuery, LetterView, OUTBOX_CONSUMER};

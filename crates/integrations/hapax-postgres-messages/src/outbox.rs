@@ -8,7 +8,7 @@ use hapax_messages::{
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 
-use crate::connections::Connections;
+use crate::connections::StatementConnections;
 
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
@@ -59,14 +59,14 @@ fn headers(headers: &[(String, Bytes)]) -> String {
 /// The outbox of a database, for a [`Relay`](hapax_messages::Relay).
 #[derive(Clone, Debug)]
 pub struct PgOutbox {
-    connections: Connections<Box<dyn Executor>>,
+    connections: StatementConnections,
 }
 
 impl PgOutbox {
     /// Creates the outbox of the database of `connections`.
     #[must_use]
-    pub fn new<C: Executor + 'static>(connections: &Connections<C>) -> Self {
-        Self { connections: connections.any() }
+    pub fn new(connections: impl Into<StatementConnections>) -> Self {
+        Self { connections: connections.into() }
     }
 
     async fn run(

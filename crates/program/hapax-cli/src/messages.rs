@@ -6,14 +6,12 @@ mod render;
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use hapax_postgres::PostgresOptions;
 use hapax_postgres_data::Pooled;
 use hapax_postgres_messages::{
-    Connections, LetterQuery, LetterView, PgDeadLetters, message_migrations,
+    LetterQuery, LetterView, PgDeadLetters, SharedConnection, message_migrations,
 };
-use tokio_postgres::Client;
 
 use crate::exit::{CliError, of};
 use crate::keys::user;
@@ -69,20 +67,18 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a source of connections to the database of the flags.
-pub(crate) fn connections(
-    at: &DatabaseSelector,
-) -> Result<Connections<Pooled<Arc<Client>>>, CliError> {
+/// Returns the connection to the database of the flags.
+pub(crate) fn connection(at: &DatabaseSelector) -> Result<SharedConnection, CliError> {
     let options: PostgresOptions = at.database.0.parse().map_err(of("--database"))?;
     let options = options.timeout(crate::keys::TIMEOUT);
-    Ok(Connections::shared(move || {
+    Ok(SharedConnection::new(move || {
         let options = options.clone();
         async move { options.client().await }
     }))
 }
 
 fn letters(at: &DatabaseSelector) -> Result<PgDeadLetters, CliError> {
-    Ok(PgDeadLetters::new(&connections(at)?))
+    Ok(PgDeadLetters::new(&connection(at)?))
 }
 
 /// Finds the letter whose id begins with `prefix`.

@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
-use crate::messages::{DatabaseSelector, HiddenUrl, connections};
+use crate::messages::{DatabaseSelector, HiddenUrl, connection};
 
 /// Time for a request of the operators' listener.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(CliError::unavailable)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::unavailable)?;
     let (sink, in_flight) = sink::open(&args).await?;
-    let outbox = PgOutbox::new(&connections(&DatabaseSelector { database: args.from.clone() })?);
+    let outbox = PgOutbox::new(&connection(&DatabaseSelector { database: args.from.clone() })?);
     // An outbox that cannot be read now is a wrong URL, or lacks its tables.
     outbox.lag().await.map_err(|error| {
         CliError::unavailable(format!(

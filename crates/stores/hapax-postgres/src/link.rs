@@ -119,8 +119,9 @@ impl ConnectionSetup {
     pub(crate) fn new(mut options: PostgresOptions) -> Self {
         let answer = options.timeout;
         let begin = begin(&options, answer * 3 / 4, answer / 4);
-        // So that the operating system detects an unreachable peer, too.
-        options.config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
+        let mut config = options.config.clone();
+        options.detect_loss(&mut config);
+        options.config = config;
         let statements = Statements::new(options.schema.as_deref(), options.allow_lost_writes);
         let hosts = Arc::new(Hosts::of(&options.config));
         let known = ExpectedIdentity::new(options.identity.clone());

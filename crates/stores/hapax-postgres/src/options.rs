@@ -82,17 +82,26 @@ impl PostgresOptions {
     }
 
     /// Connects to the server of these options for other uses than the store, with the same TLS. The
-    /// connection is driven by a task, and ends when the client is dropped.
+    /// connection is driven by a task, and ends when the client is dropped, or when the server
+    /// acknowledges nothing within the timeout.
     ///
     /// # Errors
     /// [`PostgresConnectError::Connect`], [`PostgresConnectError::TimedOut`].
     pub async fn client(&self) -> Result<tokio_postgres::Client, PostgresConnectError> {
-        let connecting = self.connector.connect(&self.config);
+        let mut config = self.config.clone();
+        self.detect_loss(&mut config);
+        let connecting = self.connector.connect(&config);
         let connected = tokio::time::timeout(self.timeout, connecting).await;
         let connected = connected.map_err(|_| PostgresConnectError::TimedOut)?;
         let Connected { client, driver } = connected.map_err(PostgresConnectError::Connect)?;
         tokio::spawn(drive(driver, |_| {}));
         Ok(client)
+    }
+
+    /// Has the operating system detect a server that is unreachable.
+    pub(crate) fn detect_loss(&self, config: &mut Config) {
+        let answer = self.timeout;
+        config.connect_timeout(answer).tcp_user_timeout(answer.max(Duration::from_secs(1)));
     }
 
     /// Makes connections with TLS through `connector`; whether the server may decline depends on

@@ -5,6 +5,7 @@ mod letters;
 mod relay;
 mod relays;
 mod sequences;
+mod shared;
 mod sql;
 
 use deadpool_postgres::{Manager, Object, Pool};
