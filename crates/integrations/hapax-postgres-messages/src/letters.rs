@@ -16,14 +16,13 @@ const COLUMNS: &str =
     "id, consumer, message_id, origin, reason, attempts::bigint, error, order_key,
     to_char(first_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
     to_char(last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
-    redrives::bigint, octet_length(payload)::bigint";
+    redrives::bigint, octet_length(payload)::bigint,
+    to_char(parked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
 
 const LIST: &str = "FROM hapax_dead_letters
     WHERE ($1::text IS NULL OR consumer = $1) AND ($2::text IS NULL OR reason = $2)
-        AND ($3 IS NULL OR (parked_at, id) > (
-            SELECT a.parked_at, a.id FROM hapax_dead_letters a WHERE a.id = $3
-        ))
-    ORDER BY parked_at, id LIMIT $4";
+        AND ($3::text IS NULL OR (parked_at, id) > ($3::timestamptz, $4))
+    ORDER BY parked_at, id LIMIT $5";
 
 const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
 const REMOVE: &str = "SELECT hapax_dead_letter_remove($1, $2, $3, $4)::text";
@@ -36,10 +35,17 @@ pub struct LetterQuery {
     pub consumer: Option<String>,
     /// Only those with this reason.
     pub reason: Option<DeadLetterReason>,
-    /// Only those after this one, which is the last of an earlier list and still there.
-    pub after: Option<[u8; 32]>,
+    /// Only those after this one: the last of an earlier list, even if it was removed since.
+    pub after: Option<LetterPlace>,
     /// Largest number.
     pub limit: u32,
+}
+
+/// Place of a letter in the order of all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LetterPlace {
+    parked_at: String,
+    id: [u8; 32],
 }
 
 /// A letter as operators see it. Times are RFC 3339 texts.
@@ -70,6 +76,16 @@ pub struct LetterView {
     pub redrives: u64,
     /// Size of the payload in bytes.
     pub payload_bytes: u64,
+    /// Time at which it was parked.
+    pub parked_at: String,
+}
+
+impl LetterView {
+    /// Returns the place after which a further list begins.
+    #[must_use]
+    pub fn place(&self) -> LetterPlace {
+        LetterPlace { parked_at: self.parked_at.clone(), id: self.id }
+    }
 }
 
 /// Headers and payload of a letter.
@@ -104,7 +120,8 @@ fn view(row: SqlRow) -> Result<LetterView, ConnectCause> {
         last_at,
         redrives,
         bytes,
-    ] = <[SqlValue; 12]>::try_from(row).map_err(|_| other_rows())?;
+        parked_at,
+    ] = <[SqlValue; 13]>::try_from(row).map_err(|_| other_rows())?;
     let text = |value: SqlValue| value.text().ok_or_else(other_rows);
     let id = id.bytes().and_then(|id| id.try_into().ok()).ok_or_else(other_rows)?;
     Ok(LetterView {
@@ -120,6 +137,7 @@ fn view(row: SqlRow) -> Result<LetterView, ConnectCause> {
         last_at: text(last_at)?,
         redrives: unsigned(&redrives)?,
         payload_bytes: unsigned(&bytes)?,
+        parked_at: text(parked_at)?,
     })
 }
 
@@ -133,7 +151,8 @@ impl PgDeadLetters {
         let parameters = [
             SqlParameter::Text(query.consumer.as_deref()),
             SqlParameter::Text(query.reason.map(DeadLetterReason::as_str)),
-            SqlParameter::Bytes(query.after.as_ref().map(|id| &id[..])),
+            SqlParameter::Text(query.after.as_ref().map(|after| after.parked_at.as_str())),
+            SqlParameter::Bytes(query.after.as_ref().map(|after| &after.id[..])),
             SqlParameter::Integer(Some(query.limit.into())),
         ];
         self.connections.run(&text, &parameters).await?.into_iter().map(view).collect()

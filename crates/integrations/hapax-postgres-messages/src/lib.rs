@@ -53,6 +53,6 @@ mod schema;
 pub use connections::{ConnectCause, Connections, SharedConnection, StatementConnections};
 pub use dead_letters::PgDeadLetters;
 pub use inbox::{BatchHandler, PgInbox};
-pub use letters::{LetterContents, LetterQuery, LetterView, OUTBOX_CONSUMER};
+pub use letters::{LetterContents, LetterPlace, LetterQuery, LetterView, OUTBOX_CONSUMER};
 pub use outbox::{PgOutbox, put_messages};
 pub use schema::{message_migrations, migrate_messages};

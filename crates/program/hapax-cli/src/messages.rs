@@ -8,7 +8,6 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use hapax_postgres::PostgresOptions;
-use hapax_postgres_data::Pooled;
 use hapax_postgres_messages::{
     LetterQuery, LetterView, PgDeadLetters, SharedConnection, message_migrations,
 };
@@ -32,7 +31,7 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
         MessagesCommand::List { at, consumer, parked_as, after, limit, json } => {
             let letters = letters(&at)?;
             let after = match after {
-                Some(prefix) => Some(find(&letters, &prefix).await?.id),
+                Some(prefix) => Some(find(&letters, &prefix).await?.place()),
                 None => None,
             };
             let reason = parked_as.map(Into::into);

@@ -79,7 +79,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         loop {
             let page = redrive.letters.list(&query).await.map_err(unavailable)?;
             let Some(last) = page.last() else { break };
-            query.after = Some(last.id);
+            query.after = Some(last.place());
             named.extend(page);
         }
     }

@@ -36,11 +36,31 @@ async fn a_letter_is_stored_once_and_read_back() {
     let contents = letters.contents(&one.id).await.unwrap().unwrap();
     assert_eq!(contents.payload[..], [0, 255]);
     assert_eq!(contents.headers[1], ("binary".to_owned(), vec![0, 200].into()));
-    let after = LetterQuery { after: Some(one.id), limit: 10, ..LetterQuery::default() };
+    let after = LetterQuery { after: Some(one.place()), limit: 10, ..LetterQuery::default() };
     assert_eq!(letters.list(&after).await.unwrap(), listed[1..]);
     let other = Some(DeadLetterReason::Conflict);
     let none = LetterQuery { reason: other, limit: 10, ..LetterQuery::default() };
     assert!(letters.list(&none).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_list_goes_on_after_a_letter_that_was_removed() {
+    let server = server().await;
+    let letters = PgDeadLetters::new(&connections(&server));
+    for number in 0..5 {
+        letters.park(&letter(&format!("m-{number}"), None)).await.unwrap();
+    }
+    let mut query = LetterQuery { limit: 2, ..LetterQuery::default() };
+    let mut found = Vec::new();
+    loop {
+        let page = letters.list(&query).await.unwrap();
+        let Some(last) = page.last() else { break };
+        query.after = Some(last.place());
+        // Its consumer handles it meanwhile.
+        letters.remove(&last.id).await.unwrap();
+        found.extend(page.into_iter().filter_map(|letter| letter.message_id));
+    }
+    assert_eq!(found, ["m-0", "m-1", "m-2", "m-3", "m-4"]);
 }
 
 #[tokio::test]
