@@ -7,6 +7,7 @@ use hapax_messages::{
     OutboxPlace, OutboxWriters, OutgoingMessage,
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
+use serde_json::Value;
 
 use crate::connections::StatementConnections;
 
@@ -47,13 +48,39 @@ pub async fn put_messages(
     connection.run(PUT, &parameters).await.map(drop)
 }
 
-/// Returns headers as a JSON object. A value that is no UTF-8 has U+FFFD in place of its other bytes.
+/// Returns headers as a JSON object, in which a name with several values has an array. A value that is
+/// no UTF-8 has U+FFFD in place of its other bytes.
 fn headers(headers: &[(String, Bytes)]) -> String {
-    let object: serde_json::Map<_, _> = headers
-        .iter()
-        .map(|(name, value)| (name.clone(), String::from_utf8_lossy(value).into_owned().into()))
-        .collect();
-    serde_json::Value::from(object).to_string()
+    let mut object = serde_json::Map::new();
+    for (name, value) in headers {
+        let value = Value::from(String::from_utf8_lossy(value).into_owned());
+        match object.get_mut(name) {
+            None => drop(object.insert(name.clone(), value)),
+            Some(Value::Array(values)) => values.push(value),
+            Some(first) => *first = Value::from(vec![first.take(), value]),
+        }
+    }
+    Value::from(object).to_string()
+}
+
+/// Returns the headers of such an object.
+fn parse_headers(text: &str) -> Result<Vec<(String, Bytes)>, OutboxError> {
+    let object: serde_json::Map<_, _> = serde_json::from_str(text).map_err(OutboxError::new)?;
+    let mut headers = Vec::with_capacity(object.len());
+    for (name, value) in object {
+        let values = match value {
+            Value::Array(values) => values,
+            one => vec![one],
+        };
+        for value in values {
+            let text = match value {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            headers.push((name.clone(), Bytes::from(text)));
+        }
+    }
+    Ok(headers)
 }
 
 /// The outbox of a database, for a [`Relay`](hapax_messages::Relay).
@@ -109,15 +136,7 @@ fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
     let payload = payload.bytes().ok_or_else(other_row)?;
     let mut message = OutgoingMessage::new(text(destination)?, message_id, payload);
     message.key = key.text();
-    let headers: serde_json::Map<String, serde_json::Value> =
-        serde_json::from_str(&text(headers)?).map_err(OutboxError::new)?;
-    message.headers = headers
-        .into_iter()
-        .map(|(name, value)| match value {
-            serde_json::Value::String(text) => (name, Bytes::from(text)),
-            other => (name, Bytes::from(other.to_string())),
-        })
-        .collect();
+    message.headers = parse_headers(&text(headers)?)?;
     let age = std::time::Duration::from_millis(age.integer().unwrap_or(0).unsigned_abs());
     Ok(OutboxMessage { place, message, age })
 }
@@ -216,5 +235,20 @@ impl Outbox for PgOutbox {
             let oldest = std::time::Duration::from_millis(unsigned(&oldest).unwrap_or(0));
             Ok(OutboxLag::new(oldest, unsigned(&rows)?, unsigned(&keys)?))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_with_several_values_are_kept() {
+        let pair = |name: &str, value: &'static str| (name.to_owned(), Bytes::from(value));
+        let all = [pair("a", "1"), pair("b", "2"), pair("a", "3"), pair("a", "4")];
+        let text = headers(&all);
+        assert_eq!(text, r#"{"a":["1","3","4"],"b":"2"}"#);
+        let parsed = parse_headers(&text).unwrap();
+        assert_eq!(parsed, [pair("a", "1"), pair("a", "3"), pair("a", "4"), pair("b", "2")]);
     }
 }

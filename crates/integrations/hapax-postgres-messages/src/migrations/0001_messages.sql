@@ -422,7 +422,8 @@ $$;
 -- written by one call, shortly before COMMIT; two calls may deadlock with another transaction
 -- (40P01: run it again). Messages without an order key take no lock.
 --
--- A message id of null becomes a random one. Headers are objects of texts.
+-- A message id of null becomes a random one. Headers are objects of texts; a header with several values
+-- has an array of texts.
 CREATE OR REPLACE FUNCTION hapax_outbox_put_all(
     destinations text[], payloads bytea[], order_keys text[] DEFAULT NULL,
     message_ids text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL
@@ -567,6 +568,17 @@ AS $$
     ) o
 $$;
 
+-- Returns the headers of a message one by one, in the order of their names.
+CREATE OR REPLACE FUNCTION hapax_outbox_headers(headers jsonb) RETURNS TABLE (name text, value text)
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+    SELECT h.key, v.value FROM jsonb_each(headers) AS h (key, value)
+    CROSS JOIN LATERAL jsonb_array_elements_text(
+        CASE jsonb_typeof(h.value) WHEN 'array' THEN h.value ELSE jsonb_build_array(h.value) END
+    ) WITH ORDINALITY AS v (value, at)
+    ORDER BY h.key, v.at
+$$;
+
 -- Moves a message that cannot be published to the dead letters. Later ones with its order key wait.
 CREATE OR REPLACE FUNCTION hapax_outbox_park(
     letter bytea, its_shard bigint, its_id bigint, error text, attempts integer
@@ -589,8 +601,8 @@ BEGIN
     ) VALUES (
         letter, 'hapax-outbox', row.message_id, row.destination, 'unpublishable', attempts, error,
         row.order_key,
-        ARRAY(SELECT h.key FROM jsonb_each_text(row.headers) h),
-        ARRAY(SELECT convert_to(h.value, 'UTF8') FROM jsonb_each_text(row.headers) h),
+        ARRAY(SELECT h.name FROM hapax_outbox_headers(row.headers) h),
+        ARRAY(SELECT convert_to(h.value, 'UTF8') FROM hapax_outbox_headers(row.headers) h),
         row.payload, row.created_at, clock_timestamp(), row.shard, row.id
     ) ON CONFLICT DO NOTHING;
     IF NOT FOUND AND NOT EXISTS (
@@ -620,8 +632,14 @@ BEGIN
     END IF;
     INSERT INTO hapax_outbox (shard, id, message_id, destination, order_key, headers, payload, created_at)
     VALUES (row.outbox_shard, row.outbox_id, row.message_id, row.origin, row.order_key,
-        (SELECT coalesce(jsonb_object_agg(h.name, convert_from(h.value, 'UTF8')), '{}')
-            FROM unnest(row.header_names, row.header_values) AS h (name, value)),
+        (SELECT coalesce(jsonb_object_agg(g.name, g.value), '{}') FROM (
+            SELECT h.name, CASE count(*)
+                WHEN 1 THEN to_jsonb(min(convert_from(h.value, 'UTF8')))
+                ELSE jsonb_agg(convert_from(h.value, 'UTF8') ORDER BY h.at)
+            END AS value
+            FROM unnest(row.header_names, row.header_values) WITH ORDINALITY AS h (name, value, at)
+            GROUP BY h.name
+        ) g),
         row.payload, row.first_at)
     ON CONFLICT DO NOTHING;
     -- Ids are drawn again after hapax_outbox_ids was reset, or left out of a logical replication.
@@ -641,7 +659,8 @@ END
 $$;
 
 -- Returns the age of the oldest message that is not published, the messages that are counted up to
--- `most`, and the order keys that wait behind a dead letter.
+-- `most`, and the order keys that wait behind a dead letter. Ids are drawn when messages are written,
+-- so that the oldest one of a shard has its least id.
 CREATE OR REPLACE FUNCTION hapax_outbox_lag(most bigint DEFAULT 10000)
 RETURNS TABLE (oldest_ms bigint, rows bigint, parked_keys bigint)
 LANGUAGE sql VOLATILE
