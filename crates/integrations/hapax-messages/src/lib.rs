@@ -112,7 +112,7 @@ pub use inbox::{Attempts, Inbox, InboxBuilder, InboxError, MessageReconcileCall,
 pub use message::{Message, Position};
 pub use outbox::{
     OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
-    OutboxPlace, OutboxWriters,
+    OutboxPlace, OutboxQuery, OutboxWriters,
 };
 pub use relay::{Relay, RelayError, RelayLimits, RelayMonitor, RelayStats};
 pub use sink::{MessageSink, OutgoingMessage, PublishError};

@@ -31,6 +31,36 @@ pub struct OutboxMessage {
     pub age: Duration,
 }
 
+impl OutboxMessage {
+    /// Returns the bytes of its contents, which a relay has in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let message = &self.message;
+        let texts = message.destination.len()
+            + message.id.as_str().len()
+            + message.key.as_ref().map_or(0, String::len);
+        let headers: usize =
+            message.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        texts + headers + message.payload.len()
+    }
+}
+
+/// Messages that a poll looks for.
+#[derive(Clone, Copy, Debug)]
+pub struct OutboxQuery<'a> {
+    /// Shards in the order in which they are read, each with the id above which messages are read.
+    pub shards: &'a [OutboxPlace],
+    /// Messages that are left out, because the relay has them.
+    pub known: &'a [OutboxPlace],
+    /// Order keys whose messages are left out.
+    pub skipped: &'a [String],
+    /// Largest number of messages.
+    pub most: u32,
+    /// Bytes of payloads and headers after which no further message is read. The first message is
+    /// read in any case.
+    pub bytes: u64,
+}
+
 /// Messages of a poll.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OutboxPage {
@@ -93,14 +123,9 @@ pub type OutboxFuture<'a, T> = BoxFuture<'a, Result<T, OutboxError>>;
 /// Rows that wait to be published. No call leaves a transaction open. Dropping a future leaves a call
 /// that may have been executed; each may be repeated.
 pub trait Outbox: fmt::Debug + Send + Sync + 'static {
-    /// Returns messages of `shards`, each with the id above which they are, up to `most` in all.
-    /// Messages whose order key is in `skipped`, or has a dead letter, are left out.
-    fn poll<'a>(
-        &'a self,
-        shards: &'a [OutboxPlace],
-        skipped: &'a [String],
-        most: u32,
-    ) -> OutboxFuture<'a, OutboxPage>;
+    /// Returns the messages of a query: of each shard those with the least ids, and none of an order
+    /// key with a dead letter.
+    fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage>;
 
     /// Deletes messages that were published.
     fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()>;

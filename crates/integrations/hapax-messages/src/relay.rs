@@ -22,11 +22,15 @@ use std::time::Duration;
 use hapax_core::{Backoff, Idempotency, SystemEntropy};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 
 use self::shards::Shards;
 use self::work::Work;
-use crate::outbox::{OUTBOX_SHARDS, Outbox, OutboxLag};
+use crate::outbox::{OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag};
 use crate::sink::MessageSink;
+
+/// Least time between two warnings of one kind.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Limits of a [`Relay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,8 +40,13 @@ pub struct RelayLimits {
     /// Messages in memory: in flight, or waiting for an earlier one with their order key. Default
     /// 2048.
     pub in_hand: NonZeroUsize,
+    /// Bytes of messages in memory from which on no further one is read. One message can exceed it.
+    /// Default 64 MiB.
+    pub bytes_in_hand: usize,
     /// Time for the sink to acknowledge a message. Default 10 s.
     pub publish_timeout: Duration,
+    /// Time for the outbox to answer a call. Default 10 s.
+    pub outbox_timeout: Duration,
     /// Lease of a shard: the time for which a relay that died blocks its messages. Default 15 s.
     pub lease: Duration,
     /// Bound of the pause after a message was not acknowledged, unless the sink sets a longer one.
@@ -52,7 +61,9 @@ impl Default for RelayLimits {
         Self {
             in_flight: NonZeroUsize::MIN.saturating_add(255),
             in_hand: NonZeroUsize::MIN.saturating_add(2047),
+            bytes_in_hand: 64 * 1024 * 1024,
             publish_timeout: Duration::from_secs(10),
+            outbox_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
             longest_pause: Duration::from_secs(30),
             longest_retry_after: Duration::from_secs(15 * 60),
@@ -70,6 +81,12 @@ pub enum RelayError {
     /// The timeout is zero.
     #[error("expected a publish timeout of at least 1 ms, found zero")]
     PublishTimeout,
+    /// There is no memory for a message.
+    #[error("expected at least 1 byte of messages in hand, found zero")]
+    BytesInHand,
+    /// The timeout is zero.
+    #[error("expected an outbox timeout of at least 1 ms, found zero")]
+    OutboxTimeout,
 }
 
 /// Counters of a relay since its start.
@@ -88,6 +105,8 @@ pub struct RelayStats {
     pub shards: u64,
     /// State of the outbox, read every 10 s.
     pub lag: OutboxLag,
+    /// Time since `lag` was read; since the relay was created, if it was not read yet.
+    pub lag_age: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -119,7 +138,8 @@ struct RelayState {
     backoff: Backoff,
     entropy: SystemEntropy,
     counters: RelayCounters,
-    lag: watch::Sender<OutboxLag>,
+    /// The state of the outbox, and when it was read.
+    lag: watch::Sender<(OutboxLag, Instant)>,
 }
 
 impl Relay {
@@ -141,6 +161,12 @@ impl Relay {
         if limits.publish_timeout < Duration::from_millis(1) {
             return Err(RelayError::PublishTimeout);
         }
+        if limits.bytes_in_hand == 0 {
+            return Err(RelayError::BytesInHand);
+        }
+        if limits.outbox_timeout < Duration::from_millis(1) {
+            return Err(RelayError::OutboxTimeout);
+        }
         let state = RelayState {
             outbox,
             sink,
@@ -149,7 +175,7 @@ impl Relay {
             backoff: Backoff::new(Duration::from_millis(100), limits.longest_pause),
             entropy: SystemEntropy,
             counters: RelayCounters::default(),
-            lag: watch::Sender::default(),
+            lag: watch::Sender::new((OutboxLag::default(), Instant::now())),
         };
         Ok(Self { state: Arc::new(state) })
     }
@@ -161,7 +187,7 @@ impl Relay {
     }
 
     /// Publishes messages until `shutdown` ends. Then messages that were sent are awaited, for at most
-    /// the publish timeout, and the shards are released to other relays.
+    /// the publish timeout, published ones are deleted, and the shards are released to other relays.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let state = self.state;
         let stop = watch::Sender::new(false);
@@ -181,19 +207,32 @@ impl Relay {
     }
 }
 
+impl RelayState {
+    /// Awaits a call of the outbox. After the timeout its future is dropped, so that the outbox uses
+    /// another connection for the next one.
+    async fn call<T>(&self, call: OutboxFuture<'_, T>) -> Result<T, OutboxError> {
+        let longest = self.limits.outbox_timeout;
+        timeout(longest, call).await.unwrap_or_else(|_| {
+            Err(OutboxError::new(format!("expected an answer within {longest:?}, found none")))
+        })
+    }
+}
+
 impl RelayMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> RelayStats {
         let counters = &self.state.counters;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (lag, read_at) = *self.state.lag.borrow();
         RelayStats {
             published: read(&counters.published),
             failures: read(&counters.failures),
             parked: read(&counters.parked),
             polls: read(&counters.polls),
             shards: self.state.shards.owned().len() as u64,
-            lag: *self.state.lag.borrow(),
+            lag,
+            lag_age: read_at.elapsed(),
         }
     }
 }

@@ -12,7 +12,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
     MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPlace,
-    OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
+    OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
 };
 use hapax_postgres_messages::{PgOutbox, SharedConnection, message_migrations};
 use hapax_testkit::servers::PostgresServer;
@@ -36,15 +36,10 @@ struct Timed {
 }
 
 impl Outbox for Timed {
-    fn poll<'a>(
-        &'a self,
-        shards: &'a [OutboxPlace],
-        skipped: &'a [String],
-        most: u32,
-    ) -> OutboxFuture<'a, OutboxPage> {
+    fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
         Box::pin(async move {
             let begun = Instant::now();
-            let page = self.outbox.poll(shards, skipped, most).await;
+            let page = self.outbox.poll(query).await;
             self.polls.lock().unwrap().push(begun.elapsed());
             page
         })

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hapax_core::Fingerprint;
 use hapax_messages::{
     MessageId, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
-    OutboxPlace, OutboxWriters, OutgoingMessage,
+    OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage,
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::connections::StatementConnections;
 
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
-const POLL: &str = "SELECT * FROM hapax_outbox_poll($1, $2, $3, $4)";
+const POLL: &str = "SELECT p.* FROM hapax_outbox_poll($1, $2, $3, $4, $5, $6, $7) p";
 const DONE: &str = "SELECT hapax_outbox_done($1, $2)::text";
 const PARK: &str = "SELECT hapax_outbox_park($1, $2, $3, $4, $5::integer)::text";
 const WRITERS: &str = "SELECT last_id, array_to_string(writers, ' ') FROM hapax_outbox_writers()";
@@ -142,20 +142,19 @@ fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
 }
 
 impl Outbox for PgOutbox {
-    fn poll<'a>(
-        &'a self,
-        shards: &'a [OutboxPlace],
-        skipped: &'a [String],
-        most: u32,
-    ) -> OutboxFuture<'a, OutboxPage> {
+    fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
         Box::pin(async move {
-            let (shards, floors) = integers(shards);
-            let skipped: Vec<_> = skipped.iter().map(|key| Some(key.as_str())).collect();
+            let (shards, floors) = integers(query.shards);
+            let (known_shards, known_ids) = integers(query.known);
+            let skipped: Vec<_> = query.skipped.iter().map(|key| Some(key.as_str())).collect();
             let parameters = [
                 SqlParameter::Integers(&shards),
                 SqlParameter::Integers(&floors),
+                SqlParameter::Integers(&known_shards),
+                SqlParameter::Integers(&known_ids),
                 SqlParameter::Texts(&skipped),
-                SqlParameter::Integer(Some(most.into())),
+                SqlParameter::Integer(Some(query.most.into())),
+                SqlParameter::Integer(Some(i64::try_from(query.bytes).unwrap_or(i64::MAX))),
             ];
             let mut page = OutboxPage::default();
             for row in self.run(POLL, &parameters).await? {

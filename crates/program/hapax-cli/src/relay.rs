@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_core::{Idempotency, Store};
-use hapax_gateway::{LogFormat, StoreOpener, StoreUrl, UrlText};
+use hapax_gateway::{ByteSize, LogFormat, StoreOpener, StoreUrl, UrlText};
 use hapax_messages::{Outbox as _, Relay, RelayLimits, RelayMonitor};
 use hapax_postgres_messages::PgOutbox;
 use http::{Method, Response, StatusCode};
@@ -30,7 +30,7 @@ use crate::messages::{DatabaseSelector, HiddenUrl, connection};
 /// Time for a request of the operators' listener.
 const REQUEST: Duration = Duration::from_secs(10);
 
-/// Age of the oldest message from which on the relay is not ready.
+/// Age of the oldest message, and of what is known of it, from which on the relay is not ready.
 const LATE: Duration = Duration::from_secs(60);
 
 /// Publish the messages of an outbox in PostgreSQL
@@ -71,6 +71,9 @@ pub(crate) struct RelayArgs {
     /// to an endpoint 32]
     #[arg(long, value_name = "N")]
     in_flight: Option<NonZeroUsize>,
+    /// Bytes of messages in memory; one message may exceed them
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    bytes_in_hand: ByteSize,
     /// Time for the broker or endpoint to acknowledge a message
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     publish_timeout: Duration,
@@ -119,7 +122,9 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let (sink, in_flight) = sink::open(&args).await?;
     let outbox = PgOutbox::new(&connection(&DatabaseSelector { database: args.from.clone() })?);
     // An outbox that cannot be read now is a wrong URL, or lacks its tables.
-    outbox.lag().await.map_err(|error| {
+    let lag = tokio::time::timeout(RelayLimits::default().outbox_timeout, outbox.lag()).await;
+    let lag = lag.map_err(|_| CliError::unavailable("--from: expected an answer, found none"))?;
+    lag.map_err(|error| {
         CliError::unavailable(format!(
             "--from: {error}: does `hapax messages migrations` have to be run there?"
         ))
@@ -140,6 +145,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),
+        bytes_in_hand: args.bytes_in_hand.0,
         publish_timeout: args.publish_timeout,
         lease: args.lease,
         ..RelayLimits::default()
@@ -209,13 +215,17 @@ fn respond(method: &Method, path: &str, monitor: &RelayMonitor) -> Response<Full
         (&(Method::GET | Method::HEAD), "/metrics") => (StatusCode::OK, metrics(monitor)),
         (&(Method::GET | Method::HEAD), "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
         (&(Method::GET | Method::HEAD), "/readyz") => {
-            let oldest = monitor.stats().lag.oldest;
-            match oldest < LATE {
-                true => (StatusCode::OK, "ready\n".to_owned()),
-                false => {
+            let stats = monitor.stats();
+            match (stats.lag.oldest, stats.lag_age) {
+                (_, age) if age >= LATE => {
+                    let text = format!("the outbox was last read {} s ago\n", age.as_secs());
+                    (StatusCode::SERVICE_UNAVAILABLE, text)
+                }
+                (oldest, _) if oldest >= LATE => {
                     let text = format!("the oldest message is {} s old\n", oldest.as_secs());
                     (StatusCode::SERVICE_UNAVAILABLE, text)
                 }
+                _ => (StatusCode::OK, "ready\n".to_owned()),
             }
         }
         _ => (StatusCode::NOT_FOUND, "expected /metrics, /healthz or /readyz\n".to_owned()),
@@ -257,6 +267,12 @@ fn metrics(monitor: &RelayMonitor) -> String {
             "gauge",
             "Age of the oldest message that is not published.",
             stats.lag.oldest.as_secs_f64(),
+        ),
+        (
+            "outbox_lag_age_seconds",
+            "gauge",
+            "Time since the three values of the outbox here were read.",
+            stats.lag_age.as_secs_f64(),
         ),
         (
             "outbox_messages",

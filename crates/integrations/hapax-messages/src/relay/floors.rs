@@ -12,8 +12,9 @@
 //!
 //! So a message with a smaller id than a visible one of the same order key is never below the floor
 //! of its shard: it was committed before the other drew its id, and would have been read in 3.
-//! Messages that are restored with old ids, or returned from the dead letters, are the exception: a
-//! sweep each minute, and the epoch of the outbox, set the floors to 0.
+//! Messages that are restored with old ids, returned from the dead letters, or written after a
+//! failover that lost ids, are the exception: a sweep each minute, the epoch of the outbox, and every
+//! error of the outbox, set the floors to 0.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -98,6 +99,13 @@ impl Floors {
         }
     }
 
+    /// Forgets all that was read: after an error the outbox may be on a server that lacks the last
+    /// transactions of the one before, and draws their ids again.
+    pub(super) fn forget(&mut self) {
+        self.candidate = None;
+        self.reset();
+    }
+
     fn reset(&mut self) {
         self.swept_at = Instant::now();
         self.floors.values_mut().for_each(|floor| *floor = 0);
@@ -128,6 +136,17 @@ mod tests {
         floors.raise(10, &[OutboxPlace { shard: 1, id: 7 }]);
         let found = floors.of(&HashSet::from([0, 1]));
         assert_eq!(found.iter().map(|place| place.id).collect::<Vec<_>>(), [10, 6]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_an_error_neither_floors_nor_the_candidate_are_known() {
+        let mut floors = floors();
+        assert_eq!(floors.take_writers(writers(10, &["a"])), None);
+        floors.raise(5, &[]);
+        floors.forget();
+        assert!(floors.of(&HashSet::from([0, 1])).iter().all(|place| place.id == 0));
+        assert_eq!(floors.take_writers(writers(8, &[])), None, "10 is of another server");
+        assert_eq!(floors.take_writers(writers(9, &[])), Some(8));
     }
 
     #[tokio::test(start_paused = true)]

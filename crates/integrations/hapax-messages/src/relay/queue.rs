@@ -15,8 +15,9 @@ type Counted = (OutboxMessage, u32);
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     keeps_order: bool,
-    /// All in hand: waiting, in flight, or published and not deleted yet.
-    known: HashSet<OutboxPlace>,
+    /// All in hand, with their bytes: waiting, in flight, or published and not deleted yet.
+    known: HashMap<OutboxPlace, usize>,
+    bytes: usize,
     ready: VecDeque<Counted>,
     /// Order keys with a message in hand that is not published.
     keys: HashMap<String, OrderKey>,
@@ -42,9 +43,23 @@ impl Queue {
         self.known.len()
     }
 
-    /// Returns the order keys of which enough messages are in hand.
-    pub(super) fn full_keys(&self) -> Vec<String> {
-        let full = self.keys.iter().filter(|(_, key)| key.behind.len() >= FULL);
+    /// Returns the bytes of the messages in hand.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the places of the messages in hand.
+    pub(super) fn known(&self) -> Vec<OutboxPlace> {
+        self.known.keys().copied().collect()
+    }
+
+    /// Returns the order keys of which enough messages, or `bytes` of them, are in hand.
+    pub(super) fn full_keys(&self, bytes: usize) -> Vec<String> {
+        let is_full = |key: &OrderKey| {
+            let waiting = key.behind.iter().map(OutboxMessage::bytes).sum::<usize>();
+            key.behind.len() >= FULL || waiting >= bytes
+        };
+        let full = self.keys.iter().filter(|(_, key)| is_full(key));
         full.map(|(key, _)| key.clone()).collect()
     }
 
@@ -62,9 +77,11 @@ impl Queue {
     /// A key's messages arrive in the order of their ids: a page has all that are below its last one,
     /// except those in hand.
     pub(super) fn add(&mut self, message: OutboxMessage) -> bool {
-        if !self.known.insert(message.place) {
+        if self.known.contains_key(&message.place) {
             return false;
         }
+        self.known.insert(message.place, message.bytes());
+        self.bytes += message.bytes();
         match message.message.key.as_ref().filter(|_| !self.keeps_order) {
             Some(key) => match self.keys.get_mut(key) {
                 Some(key) => key.behind.push_back(message),
@@ -123,36 +140,105 @@ impl Queue {
 
     /// Notes that a published message was deleted.
     pub(super) fn removed(&mut self, place: OutboxPlace) {
-        self.known.remove(&place);
+        let bytes = self.known.remove(&place).unwrap_or_default();
+        self.bytes = self.bytes.saturating_sub(bytes);
     }
 
     /// Sends a message again at a time.
     pub(super) fn failed(&mut self, message: OutboxMessage, attempt: u32, at: Instant) {
         // Its shard may have been lost meanwhile.
-        if self.known.contains(&message.place) {
+        if self.known.contains_key(&message.place) {
             self.paused.insert((at, message.place), (message, attempt.saturating_add(1)));
         }
     }
 
     /// Forgets a message that is a dead letter, and those behind it.
     pub(super) fn parked(&mut self, message: &OutboxMessage) {
-        self.known.remove(&message.place);
-        let removed = message.message.key.as_ref().and_then(|key| self.keys.remove(key));
-        for behind in removed.into_iter().flat_map(|key| key.behind) {
-            self.known.remove(&behind.place);
+        self.removed(message.place);
+        // A copy of a message that was published meanwhile is ahead of no other.
+        let Some(name) = message.message.key.as_ref().filter(|_| self.is_next(message)) else {
+            return;
+        };
+        for behind in self.keys.remove(name).into_iter().flat_map(|key| key.behind) {
+            self.removed(behind.place);
         }
     }
 
     /// Forgets the messages of other shards that are not in flight.
     pub(super) fn keep_only(&mut self, shards: &HashSet<u16>) {
         let is_kept = |message: &OutboxMessage| shards.contains(&message.place.shard);
-        if self.known.iter().all(|place| shards.contains(&place.shard)) {
+        if self.known.keys().all(|place| shards.contains(&place.shard)) {
             return;
         }
         self.ready.retain(|(message, _)| is_kept(message));
         self.paused.retain(|_, (message, _)| is_kept(message));
         // A key belongs to one shard.
         self.keys.retain(|_, key| shards.contains(&key.head.shard));
-        self.known.retain(|place| shards.contains(&place.shard));
+        self.known.retain(|place, _| shards.contains(&place.shard));
+        self.bytes = self.known.values().sum();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::MessageId;
+    use crate::sink::OutgoingMessage;
+
+    fn message(id: u64) -> OutboxMessage {
+        let message_id = MessageId::new(format!("m-{id}")).unwrap();
+        let mut message = OutgoingMessage::new("orders", message_id, "payload");
+        message.key = Some("k".to_owned());
+        let place = OutboxPlace { shard: 1, id };
+        OutboxMessage { place, message, age: std::time::Duration::ZERO }
+    }
+
+    /// Returns the id of the next message to send.
+    fn next(queue: &mut Queue) -> Option<u64> {
+        queue.next().map(|(message, _)| message.place.id)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rejected_copy_of_a_published_message_leaves_the_later_ones() {
+        for is_sent in [false, true] {
+            let mut queue = Queue::new(false);
+            queue.add(message(1));
+            assert_eq!(next(&mut queue), Some(1));
+            // The shard is lost and claimed again while the copy is in flight.
+            queue.keep_only(&HashSet::new());
+            (1..=3).for_each(|id| assert!(queue.add(message(id))));
+            assert_eq!(next(&mut queue), Some(1));
+            queue.published(&message(1));
+            queue.removed(message(1).place);
+            if is_sent {
+                assert_eq!(next(&mut queue), Some(2));
+            }
+            queue.parked(&message(1));
+            if !is_sent {
+                assert_eq!(next(&mut queue), Some(2));
+            }
+            assert_eq!(next(&mut queue), None, "one message of a key is in flight");
+            queue.published(&message(2));
+            assert_eq!(next(&mut queue), Some(3));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_are_those_of_the_messages_in_hand() {
+        let mut queue = Queue::new(false);
+        let each = message(1).bytes();
+        (1..=5).for_each(|id| assert!(queue.add(message(id))));
+        assert!(!queue.add(message(5)));
+        assert_eq!(queue.bytes(), 5 * each);
+        assert_eq!(queue.full_keys(4 * each), ["k"]);
+        assert!(queue.full_keys(4 * each + 1).is_empty());
+        queue.removed(message(1).place);
+        queue.removed(message(1).place);
+        assert_eq!(queue.bytes(), 4 * each);
+        queue.keep_only(&HashSet::new());
+        assert_eq!((queue.bytes(), queue.len()), (0, 0));
+        (1..=5).for_each(|id| assert!(queue.add(message(id))));
+        queue.parked(&message(1));
+        assert_eq!((queue.bytes(), queue.len()), (0, 0));
     }
 }

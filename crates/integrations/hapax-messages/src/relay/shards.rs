@@ -5,11 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::{
-    Claim, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, LeaseHandle, NaturalKey,
-    OnUnknown, OperationRequest, Policy, Scope, Terms,
+    Claim, ClaimError, Fingerprint, FingerprintScheme, Idempotency, Key, Lease, LeaseHandle,
+    NaturalKey, OnUnknown, OperationRequest, Policy, Scope, Terms,
 };
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
+
+use super::WARN_EVERY;
+use crate::handler::describe;
 
 /// The leases of the shards of one outbox.
 #[derive(Debug)]
@@ -18,6 +21,7 @@ pub(super) struct Shards {
     engine: Idempotency,
     policy: Policy,
     held: Mutex<HashMap<u16, LeaseHandle>>,
+    warned_at: Mutex<Option<Instant>>,
 }
 
 /// A claim of a shard, which all relays make alike.
@@ -40,7 +44,13 @@ impl Shards {
         // A relay that died has at most repeated messages.
         let terms = Terms { lease, retention, on_unknown: OnUnknown::Reexecute };
         let policy = Policy { terms, ..Policy::default() };
-        Self { scope: Scope::of([("outbox", name)]), engine, policy, held: Mutex::default() }
+        Self {
+            scope: Scope::of([("outbox", name)]),
+            engine,
+            policy,
+            held: Mutex::default(),
+            warned_at: Mutex::default(),
+        }
     }
 
     /// Returns the shards that this relay has.
@@ -87,9 +97,20 @@ impl Shards {
             Ok(Claim::Execute(lease)) => Some(lease),
             Ok(_) => None,
             Err(error) => {
-                tracing::debug!(%error, "a shard of the outbox was not claimed");
+                self.warn(&error);
                 None
             }
+        }
+    }
+
+    /// Logs that a claim failed: one line for all shards.
+    fn warn(&self, error: &ClaimError) {
+        let now = Instant::now();
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_at.is_none_or(|at| now >= at + WARN_EVERY) {
+            *warned_at = Some(now);
+            let owned = self.owned().len();
+            tracing::warn!(error = %describe(error), owned, "shards of the outbox cannot be claimed");
         }
     }
 

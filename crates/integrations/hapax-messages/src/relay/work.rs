@@ -1,18 +1,21 @@
 //! The work of a relay: what it polls, sends and deletes, and when.
 
+use std::collections::HashSet;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use hapax_core::Entropy;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::RelayState;
 use super::floors::Floors;
 use super::queue::Queue;
+use super::{RelayState, WARN_EVERY};
 use crate::handler::describe;
-use crate::outbox::{OutboxError, OutboxMessage, OutboxPlace};
+use crate::outbox::{OutboxError, OutboxMessage, OutboxPlace, OutboxQuery};
 use crate::sink::PublishError;
 
 /// Pauses between polls: they double while nothing is found.
@@ -25,8 +28,8 @@ const STANDBY: Duration = Duration::from_millis(250);
 /// Time between two readings of the lag.
 const LAG_EVERY: Duration = Duration::from_secs(10);
 
-/// Least time between two warnings about the sink.
-const WARN_EVERY: Duration = Duration::from_secs(60);
+/// A page of messages, and those of one key, have at most this part of the bytes in memory.
+const PARTS: usize = 8;
 
 type Sent = (OutboxMessage, u32, Result<(), PublishError>);
 
@@ -67,20 +70,30 @@ impl Work {
             if let Err(error) = self.step().await {
                 let error = describe(&error);
                 tracing::warn!(%error, "the relay waits for the outbox");
+                self.floors.forget();
                 self.pause = LAST_POLL;
                 self.poll_at = Instant::now() + LAST_POLL;
             }
             self.send();
-            let next = self.queue.due().map_or(self.poll_at, |due| due.min(self.poll_at));
             tokio::select! {
-                () = sleep_until(next) => {}
+                () = sleep_until(self.next_turn()) => {}
                 Some(sent) = self.sends.join_next() => self.take(sent).await,
             }
         }
     }
 
-    /// Deletes published messages, and polls if that is due.
+    /// Returns the time of the next turn, unless a message that was sent ends before.
+    fn next_turn(&self) -> Instant {
+        // A paused message that is due waits while no further one may be sent.
+        let may_send = self.sends.len() < self.state.limits.in_flight.get();
+        let due = self.queue.due().filter(|_| may_send);
+        due.map_or(self.poll_at, |due| due.min(self.poll_at))
+    }
+
+    /// Reads the lag, deletes published messages, and polls, each if it is due.
     async fn step(&mut self) -> Result<(), OutboxError> {
+        // First: it is needed most when there is no room, no shard, or an error.
+        self.read_lag().await?;
         while let Some(sent) = self.sends.try_join_next() {
             self.take(sent).await;
         }
@@ -96,35 +109,53 @@ impl Work {
             return Ok(());
         }
         let room = self.state.limits.in_hand.get().saturating_sub(self.queue.len());
-        if room == 0 {
+        let bytes = self.state.limits.bytes_in_hand.saturating_sub(self.queue.bytes());
+        if room == 0 || bytes == 0 {
             self.poll_at = now + FIRST_POLL;
             return Ok(());
         }
-        self.poll(&shards, room).await?;
+        self.poll(&shards, room, bytes).await?;
+        let state = &self.state;
         if self.floors.is_due() {
-            let writers = self.state.outbox.writers().await?;
+            let writers = state.call(state.outbox.writers()).await?;
             if let Some(settled) = self.floors.take_writers(writers) {
-                let least = self.state.outbox.least(&self.floors.of(&shards)).await?;
+                let floors = self.floors.of(&shards);
+                let least = state.call(state.outbox.least(&floors)).await?;
                 self.floors.raise(settled, &least);
             }
         }
+        Ok(())
+    }
+
+    async fn read_lag(&mut self) -> Result<(), OutboxError> {
+        let now = Instant::now();
         if now >= self.lag_at {
             self.lag_at = now + LAG_EVERY;
-            self.state.lag.send_replace(self.state.outbox.lag().await?);
+            let lag = self.state.call(self.state.outbox.lag()).await?;
+            self.state.lag.send_replace((lag, now));
         }
         Ok(())
     }
 
     async fn poll(
         &mut self,
-        shards: &std::collections::HashSet<u16>,
+        shards: &HashSet<u16>,
         room: usize,
+        bytes: usize,
     ) -> Result<(), OutboxError> {
+        let limits = &self.state.limits;
         let floors = self.queue.rotated(self.floors.of(shards));
-        // Messages in hand are found again, and must not keep others from being found.
-        let batch = room.min(self.state.limits.in_flight.get());
-        let most = u32::try_from(self.queue.len() + batch).unwrap_or(u32::MAX);
-        let page = self.state.outbox.poll(&floors, &self.queue.full_keys(), most).await?;
+        let batch = room.min(limits.in_flight.get());
+        // The messages of one key do not take the memory of the others.
+        let part = (limits.bytes_in_hand / PARTS).max(1);
+        let query = OutboxQuery {
+            shards: &floors,
+            known: &self.queue.known(),
+            skipped: &self.queue.full_keys(part),
+            most: u32::try_from(batch).unwrap_or(u32::MAX),
+            bytes: bytes.min(part) as u64,
+        };
+        let page = self.state.call(self.state.outbox.poll(query)).await?;
         self.state.counters.polls.fetch_add(1, Ordering::Relaxed);
         if !self.floors.take_epoch(page.epoch) {
             // The page may lack earlier messages of its order keys.
@@ -153,28 +184,25 @@ impl Work {
                     let lost = PublishError::not_acknowledged("the lease of the shard is lost");
                     return (message, attempt, Err(lost));
                 }
-                let sent =
-                    timeout(state.limits.publish_timeout, state.sink.publish(&message.message));
-                let sent = sent.await.unwrap_or_else(|_| {
-                    Err(PublishError::not_acknowledged("no acknowledgement within the timeout"))
-                });
+                // Caught here, where the message is known: others may be published already.
+                let sending = async { state.sink.publish(&message.message).await };
+                let sending = AssertUnwindSafe(sending).catch_unwind();
+                let sent = match timeout(state.limits.publish_timeout, sending).await {
+                    Ok(Ok(sent)) => sent,
+                    Ok(Err(_)) => Err(PublishError::not_acknowledged("the sink panicked")),
+                    Err(_) => {
+                        let text = "no acknowledgement within the timeout";
+                        Err(PublishError::not_acknowledged(text))
+                    }
+                };
                 (message, attempt, sent)
             });
         }
     }
 
     async fn take(&mut self, sent: Result<Sent, tokio::task::JoinError>) {
-        let (message, attempt, result) = match sent {
-            Ok(sent) => sent,
-            Err(error) if error.is_cancelled() => return,
-            Err(error) => {
-                // The sink panicked, and its message is not known here: all are polled again.
-                tracing::error!(%error, "the sink panicked");
-                self.queue = Queue::new(self.state.sink.keeps_order());
-                self.sends.abort_all();
-                return;
-            }
-        };
+        // The task does not panic. One that was aborted leaves its message to the next relay.
+        let Ok((message, attempt, result)) = sent else { return };
         let counters = &self.state.counters;
         match result {
             Ok(()) => {
@@ -185,13 +213,15 @@ impl Work {
             Err(PublishError::Rejected(cause)) => {
                 let error = describe(&*cause);
                 tracing::warn!(place = ?message.place, %error, "a message of the outbox is a dead letter");
-                match self.state.outbox.park(&message, &error, attempt).await {
+                let parking = self.state.outbox.park(&message, &error, attempt);
+                match self.state.call(parking).await {
                     Ok(()) => {
                         counters.parked.fetch_add(1, Ordering::Relaxed);
                         self.queue.parked(&message);
                     }
                     Err(error) => {
                         tracing::warn!(error = %describe(&error), "a dead letter was not stored");
+                        self.floors.forget();
                         self.queue.failed(message, attempt, Instant::now() + LAST_POLL);
                     }
                 }
@@ -215,7 +245,7 @@ impl Work {
 
     async fn remove(&mut self) -> Result<(), OutboxError> {
         if !self.published.is_empty() {
-            self.state.outbox.remove(&self.published).await?;
+            self.state.call(self.state.outbox.remove(&self.published)).await?;
             for place in self.published.drain(..) {
                 self.queue.removed(place);
             }
@@ -225,18 +255,19 @@ impl Work {
 
     /// Awaits the messages in flight, and deletes those that were published.
     pub(super) async fn end(&mut self) {
-        let state = Arc::clone(&self.state);
+        let longest = self.state.limits.publish_timeout;
         let ending = async {
             while let Some(sent) = self.sends.join_next().await {
                 self.take(sent).await;
             }
-            if let Err(error) = self.remove().await {
-                tracing::warn!(error = %describe(&error), "published messages stay in the outbox, and are published again");
-            }
         };
-        if timeout(state.limits.publish_timeout, ending).await.is_err() {
+        if timeout(longest, ending).await.is_err() {
             tracing::warn!("messages in flight are dropped, and are published again");
         }
         self.sends.shutdown().await;
+        // With a timeout of its own: a message that hangs takes all of the other one.
+        if let Err(error) = self.remove().await {
+            tracing::warn!(error = %describe(&error), "published messages stay in the outbox, and are published again");
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Order, unknown outcomes, shutdown and configuration of consumers.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +11,6 @@ use hapax_messages::{
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
-use tracing_subscriber::fmt::MakeWriter;
 
 use super::world::*;
 
@@ -293,36 +291,13 @@ async fn a_wrong_configuration_is_an_error() {
     assert!(matches!(error(inbox().retention(Duration::ZERO)), InboxError::Policy(_)));
 }
 
-/// The log of this process.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn the_bytes_of_the_retention_are_logged_at_start_and_by_the_rate_of_the_first_minute() {
     let log = Log::default();
     // For all threads: the interest of a thread without a subscriber would hide lines of this one.
     tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).init();
     let lines = || {
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let text = log.text();
         let ours = text.lines().filter(|line| line.contains("retention 30 days"));
         ours.map(|line| line.split_once("retention 30").unwrap().1.to_owned()).collect::<Vec<_>>()
     };

@@ -10,4 +10,5 @@ mod claims;
 mod ids;
 mod letters;
 mod lifecycle;
+mod relay;
 mod world;

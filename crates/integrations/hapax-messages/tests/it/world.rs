@@ -1,6 +1,7 @@
 //! A broker, a store and dead letters in memory, with a controlled clock.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use hapax_testkit::messages::{MemoryBroker, MemoryDeadLetters};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+use tracing_subscriber::fmt::MakeWriter;
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
@@ -184,5 +186,34 @@ pub(super) fn poisoned(
             count(&effects, &message);
             Ok(())
         }
+    }
+}
+
+/// Lines of a log.
+#[derive(Clone, Default)]
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    pub(super) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
     }
 }

@@ -493,10 +493,12 @@ AS $$
 $$;
 
 -- Returns messages to publish, for a relay: of each shard those with an id above its floor, in the
--- order of ids, up to `most` in all. Messages whose order key has a dead letter, or is in `skipped`,
--- wait. The first row has the epoch only.
+-- order of ids, up to `most` in all, and none after those before it have `bytes` of headers and
+-- payload. Messages whose order key has a dead letter, or is in `skipped`, wait; those in
+-- `known_shards` and `known_ids` are left out. The first row has the epoch only.
 CREATE OR REPLACE FUNCTION hapax_outbox_poll(
-    shards bigint[], floors bigint[], skipped text[], most bigint
+    shards bigint[], floors bigint[], known_shards bigint[], known_ids bigint[], skipped text[],
+    most bigint, bytes bigint
 ) RETURNS TABLE (
     epoch bigint, shard bigint, id bigint, message_id text, destination text, order_key text,
     headers text, payload bytea, age_ms bigint
@@ -506,22 +508,38 @@ SET search_path FROM CURRENT
 AS $$
     SELECT e.epoch, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM hapax_outbox_epoch e
     UNION ALL (
-        SELECT NULL, f.shard, o.id, o.message_id, o.destination, o.order_key, o.headers::text,
-            o.payload, (extract(epoch FROM clock_timestamp() - o.created_at) * 1000)::bigint
-        FROM unnest(shards, floors) AS f (shard, floor)
-        CROSS JOIN LATERAL (
-            SELECT o.* FROM hapax_outbox o
-            WHERE o.shard = f.shard::smallint AND o.id > f.floor
-                AND (o.order_key IS NULL OR (
-                    o.order_key <> ALL (skipped)
-                    AND NOT EXISTS (
-                        SELECT FROM hapax_dead_letters d
-                        WHERE d.consumer = 'hapax-outbox' AND d.order_key = o.order_key
-                    )
-                ))
-            ORDER BY o.id LIMIT most
-        ) o
-        LIMIT most
+        SELECT NULL, m.shard, m.id, m.message_id, m.destination, m.order_key, m.headers, m.payload,
+            (extract(epoch FROM clock_timestamp() - m.created_at) * 1000)::bigint
+        FROM (
+            -- The length of a payload is known without reading it.
+            SELECT l.*, sum(octet_length(l.headers) + octet_length(l.payload)) OVER (
+                ORDER BY l.turn, l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS bytes_before
+            FROM (
+                SELECT f.turn, f.shard, o.id, o.message_id, o.destination, o.order_key,
+                    o.headers::text AS headers, o.payload, o.created_at
+                FROM unnest(shards, floors) WITH ORDINALITY AS f (shard, floor, turn)
+                CROSS JOIN LATERAL (
+                    SELECT o.* FROM hapax_outbox o
+                    WHERE o.shard = f.shard::smallint AND o.id > f.floor
+                        -- Not a join, so that the rows are read in the order of the index.
+                        AND (o.shard::bigint, o.id) NOT IN (
+                            SELECT k.shard, k.id FROM unnest(known_shards, known_ids) AS k (shard, id)
+                        )
+                        AND (o.order_key IS NULL OR (
+                            o.order_key <> ALL (skipped)
+                            AND NOT EXISTS (
+                                SELECT FROM hapax_dead_letters d
+                                WHERE d.consumer = 'hapax-outbox' AND d.order_key = o.order_key
+                            )
+                        ))
+                    ORDER BY o.id LIMIT most
+                ) o
+                LIMIT most
+            ) l
+        ) m
+        WHERE coalesce(m.bytes_before, 0) < bytes
+        ORDER BY m.turn, m.id
     )
 $$;
 
@@ -667,11 +685,15 @@ LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
 AS $$
     SELECT
-        coalesce((extract(epoch FROM clock_timestamp() - min(o.created_at)) * 1000)::bigint, 0),
-        count(*),
+        coalesce((extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000)::bigint, 0),
+        (SELECT count(*) FROM (SELECT FROM hapax_outbox LIMIT most) o),
         (SELECT count(DISTINCT d.order_key) FROM hapax_dead_letters d
             WHERE d.consumer = 'hapax-outbox')
-    FROM (SELECT created_at FROM hapax_outbox LIMIT most) o
+    FROM generate_series(0, 31) AS s (shard)
+    CROSS JOIN LATERAL (
+        SELECT o.created_at FROM hapax_outbox o WHERE o.shard = s.shard::smallint
+        ORDER BY o.id LIMIT 1
+    ) f
 $$;
 
 -- Decides about the message `number` of an aggregate, numbered from 1, in the transaction of the

@@ -11,7 +11,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
     MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPlace,
-    OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
+    OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
 };
 use hapax_postgres_messages::PgOutbox;
 use hapax_testkit::SeededEntropy;
@@ -114,21 +114,16 @@ struct Planted {
 }
 
 impl Outbox for Planted {
-    fn poll<'a>(
-        &'a self,
-        shards: &'a [OutboxPlace],
-        skipped: &'a [String],
-        most: u32,
-    ) -> OutboxFuture<'a, OutboxPage> {
+    fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
         Box::pin(async move {
-            let mut shards = shards.to_vec();
+            let mut shards = query.shards.to_vec();
             if self.design == Design::Cursor {
                 let read = self.read.lock().unwrap();
                 for shard in &mut shards {
                     shard.id = shard.id.max(read.get(&shard.shard).copied().unwrap_or_default());
                 }
             }
-            let mut page = self.right.poll(&shards, skipped, most).await?;
+            let mut page = self.right.poll(OutboxQuery { shards: &shards, ..query }).await?;
             match self.design {
                 Design::Cursor => {
                     let mut read = self.read.lock().unwrap();

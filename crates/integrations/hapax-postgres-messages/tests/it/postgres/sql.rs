@@ -98,7 +98,8 @@ async fn an_outbox_row_is_polled_until_it_is_done() {
     let floors = "(SELECT array_agg(0::bigint) FROM generate_series(0, 31) n)";
     let poll = format!(
         "SELECT epoch, id, destination, order_key, headers, payload \
-         FROM hapax_outbox_poll({shards}, {floors}, '{{}}', 10) ORDER BY id NULLS FIRST"
+         FROM hapax_outbox_poll({shards}, {floors}, '{{}}', '{{}}', '{{}}', 10, 1000) \
+         ORDER BY id NULLS FIRST"
     );
     let polled = sql(&poll).await;
     assert_eq!(polled, "1|||||\n|1|orders|k|{\"a\": \"b\"}|\\x00ff\n|2|orders||{}|\\x01");
@@ -112,6 +113,82 @@ async fn an_outbox_row_is_polled_until_it_is_done() {
     assert_eq!(sql("SELECT hapax_outbox_redrive(sha256('x'))").await, "t");
     let polled = sql(&poll).await;
     assert!(polled.starts_with("2|||||\n|1|orders|k|{\"a\": \"b\"}|\\x00ff\n|3|"), "{polled}");
+}
+
+#[tokio::test]
+async fn a_poll_leaves_out_known_messages_and_ends_at_its_bytes() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    // A header object has 2 bytes.
+    sql(
+        "SELECT hapax_outbox_put('orders', repeat('x', 98)::bytea, 'k') FROM generate_series(1, 6)",
+    )
+    .await;
+    let poll = async |known: &str, most: u32, bytes: u32| {
+        let poll = format!(
+            "SELECT string_agg(p.id::text, ' ') FROM hapax_outbox_poll( \
+             ARRAY[hapax_outbox_shard('k')], '{{0}}', \
+             array_fill(hapax_outbox_shard('k')::bigint, ARRAY[cardinality('{known}'::bigint[])]), \
+             '{known}', '{{}}', {most}, {bytes}) p"
+        );
+        server.sql("postgres", &poll).await
+    };
+    assert_eq!(poll("{}", 10, 1000).await, "1 2 3 4 5 6");
+    assert_eq!(poll("{1,2,4}", 10, 1000).await, "3 5 6");
+    assert_eq!(poll("{1,2,4}", 2, 1000).await, "3 5");
+    assert_eq!(poll("{1}", 10, 301).await, "2 3 4 5");
+    assert_eq!(poll("{1}", 10, 300).await, "2 3 4");
+    assert_eq!(poll("{1}", 10, 1).await, "2");
+}
+
+#[tokio::test]
+async fn a_letter_whose_place_another_message_has_stays() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    sql("SELECT hapax_outbox_put('orders', 'first', 'k', 'm-1')").await;
+    sql("SELECT hapax_outbox_park(sha256('x'), shard, id, 'too large', 1) FROM hapax_outbox").await;
+    // As after an upgrade by logical replication, which copies no sequence.
+    sql("SELECT setval('hapax_outbox_ids', 1, false)").await;
+    sql("SELECT hapax_outbox_put('orders', 'second', 'k', 'm-2')").await;
+    let redrive = "SELECT hapax_outbox_redrive(sha256('x'))";
+    let failed = server.try_sql("postgres", redrive).await.unwrap_err();
+    assert!(failed.contains("expected no other message at the place"), "{failed}");
+    assert!(failed.contains("Set the sequence"), "{failed}");
+    let park = "SELECT hapax_outbox_park(sha256('x'), shard, id, 'too large', 1) FROM hapax_outbox";
+    let failed = server.try_sql("postgres", park).await.unwrap_err();
+    assert!(failed.contains("expected no letter of another message"), "{failed}");
+    assert_eq!(sql("SELECT message_id FROM hapax_dead_letters").await, "m-1");
+    assert_eq!(sql("SELECT message_id FROM hapax_outbox").await, "m-2");
+    sql("SELECT hapax_outbox_done(array_agg(shard::bigint), array_agg(id)) FROM hapax_outbox")
+        .await;
+    assert_eq!(sql(redrive).await, "t");
+    assert_eq!(sql("SELECT message_id FROM hapax_outbox").await, "m-1");
+}
+
+#[tokio::test]
+async fn headers_with_several_values_survive_a_redrive() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    let headers = r#"{"a": ["1", "2"], "b": "3"}"#;
+    sql(&format!("SELECT hapax_outbox_put('orders', 'x', 'k', 'm-1', '{headers}')")).await;
+    sql("SELECT hapax_outbox_park(sha256('x'), shard, id, 'too large', 1) FROM hapax_outbox").await;
+    let letter = "SELECT header_names, header_values FROM hapax_dead_letters";
+    assert_eq!(sql(letter).await, r#"{a,a,b}|{"\\x31","\\x32","\\x33"}"#);
+    assert_eq!(sql("SELECT hapax_outbox_redrive(sha256('x'))").await, "t");
+    assert_eq!(sql("SELECT headers FROM hapax_outbox").await, headers);
+}
+
+#[tokio::test]
+async fn the_lag_is_that_of_the_oldest_message_wherever_its_row_is() {
+    let server = server().await;
+    let sql = async |text: &str| server.sql("postgres", text).await;
+    sql("SELECT hapax_outbox_put('orders', 'x') FROM generate_series(1, 5)").await;
+    // An update moves the row behind the others.
+    sql("UPDATE hapax_outbox SET created_at = created_at - interval '1 h' WHERE id = 1").await;
+    let lag = "SELECT oldest_ms BETWEEN 3600000 AND 3700000, rows FROM hapax_outbox_lag(1)";
+    assert_eq!(sql(lag).await, "t|1");
+    sql("DELETE FROM hapax_outbox").await;
+    assert_eq!(sql("SELECT * FROM hapax_outbox_lag()").await, "0|0|0");
 }
 
 #[tokio::test]
