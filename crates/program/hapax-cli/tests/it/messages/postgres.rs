@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_http::server::{IdempotencyLayer, RoutePolicy};
@@ -119,6 +121,23 @@ impl World {
         blocking(|| RelayProcess::start(&self.url, &to, more))
     }
 
+    /// Starts a relay, and kills it when the endpoint has messages whose rows are not deleted.
+    async fn kill_before_deletion(&self, to: SocketAddr, more: &[&str]) {
+        let (mut client, connection) = tokio_postgres::connect(&self.url, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let transaction = client.transaction().await.unwrap();
+        transaction.execute("SELECT FROM hapax_outbox FOR UPDATE", &[]).await.unwrap();
+        let relay = self.relay(to, more);
+        let deletes = "FROM pg_stat_activity
+            WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_outbox_done%'";
+        until(&self.database, &format!("SELECT count(*) {deletes}"), "1").await;
+        relay.kill();
+        // A backend that waits does not notice that its client is gone.
+        self.sql(&format!("SELECT pg_terminate_backend(pid) {deletes}")).await;
+        until(&self.database, &format!("SELECT count(*) {deletes}"), "0").await;
+        transaction.rollback().await.unwrap();
+    }
+
     fn file(&self, name: &str, text: &str) -> String {
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -135,6 +154,22 @@ async fn a_relay_that_is_killed_delivers_signed_messages_in_order_and_each_is_ex
     let policy = RoutePolicy::new(hapax_webhooks::scope(), layer.route_options()).unwrap();
     let idempotency = IdempotencyLayer::new(engine, policy);
     let receiver = world.endpoint.router().layer(idempotency).layer(layer);
+    // In front of the layers.
+    let acknowledged = Arc::new(Mutex::new(Vec::new()));
+    let receiver = {
+        let acknowledged = Arc::clone(&acknowledged);
+        receiver.layer(from_fn(move |request: Request, next: Next| {
+            let acknowledged = Arc::clone(&acknowledged);
+            async move {
+                let id = request.headers()["message-id"].to_str().unwrap().to_owned();
+                let response = next.run(request).await;
+                if response.status().is_success() {
+                    acknowledged.lock().unwrap().push(id);
+                }
+                response
+            }
+        }))
+    };
     for number in (1..=600).step_by(7) {
         let id = format!("m-{number}");
         world.endpoint.answer_first(&id, StatusCode::TOO_MANY_REQUESTS, "0");
@@ -161,10 +196,8 @@ async fn a_relay_that_is_killed_delivers_signed_messages_in_order_and_each_is_ex
     until(&world.database, some, "t").await;
     relay.kill();
     for round in 1..3 {
-        let relay = world.relay(address, &["--signing-secret-file", &secret]);
         world.sql(&put(round)).await;
-        until(&world.database, some, "t").await;
-        relay.kill();
+        world.kill_before_deletion(address, &["--signing-secret-file", &secret]).await;
     }
     let relay = world.relay(address, &["--signing-secret-file", &secret]);
     world.is_empty().await;
@@ -177,6 +210,8 @@ async fn a_relay_that_is_killed_delivers_signed_messages_in_order_and_each_is_ex
     // In order, and none twice: the layer drops what a relay sends again.
     assert!(by_key.values().all(|numbers| numbers.is_sorted_by(|a, b| a < b)), "{by_key:?}");
     assert_eq!(by_key.values().map(Vec::len).sum::<usize>(), 600);
+    let acknowledged = acknowledged.lock().unwrap().len();
+    assert!(acknowledged > 600, "no message arrived twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,21 +219,8 @@ async fn a_message_whose_row_was_not_deleted_arrives_again_under_its_id() {
     let world = World::start().await;
     let address = world.endpoint.start().await;
     world.put("m-1", "k").await;
-    let (mut client, connection) = tokio_postgres::connect(&world.url, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    let transaction = client.transaction().await.unwrap();
-    transaction.execute("SELECT FROM hapax_outbox FOR UPDATE", &[]).await.unwrap();
-    let relay = world.relay(address, &[]);
-    // The endpoint has answered, and the row cannot be deleted.
-    let deletes = "FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_outbox_done%'";
-    until(&world.database, &format!("SELECT count(*) {deletes}"), "1").await;
+    world.kill_before_deletion(address, &[]).await;
     assert_eq!(world.endpoint.accepted().len(), 1);
-    relay.kill();
-    // A backend that waits does not notice that its client is gone.
-    world.sql(&format!("SELECT pg_terminate_backend(pid) {deletes}")).await;
-    until(&world.database, &format!("SELECT count(*) {deletes}"), "0").await;
-    transaction.rollback().await.unwrap();
     assert_eq!(world.sql("SELECT message_id FROM hapax_outbox").await, "m-1");
     let relay = world.relay(address, &[]);
     world.is_empty().await;
