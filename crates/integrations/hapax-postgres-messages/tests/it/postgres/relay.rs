@@ -1,14 +1,16 @@
 //! Relays of a real outbox: no message is skipped, and those with one order key stay in order.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
-    MessageId, MessageSink, OutgoingMessage, PublishError, Relay, RelayLimits, RelayMonitor,
+    MessageId, MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
+    OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
+    RelayMonitor,
 };
 use hapax_postgres_messages::{PgOutbox, put_messages};
 use hapax_testkit::servers::PostgresServer;
@@ -19,7 +21,7 @@ use super::{connections, server};
 
 /// A sink in memory: the messages that it accepted, in their order, and how often.
 #[derive(Debug, Default)]
-struct Collected {
+pub(super) struct Collected {
     accepted: Mutex<Vec<(String, Option<String>)>>,
     changed: Notify,
     fails: AtomicBool,
@@ -40,11 +42,11 @@ impl Collected {
         by_key
     }
 
-    fn distinct(&self) -> usize {
+    pub(super) fn distinct(&self) -> usize {
         self.first_by_key().values().map(Vec::len).sum()
     }
 
-    async fn reached(&self, distinct: usize) {
+    pub(super) async fn reached(&self, distinct: usize) {
         loop {
             let changed = self.changed.notified();
             if self.distinct() >= distinct {
@@ -79,20 +81,28 @@ impl MessageSink for Collected {
     }
 }
 
-struct Running {
+pub(super) struct Running {
     task: JoinHandle<()>,
     monitor: RelayMonitor,
     stop: oneshot::Sender<()>,
 }
 
 impl Running {
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let _ = self.stop.send(());
         self.task.await.unwrap();
     }
 }
 
-fn relay(server: &PostgresServer, leases: &Arc<MemoryStore>, sink: &Arc<Collected>) -> Running {
+pub(super) fn relay(
+    server: &PostgresServer,
+    leases: &Arc<MemoryStore>,
+    sink: &Arc<Collected>,
+) -> Running {
+    relay_of(Arc::new(PgOutbox::new(&connections(server))), leases, sink)
+}
+
+fn relay_of(outbox: Arc<dyn Outbox>, leases: &Arc<MemoryStore>, sink: &Arc<Collected>) -> Running {
     let engine = Idempotency::builder(Arc::clone(leases)).build().unwrap();
     let limits = RelayLimits {
         lease: Duration::from_secs(2),
@@ -100,7 +110,6 @@ fn relay(server: &PostgresServer, leases: &Arc<MemoryStore>, sink: &Arc<Collecte
         longest_retry_after: Duration::from_millis(200),
         ..RelayLimits::default()
     };
-    let outbox = Arc::new(PgOutbox::new(&connections(server)));
     let relay = Relay::new("orders", outbox, Arc::clone(sink) as _, engine, limits).unwrap();
     let monitor = relay.monitor();
     let (stop, stopped) = oneshot::channel();
@@ -110,7 +119,7 @@ fn relay(server: &PostgresServer, leases: &Arc<MemoryStore>, sink: &Arc<Collecte
     Running { task, monitor, stop }
 }
 
-fn message(id: &str, key: Option<&str>) -> OutgoingMessage {
+pub(super) fn message(id: &str, key: Option<&str>) -> OutgoingMessage {
     let mut message =
         OutgoingMessage::new("orders", MessageId::new(id).unwrap(), format!("payload of {id}"));
     message.key = key.map(str::to_owned);
@@ -191,22 +200,102 @@ async fn a_message_that_the_sink_rejects_parks_its_key_until_it_is_redriven() {
     assert_eq!(sink.first_by_key()["a"], ["a-0", "a-1", "a-2", "a-3"]);
 }
 
-#[tokio::test]
-async fn a_message_that_commits_late_is_published_too() {
+/// An outbox that counts the steps of the floors.
+#[derive(Debug)]
+struct Observed {
+    right: PgOutbox,
+    /// The largest floor of the last poll.
+    floor: AtomicU64,
+    steps: AtomicU32,
+    /// A wrong design: open writers do not keep the floors down.
+    ignores_writers: bool,
+}
+
+impl Outbox for Observed {
+    fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
+        let floor = query.shards.iter().map(|place| place.id).max().unwrap_or_default();
+        self.floor.store(floor, Ordering::SeqCst);
+        self.right.poll(query)
+    }
+
+    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
+        self.right.remove(places)
+    }
+
+    fn park<'a>(
+        &'a self,
+        message: &'a OutboxMessage,
+        error: &'a str,
+        attempts: u32,
+    ) -> OutboxFuture<'a, ()> {
+        self.right.park(message, error, attempts)
+    }
+
+    fn writers(&self) -> OutboxFuture<'_, OutboxWriters> {
+        Box::pin(async move {
+            let mut writers = self.right.writers().await?;
+            if self.ignores_writers {
+                writers.open.clear();
+            }
+            self.steps.fetch_add(1, Ordering::SeqCst);
+            Ok(writers)
+        })
+    }
+
+    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
+        self.right.least(shards)
+    }
+
+    fn lag(&self) -> OutboxFuture<'_, OutboxLag> {
+        self.right.lag()
+    }
+}
+
+async fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Commits a message after the floors have taken several steps. Returns whether it is published
+/// before the next sweep.
+async fn late_message_arrives(ignores_writers: bool) -> bool {
     let server = server().await;
     let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
-    let running = relay(&server, &leases, &sink);
+    let outbox = Arc::new(Observed {
+        right: PgOutbox::new(&connections(&server)),
+        floor: AtomicU64::default(),
+        steps: AtomicU32::default(),
+        ignores_writers,
+    });
+    let running = relay_of(Arc::clone(&outbox) as _, &leases, &sink);
+    put(&server, &[message("early", Some("k"))]).await;
+    sink.reached(1).await;
+    until(|| outbox.floor.load(Ordering::SeqCst) > 0).await;
     let pool = super::pool(&server);
     let mut late = pool.get().await.unwrap();
     let late = late.transaction().await.unwrap();
     put_messages(&mut &*late, &[message("late", Some("k"))]).await.unwrap();
+    let steps = outbox.steps.load(Ordering::SeqCst);
     for number in 0..5 {
         put(&server, &[message(&format!("m-{number}"), None)]).await;
-        sink.reached(number + 1).await;
+        sink.reached(number + 2).await;
+        until(|| outbox.steps.load(Ordering::SeqCst) > steps + number as u32).await;
     }
     late.commit().await.unwrap();
-    sink.reached(6).await;
+    let arrived = tokio::time::timeout(Duration::from_secs(20), sink.reached(7)).await.is_ok();
     running.stop().await;
+    arrived
+}
+
+#[tokio::test]
+async fn a_message_that_commits_after_the_floors_rose_is_published_too() {
+    assert!(late_message_arrives(false).await);
+}
+
+#[tokio::test]
+async fn finds_floors_that_rise_above_the_ids_of_open_writers() {
+    assert!(!late_message_arrives(true).await, "the message is hidden until the next sweep");
 }
 
 #[tokio::test]
