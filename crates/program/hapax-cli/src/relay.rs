@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use hapax_core::{Idempotency, Store};
 use hapax_gateway::{ByteSize, LogFormat, StoreOpener, StoreUrl, UrlText};
-use hapax_messages::{Outbox as _, Relay, RelayLimits, RelayMonitor};
+use hapax_messages::{Outbox as _, Relay, RelayLimits, RelayMonitor, RelayStats};
 use hapax_postgres_messages::PgOutbox;
 use http::{Method, Response, StatusCode};
 use http_body_util::Full;
@@ -214,20 +214,10 @@ fn respond(method: &Method, path: &str, monitor: &RelayMonitor) -> Response<Full
     let (status, text) = match (method, path) {
         (&(Method::GET | Method::HEAD), "/metrics") => (StatusCode::OK, metrics(monitor)),
         (&(Method::GET | Method::HEAD), "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
-        (&(Method::GET | Method::HEAD), "/readyz") => {
-            let stats = monitor.stats();
-            match (stats.lag.oldest, stats.lag_age) {
-                (_, age) if age >= LATE => {
-                    let text = format!("the outbox was last read {} s ago\n", age.as_secs());
-                    (StatusCode::SERVICE_UNAVAILABLE, text)
-                }
-                (oldest, _) if oldest >= LATE => {
-                    let text = format!("the oldest message is {} s old\n", oldest.as_secs());
-                    (StatusCode::SERVICE_UNAVAILABLE, text)
-                }
-                _ => (StatusCode::OK, "ready\n".to_owned()),
-            }
-        }
+        (&(Method::GET | Method::HEAD), "/readyz") => match lateness(&monitor.stats()) {
+            Some(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+            None => (StatusCode::OK, "ready\n".to_owned()),
+        },
         _ => (StatusCode::NOT_FOUND, "expected /metrics, /healthz or /readyz\n".to_owned()),
     };
     let mut response = Response::new(Full::new(text.into()));
@@ -235,6 +225,15 @@ fn respond(method: &Method, path: &str, monitor: &RelayMonitor) -> Response<Full
     let text = http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(http::header::CONTENT_TYPE, text);
     response
+}
+
+/// Returns the reason for which a relay is not ready.
+fn lateness(stats: &RelayStats) -> Option<String> {
+    if stats.lag_age >= LATE {
+        return Some(format!("the outbox was last read {} s ago\n", stats.lag_age.as_secs()));
+    }
+    let oldest = stats.lag.oldest;
+    (oldest >= LATE).then(|| format!("the oldest message is {} s old\n", oldest.as_secs()))
 }
 
 /// Returns the metrics in the text format of Prometheus.
@@ -294,4 +293,22 @@ fn metrics(monitor: &RelayMonitor) -> String {
         );
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_messages::OutboxLag;
+
+    use super::*;
+
+    #[test]
+    fn a_relay_whose_outbox_is_late_or_was_not_read_is_not_ready() {
+        let mut stats = RelayStats::default();
+        assert_eq!(lateness(&stats), None);
+        stats.lag = OutboxLag::new(LATE, 1, 0);
+        assert_eq!(lateness(&stats).as_deref(), Some("the oldest message is 60 s old\n"));
+        stats.lag = OutboxLag::default();
+        stats.lag_age = LATE * 2;
+        assert_eq!(lateness(&stats).as_deref(), Some("the outbox was last read 120 s ago\n"));
+    }
 }
