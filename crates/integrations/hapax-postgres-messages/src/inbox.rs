@@ -20,8 +20,10 @@ use crate::dead_letters::{REMOVE, put};
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 const ENTER: &str = "SELECT item, state, pg_current_xact_id_if_assigned()::text
     FROM hapax_inbox($1, $2, $3, make_interval(secs => $4))";
-/// Fails in a transaction that has failed, which COMMIT would roll back without an error.
-const TRANSACTION: &str = "SELECT pg_current_xact_id_if_assigned()::text";
+/// Precedes COMMIT. It fails in a transaction that has failed, which COMMIT would roll back without an
+/// error. COMMIT has no timeout: one that is interrupted while it waits for a standby succeeds.
+const TRANSACTION: &str =
+    "SELECT pg_current_xact_id_if_assigned()::text, set_config('statement_timeout', '0', true)";
 const PARK: &str = "SELECT hapax_inbox_park($1, $2)::text";
 const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_message_id($1, $2)";
 const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3))";
@@ -171,6 +173,7 @@ impl<C: Executor + 'static> InboxTable<C> {
             .map(|(item, _)| item.clone())
             .collect();
         if new.is_empty() {
+            connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             return Ok(states);
         }
         // Its creation may panic too. Without the rollback that follows, the connection would return
@@ -242,15 +245,17 @@ impl<C: Executor + 'static> InboxTable<C> {
         let mut connection = self.connections.connect().await.map_err(unavailable)?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = async {
-            if let Some(id) = letter.message_id.as_ref().filter(|_| enters) {
-                let state = self.enter_parked(&mut connection, id, &letter).await?;
-                // Otherwise another process has handled or parked the message.
-                if state != EntryState::New {
-                    return Ok(state);
-                }
+            let id = letter.message_id.as_ref().filter(|_| enters);
+            let state = match id {
+                Some(id) => self.enter_parked(&mut connection, id, &letter).await?,
+                None => EntryState::New,
+            };
+            // Otherwise another process has handled or parked the message.
+            if state == EntryState::New {
+                put(&mut connection, &letter).await.map_err(failed)?;
             }
-            put(&mut connection, &letter).await.map_err(failed)?;
-            Ok(EntryState::New)
+            connection.run(TRANSACTION, &[]).await.map_err(failed)?;
+            Ok(state)
         };
         let written = written.await;
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };

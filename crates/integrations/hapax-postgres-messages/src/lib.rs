@@ -41,7 +41,11 @@
 //! # Failover
 //! An id or a message is as durable as the transaction with it. With asynchronous standbys a failover
 //! loses the last transactions, ids and effects alike; a message that was acknowledged before is then
-//! lost with them. Use synchronous standbys where that matters.
+//! lost with them. Use synchronous standbys where that matters. Then neither a message of the inbox is
+//! acknowledged nor one of the outbox published before a standby has its transaction, even if a crash
+//! of the primary has made it visible before: `hapax_inbox` raises `synchronous_commit` to `on`, and
+//! writes even if each message is a duplicate, so that COMMIT waits; each session of a relay writes
+//! once. The exception is a backend that an operator ends while it waits for a standby.
 
 mod connections;
 mod dead_letters;

@@ -6,6 +6,7 @@ use hapax_messages::{
     MessageId, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
     OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage,
 };
+use hapax_postgres::CONFIRM_READS;
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 use serde_json::Value;
 
@@ -156,8 +157,12 @@ impl Outbox for PgOutbox {
                 SqlParameter::Integer(Some(query.most.into())),
                 SqlParameter::Integer(Some(i64::try_from(query.bytes).unwrap_or(i64::MAX))),
             ];
+            // The first poll of a session waits until a synchronous standby has what it read: a
+            // message that a failover loses must not be published.
+            let poll =
+                format!("WITH confirmed AS MATERIALIZED ({CONFIRM_READS}) {POLL}, confirmed");
             let mut page = OutboxPage::default();
-            for row in self.run(POLL, &parameters).await? {
+            for row in self.run(&poll, &parameters).await? {
                 match row.first() {
                     Some(SqlValue::Null) => page.messages.push(message(row)?),
                     Some(epoch) => page.epoch = unsigned(epoch)?,

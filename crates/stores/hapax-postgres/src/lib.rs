@@ -141,6 +141,7 @@ mod writer;
 pub use diagnose::diagnose;
 pub use driver::PostgresDriver;
 pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
+pub use link::CONFIRM_READS;
 pub use options::PostgresOptions;
 pub use schema::migrations;
 pub use store::{PostgresStats, PostgresStore};

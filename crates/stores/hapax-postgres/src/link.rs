@@ -22,7 +22,7 @@
 //!    remaining ones), and with them every earlier connection: commits that a crash made visible
 //!    are read on new backends only. So [`PgConnection::reach`] confirms before any read on a new
 //!    connection is used. Behind a pooler our connection outlives the backend. The session's
-//!    setting [`CONFIRMED`] covers that: it ends with its backend, so the next transaction on
+//!    setting `hapax.confirmed` covers that: it ends with its backend, so the next transaction on
 //!    another backend writes, and waits, on its own.
 //! 2. *After a lost reply.* A terminated backend ends alone, and old connections see the commit
 //!    that it was waiting for. If it was ours, its reply is lost, and
@@ -102,18 +102,29 @@ pub(crate) struct PgConnection {
 /// Precedes COMMIT, which may wait for standbys for any time.
 const DISABLE_TIMEOUT: &str = "SET LOCAL statement_timeout = 0";
 
-/// The setting of a session in which a write has waited.
-const CONFIRMED: &str = "hapax.confirmed";
-
-/// Writes to the log only: COMMIT then waits for synchronous standbys. Every role may call it.
-const WRITE: &str = "pg_logical_emit_message(true, 'hapax', '')::text";
-
-fn confirm(condition: &str) -> String {
-    format!(
-        "{DISABLE_TIMEOUT}; SELECT CASE WHEN {condition} \
-         THEN {WRITE} || set_config('{CONFIRMED}', 'yes', false) END"
-    )
+/// An expression that writes to the log only, and notes it in the session. COMMIT then waits for
+/// synchronous standbys. Every role may call it.
+macro_rules! noted_write {
+    () => {
+        concat!(
+            "pg_logical_emit_message(true, 'hapax', '')::text || ",
+            "set_config('hapax.confirmed', 'yes', false)"
+        )
+    };
 }
+
+/// A statement that confirms the reads of its transaction, once in each session: at its first COMMIT
+/// in a session the server waits until the synchronous standbys have all that was visible. The setting
+/// `hapax.confirmed` of the session notes it. For programs that read, on connections of their own, what
+/// must not be lost in a failover.
+pub const CONFIRM_READS: &str = concat!(
+    "SELECT CASE WHEN current_setting('hapax.confirmed', true) IS DISTINCT FROM 'yes' THEN ",
+    noted_write!(),
+    " END"
+);
+
+/// The same, in any case.
+const CONFIRM_AGAIN: &str = concat!("SELECT ", noted_write!());
 
 impl ConnectionSetup {
     pub(crate) fn new(mut options: PostgresOptions) -> Self {
@@ -125,14 +136,13 @@ impl ConnectionSetup {
         let statements = Statements::new(options.schema.as_deref(), options.allow_lost_writes);
         let hosts = Arc::new(Hosts::of(&options.config));
         let known = ExpectedIdentity::new(options.identity.clone());
-        let unconfirmed = format!("current_setting('{CONFIRMED}', true) IS DISTINCT FROM 'yes'");
         Self {
             options,
             statements,
             answer,
             begin,
-            confirm_once: confirm(&unconfirmed),
-            confirm: confirm("true"),
+            confirm_once: format!("{DISABLE_TIMEOUT}; {CONFIRM_READS}"),
+            confirm: format!("{DISABLE_TIMEOUT}; {CONFIRM_AGAIN}"),
             agreed: AtomicBool::default(),
             hosts,
             known,

@@ -191,6 +191,14 @@ BEGIN
         RETURNING i.id
     )
     SELECT array_agg(w.id) INTO entered FROM written w;
+    -- What follows from the states, an acknowledgement, must not be earlier than their durability,
+    -- whatever the role's default is. A transaction without a write would wait for no synchronous
+    -- standby: an id that a crash of the server made visible may be on none, and a failover loses it.
+    PERFORM set_config('synchronous_commit', 'on', true)
+    WHERE current_setting('synchronous_commit') <> 'remote_apply';
+    IF entered IS NULL THEN
+        PERFORM pg_logical_emit_message(true, 'hapax', '');
+    END IF;
     IF cardinality(entered) = wanted THEN
         RETURN QUERY SELECT n, 'new' FROM generate_series(1, wanted) AS s (n);
         RETURN;
@@ -275,6 +283,10 @@ BEGIN
         INSERT INTO hapax_inbox (id, expires_at, consumer) VALUES (key, clock_timestamp(), 0)
         ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
+            -- As in hapax_inbox: the message is acknowledged after this.
+            PERFORM set_config('synchronous_commit', 'on', true)
+            WHERE current_setting('synchronous_commit') <> 'remote_apply';
+            PERFORM pg_logical_emit_message(true, 'hapax', '');
             RETURN 0;
         END IF;
         RAISE EXCEPTION 'the id is free' USING ERRCODE = 'HX001';
@@ -342,6 +354,9 @@ AS $$
 DECLARE
     stored boolean;
 BEGIN
+    -- The message is acknowledged after this.
+    PERFORM set_config('synchronous_commit', 'on', true)
+    WHERE current_setting('synchronous_commit') <> 'remote_apply';
     INSERT INTO hapax_dead_letters AS d (
         id, consumer, message_id, origin, reason, attempts, error, order_key, header_names,
         header_values, payload, first_at, last_at

@@ -22,22 +22,27 @@ use tokio::task::JoinHandle;
 
 use super::{connections, server};
 
-type Connection = Pooled<Object>;
+pub(super) type Connection = Pooled<Object>;
 
-struct Running {
+pub(super) struct Running {
     task: JoinHandle<bool>,
-    monitor: BatchMonitor,
+    pub(super) monitor: BatchMonitor,
     stop: oneshot::Sender<()>,
 }
 
 impl Running {
-    async fn stop(self) {
+    /// Ends it as a crash does.
+    pub(super) fn abort(self) {
+        self.task.abort();
+    }
+
+    pub(super) async fn stop(self) {
         let _ = self.stop.send(());
         assert!(self.task.await.unwrap());
     }
 }
 
-fn run(
+pub(super) fn run(
     server: &PostgresServer,
     broker: &MemoryBroker,
     handler: impl BatchHandler<Connection>,
@@ -75,20 +80,20 @@ async fn effects(connection: &Connection, messages: &[BatchItem]) -> Result<(), 
     Ok(())
 }
 
-fn write<'a>(
+pub(super) fn write<'a>(
     connection: &'a mut Connection,
     messages: &'a [BatchItem],
 ) -> BoxFuture<'a, Result<(), MessageFailure>> {
     Box::pin(effects(connection, messages))
 }
 
-async fn with_effects() -> PostgresServer {
+pub(super) async fn with_effects() -> PostgresServer {
     let server = server().await;
     server.sql("postgres", "CREATE TABLE effects (message text NOT NULL)").await;
     server
 }
 
-async fn summary(server: &PostgresServer) -> String {
+pub(super) async fn summary(server: &PostgresServer) -> String {
     let text = "SELECT count(*), count(DISTINCT message) FROM effects";
     server.sql("postgres", text).await
 }
@@ -131,7 +136,7 @@ async fn begin_redrive(server: &PostgresServer) {
     server.sql("postgres", begin).await;
 }
 
-fn send(broker: &MemoryBroker, id: &str) {
+pub(super) fn send(broker: &MemoryBroker, id: &str) {
     let message = Message::new("memory://orders", format!("payload of {id}"));
     broker.send(message.with_header("message-id", id.to_owned()));
 }

@@ -7,6 +7,7 @@ mod relays;
 mod sequences;
 mod shared;
 mod sql;
+mod standbys;
 
 use deadpool_postgres::{Manager, Object, Pool};
 use hapax_postgres_data::Pooled;
