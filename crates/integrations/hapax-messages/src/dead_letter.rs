@@ -219,7 +219,8 @@ pub trait DeadLetters: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Option<HashSet<String>>, DeadLetterError>>;
 }
 
-/// Dead letters that are published to a broker, each with its data as headers `dead-letter-…`.
+/// Dead letters that are published to a broker, each with its data as headers `dead-letter-…`: single
+/// lines, as brokers carry them.
 #[derive(Clone, Debug)]
 pub struct PublishedDeadLetters {
     sink: Arc<dyn MessageSink>,
@@ -253,11 +254,12 @@ impl DeadLetters for PublishedDeadLetters {
                 ("origin", letter.message.origin.clone()),
                 ("reason", letter.reason.as_str().to_owned()),
                 ("attempts", letter.attempts.to_string()),
-                ("error", single_line(&letter.error)),
+                ("error", letter.error.clone()),
                 ("first-at-micros", micros(letter.first_at)),
                 ("last-at-micros", micros(letter.last_at)),
             ] {
-                message.headers.push((format!("dead-letter-{name}"), Bytes::from(value)));
+                let value = Bytes::from(single_line(&value));
+                message.headers.push((format!("dead-letter-{name}"), value));
             }
             self.sink.publish(&message).await.map_err(|error| match error {
                 PublishError::Rejected(cause)
@@ -279,5 +281,5 @@ impl DeadLetters for PublishedDeadLetters {
 }
 
 fn single_line(text: &str) -> String {
-    text.replace(|character: char| character.is_control(), " ")
+    text.replace(|character: char| character.is_control(), " ").trim().to_owned()
 }
