@@ -16,6 +16,8 @@
 //! - that an acknowledgement which it has confirmed survives: a server that is killed delivers messages
 //!   of the last seconds again (measured with 2.9). Inboxes drop them.
 //! - an order of messages among several processes that pull from one consumer.
+//! - that a header arrives with white space at its ends: its clients remove it. The sink rejects such
+//!   an id, order key or header.
 //!
 //! # Settings that are checked
 //! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and rejects:
