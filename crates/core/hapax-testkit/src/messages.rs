@@ -1,6 +1,7 @@
-//! Tests of messages: a broker and dead letters in memory.
+//! Tests of messages: a broker and dead letters in memory, and the rules of adapters to brokers.
 
 mod broker;
+pub mod suite;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

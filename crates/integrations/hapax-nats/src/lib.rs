@@ -19,6 +19,8 @@
 //! - an order of messages that are under way together: those of a process that ended, or whose request
 //!   was interrupted, are delivered again after `ack_wait`, behind later ones. So a source with order
 //!   keys has one message under way.
+//! - that a header arrives with white space at its ends: its clients remove it. The sink rejects such
+//!   an id, order key or header.
 //!
 //! # Settings that are checked
 //! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and rejects:

@@ -1,17 +1,19 @@
 //! The sink: messages are published to the subjects of a stream.
 
+use std::error::Error as _;
 use std::fmt;
 
 use async_nats::HeaderMap;
-use async_nats::jetstream::Context;
 use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::stream::RawMessageErrorKind;
+use async_nats::jetstream::{Context, Error as JetStreamError, ErrorCode};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 
-/// Publishes messages to the subject that is their destination, with the header `message-id`.
+/// Publishes messages to the subject that is their destination, with the headers `message-id`,
+/// `Nats-Msg-Id` and, if they have an order key, `message-order-key`.
 ///
 /// - `Nats-Msg-Id` is the id and the subject, since a stream deduplicates over all of its subjects.
 ///   Other headers that begin with `Nats-` are commands to the server, which may reject, expire or
@@ -19,8 +21,9 @@ use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 /// - A subject that no stream has is not an error for good, because the stream may be created, or be
 ///   without a leader: the message is published again later.
 /// - A message that the server drops as a duplicate is compared with the one that is stored. Another
-///   subject or payload, a payload larger than the server's limit, and headers or subjects that NATS cannot carry
-///   are rejected for good.
+///   subject or payload, a payload larger than a limit of server or stream, and headers or subjects that
+///   NATS cannot carry are rejected for good. A header has no white space at its ends, because the
+///   client removes it: two ids would become one.
 #[derive(Clone)]
 pub struct NatsSink {
     context: Context,
@@ -92,8 +95,18 @@ impl NatsSink {
 fn failed(error: async_nats::jetstream::context::PublishError) -> PublishError {
     match error.kind() {
         PublishErrorKind::MaxPayloadExceeded => PublishError::rejected(error),
+        _ if exceeds_stream(&error) => PublishError::rejected(error),
         _ => PublishError::not_acknowledged(error),
     }
+}
+
+/// Returns whether a message or its headers are larger than the stream takes.
+fn exceeds_stream(error: &async_nats::jetstream::context::PublishError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<JetStreamError>());
+    source.is_some_and(|error| {
+        [ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM, ErrorCode::STREAM_HEADER_EXCEEDS_MAXIMUM]
+            .contains(&error.error_code())
+    })
 }
 
 /// Rejects a subject to which nothing can be published.
@@ -114,16 +127,15 @@ fn check_subject(subject: &str) -> Result<(), PublishError> {
 
 fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishError> {
     let mut headers = HeaderMap::new();
-    let ids = [("message-id", message.id.as_str()), ("Nats-Msg-Id", id)];
-    let is_ours = |name: &str| {
-        name.eq_ignore_ascii_case("message-id")
+    let mut own = vec![("message-id", message.id.as_str()), ("Nats-Msg-Id", id)];
+    own.extend(message.key.as_deref().map(|key| ("message-order-key", key)));
+    let is_own = |name: &str| {
+        own.iter().any(|(own, _)| name.eq_ignore_ascii_case(own))
             || name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("Nats-"))
     };
-    let further = message.headers.iter().filter(|(name, _)| !is_ours(name));
+    let further = message.headers.iter().filter(|(name, _)| !is_own(name));
     let further = further.map(|(name, value)| (name.as_str(), &value[..]));
-    for (name, value) in
-        ids.map(|(name, value)| (name, value.as_bytes())).into_iter().chain(further)
-    {
+    for (name, value) in own.iter().map(|(name, value)| (*name, value.as_bytes())).chain(further) {
         let cannot = |what: &str| {
             PublishError::rejected(format!(
                 "the header {name:?}: expected {what}, found another character"
@@ -133,8 +145,8 @@ fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishErro
             return Err(cannot("a name of ASCII characters without colons and spaces"));
         }
         let value = std::str::from_utf8(value).map_err(|_| cannot("a value in UTF-8"))?;
-        if value.contains(['\r', '\n', '\0']) {
-            return Err(cannot("a value of one line"));
+        if value.contains(['\r', '\n', '\0']) || value.trim() != value {
+            return Err(cannot("a value of one line, without white space at its ends"));
         }
         headers.append(name, value);
     }

@@ -29,7 +29,8 @@ pub enum NatsOrderKey {
     None,
     /// The subject of the message.
     Subject,
-    /// A header; a message without it has no order.
+    /// A header; a message without it has no order. The sink sends order keys in the header
+    /// `message-order-key`.
     Header(String),
 }
 

@@ -42,6 +42,9 @@ struct State {
 }
 
 impl MemoryBroker {
+    /// Size of the largest payload, in bytes.
+    pub const MAX_PAYLOAD: usize = 1 << 20;
+
     /// Adds a message to the queue.
     pub fn send(&self, message: Message) {
         let mut state = self.shared.lock();
@@ -191,9 +194,16 @@ impl MessageSink for MemoryBroker {
     ) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(async move {
             self.shared.check().map_err(PublishError::not_acknowledged)?;
+            let (length, most) = (message.payload.len(), Self::MAX_PAYLOAD);
+            if length > most {
+                let text = format!("expected a payload of at most {most} bytes, found {length}");
+                return Err(PublishError::rejected(text));
+            }
             let mut sent = Message::new(&message.destination, message.payload.clone())
                 .with_header("message-id", message.id.as_str().to_owned());
-            sent.headers.extend(message.headers.iter().cloned());
+            let further = message.headers.iter();
+            let further = further.filter(|(name, _)| !name.eq_ignore_ascii_case("message-id"));
+            sent.headers.extend(further.cloned());
             sent.key.clone_from(&message.key);
             self.send(sent);
             Ok(())

@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod brokers;
 mod doubt;
 mod faults;
 mod history;

@@ -2,6 +2,7 @@
 
 mod sink;
 mod source;
+mod suite;
 
 use async_nats::jetstream::{Context, stream};
 use hapax_testkit::servers::NatsServer;

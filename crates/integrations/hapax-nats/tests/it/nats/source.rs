@@ -1,6 +1,5 @@
 //! The source.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
@@ -8,7 +7,6 @@ use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::{AckPolicy, pull, push};
 use hapax_messages::{Delivery, MessageSource};
 use hapax_nats::{NatsOrderKey, NatsSource, NatsStartError};
-use hapax_testkit::SeededEntropy;
 use hapax_testkit::servers::NatsServer;
 
 use super::context;
@@ -66,59 +64,6 @@ async fn a_consumer_that_would_lose_messages_is_rejected() {
 }
 
 #[tokio::test]
-async fn a_message_is_delivered_again_until_it_is_acknowledged() {
-    let server = NatsServer::start().await;
-    let context = context(&server).await;
-    let source = start(&context).await;
-    send(&context, "one".to_owned()).await;
-    let first = source.receive(MANY).await.unwrap();
-    assert!(!first[0].is_redelivery());
-    drop(first);
-    let second = source.receive(MANY).await.unwrap();
-    assert_eq!((payload(&*second[0]), second[0].is_redelivery()), ("one".to_owned(), true));
-    second[0].acknowledge().await.unwrap();
-    let mut consumer = context
-        .get_stream("ORDERS")
-        .await
-        .unwrap()
-        .get_consumer::<pull::Config>("test")
-        .await
-        .unwrap();
-    let info = consumer.info().await.unwrap();
-    assert_eq!((info.num_ack_pending, info.num_pending), (0, 0));
-}
-
-#[tokio::test]
-async fn a_message_that_is_held_is_not_delivered_again() {
-    let server = NatsServer::start().await;
-    let context = context(&server).await;
-    let source = start(&context).await;
-    for text in ["held", "left"] {
-        send(&context, text.to_owned()).await;
-    }
-    let mut received = source.receive(MANY).await.unwrap();
-    assert_eq!(received.len(), 2);
-    let held = received.remove(0);
-    drop(received);
-    // The other one comes again and again meanwhile: by the server's own clock the time has passed.
-    for _ in 0..3 {
-        let again = {
-            let receiving = source.receive(MANY);
-            tokio::pin!(receiving);
-            loop {
-                tokio::select! {
-                    again = &mut receiving => break again.unwrap(),
-                    () = tokio::time::sleep(Duration::from_millis(250)) => held.hold().await.unwrap(),
-                }
-            }
-        };
-        let texts: Vec<_> = again.iter().map(|it| payload(&**it)).collect();
-        assert_eq!(texts, ["left"]);
-    }
-    held.acknowledge().await.unwrap();
-}
-
-#[tokio::test]
 async fn with_order_keys_a_message_that_was_under_way_comes_before_those_behind_it() {
     let server = NatsServer::start().await;
     let context = context(&server).await;
@@ -165,60 +110,5 @@ async fn keys_come_from_the_subject_or_a_header() {
         let source = builder.start().await.unwrap();
         let received = source.receive(MANY).await.unwrap();
         assert_eq!(received[0].message().key.as_deref(), expected, "{name}");
-    }
-}
-
-#[tokio::test]
-async fn every_message_arrives_although_some_are_dropped_and_the_server_is_killed() {
-    let mut server = NatsServer::start().await;
-    let context = context(&server).await;
-    let source = start(&context).await;
-    for number in 0..300 {
-        send(&context, number.to_string()).await;
-    }
-    let dice = SeededEntropy::new(1);
-    let mut acknowledged = BTreeMap::new();
-    let (mut kills, mut errors) = (0, 0);
-    while acknowledged.len() < 300 {
-        if acknowledged.len() > 100 * (kills + 1) && kills < 2 {
-            kills += 1;
-            server.kill().await;
-            server.restart().await;
-        }
-        let received = match source.receive(MANY.min(NonZeroUsize::new(25).unwrap())).await {
-            Ok(received) => received,
-            Err(_) => {
-                errors += 1;
-                continue;
-            }
-        };
-        for delivery in received {
-            if dice.below(4) > 0 && delivery.acknowledge().await.is_ok() {
-                *acknowledged.entry(payload(&*delivery)).or_insert(0) += 1;
-            }
-        }
-    }
-    // A server that is killed forgets acknowledgements that it has confirmed: these are delivered
-    // again, and inboxes drop them.
-    let again = acknowledged.values().filter(|times| **times > 1).count();
-    println!("{kills} kills, {errors} errors, {again} messages again");
-    assert!(kills == 2 && acknowledged.len() == 300);
-}
-
-#[tokio::test]
-async fn a_frozen_server_is_an_error_in_time_and_found_again() {
-    let server = NatsServer::start().await;
-    let context = context(&server).await;
-    let source = start(&context).await;
-    server.pause();
-    let received = tokio::time::timeout(Duration::from_secs(60), source.receive(MANY)).await;
-    assert!(received.expect("it ends").is_err());
-    server.resume();
-    send(&context, "one".to_owned()).await;
-    loop {
-        if let Ok(received) = source.receive(MANY).await {
-            assert_eq!(payload(&*received[0]), "one");
-            return;
-        }
     }
 }

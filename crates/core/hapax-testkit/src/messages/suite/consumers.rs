@@ -1,0 +1,297 @@
+//! Rules of consumers: an inbox in the mode of claims over the source, with records in memory.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_core::{Idempotency, MemoryStore};
+use hapax_messages::{
+    Attempts, Consumer, ConsumerLimits, ConsumerMonitor, Delivery, HandledMessage, Inbox, Message,
+    MessageFailure, MessageHandler, MessageSource, SourceError, SourceLimits,
+};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::BrokerFixture;
+use super::bench::{Bench, TIMEOUT, id_of, ids, payload};
+use crate::SeededEntropy;
+use crate::messages::MemoryDeadLetters;
+
+const MESSAGES: u32 = 200;
+
+/// Every id has one effect, although producers publish messages twice, acknowledgements are lost,
+/// connections end, and the broker is killed.
+pub async fn each_id_has_one_effect<F: BrokerFixture>() {
+    let mut bench = Bench::<F>::start().await;
+    let world = World::default();
+    let processes = [process(&bench, &world, 5).await, process(&bench, &world, 7).await];
+    let entropy = SeededEntropy::new(1);
+    let mut repeated = 0;
+    for (number, id) in ids(MESSAGES).enumerate() {
+        bench.send(&id).await;
+        // Some at once, and some much later.
+        for earlier in [number as u64, entropy.below(number as u64 + 1)] {
+            if entropy.below(6) == 0 {
+                let id = format!("m-{earlier}");
+                let mut again = bench.message(&id, payload(&id));
+                again.broker_id = Some(format!("{id} again {number}"));
+                bench.publish(&again).await;
+                repeated += 1;
+            }
+        }
+        match number {
+            60 | 120 => bench.broker.cut(),
+            90 => {
+                bench.broker.kill().await;
+                bench.broker.restart().await;
+            }
+            _ => {}
+        }
+    }
+    bench.acknowledged(&world).await;
+    let stats = processes.each_ref().map(|process| process.monitor.stats());
+    let duplicates: u64 = stats.iter().map(|stats| stats.duplicates).sum();
+    let lost = world.lost.load(Ordering::SeqCst);
+    for process in processes {
+        process.stop().await;
+    }
+    assert_eq!(world.effects(), ids(MESSAGES).map(|id| (id, 1)).collect());
+    assert_eq!(world.letters.list().len(), 0, "dead letters");
+    eprintln!("{repeated} repetitions, {lost} lost acknowledgements, {duplicates} duplicates");
+    assert!(repeated > 20 && lost > 20 && duplicates > 20, "too few faults");
+}
+
+/// A message whose handler wants a pause that is longer than the broker waits for an acknowledgement
+/// is handled again after the pause, and is delivered once.
+pub async fn a_message_that_waits_for_its_next_attempt_is_held<F: BrokerFixture>() {
+    // On a slow machine a message may not be held in time.
+    for _ in 0..5 {
+        if waits::<F>().await {
+            return;
+        }
+    }
+    panic!("the message was delivered again, five times");
+}
+
+async fn waits<F: BrokerFixture>() -> bool {
+    let bench = Bench::<F>::start().await;
+    let world = World::default();
+    let pause = F::ACK_TIMEOUT.map_or(Duration::from_secs(1), |timeout| timeout * 2);
+    let begun: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let (times, of_handler) = (Arc::clone(&begun), world.clone());
+    let handler = move |message: HandledMessage| {
+        times.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
+        let attempt = message.attempt();
+        if attempt > 1 {
+            of_handler.effect(&message);
+        }
+        async move {
+            match attempt {
+                1 => Err(MessageFailure::retry_after(pause, "later")),
+                _ => Ok(()),
+            }
+        }
+    };
+    let process = Process::start(bench.broker.source().await, &world, handler);
+    bench.send("later").await;
+    bench.acknowledged(&world).await;
+    let stats = process.monitor.stats();
+    process.stop().await;
+    assert_eq!(world.effects(), BTreeMap::from([("later".to_owned(), 1)]));
+    let begun = begun.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    assert_eq!(begun.len(), 2, "attempts");
+    assert!(begun[1] - begun[0] >= pause, "{:?} instead of {pause:?}", begun[1] - begun[0]);
+    stats.received == 1
+}
+
+/// A consumer that shuts down while messages are received, under way and waiting leaves them to the
+/// next one, and each has one effect.
+pub async fn a_shutdown_loses_no_message<F: BrokerFixture>() {
+    let bench = Bench::<F>::start().await;
+    let world = World::default();
+    for id in ids(MESSAGES) {
+        bench.send(&id).await;
+    }
+    let mut shutdowns = 0;
+    while world.effects().len() < MESSAGES as usize {
+        let process = process(&bench, &world, u64::MAX).await;
+        let enough = world.effects().len() + 40;
+        let effects = async {
+            while world.effects().len() < enough.min(MESSAGES as usize) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(TIMEOUT, effects).await.expect("messages are handled");
+        process.stop().await;
+        shutdowns += 1;
+    }
+    let process = process(&bench, &world, u64::MAX).await;
+    bench.acknowledged(&world).await;
+    process.stop().await;
+    assert_eq!(world.effects(), ids(MESSAGES).map(|id| (id, 1)).collect());
+    assert!(shutdowns > 2, "{shutdowns} shutdowns");
+}
+
+/// Records, dead letters and effects, which all processes share.
+#[derive(Clone, Default)]
+struct World {
+    store: Arc<MemoryStore>,
+    letters: Arc<MemoryDeadLetters>,
+    effects: Arc<Mutex<BTreeMap<String, u32>>>,
+    lost: Arc<AtomicU64>,
+}
+
+impl World {
+    fn effect(&self, message: &HandledMessage) {
+        let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
+        *effects.entry(message.id().to_string()).or_default() += 1;
+    }
+
+    fn effects(&self) -> BTreeMap<String, u32> {
+        self.effects.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl<F: BrokerFixture> Bench<F> {
+    /// Waits until every message is acknowledged.
+    async fn acknowledged(&self, world: &World) {
+        let acknowledged = async {
+            while self.broker.unacknowledged().await > 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let acknowledged = timeout(TIMEOUT, acknowledged).await;
+        acknowledged.unwrap_or_else(|_| panic!("{} messages have effects", world.effects().len()));
+    }
+}
+
+/// A process with a consumer.
+struct Process {
+    consumer: JoinHandle<bool>,
+    monitor: ConsumerMonitor,
+    engine: Idempotency,
+    stop: oneshot::Sender<()>,
+}
+
+/// Starts a process whose handler takes a moment. Of its deliveries, one in `loses` loses its
+/// acknowledgements.
+async fn process<F: BrokerFixture>(bench: &Bench<F>, world: &World, loses: u64) -> Process {
+    let source = LossySource {
+        source: bench.broker.source().await,
+        entropy: SeededEntropy::new(loses),
+        loses,
+        lost: Arc::clone(&world.lost),
+    };
+    let of_handler = world.clone();
+    let handler = move |message: HandledMessage| {
+        let world = of_handler.clone();
+        async move {
+            sleep(Duration::from_millis(5)).await;
+            world.effect(&message);
+            Ok(())
+        }
+    };
+    Process::start(source, world, handler)
+}
+
+impl Process {
+    fn start(source: impl MessageSource, world: &World, handler: impl MessageHandler) -> Self {
+        let engine = Idempotency::builder(Arc::clone(&world.store)).build().expect("valid options");
+        let letters = Arc::clone(&world.letters);
+        let pause = Duration::from_secs(60);
+        let inbox = Inbox::builder("orders", engine.clone())
+            .reexecute()
+            .lease(TIMEOUT)
+            .attempts(Attempts { longest_pause: pause, ..Attempts::default() })
+            .dead_letters(letters)
+            .build()
+            .expect("valid options");
+        let limits = ConsumerLimits {
+            handlers: NonZeroUsize::new(16).unwrap(),
+            in_hand: NonZeroUsize::new(32).unwrap(),
+            ..ConsumerLimits::default()
+        };
+        let consumer = Consumer::new(inbox, Arc::new(source), handler, limits);
+        let monitor = consumer.monitor();
+        let (stop, stopped) = oneshot::channel();
+        let consumer = tokio::spawn(consumer.run(async {
+            let _ = stopped.await;
+        }));
+        Self { consumer, monitor, engine, stop }
+    }
+
+    async fn stop(self) {
+        let _ = self.stop.send(());
+        let ended = timeout(TIMEOUT, self.consumer).await.expect("it ends").expect("no panic");
+        assert!(ended, "messages under way have not ended in time");
+        timeout(TIMEOUT, self.engine.drain()).await.expect("it ends");
+    }
+}
+
+/// A source of which some deliveries are never acknowledged.
+#[derive(Debug)]
+struct LossySource<S> {
+    source: S,
+    entropy: SeededEntropy,
+    loses: u64,
+    lost: Arc<AtomicU64>,
+}
+
+impl<S: MessageSource> MessageSource for LossySource<S> {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            let received = self.source.receive(max).await?;
+            let deliveries = received.into_iter().map(|delivery| {
+                // A redelivery is acknowledged, so that the rule ends.
+                let is_first = !delivery.is_redelivery();
+                let loses =
+                    is_first && self.loses < u64::MAX && self.entropy.below(self.loses) == 0;
+                let lost = loses.then(|| Arc::clone(&self.lost));
+                Box::new(LossyDelivery { delivery, lost }) as Box<dyn Delivery>
+            });
+            Ok(deliveries.collect())
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        self.source.limits()
+    }
+}
+
+#[derive(Debug)]
+struct LossyDelivery {
+    delivery: Box<dyn Delivery>,
+    lost: Option<Arc<AtomicU64>>,
+}
+
+impl Delivery for LossyDelivery {
+    fn message(&self) -> &Message {
+        self.delivery.message()
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.delivery.is_redelivery()
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        match &self.lost {
+            Some(lost) => {
+                lost.fetch_add(1, Ordering::SeqCst);
+                let id = id_of(&*self.delivery);
+                Box::pin(async move { Err(SourceError::new(format!("{id}: lost by the rule"))) })
+            }
+            None => self.delivery.acknowledge(),
+        }
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        self.delivery.hold()
+    }
+}
