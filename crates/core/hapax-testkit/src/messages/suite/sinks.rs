@@ -241,11 +241,11 @@ pub async fn a_dead_letter_is_published_with_its_data<F: BrokerFixture>() {
     for (name, expected) in [
         ("trace", "t-1"),
         ("dead-letter-consumer", "orders"),
-        ("dead-letter-message-id", "of a payload"),
+        ("dead-letter-message-id", "%20of%0Aa payload%20"),
         ("dead-letter-origin", "memory://orders"),
         ("dead-letter-reason", "rejected"),
         ("dead-letter-attempts", "3"),
-        ("dead-letter-error", "line 1: ä   line 2"),
+        ("dead-letter-error", "line 1: ä%0A  line 2%0A"),
     ] {
         let found = received.message().header(name).expect(name);
         assert_eq!(found, expected.as_bytes(), "{name}");
