@@ -10,7 +10,7 @@ mod idempotency;
 mod lease;
 mod renewal;
 mod retry;
-mod schedule;
+mod timer;
 mod transact;
 mod waiters;
 

@@ -110,6 +110,7 @@ pub mod manual;
 mod memory;
 mod policy;
 mod record;
+pub mod schedule;
 mod scope;
 mod seal;
 mod secret;
@@ -147,8 +148,8 @@ pub use machine::{HookTiming, Resolution, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
-    FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState, Terms,
-    WriteId,
+    EntryId, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState,
+    Terms, WriteId,
 };
 pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};

@@ -149,7 +149,7 @@ impl Idempotency {
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
-        if !self.inner.schedule.is_running() {
+        if !self.inner.timer.is_running() {
             // No lease would be renewed.
             return Err(ClaimError::Shutdown);
         }
@@ -368,7 +368,7 @@ impl ClaimCall {
             permit = returned;
             let claim = match end {
                 // No lease would be renewed. This one lapses, or is released.
-                ExchangeEnd::Owned(..) if !inner.schedule.is_running() => {
+                ExchangeEnd::Owned(..) if !inner.timer.is_running() => {
                     return Err(ClaimError::Shutdown);
                 }
                 // The caller did not poll. The lease may lapse before its first renewal, so it is not

@@ -12,7 +12,7 @@ use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
 use super::retry::{self, ExchangeError};
-use super::schedule::Schedule;
+use super::timer::Timer;
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{BufferedEntropy, Entropy};
@@ -91,7 +91,7 @@ pub(super) struct EngineState {
     /// Permits of claims with an exchange under way.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
-    pub(super) schedule: Schedule,
+    pub(super) timer: Timer,
     pub(super) runtime: Handle,
 }
 
@@ -276,7 +276,7 @@ impl Idempotency {
     /// Executions whose callers keep their futures without polling them continue on tasks. A call
     /// that has no lease yet does not: drop it.
     pub async fn drain(&self) {
-        let _drain = self.inner.schedule.drain(&self.inner.runtime);
+        let _drain = self.inner.timer.drain(&self.inner.runtime);
         self.inner.backlog.empty().await;
     }
 }
@@ -337,7 +337,7 @@ impl IdempotencyBuilder {
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),
-                schedule: Schedule::start(&runtime),
+                timer: Timer::start(&runtime),
                 runtime,
             }),
         })
