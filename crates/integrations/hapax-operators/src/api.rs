@@ -304,6 +304,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
         | OperatorError::OtherKind { .. }
+        | OperatorError::Saga
         | OperatorError::Contended => StatusCode::CONFLICT,
         OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => StatusCode::BAD_REQUEST,
         OperatorError::Store(StoreError::Corrupt(_))

@@ -174,6 +174,12 @@ pub enum OperatorError {
         /// The scheme of its fingerprint.
         scheme: String,
     },
+    /// The record is of a saga: its steps would be lost.
+    #[error(
+        "expected the record of a request, a function or a message, found that of a saga: decide \
+         about its steps with `hapax saga`"
+    )]
+    Saga,
     /// The audit file cannot be written; nothing was decided.
     #[error(
         "the audit file cannot be written: {0}; nothing was decided: make the file writable and retry"
@@ -206,6 +212,7 @@ impl OperatorError {
             Self::Contended => "contended",
             Self::Store(StoreError::Corrupt(_))
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
+            Self::Saga => "saga",
             Self::Store(_) | Self::Engine(_) => "store-unavailable",
         }
     }
@@ -418,6 +425,7 @@ fn outcome_of(
         WriteResult::Rejected | WriteResult::NotFound | WriteResult::Changed => {
             Err(why_not(was, stored.fence, expected, wanted))
         }
+        WriteResult::Saga => Err(OperatorError::Saga),
         WriteResult::Contended | WriteResult::Lost | WriteResult::Gone => {
             Err(OperatorError::Contended)
         }

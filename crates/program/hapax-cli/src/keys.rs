@@ -319,6 +319,7 @@ fn failure(error: &OperatorError) -> CliError {
         | OperatorError::Released { .. }
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
+        | OperatorError::Saga
         | OperatorError::Contended => CliError::no(error),
         _ => CliError::unavailable(error),
     };

@@ -318,7 +318,8 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(OwnerAction::Checkpoint(checkpoint), WriteMode::Plain).await
+        let lease = self.shared.terms.lease;
+        self.shared.write(OwnerAction::Checkpoint { checkpoint, lease }, WriteMode::Plain).await
     }
 }
 

@@ -200,6 +200,7 @@ impl World {
                     executions: Default::default(),
                     description: None,
                     keep_released: Duration::ZERO,
+                    adopts: false,
                 };
                 let (claiming, next) = ClaimExchange::start(KEY, claim, &self.dice).unwrap();
                 self.claimed(claiming, next)
