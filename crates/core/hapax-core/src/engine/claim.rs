@@ -152,11 +152,23 @@ impl Idempotency {
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
+        self.claim_id(self.operation_id(scope, key), request, policy).await
+    }
+
+    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed.
+    pub async fn claim_id(
+        &self,
+        key: OperationId,
+        request: &dyn OperationRequest,
+        policy: &Policy,
+    ) -> Result<Claim, ClaimError> {
         if !self.inner.timer.is_running() {
             // No lease would be renewed.
             return Err(ClaimError::Shutdown);
         }
-        let key = self.operation_id(scope, key);
         let described = self.inner.secret.is_some().then(|| request.description()).flatten();
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
@@ -186,6 +198,13 @@ impl Idempotency {
             ClaimProgress::Decided(claim) => Ok(claim),
             pending => Box::pin(call.wait(pending, request)).await,
         }
+    }
+
+    /// Returns whether a record is of this request.
+    #[must_use]
+    pub fn is_of_request(&self, record: &Record, request: &dyn OperationRequest) -> bool {
+        let request = KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
+        request.fingerprint(&record.scheme) == Some(record.fingerprint)
     }
 
     /// Claims the operation of the record `seen`, which was [loaded](Self::load), to continue it without
