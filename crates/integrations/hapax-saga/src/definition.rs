@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use crate::flow::{Desk, Op, Step};
 use crate::log::{Blob, Log, LogTime, MAX_LOG, StuckReason};
 use crate::retry::Retry;
-use crate::run::{Fault, FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, TryEnd};
+use crate::run::{Fault, FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, TryEnd, UndoFailure};
 
 /// Source of an error of a step.
 pub type Source = Box<dyn StdError + Send + Sync>;
@@ -113,7 +113,7 @@ impl<E: Into<Source>> From<E> for UndoError {
 
 type CallFn = Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, TryEnd> + Send + Sync>;
 type UndoFn = Arc<
-    dyn Fn(CallContext, Bytes, Option<Bytes>) -> BoxFuture<'static, Result<(), String>>
+    dyn Fn(CallContext, Bytes, Option<Bytes>) -> BoxFuture<'static, Result<(), UndoFailure>>
         + Send
         + Sync,
 >;
@@ -486,16 +486,14 @@ where
         self.functions.undo = Some(Arc::new(move |context, argument, result| {
             let (state, undo) = (Arc::clone(&state), Arc::clone(&undo));
             Box::pin(async move {
-                let unreadable = |error: &value::ValueError| unreadable(name, error).detail;
-                let argument = value::read::<A>(&argument).map_err(|error| unreadable(&error))?;
+                let unreadable = |error| UndoFailure::Faulted(unreadable(name, &error));
+                let argument = value::read::<A>(&argument).map_err(unreadable)?;
                 let result = match result {
-                    Some(result) => Undo::Happened(
-                        value::read::<R>(&result).map_err(|error| unreadable(&error))?,
-                    ),
+                    Some(result) => Undo::Happened(value::read::<R>(&result).map_err(unreadable)?),
                     None => Undo::Unknown,
                 };
                 let undone = undo(At { state, context }, argument, result).await;
-                undone.map_err(|UndoError(source)| text(&*source))
+                undone.map_err(|UndoError(source)| UndoFailure::Error(text(&*source)))
             })
         }));
         self.end()

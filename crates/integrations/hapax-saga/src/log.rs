@@ -98,8 +98,10 @@ impl Direction {
 /// The tries of a step in one direction.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Tries {
-    /// Tries that began. Counted before each begins.
+    /// Tries that began, since an operator let the step be tried again. Counted before each begins.
     pub begun: u32,
+    /// Begin of the first of them.
+    pub since: Option<LogTime>,
     /// True while a try is under way.
     pub open: bool,
     /// True if a try that has ended, or whose process died, may have arrived.
@@ -121,9 +123,15 @@ impl Tries {
     pub(crate) fn begin(&mut self, now: LogTime) {
         self.begun = self.begun.saturating_add(1);
         self.open = true;
+        self.since.get_or_insert(now);
         self.first.get_or_insert(now);
         self.last = Some(now);
         self.retry_at = None;
+    }
+
+    /// Grants new tries.
+    pub(crate) fn grant(&mut self) {
+        (self.begun, self.since, self.retry_at, self.checks) = (0, None, None, 0);
     }
 
     /// Ends a try that was not sent, or never called.

@@ -105,7 +105,7 @@ pub struct Fault {
 }
 
 /// A call of a step's function, or of its undo.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {
     /// Position of the step in the log.
     pub step: usize,
@@ -158,8 +158,8 @@ pub enum Event {
     Saved(Option<String>),
     /// The try has ended.
     Called(TryEnd),
-    /// The undo has ended, with the text of its error.
-    Undone(Result<(), String>),
+    /// The undo has ended.
+    Undone(Result<(), UndoFailure>),
     /// The reconcile function has ended.
     Reconciled(Verdict<Blob>),
     /// The signal's value, if it has arrived.
@@ -183,6 +183,15 @@ pub enum TryEnd {
     Faulted(Fault),
     /// The step has ended, and its result cannot be stored.
     Lost(Fault),
+}
+
+/// Failure of an undo.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum UndoFailure {
+    /// It is tried again.
+    Error(String),
+    /// It cannot be called.
+    Faulted(Fault),
 }
 
 /// What a run does next.
@@ -228,7 +237,7 @@ pub struct Run {
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
     /// Fault of a step, if the saga is to be stuck next.
-    fault: Option<(usize, Fault)>,
+    fault: Option<(usize, Direction, Fault)>,
 }
 
 impl fmt::Debug for Run {
@@ -291,8 +300,8 @@ impl Run {
     ///
     /// It must not be called while an effect is under way whose event is still to come.
     pub fn advance(&mut self, cx: &mut Context<'_>, now: LogTime) -> Poll<Effect> {
-        if let Some((step, fault)) = self.fault.take() {
-            return Poll::Ready(self.stuck(Some(step), Direction::Forward, fault, now));
+        if let Some((step, direction, fault)) = self.fault.take() {
+            return Poll::Ready(self.stuck(Some(step), direction, fault, now));
         }
         if let Some(parked) = self.parking.take() {
             return Poll::Ready(self.park(parked));

@@ -1,0 +1,302 @@
+//! The driver of a run: performs its effects on the store, the schedule and the steps' functions.
+//!
+//! *A driver that is dropped, at any await, leaves what a crash leaves*: the log of the last save. A
+//! call under way is dropped with it, and the log has its try.
+//!
+//! *A process that was frozen calls nothing afterwards*: just before each call the driver reads by
+//! its monotonic clock whether the lease may have lapsed since the save ([`LeaseHandle::remaining`]).
+//!
+//! *Parking*: the log is saved and the lease given up in one swap; then the entry is postponed, if it is
+//! still due when it was; then signals and cancellations are looked for once more. A sender writes
+//! the signal first and looks at the log afterwards, so that one of the two sees the other.
+
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
+use tokio::time::{sleep, timeout};
+
+use crate::clock::StoreClock;
+use crate::definition::{CallContext, Definition};
+use crate::log::{Blob, Direction, Log, StepOutcome};
+use crate::node::{Node, ScheduledSaga};
+use crate::note::{CANCEL, FinalOutcome, step_key};
+use crate::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
+
+/// Pause before a save is repeated that got no definite reply.
+const SAVE_AGAIN: Duration = Duration::from_millis(200);
+
+/// The end of a run.
+enum RunEnd {
+    /// The log is to be parked.
+    Parked,
+    /// The record is to be completed.
+    Complete(SagaEnd),
+    /// The lease is lost, or may be: another node continues.
+    Dropped,
+}
+
+/// Runs a saga under its lease until it ends, parks, or loses the lease.
+pub(crate) async fn drive(
+    node: Arc<Node>,
+    definition: Arc<Definition>,
+    lease: Lease,
+    saga: ScheduledSaga,
+) {
+    let clock = StoreClock::new(lease.fence());
+    let id = lease.id();
+    let log = match lease.checkpoint().map(|log| Log::decode(log)) {
+        None => definition.new_log(saga.key.id, clock.now()),
+        Some(Ok(log)) => log,
+        Some(Err(error)) => {
+            // An operator needs to see it. It stays as it is, and is looked at again later.
+            tracing::error!(saga = %definition.name, operation = ?id, %error, "the log of a saga cannot be read: run the version that wrote it");
+            return node.set_aside(saga).await;
+        }
+    };
+    let run = definition.run(log, lease.attempt(), saga.input.clone());
+    let mut driver = Driver { node, definition, run, clock, handle: lease.handle(), id };
+    let running: BoxFuture<'_, RunEnd> = Box::pin(driver.run());
+    let end = lease.keep_alive(running).await;
+    driver.end(lease, saga, end).await;
+}
+
+struct Driver {
+    node: Arc<Node>,
+    definition: Arc<Definition>,
+    run: Run,
+    clock: StoreClock,
+    handle: LeaseHandle,
+    id: OperationId,
+}
+
+impl Driver {
+    /// Performs effects until the run is over.
+    async fn run(&mut self) -> RunEnd {
+        loop {
+            let Some(effect) = self.next().await else {
+                self.run.interrupt(self.clock.now());
+                return RunEnd::Parked;
+            };
+            let event = match effect {
+                Effect::Park => return RunEnd::Parked,
+                Effect::Complete(end) => return RunEnd::Complete(end),
+                Effect::Wait(until) => {
+                    tokio::select! {
+                        () = sleep(self.clock.until(until)) => {}
+                        () = self.handle.lost() => return RunEnd::Dropped,
+                        () = self.node.shutdown() => {}
+                    }
+                    continue;
+                }
+                Effect::Save => match self.save().await {
+                    Some(cancelled) => Event::Saved(cancelled),
+                    None => return RunEnd::Dropped,
+                },
+                Effect::Look(signal) => match self.look(&signal).await {
+                    Some(value) => Event::Signal(value),
+                    None => return RunEnd::Dropped,
+                },
+                Effect::LookForCancellation => match self.look(CANCEL).await {
+                    Some(reason) => Event::Cancelled(reason.map(|reason| cancellation(&reason))),
+                    None => return RunEnd::Dropped,
+                },
+                Effect::Call(call) => match self.call(call).await {
+                    Some(end) => Event::Called(end),
+                    None => return RunEnd::Dropped,
+                },
+                Effect::Undo(call) => match self.undo(call).await {
+                    Some(end) => Event::Undone(end),
+                    None => return RunEnd::Dropped,
+                },
+                Effect::Reconcile(call) => match self.reconcile(call).await {
+                    Some(verdict) => Event::Reconciled(verdict),
+                    None => return RunEnd::Dropped,
+                },
+            };
+            self.run.resume(event, self.clock.now(), &SystemEntropy);
+        }
+    }
+
+    /// Returns the next effect; `None` if the node shuts down. An effect that ends the run is
+    /// performed nevertheless.
+    async fn next(&mut self) -> Option<Effect> {
+        let mut shutdown = pin!(self.node.shutdown());
+        let (run, clock) = (&mut self.run, &self.clock);
+        let next = poll_fn(|cx| {
+            if let Poll::Ready(effect) = run.advance(cx, clock.now()) {
+                return Poll::Ready(Some(effect));
+            }
+            shutdown.as_mut().poll(cx).map(|()| None)
+        });
+        let effect = next.await?;
+        let ends = matches!(effect, Effect::Park | Effect::Complete(_));
+        (ends || !self.node.is_shutting_down()).then_some(effect)
+    }
+
+    /// Saves the log, and looks for a cancellation. `None`: the lease is lost, or may be.
+    async fn save(&mut self) -> Option<Option<String>> {
+        let log = self.run.log().encode().ok()?;
+        let save = async {
+            loop {
+                match self.handle.save(log.clone()).await {
+                    Ok(()) => return Some(()),
+                    // The save may have arrived. A second one finds it, or writes it.
+                    Err(FinishError::Pending) if !self.handle.remaining().is_zero() => {
+                        sleep(SAVE_AGAIN).await;
+                    }
+                    Err(_) => return None,
+                }
+            }
+        };
+        // A cancellation that this look misses is found by the next one.
+        let (saved, reason) = tokio::join!(save, self.node.signal(&self.id, CANCEL));
+        saved?;
+        Some(reason.ok().flatten().map(|reason| cancellation(&reason)))
+    }
+
+    /// Looks for a signal until the store answers. `None`: the lease is lost.
+    async fn look(&mut self, name: &str) -> Option<Option<Blob>> {
+        loop {
+            match self.node.signal(&self.id, name).await {
+                Ok(value) => return Some(value),
+                Err(_) if self.handle.remaining().is_zero() => return None,
+                Err(error) => {
+                    tracing::debug!(operation = ?self.id, %error, "a signal cannot be looked up yet");
+                    sleep(SAVE_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    async fn call(&mut self, call: Call) -> Option<TryEnd> {
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let context = self.context(call);
+        let argument = step.argument.0.clone();
+        let ended = Self::guard(&self.handle, call, || (functions.call)(context, argument)).await?;
+        Some(ended.unwrap_or_else(TryEnd::Unknown))
+    }
+
+    async fn undo(&mut self, call: Call) -> Option<Result<(), UndoFailure>> {
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let undo = functions.undo.as_ref()?;
+        let result = match &step.outcome {
+            Some(StepOutcome::Happened(result)) => Some(result.0.clone()),
+            Some(StepOutcome::Rejected(_)) | None => None,
+        };
+        let (context, argument) = (self.context(call), step.argument.0.clone());
+        let ended = Self::guard(&self.handle, call, || undo(context, argument, result)).await?;
+        Some(ended.unwrap_or_else(|error| Err(UndoFailure::Error(error))))
+    }
+
+    async fn reconcile(&mut self, call: Call) -> Option<Verdict<Blob>> {
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let reconcile = functions.reconcile.as_ref()?;
+        // The question is about the step's own key.
+        let context = self.context(Call { direction: Direction::Forward, ..call });
+        let argument = step.argument.0.clone();
+        let ended = Self::guard(&self.handle, call, || reconcile(context, argument)).await?;
+        Some(ended.unwrap_or(Verdict::CannotSay))
+    }
+
+    fn context(&self, call: Call) -> CallContext {
+        let step = &self.run.log().steps[call.step];
+        let key = step_key(&self.id, call.direction, &step.name, step.nth);
+        CallContext { key, fence: self.handle.fence(), number: call.number }
+    }
+
+    /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the
+    /// call. An error is that of a call whose result is unknown.
+    async fn guard<F: Future>(
+        handle: &LeaseHandle,
+        call: Call,
+        function: impl FnOnce() -> F,
+    ) -> Option<Result<F::Output, String>> {
+        if handle.remaining().is_zero() {
+            return None;
+        }
+        let panicked = || "the function panicked".to_owned();
+        let Ok(future) = catch_unwind(AssertUnwindSafe(function)) else {
+            return Some(Err(panicked()));
+        };
+        let mut future = pin!(future);
+        let caught =
+            poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+                Ok(poll) => poll.map(Ok),
+                Err(_) => Poll::Ready(Err(panicked())),
+            });
+        tokio::select! {
+            ended = timeout(call.timeout, caught) => {
+                let late = |_| Err(format!("no result within {:?}", call.timeout));
+                Some(ended.unwrap_or_else(late))
+            }
+            () = handle.lost() => None,
+        }
+    }
+
+    /// Ends the lease by the end of the run.
+    async fn end(self, lease: Lease, saga: ScheduledSaga, end: RunEnd) {
+        match end {
+            RunEnd::Dropped => {
+                tracing::debug!(operation = ?self.id, "another node continues a saga");
+            }
+            RunEnd::Parked => self.park(lease, saga).await,
+            RunEnd::Complete(end) => self.complete(lease, saga, end).await,
+        }
+    }
+
+    async fn park(self, lease: Lease, saga: ScheduledSaga) {
+        let Self { node, definition, run, clock, id, .. } = self;
+        let log = run.log();
+        let (Some(parked), Ok(bytes)) = (&log.parked, log.encode()) else { return };
+        if let Some(stuck) = &log.stuck {
+            tracing::warn!(saga = %definition.name, operation = %id, reason = ?stuck.reason, detail = %stuck.detail, "a saga is stuck");
+        }
+        let span = clock.until(parked.until);
+        if lease.park(bytes, span).await.is_err() {
+            // The write is deferred, or another node continues: the entry is due before.
+            return;
+        }
+        match span.is_zero() {
+            // Another node continues at once. Making an entry due is right at any time.
+            true => node.make_due(saga.key).await.unwrap_or_else(|error| {
+                tracing::debug!(operation = ?id, %error, "an entry was not made due: it is due within a lease");
+            }),
+            false => node.postpone(&saga, span).await,
+        }
+        let is_stuck = log.stuck.is_some();
+        for name in [Some(CANCEL), parked.signal.as_deref()].into_iter().flatten() {
+            if !is_stuck && matches!(node.signal(&id, name).await, Ok(Some(_)) | Err(_)) {
+                node.wake(&id).await.unwrap_or_else(|error| {
+                    tracing::warn!(operation = ?id, %error, "a saga could not be woken: it continues when its entry is due");
+                });
+                return;
+            }
+        }
+    }
+
+    async fn complete(self, lease: Lease, saga: ScheduledSaga, end: SagaEnd) {
+        let Self { node, definition, run, id, .. } = self;
+        let Ok(outcome) = FinalOutcome::new(run.log(), end).encode() else { return };
+        match lease.complete(outcome, Some(definition.retention)).await {
+            // Only then: an entry is never missing while its saga is unfinished.
+            Ok(_) => node.remove(&saga).await,
+            Err(error) => {
+                tracing::debug!(operation = ?id, %error, "the outcome of a saga is not recorded yet");
+            }
+        }
+        node.ended.notify_waiters();
+    }
+}
+
+fn cancellation(reason: &Blob) -> String {
+    hapax_core::value::read(&reason.0).unwrap_or_default()
+}

@@ -1,0 +1,12 @@
+//! Tests of the public API.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod pauses;
+mod shop;
+mod steps;
+mod world;
