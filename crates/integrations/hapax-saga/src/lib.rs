@@ -3,6 +3,8 @@
 mod clock;
 mod definition;
 mod driver;
+#[cfg(feature = "axum")]
+pub mod endpoint;
 mod flow;
 #[doc(hidden)]
 pub mod log;

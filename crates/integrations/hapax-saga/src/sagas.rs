@@ -40,7 +40,7 @@ const OUTCOME_POLL: [Duration; 2] = [Duration::from_millis(250), Duration::from_
 /// The sagas of a process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Sagas {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
 }
 
 /// A builder of [`Sagas`].
@@ -177,8 +177,8 @@ impl Sagas {
         let note = note(input, false)?;
         let node = Arc::clone(&self.node);
         let starting = tokio::spawn(start(node, definition, id, note));
-        starting.await.map_err(|_| StartError::Shutdown)??;
-        Ok(Started { node: Arc::clone(&self.node), id, types: PhantomData })
+        let is_first = starting.await.map_err(|_| StartError::Shutdown)??;
+        Ok(Started { node: Arc::clone(&self.node), id, is_first, types: PhantomData })
     }
 
     /// Returns the saga that was started under a key, if there is one.
@@ -195,7 +195,13 @@ impl Sagas {
         let stored = self.node.engine.load(&id).await?.stored;
         let exists = stored.is_some_and(|stored| stored.record.state != RecordState::Released);
         let node = Arc::clone(&self.node);
-        Ok(exists.then_some(Started { node, id, types: PhantomData }))
+        Ok(exists.then_some(Started { node, id, is_first: false, types: PhantomData }))
+    }
+
+    /// Returns whether a saga is registered here.
+    pub(crate) fn is_registered<I, O, E>(&self, saga: &Saga<I, O, E>) -> bool {
+        let known = self.node.definitions.get(&saga.definition.queue);
+        known.is_some_and(|known| Arc::ptr_eq(known, &saga.definition))
     }
 
     fn id<I, O, E>(&self, saga: &Saga<I, O, E>, scope: &Scope, key: &Key) -> OperationId {
@@ -288,17 +294,19 @@ fn note<I: Serialize>(input: &I, transactional: bool) -> Result<Note, StartError
     Ok(Note { input, fingerprint, transactional })
 }
 
+/// Returns whether this start is the first.
 async fn start(
     node: Arc<Node>,
     definition: Arc<Definition>,
     id: OperationId,
     note: Note,
-) -> Result<(), StartError> {
+) -> Result<bool, StartError> {
     let lease = match node.engine.claim_id(id, &note, &policy(node.lease)).await? {
         Claim::Execute(lease) => lease,
         Claim::Mismatch => return Err(StartError::KeyReused),
-        _ => return Ok(()),
+        _ => return Ok(false),
     };
+    let is_first = lease.checkpoint().is_none();
     let permit = Arc::clone(&node.permits).try_acquire_owned().ok();
     let busy = permit.filter(|_| !node.is_shutting_down()).and_then(|it| node.enter(id, it));
     // An owner that has saved a log had inserted its entry.
@@ -332,7 +340,7 @@ async fn start(
         // No room here: parked, due now.
         None => park_new(&node, &definition, lease, entry).await,
     }
-    Ok(())
+    Ok(is_first)
 }
 
 async fn insert(
@@ -366,8 +374,9 @@ async fn park_new(node: &Node, definition: &Definition, lease: Lease, entry: Ent
 
 /// A saga that was started. It runs to its end, whether or not this is kept.
 pub struct Started<O, E> {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     id: OperationId,
+    is_first: bool,
     types: PhantomData<fn() -> Result<O, E>>,
 }
 
@@ -382,6 +391,12 @@ impl<O: DeserializeOwned, E: DeserializeOwned> Started<O, E> {
     #[must_use]
     pub const fn id(&self) -> OperationId {
         self.id
+    }
+
+    /// Returns whether nothing had been executed under this key before.
+    #[must_use]
+    pub const fn is_first(&self) -> bool {
+        self.is_first
     }
 
     /// Waits for the outcome. Dropping the future stops the wait, not the saga.

@@ -6,6 +6,8 @@
     reason = "a failure here is a failed test"
 )]
 
+#[cfg(feature = "axum")]
+mod endpoint;
 mod pauses;
 mod shop;
 mod steps;
