@@ -11,6 +11,8 @@ pub mod log;
 mod node;
 mod note;
 mod operator;
+#[cfg(feature = "rehearsal")]
+pub mod rehearsal;
 mod retry;
 #[doc(hidden)]
 pub mod run;

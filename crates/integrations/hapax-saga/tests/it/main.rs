@@ -9,6 +9,8 @@
 #[cfg(feature = "axum")]
 mod endpoint;
 mod pauses;
+#[cfg(feature = "rehearsal")]
+mod rehearsal;
 mod shop;
 mod steps;
 mod world;
