@@ -20,13 +20,15 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
 use tokio::time::{sleep, timeout};
+use tracing::{Instrument, Span};
 
 use crate::clock::StoreClock;
 use crate::definition::{CallContext, Definition};
-use crate::log::{Blob, Direction, Log, StepOutcome};
+use crate::log::{Blob, Direction, Log, StepOutcome, Stuck};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalOutcome, step_key};
 use crate::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
+use crate::stats::{DefinitionCounters, is_newly_stuck};
 
 /// Pause before a save is repeated that got no definite reply.
 const SAVE_AGAIN: Duration = Duration::from_millis(200);
@@ -59,16 +61,26 @@ pub(crate) async fn drive(
             return node.set_aside(saga).await;
         }
     };
+    let span = tracing::info_span!("saga", name = definition.name, version = definition.version, operation = %id, attempt = lease.attempt());
+    let counters = node.counters(&definition);
+    let running = counters.run();
+    let was_stuck = log.stuck.clone();
     let run = definition.run(log, lease.attempt(), saga.input.clone());
-    let mut driver = Driver { node, definition, run, clock, handle: lease.handle(), id };
-    let running: BoxFuture<'_, RunEnd> = Box::pin(driver.run());
-    let end = lease.keep_alive(running).await;
-    driver.end(lease, saga, end).await;
+    let mut driver = Driver { node, definition, counters, run, clock, handle: lease.handle(), id };
+    let driving: BoxFuture<'_, ()> = Box::pin(async {
+        let end: BoxFuture<'_, RunEnd> = Box::pin(driver.run());
+        let end = lease.keep_alive(end).await;
+        driver.count(&end, was_stuck.as_ref());
+        drop(running);
+        driver.end(lease, saga, end).await;
+    });
+    driving.instrument(span).await;
 }
 
 struct Driver {
     node: Arc<Node>,
     definition: Arc<Definition>,
+    counters: Arc<DefinitionCounters>,
     run: Run,
     clock: StoreClock,
     handle: LeaseHandle,
@@ -179,8 +191,14 @@ impl Driver {
         let functions = self.definition.functions.get(step.name.as_str())?;
         let context = self.context(call);
         let argument = step.argument.0.clone();
-        let ended = Self::guard(&self.handle, call, || (functions.call)(context, argument)).await?;
-        Some(ended.unwrap_or_else(TryEnd::Unknown))
+        let span = self.span("step", call);
+        let running = self.counters.call(&step.name, Direction::Forward);
+        let function = || (functions.call)(context, argument).instrument(span);
+        let ended = Self::guard(&self.handle, call, function).await?;
+        drop(running);
+        let end = ended.unwrap_or_else(TryEnd::Unknown);
+        self.counters.called(&step.name, &end);
+        Some(end)
     }
 
     async fn undo(&mut self, call: Call) -> Option<Result<(), UndoFailure>> {
@@ -192,8 +210,16 @@ impl Driver {
             Some(StepOutcome::Rejected(_)) | None => None,
         };
         let (context, argument) = (self.context(call), step.argument.0.clone());
-        let ended = Self::guard(&self.handle, call, || undo(context, argument, result)).await?;
-        Some(ended.unwrap_or_else(|error| Err(UndoFailure::Error(error))))
+        let span = self.span("undo", call);
+        let running = self.counters.call(&step.name, Direction::Undo);
+        let function = || undo(context, argument, result).instrument(span);
+        let ended = Self::guard(&self.handle, call, function).await?;
+        drop(running);
+        let end = ended.unwrap_or_else(|error| Err(UndoFailure::Error(error)));
+        if end.is_err() {
+            self.counters.undo_failed(&step.name);
+        }
+        Some(end)
     }
 
     async fn reconcile(&mut self, call: Call) -> Option<Verdict<Blob>> {
@@ -203,8 +229,29 @@ impl Driver {
         // The question is about the step's own key.
         let context = self.context(Call { direction: Direction::Forward, ..call });
         let argument = step.argument.0.clone();
-        let ended = Self::guard(&self.handle, call, || reconcile(context, argument)).await?;
+        let span = self.span("reconcile", call);
+        let function = || reconcile(context, argument).instrument(span);
+        let ended = Self::guard(&self.handle, call, function).await?;
         Some(ended.unwrap_or(Verdict::CannotSay))
+    }
+
+    /// Returns the span of a call. It has no key, no scope and no contents.
+    fn span(&self, kind: &'static str, call: Call) -> Span {
+        let step = &self.run.log().steps[call.step];
+        tracing::info_span!("call", kind, step = step.name, nth = step.nth, number = call.number)
+    }
+
+    /// Counts the end of a run.
+    fn count(&self, end: &RunEnd, was_stuck: Option<&Stuck>) {
+        let log = self.run.log();
+        match (end, &log.stuck) {
+            (RunEnd::Dropped, _) => self.counters.lost(),
+            (RunEnd::Parked, None) => self.counters.parked(),
+            (RunEnd::Parked, stuck) if is_newly_stuck(was_stuck, stuck.as_ref()) => {
+                self.counters.stuck(log.present().map(|step| step.name.as_str()));
+            }
+            (RunEnd::Parked | RunEnd::Complete(_), _) => {}
+        }
     }
 
     fn context(&self, call: Call) -> CallContext {
@@ -284,11 +331,15 @@ impl Driver {
     }
 
     async fn complete(self, lease: Lease, saga: ScheduledSaga, end: SagaEnd) {
-        let Self { node, definition, run, id, .. } = self;
+        let Self { node, definition, counters, run, id, .. } = self;
+        let is_done = matches!(end, SagaEnd::Done(_));
         let Ok(outcome) = FinalOutcome::new(run.log(), end).encode() else { return };
         match lease.complete(outcome, Some(definition.retention)).await {
             // Only then: an entry is never missing while its saga is unfinished.
-            Ok(_) => node.remove(&saga).await,
+            Ok(_) => {
+                counters.ended(is_done);
+                node.remove(&saga).await;
+            }
             Err(error) => {
                 tracing::debug!(operation = ?id, %error, "the outcome of a saga is not recorded yet");
             }

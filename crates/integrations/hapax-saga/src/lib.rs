@@ -1,5 +1,6 @@
 //! Sagas: several steps under one idempotency key, resumed after a crash, with compensation.
 
+mod census;
 mod clock;
 mod definition;
 mod driver;
@@ -18,7 +19,9 @@ mod retry;
 pub mod run;
 mod sagas;
 mod schedule;
+mod stats;
 
+pub use census::{SagaCensus, SagaCensusStep};
 pub use definition::{
     At, DefinitionError, Saga, SagaBuilder, Source, StepBuilder, StepError, Undo, UndoError,
 };
@@ -29,3 +32,4 @@ pub use operator::{
 };
 pub use retry::Retry;
 pub use sagas::{SagaError, Sagas, SagasBuilder, SagasError, SignalError, StartError, Started};
+pub use stats::{DefinitionStats, SagaStats, StepStats};

@@ -372,6 +372,28 @@ impl Log {
         self.steps.iter().map(step).sum()
     }
 
+    /// Returns whether the saga runs forward or is undone.
+    #[must_use]
+    pub const fn direction(&self) -> Direction {
+        match self.failure {
+            Some(_) => Direction::Undo,
+            None => Direction::Forward,
+        }
+    }
+
+    /// Returns the step that runs, waits or is stuck; `None` between steps.
+    #[must_use]
+    pub fn present(&self) -> Option<&StepLog> {
+        let stuck = self.stuck.as_ref().and_then(|stuck| self.steps.get(stuck.step?));
+        stuck.or_else(|| {
+            let is_open = |step: &&StepLog| match self.direction() {
+                Direction::Forward => step.outcome.is_none(),
+                Direction::Undo => step.undo.begun > 0 && step.undone.is_none(),
+            };
+            self.steps.iter().rev().find(is_open)
+        })
+    }
+
     /// Returns the position of a step.
     #[must_use]
     pub fn find(&self, name: &str, nth: u32) -> Option<usize> {

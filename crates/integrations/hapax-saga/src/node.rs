@@ -22,6 +22,7 @@ use crate::driver;
 use crate::log::{Blob, Log};
 use crate::note::{Note, policy, signal_id};
 use crate::schedule::on_schedule;
+use crate::stats::DefinitionCounters;
 
 /// Format of signals.
 const SIGNAL_FORMAT: &str = "saga-signal/1";
@@ -36,6 +37,8 @@ const SET_ASIDE: Duration = Duration::from_secs(60);
 pub(crate) struct Node {
     pub(crate) engine: Idempotency,
     pub(crate) definitions: BTreeMap<QueueName, Arc<Definition>>,
+    /// The counters of each definition.
+    pub(crate) counters: BTreeMap<QueueName, Arc<DefinitionCounters>>,
     pub(crate) lease: Duration,
     pub(crate) limit: usize,
     /// One permit for each saga that may run here.
@@ -88,8 +91,12 @@ impl Node {
         lease: Duration,
         limit: usize,
     ) -> Self {
+        let counters = |(queue, definition): (&QueueName, &Arc<Definition>)| {
+            (queue.clone(), Arc::new(DefinitionCounters::new(definition)))
+        };
         Self {
             engine,
+            counters: definitions.iter().map(counters).collect(),
             definitions,
             lease,
             limit,
@@ -99,6 +106,12 @@ impl Node {
             changed: Notify::new(),
             shutdown: watch::Sender::new(false),
         }
+    }
+
+    /// Returns the counters of a definition.
+    pub(crate) fn counters(&self, definition: &Definition) -> Arc<DefinitionCounters> {
+        let counters = self.counters.get(&definition.queue).map(Arc::clone);
+        counters.unwrap_or_else(|| Arc::new(DefinitionCounters::new(definition)))
     }
 
     fn busy(&self) -> MutexGuard<'_, HashSet<OperationId>> {

@@ -5,7 +5,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hapax_core::schedule::{EntryKey, QueueStatus};
+use hapax_core::schedule::{EntryKey, EntryPage, QueueStatus};
 use hapax_core::store::StoredRecord;
 use hapax_core::{
     Amendment, ClaimError, EntryId, Idempotency, OperationId, RecordState, StoreError, Timestamp,
@@ -204,7 +204,7 @@ impl SagaOperator {
         after: Option<EntryKey>,
         limit: NonZeroU32,
     ) -> Result<(Vec<SagaView>, Option<EntryKey>), SagaOperatorError> {
-        let page = on_schedule(&self.engine, |it| it.entries(after, limit)).await?;
+        let page = self.entries(after, limit).await?;
         let mut sagas: Vec<SagaView> = Vec::new();
         let mut last = None;
         for (key, entry) in &page.entries {
@@ -230,6 +230,15 @@ impl SagaOperator {
         let mut queues = on_schedule(&self.engine, |schedule| schedule.queues()).await?;
         queues.retain(|queue| queue.queue.as_str().starts_with("saga:"));
         Ok(queues)
+    }
+
+    /// Returns a page of the schedule's entries.
+    pub(crate) async fn entries(
+        &self,
+        after: Option<EntryKey>,
+        limit: NonZeroU32,
+    ) -> Result<EntryPage, StoreError> {
+        on_schedule(&self.engine, |it| it.entries(after, limit)).await
     }
 
     /// Looks a saga up.

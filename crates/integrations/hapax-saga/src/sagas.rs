@@ -25,6 +25,7 @@ use crate::log::{Blob, Failure};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalEnd, FinalOutcome, Note, fingerprint, policy};
 use crate::schedule::on_schedule;
+use crate::stats::SagaStats;
 
 /// Longest and shortest interval at which the schedule is polled.
 const POLL: Duration = Duration::from_secs(1);
@@ -208,6 +209,13 @@ impl Sagas {
         // The version is not part of it: a retry after an upgrade finds the saga.
         let scope = scope.within("saga", saga.definition.name);
         self.node.engine.operation_id(&scope, key)
+    }
+
+    /// Returns the counters of this process.
+    #[must_use]
+    pub fn stats(&self) -> SagaStats {
+        let counters = self.node.counters.values();
+        SagaStats { definitions: counters.map(|counters| counters.read()).collect() }
     }
 
     /// Drives what is due, until `shutdown` resolves. Then what runs is parked, due now, so that

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use serde_json::{Map, Value};
 
-use crate::log::{Direction, Log, LogTime, StepLog, StuckReason};
+use crate::log::{Direction, Log, LogTime, StuckReason};
 use crate::operator::SagaView;
 
 /// Bounds of the time after which a client looks again.
@@ -50,11 +50,8 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
         // The interval doubles while the saga runs.
         (None, None) => (state("running"), now.since(log.started).min(RETRY[1] / 2)),
     };
-    let direction = match log.failure {
-        Some(_) => Direction::Undo,
-        None => Direction::Forward,
-    };
-    if let Some(step) = present(log, direction) {
+    let direction = log.direction();
+    if let Some(step) = log.present() {
         members.insert("step".into(), step.name.as_str().into());
         members.insert("nth".into(), step.nth.into());
         members.insert("tries".into(), step.tries(direction).begun.into());
@@ -63,18 +60,6 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
         members.insert("undoing".into(), true.into());
     }
     Progress { members, retry_after: retry_after.clamp(RETRY[0], RETRY[1]) }
-}
-
-/// Returns the step that runs or waits.
-fn present(log: &Log, direction: Direction) -> Option<&StepLog> {
-    let stuck = log.stuck.as_ref().and_then(|stuck| log.steps.get(stuck.step?));
-    stuck.or_else(|| {
-        let is_open = |step: &&StepLog| match direction {
-            Direction::Forward => step.outcome.is_none(),
-            Direction::Undo => step.undo.begun > 0 && step.undone.is_none(),
-        };
-        log.steps.iter().rev().find(is_open)
-    })
 }
 
 fn state(state: &str) -> Map<String, Value> {
