@@ -8,7 +8,7 @@
 //! 1. A try is in the saved log before its call ([`Effect::Save`] precedes [`Effect::Call`]).
 //! 2. A result is saved together with the next try, or before the flow waits for anything else. The
 //!    result of a step that must not be repeated is saved at once.
-//! 3. A step that is not in the log is called only after every logged step was requested.
+//! 3. A step is called only after every other logged step was requested.
 //! 4. Once a compensation has begun, no step runs forward.
 
 mod compensate;
@@ -593,12 +593,22 @@ impl Run {
                 );
                 return fault(StuckReason::Diverged, detail);
             }
-            return Ok(at);
+            if self.log.steps[at].outcome.is_some() {
+                return Ok(at);
+            }
         }
+        let found = self.log.find(name, *nth);
+        // Steps are requested one at a time: when one without outcome was requested first, every
+        // other had been.
         if let Some(fault) = self.diverged(|step| {
-            format!("expected a request of the step {step}, found one of the new step `{name}` number {nth}")
+            format!(
+                "expected a request of the logged step {step}, found one of `{name}` number {nth}"
+            )
         }) {
             return Err(fault);
+        }
+        if let Some(at) = found {
+            return Ok(at);
         }
         let size = argument.0.len();
         if size > self.terms.max_value {

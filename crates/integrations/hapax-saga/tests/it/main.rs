@@ -9,4 +9,5 @@
 mod pauses;
 mod shop;
 mod steps;
+mod stuck;
 mod world;
