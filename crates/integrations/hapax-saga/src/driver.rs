@@ -18,15 +18,16 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{CheckpointCommit, TransactionBackend, TxHandle};
 use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
 use tokio::time::{sleep, timeout};
 
 use crate::clock::StoreClock;
-use crate::definition::{CallContext, Definition};
-use crate::log::{Blob, Direction, Log, StepOutcome};
+use crate::definition::{CallContext, Definition, text};
+use crate::log::{Blob, Direction, Log, StepOutcome, StuckReason};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalOutcome, step_key};
-use crate::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
+use crate::run::{Call, Effect, Event, Fault, Kind, Run, SagaEnd, TryEnd, UndoFailure};
 
 /// Pause before a save is repeated that got no definite reply.
 const SAVE_AGAIN: Duration = Duration::from_millis(200);
@@ -107,11 +108,11 @@ impl Driver {
                     None => return RunEnd::Dropped,
                 },
                 Effect::Call(call) => match self.call(call).await {
-                    Some(end) => Event::Called(end),
+                    Some(event) => event,
                     None => return RunEnd::Dropped,
                 },
                 Effect::Undo(call) => match self.undo(call).await {
-                    Some(end) => Event::Undone(end),
+                    Some(event) => event,
                     None => return RunEnd::Dropped,
                 },
                 Effect::Reconcile(call) => match self.reconcile(call).await {
@@ -174,16 +175,104 @@ impl Driver {
         }
     }
 
-    async fn call(&mut self, call: Call) -> Option<TryEnd> {
+    async fn call(&mut self, call: Call) -> Option<Event> {
+        if self.kind(call) == Some(Kind::Within) {
+            return self.call_within(call).await;
+        }
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let context = self.context(call);
         let argument = step.argument.0.clone();
         let ended = Self::guard(&self.handle, call, || (functions.call)(context, argument)).await?;
-        Some(ended.unwrap_or_else(TryEnd::Unknown))
+        Some(Event::Called(ended.unwrap_or_else(TryEnd::Unknown)))
     }
 
-    async fn undo(&mut self, call: Call) -> Option<Result<(), UndoFailure>> {
+    /// Calls a step whose writes commit with the log. Whatever did not commit did not happen.
+    async fn call_within(&mut self, call: Call) -> Option<Event> {
+        let Some(backend) = self.node.transactions.clone() else {
+            return Some(Event::Called(TryEnd::Faulted(no_database())));
+        };
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let tx = self.handle.begin(&backend);
+        let context = CallContext { tx: Some(tx.clone()), ..self.context(call) };
+        let argument = step.argument.0.clone();
+        let ended = Self::guard(&self.handle, call, || (functions.call)(context, argument)).await?;
+        Some(match ended.unwrap_or_else(TryEnd::NotSent) {
+            TryEnd::Happened(value) if value.0.len() <= self.definition.terms.max_value => {
+                let log = self.run.log_with(call.step, value.clone());
+                match self.commit(&backend, tx, &log).await? {
+                    Ok(()) => Event::Committed(value),
+                    Err(error) => Event::Called(TryEnd::NotSent(error)),
+                }
+            }
+            end => Event::Called(match (self.roll_back(&backend, tx).await, end) {
+                (Ok(()), TryEnd::Unknown(error)) => TryEnd::NotSent(error),
+                (Ok(()), end) => end,
+                (Err(fault), _) => TryEnd::Lost(fault),
+            }),
+        })
+    }
+
+    /// Calls the undo of such a step.
+    async fn undo_within(&mut self, call: Call) -> Option<Event> {
+        let Some(backend) = self.node.transactions.clone() else {
+            return Some(Event::Undone(Err(UndoFailure::Faulted(no_database()))));
+        };
+        let tx = self.handle.begin(&backend);
+        Some(match self.call_undo(call, Some(tx.clone())).await? {
+            Ok(()) => match self.commit(&backend, tx, &self.run.log_undone(call.step)).await? {
+                Ok(()) => Event::UndoCommitted,
+                Err(error) => Event::Undone(Err(UndoFailure::Error(error))),
+            },
+            Err(failure) => Event::Undone(Err(match self.roll_back(&backend, tx).await {
+                Ok(()) => failure,
+                Err(fault) => UndoFailure::Faulted(fault),
+            })),
+        })
+    }
+
+    /// Commits a transaction with a log. An error is that of a transaction that was rolled back.
+    /// `None`: the next run finds in the log whether it was committed.
+    async fn commit(
+        &mut self,
+        backend: &TransactionBackend,
+        tx: TxHandle,
+        log: &Log,
+    ) -> Option<Result<(), String>> {
+        match self.handle.commit(backend, tx, log.encode().ok()?).await {
+            CheckpointCommit::Committed => Some(Ok(())),
+            CheckpointCommit::RolledBack => {
+                Some(Err("the transaction lost against another".to_owned()))
+            }
+            CheckpointCommit::Rejected(error) => Some(Err(text(&*error))),
+            CheckpointCommit::Lost(_) | CheckpointCommit::Unknown => None,
+        }
+    }
+
+    /// Rolls a transaction back, unless the step ended it itself.
+    async fn roll_back(&mut self, backend: &TransactionBackend, tx: TxHandle) -> Result<(), Fault> {
+        self.handle.roll_back(backend, tx).await.map_err(|error| Fault {
+            reason: StuckReason::Unknown,
+            detail: format!(
+                "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
+                text(&*error)
+            ),
+        })
+    }
+
+    async fn undo(&mut self, call: Call) -> Option<Event> {
+        match self.kind(call) {
+            Some(Kind::Within) => self.undo_within(call).await,
+            _ => Some(Event::Undone(self.call_undo(call, None).await?)),
+        }
+    }
+
+    async fn call_undo(
+        &mut self,
+        call: Call,
+        tx: Option<TxHandle>,
+    ) -> Option<Result<(), UndoFailure>> {
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let undo = functions.undo.as_ref()?;
@@ -191,9 +280,15 @@ impl Driver {
             Some(StepOutcome::Happened(result)) => Some(result.0.clone()),
             Some(StepOutcome::Rejected(_)) | None => None,
         };
-        let (context, argument) = (self.context(call), step.argument.0.clone());
+        let context = CallContext { tx, ..self.context(call) };
+        let argument = step.argument.0.clone();
         let ended = Self::guard(&self.handle, call, || undo(context, argument, result)).await?;
         Some(ended.unwrap_or_else(|error| Err(UndoFailure::Error(error))))
+    }
+
+    fn kind(&self, call: Call) -> Option<Kind> {
+        let name = self.run.log().steps[call.step].name.as_str();
+        self.definition.terms.steps.get(name).map(|terms| terms.kind)
     }
 
     async fn reconcile(&mut self, call: Call) -> Option<Verdict<Blob>> {
@@ -210,7 +305,7 @@ impl Driver {
     fn context(&self, call: Call) -> CallContext {
         let step = &self.run.log().steps[call.step];
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
-        CallContext { key, fence: self.handle.fence(), number: call.number }
+        CallContext { key, fence: self.handle.fence(), number: call.number, tx: None }
     }
 
     /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the
@@ -295,6 +390,11 @@ impl Driver {
         }
         node.ended.notify_waiters();
     }
+}
+
+fn no_database() -> Fault {
+    let detail = "expected a database for steps of the kind `within`, found none: set `SagasBuilder::transactions`";
+    Fault { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
 }
 
 fn cancellation(reason: &Blob) -> String {

@@ -10,6 +10,7 @@ use std::future::Future;
 
 use hapax_core::schedule::{EntryKey, QueueName};
 use hapax_core::store::{Snapshot, StoredRecord};
+use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
     Amendment, Claim, ClaimError, EntryId, Fingerprint, FingerprintScheme, Idempotency, InFlight,
     Lease, OnUnknown, OperationId, OperationRequest, Outcome, Policy, RecordState, StoreError,
@@ -36,6 +37,7 @@ const SET_ASIDE: Duration = Duration::from_secs(60);
 pub(crate) struct Node {
     pub(crate) engine: Idempotency,
     pub(crate) definitions: BTreeMap<QueueName, Arc<Definition>>,
+    pub(crate) transactions: Option<TransactionBackend>,
     pub(crate) lease: Duration,
     pub(crate) limit: usize,
     /// One permit for each saga that may run here.
@@ -85,12 +87,14 @@ impl Node {
     pub(crate) fn new(
         engine: Idempotency,
         definitions: BTreeMap<QueueName, Arc<Definition>>,
+        transactions: Option<TransactionBackend>,
         lease: Duration,
         limit: usize,
     ) -> Self {
         Self {
             engine,
             definitions,
+            transactions,
             lease,
             limit,
             permits: Arc::new(Semaphore::new(limit)),
@@ -281,15 +285,11 @@ impl Node {
             let (expected, lease) = (stored.write_id, Duration::ZERO);
             let amendment = Amendment { expected, checkpoint: None, lease };
             let resolved = self.engine.amend(*saga, seen, amendment).await?;
-            match resolved.result {
-                WriteResult::Recorded(_) => {
-                    let id = EntryId::from_bytes(log.entry);
-                    let key = EntryKey { operation: *saga, id };
-                    self.make_due(key).await?;
-                    return Ok(());
-                }
-                // It has changed since it was read: look again.
-                _ => {}
+            // Otherwise it has changed since it was read: look again.
+            if let WriteResult::Recorded(_) = resolved.result {
+                let id = EntryId::from_bytes(log.entry);
+                self.make_due(EntryKey { operation: *saga, id }).await?;
+                return Ok(());
             }
         }
     }

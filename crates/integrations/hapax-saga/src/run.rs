@@ -28,7 +28,7 @@ use self::compensate::needs_undo;
 use crate::flow::{Desk, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
-    StuckReason,
+    StuckReason, UndoEnd,
 };
 use crate::retry::Retry;
 
@@ -47,6 +47,9 @@ pub enum Kind {
     Once,
     /// The step may be repeated.
     Again,
+    /// The step writes rows in the database of the records. They commit with the log, so that a try
+    /// whose outcome is not in the log has left nothing.
+    Within,
 }
 
 /// The terms of a step, as its definition sets them.
@@ -158,6 +161,10 @@ pub enum Event {
     Saved(Option<String>),
     /// The try has ended.
     Called(TryEnd),
+    /// The step happened, and [`Run::log_with`] its result was saved together with its writes.
+    Committed(Blob),
+    /// The undo succeeded, and [`Run::log_undone`] was saved together with its writes.
+    UndoCommitted,
     /// The undo has ended.
     Undone(Result<(), UndoFailure>),
     /// The reconcile function has ended.
@@ -267,6 +274,10 @@ impl Run {
         log.crashes = log.crashes.saturating_add(between).saturating_add(last);
         log.attempt = attempt;
         for step in &mut log.steps {
+            let kind = terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
+            if step.forward.open && kind == Some(Kind::Within) {
+                step.forward.not_sent();
+            }
             for tries in [&mut step.forward, &mut step.undo] {
                 if tries.open {
                     tries.unknown();
@@ -339,6 +350,26 @@ impl Run {
         }
     }
 
+    /// Returns the log with the end of a step's undo, for a transaction that commits both.
+    #[must_use]
+    pub fn log_undone(&self, step: usize) -> Log {
+        let mut log = self.log.clone();
+        log.crashes = 0;
+        log.steps[step].undo.unknown();
+        log.steps[step].undone = Some(UndoEnd::Undone);
+        log
+    }
+
+    /// Returns the log with the result of a step, for a transaction that commits both.
+    #[must_use]
+    pub fn log_with(&self, step: usize, value: Blob) -> Log {
+        let mut log = self.log.clone();
+        log.crashes = 0;
+        log.steps[step].forward.unknown();
+        log.steps[step].outcome = Some(StepOutcome::Happened(value));
+        log
+    }
+
     /// Ends the run before its next effect is performed, so that another node continues at once: what
     /// was not saved or called is as if it had not begun. The log is then to be saved, and the lease
     /// to be given up.
@@ -365,6 +396,14 @@ impl Run {
             }
             (Some(Pending::Call(step, Direction::Forward)), Event::Called(end)) => {
                 self.called(step, end, now, entropy);
+            }
+            (Some(Pending::Call(step, Direction::Forward)), Event::Committed(value)) => {
+                self.log = self.log_with(step, value);
+                self.unsaved = false;
+            }
+            (Some(Pending::Call(step, Direction::Undo)), Event::UndoCommitted) => {
+                self.log = self.log_undone(step);
+                self.unsaved = false;
             }
             (Some(Pending::Call(step, Direction::Undo)), Event::Undone(end)) => {
                 self.undone(step, end, now, entropy);

@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName, TransactionalSchedule};
 use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{TransactionBackend, Transactions};
 use hapax_core::{
-    CanonicalValueError, Claim, ClaimError, Entropy, EntropyError, EntryId, Idempotency, Key,
-    Lease, OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy, canonicalize_value,
-    value,
+    CanonicalValueError, Claim, ClaimError, EntropyError, EntryId, Idempotency, Key, Lease,
+    OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy, canonicalize_value, value,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -49,6 +49,7 @@ pub struct Sagas {
 pub struct SagasBuilder {
     engine: Idempotency,
     definitions: BTreeMap<QueueName, Arc<Definition>>,
+    transactions: Option<TransactionBackend>,
     lease: Duration,
     limit: usize,
     error: Option<SagasError>,
@@ -63,6 +64,13 @@ impl SagasBuilder {
             let (name, version) = (other.name, other.version);
             self.error.get_or_insert(SagasError::Twice { name, version });
         }
+        self
+    }
+
+    /// Sets the database of steps of the kind [`within`](crate::SagaBuilder::within), which must be the
+    /// one that has the records.
+    pub fn transactions<D: Transactions>(mut self, backend: &TransactionBackend<D>) -> Self {
+        self.transactions = Some(backend.any());
         self
     }
 
@@ -84,7 +92,7 @@ impl SagasBuilder {
     /// # Errors
     /// [`SagasError`].
     pub fn build(self) -> Result<Sagas, SagasError> {
-        let Self { engine, definitions, lease, limit, error } = self;
+        let Self { engine, definitions, transactions, lease, limit, error } = self;
         if let Some(error) = error {
             return Err(error);
         }
@@ -97,7 +105,14 @@ impl SagasBuilder {
         if !(1..=100_000).contains(&limit) {
             return Err(SagasError::Limit { found: limit });
         }
-        Ok(Sagas { node: Arc::new(Node::new(engine, definitions, lease, limit)) })
+        let needs_database = |it: &&Arc<Definition>| it.is_within();
+        if let Some(saga) = definitions.values().find(needs_database)
+            && transactions.is_none()
+        {
+            return Err(SagasError::NoTransactions { name: saga.name });
+        }
+        let node = Node::new(engine, definitions, transactions, lease, limit);
+        Ok(Sagas { node: Arc::new(node) })
     }
 }
 
@@ -117,6 +132,14 @@ pub enum SagasError {
     Lease {
         /// The lease.
         found: Duration,
+    },
+    /// A saga writes in the database of the records, which was not set.
+    #[error(
+        "expected a database for the steps of `{name}` of the kind `within`, found none: set `SagasBuilder::transactions`"
+    )]
+    NoTransactions {
+        /// The name of the saga.
+        name: &'static str,
     },
     /// The limit is out of range.
     #[error("expected a limit of 1 to 100,000 sagas, found {found}")]
@@ -138,7 +161,7 @@ impl Sagas {
     /// Returns a builder over an engine, whose store also has the schedule.
     pub fn builder(engine: Idempotency) -> SagasBuilder {
         let (definitions, lease) = (BTreeMap::new(), Duration::from_secs(30));
-        SagasBuilder { engine, definitions, lease, limit: 64, error: None }
+        SagasBuilder { engine, definitions, transactions: None, lease, limit: 64, error: None }
     }
 
     /// Starts a saga, or finds the one that was started under this key. Once this returns, the saga
@@ -179,6 +202,45 @@ impl Sagas {
         let starting = tokio::spawn(start(node, definition, id, note));
         starting.await.map_err(|_| StartError::Shutdown)??;
         Ok(Started { node: Arc::clone(&self.node), id, types: PhantomData })
+    }
+
+    /// Returns the entry that starts a saga in a transaction of the caller: the saga runs if and only
+    /// if the transaction that [inserts](hapax_core::schedule::TransactionalSchedule::insert_in) the
+    /// entry commits. There is no record before a node has claimed it.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn entry<I: Serialize, O, E>(
+        &self,
+        saga: &Saga<I, O, E>,
+        scope: &Scope,
+        key: &Key,
+        input: &I,
+    ) -> Result<NewEntry, StartError> {
+        let operation = self.id(saga, scope, key);
+        let id = EntryId::fresh(&SystemEntropy)?;
+        Ok(NewEntry {
+            key: EntryKey { operation, id },
+            queue: saga.definition.queue.clone(),
+            due_in: Duration::ZERO,
+            note: note(input, true)?.encode()?,
+        })
+    }
+
+    /// Starts a saga in a transaction of the caller, in the database that has the records.
+    ///
+    /// # Errors
+    /// [`StartError`]; `tx` can then only be rolled back.
+    pub async fn start_in<Tx: ?Sized, I: Serialize, O, E>(
+        &self,
+        schedule: &impl TransactionalSchedule<Tx>,
+        tx: &mut Tx,
+        saga: &Saga<I, O, E>,
+        (scope, key): (&Scope, &Key),
+        input: &I,
+    ) -> Result<(), StartError> {
+        let entry = self.entry(saga, scope, key, input)?;
+        Ok(schedule.insert_in(tx, entry).await?)
     }
 
     /// Returns the saga that was started under a key, if there is one.
@@ -342,7 +404,7 @@ async fn insert(
     note: &Note,
     due_in: Duration,
 ) -> Result<EntryId, StartError> {
-    let id = EntryId::fresh(&SystemEntropy as &dyn Entropy)?;
+    let id = EntryId::fresh(&SystemEntropy)?;
     let entry = NewEntry {
         key: EntryKey { operation, id },
         queue: definition.queue.clone(),
