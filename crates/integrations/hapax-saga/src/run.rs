@@ -272,6 +272,9 @@ impl Run {
         let between = attempt.saturating_sub(log.attempt).saturating_sub(1);
         let last = u32::from(log.attempt > 0 && log.parked.is_none());
         log.crashes = log.crashes.saturating_add(between).saturating_add(last);
+        // A log that was never saved is saved before the flow waits for anything: with it the saga counts
+        // as accepted.
+        let unsaved = log.attempt == 0;
         log.attempt = attempt;
         for step in &mut log.steps {
             let kind = terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
@@ -294,7 +297,7 @@ impl Run {
             requested: HashSet::new(),
             state: State::Start,
             pending: None,
-            unsaved: false,
+            unsaved,
             calling: None,
             parking: None,
             fault: None,

@@ -30,6 +30,9 @@ use crate::schedule::on_schedule;
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
 
+/// First and longest interval at which a start looks whether the start of another caller was accepted.
+const ACCEPTED_POLL: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+
 /// Pause before an entry that cannot be read is read again.
 const UNREADABLE: Duration = Duration::from_secs(60);
 
@@ -356,11 +359,7 @@ async fn start(
     id: OperationId,
     note: Note,
 ) -> Result<(), StartError> {
-    let lease = match node.engine.claim_id(id, &note, &policy(node.lease)).await? {
-        Claim::Execute(lease) => lease,
-        Claim::Mismatch => return Err(StartError::KeyReused),
-        _ => return Ok(()),
-    };
+    let Some(lease) = claim(&node, id, &note).await? else { return Ok(()) };
     let permit = Arc::clone(&node.permits).try_acquire_owned().ok();
     let busy = permit.filter(|_| !node.is_shutting_down()).and_then(|it| node.enter(id, it));
     // An owner that has saved a log had inserted its entry.
@@ -395,6 +394,29 @@ async fn start(
         None => park_new(&node, &definition, lease, entry).await,
     }
     Ok(())
+}
+
+/// Claims a saga that starts; `None` if it was accepted before.
+///
+/// It was accepted once its record has a log, which its owner saves after it has inserted the entry.
+/// An owner that died before that is taken over.
+async fn claim(node: &Node, id: OperationId, note: &Note) -> Result<Option<Lease>, StartError> {
+    let [mut pause, longest] = ACCEPTED_POLL;
+    loop {
+        match node.engine.claim_id(id, note, &policy(node.lease)).await? {
+            Claim::Execute(lease) => return Ok(Some(lease)),
+            Claim::Mismatch => return Err(StartError::KeyReused),
+            Claim::InFlight { remaining, .. } => {
+                let stored = node.engine.load(&id).await?.stored;
+                if stored.is_some_and(|stored| stored.record.checkpoint.is_some()) {
+                    return Ok(None);
+                }
+                sleep(pause.min(remaining)).await;
+                pause = (pause * 2).min(longest);
+            }
+            Claim::Replay(_) | Claim::Unknown { .. } | Claim::Reconcile(_) => return Ok(None),
+        }
+    }
 }
 
 async fn insert(

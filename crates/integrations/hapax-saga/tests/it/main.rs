@@ -6,6 +6,7 @@
     reason = "a failure here is a failed test"
 )]
 
+mod kills;
 mod pauses;
 mod shop;
 mod steps;
