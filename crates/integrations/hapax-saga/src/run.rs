@@ -25,7 +25,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Entropy, Verdict};
 
 use self::compensate::needs_undo;
-use crate::flow::{Desk, StepRequest};
+use crate::flow::{Desk, SIGNAL, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
     StuckReason, UndoEnd,
@@ -620,6 +620,10 @@ impl Run {
         let fault = |reason, detail| Err(Fault { reason, detail });
         if wait.is_none() && !self.terms.steps.contains_key(name.as_str()) {
             let detail = format!("expected a step of the definition, found `{name}`: define it");
+            return fault(StuckReason::NoSuchStep, detail);
+        }
+        if name == SIGNAL {
+            let detail = "expected a name of the signal, found an empty one".to_owned();
             return fault(StuckReason::NoSuchStep, detail);
         }
         if let Some(at) = self.log.find(name, *nth) {

@@ -368,15 +368,15 @@ async fn start(
         Some(log) => EntryId::from_bytes(log.entry),
         None => {
             let due_in = if busy.is_some() { node.lease } else { Duration::ZERO };
-            let inserting: BoxFuture<'_, _> =
-                Box::pin(insert(&node, &definition, id, &note, due_in));
+            let queue = definition.queue.clone();
+            let inserting: BoxFuture<'_, _> = Box::pin(node.insert(id, queue, due_in, &note));
             let inserted = lease.keep_alive(inserting).await;
             match inserted {
-                Ok(entry) => entry,
+                Ok(key) => key.id,
                 Err(error) => {
                     // Nothing was executed. An entry that arrives later finds no record in flight.
                     let _ = lease.withdraw().await;
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
         }
@@ -417,24 +417,6 @@ async fn claim(node: &Node, id: OperationId, note: &Note) -> Result<Option<Lease
             Claim::Replay(_) | Claim::Unknown { .. } | Claim::Reconcile(_) => return Ok(None),
         }
     }
-}
-
-async fn insert(
-    node: &Node,
-    definition: &Definition,
-    operation: OperationId,
-    note: &Note,
-    due_in: Duration,
-) -> Result<EntryId, StartError> {
-    let id = EntryId::fresh(&SystemEntropy)?;
-    let entry = NewEntry {
-        key: EntryKey { operation, id },
-        queue: definition.queue.clone(),
-        due_in,
-        note: note.encode()?,
-    };
-    on_schedule(&node.engine, |schedule| schedule.insert(entry)).await?;
-    Ok(id)
 }
 
 async fn park_new(node: &Node, definition: &Definition, lease: Lease, entry: EntryId) {
