@@ -18,17 +18,18 @@ use std::task::Poll;
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{CheckpointCommit, TransactionBackend, TxHandle};
 use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
 use crate::clock::StoreClock;
-use crate::definition::{CallContext, Definition};
-use crate::log::{Blob, Direction, Log, StepOutcome, Stuck};
+use crate::definition::{CallContext, Definition, text};
+use crate::log::{Blob, Direction, Log, StepOutcome, Stuck, StuckReason};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalOutcome, step_key};
-use crate::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
-use crate::stats::{DefinitionCounters, is_newly_stuck};
+use crate::run::{Call, Effect, Event, Fault, Kind, Run, SagaEnd, TryEnd, UndoFailure};
+use crate::stats::{DefinitionCounters, Running, is_newly_stuck};
 
 /// Pause before a save is repeated that got no definite reply.
 const SAVE_AGAIN: Duration = Duration::from_millis(200);
@@ -95,6 +96,10 @@ impl Driver {
                 self.run.interrupt(self.clock.now());
                 return RunEnd::Parked;
             };
+            let called = match &effect {
+                Effect::Call(call) | Effect::Undo(call) => Some(call.step),
+                _ => None,
+            };
             let event = match effect {
                 Effect::Park => return RunEnd::Parked,
                 Effect::Complete(end) => return RunEnd::Complete(end),
@@ -119,11 +124,11 @@ impl Driver {
                     None => return RunEnd::Dropped,
                 },
                 Effect::Call(call) => match self.call(call).await {
-                    Some(end) => Event::Called(end),
+                    Some(event) => event,
                     None => return RunEnd::Dropped,
                 },
                 Effect::Undo(call) => match self.undo(call).await {
-                    Some(end) => Event::Undone(end),
+                    Some(event) => event,
                     None => return RunEnd::Dropped,
                 },
                 Effect::Reconcile(call) => match self.reconcile(call).await {
@@ -131,6 +136,9 @@ impl Driver {
                     None => return RunEnd::Dropped,
                 },
             };
+            if let Some(step) = called {
+                self.counters.called(&self.run.log().steps[step].name, &event);
+            }
             self.run.resume(event, self.clock.now(), &SystemEntropy);
         }
     }
@@ -186,22 +194,108 @@ impl Driver {
         }
     }
 
-    async fn call(&mut self, call: Call) -> Option<TryEnd> {
+    async fn call(&mut self, call: Call) -> Option<Event> {
+        if self.kind(call) == Some(Kind::Within) {
+            return self.call_within(call).await;
+        }
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let context = self.context(call);
         let argument = step.argument.0.clone();
-        let span = self.span("step", call);
-        let running = self.counters.call(&step.name, Direction::Forward);
+        let (span, _running) = (self.span("step", call), self.running(call));
         let function = || (functions.call)(context, argument).instrument(span);
         let ended = Self::guard(&self.handle, call, function).await?;
-        drop(running);
-        let end = ended.unwrap_or_else(TryEnd::Unknown);
-        self.counters.called(&step.name, &end);
-        Some(end)
+        Some(Event::Called(ended.unwrap_or_else(TryEnd::Unknown)))
     }
 
-    async fn undo(&mut self, call: Call) -> Option<Result<(), UndoFailure>> {
+    /// Calls a step whose writes commit with the log. Whatever did not commit did not happen.
+    async fn call_within(&mut self, call: Call) -> Option<Event> {
+        let Some(backend) = self.node.transactions.clone() else {
+            return Some(Event::Called(TryEnd::Faulted(no_database())));
+        };
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let tx = self.handle.begin(&backend);
+        let context = CallContext { tx: Some(tx.clone()), ..self.context(call) };
+        let argument = step.argument.0.clone();
+        let (span, _running) = (self.span("step", call), self.running(call));
+        let function = || (functions.call)(context, argument).instrument(span);
+        let ended = Self::guard(&self.handle, call, function).await?;
+        Some(match ended.unwrap_or_else(TryEnd::NotSent) {
+            TryEnd::Happened(value) if value.0.len() <= self.definition.terms.max_value => {
+                let log = self.run.log_with(call.step, value.clone());
+                match self.commit(&backend, tx, &log).await? {
+                    Ok(()) => Event::Committed(value),
+                    Err(error) => Event::Called(TryEnd::NotSent(error)),
+                }
+            }
+            end => Event::Called(match (self.roll_back(&backend, tx).await, end) {
+                (Ok(()), TryEnd::Unknown(error)) => TryEnd::NotSent(error),
+                (Ok(()), end) => end,
+                (Err(fault), _) => TryEnd::Lost(fault),
+            }),
+        })
+    }
+
+    /// Calls the undo of such a step.
+    async fn undo_within(&mut self, call: Call) -> Option<Event> {
+        let Some(backend) = self.node.transactions.clone() else {
+            return Some(Event::Undone(Err(UndoFailure::Faulted(no_database()))));
+        };
+        let tx = self.handle.begin(&backend);
+        Some(match self.call_undo(call, Some(tx.clone())).await? {
+            Ok(()) => match self.commit(&backend, tx, &self.run.log_undone(call.step)).await? {
+                Ok(()) => Event::UndoCommitted,
+                Err(error) => Event::Undone(Err(UndoFailure::Error(error))),
+            },
+            Err(failure) => Event::Undone(Err(match self.roll_back(&backend, tx).await {
+                Ok(()) => failure,
+                Err(fault) => UndoFailure::Faulted(fault),
+            })),
+        })
+    }
+
+    /// Commits a transaction with a log. An error is that of a transaction that was rolled back.
+    /// `None`: the next run finds in the log whether it was committed.
+    async fn commit(
+        &mut self,
+        backend: &TransactionBackend,
+        tx: TxHandle,
+        log: &Log,
+    ) -> Option<Result<(), String>> {
+        match self.handle.commit(backend, tx, log.encode().ok()?).await {
+            CheckpointCommit::Committed => Some(Ok(())),
+            CheckpointCommit::RolledBack => {
+                Some(Err("the transaction lost against another".to_owned()))
+            }
+            CheckpointCommit::Rejected(error) => Some(Err(text(&*error))),
+            CheckpointCommit::Lost(_) | CheckpointCommit::Unknown => None,
+        }
+    }
+
+    /// Rolls a transaction back, unless the step ended it itself.
+    async fn roll_back(&mut self, backend: &TransactionBackend, tx: TxHandle) -> Result<(), Fault> {
+        self.handle.roll_back(backend, tx).await.map_err(|error| Fault {
+            reason: StuckReason::Unknown,
+            detail: format!(
+                "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
+                text(&*error)
+            ),
+        })
+    }
+
+    async fn undo(&mut self, call: Call) -> Option<Event> {
+        match self.kind(call) {
+            Some(Kind::Within) => self.undo_within(call).await,
+            _ => Some(Event::Undone(self.call_undo(call, None).await?)),
+        }
+    }
+
+    async fn call_undo(
+        &mut self,
+        call: Call,
+        tx: Option<TxHandle>,
+    ) -> Option<Result<(), UndoFailure>> {
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let undo = functions.undo.as_ref()?;
@@ -209,17 +303,17 @@ impl Driver {
             Some(StepOutcome::Happened(result)) => Some(result.0.clone()),
             Some(StepOutcome::Rejected(_)) | None => None,
         };
-        let (context, argument) = (self.context(call), step.argument.0.clone());
-        let span = self.span("undo", call);
-        let running = self.counters.call(&step.name, Direction::Undo);
+        let context = CallContext { tx, ..self.context(call) };
+        let argument = step.argument.0.clone();
+        let (span, _running) = (self.span("undo", call), self.running(call));
         let function = || undo(context, argument, result).instrument(span);
         let ended = Self::guard(&self.handle, call, function).await?;
-        drop(running);
-        let end = ended.unwrap_or_else(|error| Err(UndoFailure::Error(error)));
-        if end.is_err() {
-            self.counters.undo_failed(&step.name);
-        }
-        Some(end)
+        Some(ended.unwrap_or_else(|error| Err(UndoFailure::Error(error))))
+    }
+
+    fn kind(&self, call: Call) -> Option<Kind> {
+        let name = self.run.log().steps[call.step].name.as_str();
+        self.definition.terms.steps.get(name).map(|terms| terms.kind)
     }
 
     async fn reconcile(&mut self, call: Call) -> Option<Verdict<Blob>> {
@@ -241,6 +335,10 @@ impl Driver {
         tracing::info_span!("call", kind, step = step.name, nth = step.nth, number = call.number)
     }
 
+    fn running(&self, call: Call) -> Option<Running> {
+        self.counters.call(&self.run.log().steps[call.step].name, call.direction)
+    }
+
     /// Counts the end of a run.
     fn count(&self, end: &RunEnd, was_stuck: Option<&Stuck>) {
         let log = self.run.log();
@@ -257,7 +355,7 @@ impl Driver {
     fn context(&self, call: Call) -> CallContext {
         let step = &self.run.log().steps[call.step];
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
-        CallContext { key, fence: self.handle.fence(), number: call.number }
+        CallContext { key, fence: self.handle.fence(), number: call.number, tx: None }
     }
 
     /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the
@@ -346,6 +444,11 @@ impl Driver {
         }
         node.ended.notify_waiters();
     }
+}
+
+fn no_database() -> Fault {
+    let detail = "expected a database for steps of the kind `within`, found none: set `SagasBuilder::transactions`";
+    Fault { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
 }
 
 fn cancellation(reason: &Blob) -> String {

@@ -400,3 +400,27 @@ impl Log {
         self.steps.iter().position(|step| step.nth == nth && step.name == name)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_log_is_about_that_of_its_encoding() {
+        let now = LogTime(1_790_000_000_000_000);
+        let mut log = Log::new("place-order", 1, EntryId::from_bytes([7; 16]), now);
+        for nth in 0..100 {
+            let mut step = StepLog::new("reserve", nth, Blob(Bytes::from_static(b"argument")));
+            step.forward.begin(now);
+            step.forward.unknown();
+            step.outcome = Some(StepOutcome::Happened(Blob(Bytes::from_static(b"result"))));
+            log.steps.push(step);
+        }
+        let encoded = log.encode().unwrap();
+        assert_eq!(Log::decode(&encoded).unwrap(), log);
+        let (size, encoded) = (log.size(), encoded.len());
+        assert!(encoded <= size && size <= encoded * 2, "{encoded} bytes, estimated {size}");
+    }
+}

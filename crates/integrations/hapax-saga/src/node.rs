@@ -8,12 +8,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use std::future::Future;
 
-use hapax_core::schedule::{EntryKey, QueueName};
-use hapax_core::store::{Snapshot, StoredRecord};
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
+use hapax_core::store::{BoxFuture, Snapshot, StoredRecord};
+use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
     Amendment, Claim, ClaimError, EntryId, Fingerprint, FingerprintScheme, Idempotency, InFlight,
     Lease, OnUnknown, OperationId, OperationRequest, Outcome, Policy, RecordState, StoreError,
-    Terms, Timestamp, WriteResult,
+    SystemEntropy, Terms, Timestamp, WriteResult,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
@@ -39,6 +40,7 @@ pub(crate) struct Node {
     pub(crate) definitions: BTreeMap<QueueName, Arc<Definition>>,
     /// The counters of each definition.
     pub(crate) counters: BTreeMap<QueueName, Arc<DefinitionCounters>>,
+    pub(crate) transactions: Option<TransactionBackend>,
     pub(crate) lease: Duration,
     pub(crate) limit: usize,
     /// One permit for each saga that may run here.
@@ -88,6 +90,7 @@ impl Node {
     pub(crate) fn new(
         engine: Idempotency,
         definitions: BTreeMap<QueueName, Arc<Definition>>,
+        transactions: Option<TransactionBackend>,
         lease: Duration,
         limit: usize,
     ) -> Self {
@@ -98,6 +101,7 @@ impl Node {
             engine,
             counters: definitions.iter().map(counters).collect(),
             definitions,
+            transactions,
             lease,
             limit,
             permits: Arc::new(Semaphore::new(limit)),
@@ -158,7 +162,14 @@ impl Node {
                 // Another node that finds the entry due would look in vain.
                 self.postpone(&saga, self.lease).await;
                 // Its due time is not known any more.
-                driver::drive(self, definition, lease, ScheduledSaga { due: None, ..saga }).await;
+                let saga = ScheduledSaga { due: None, ..saga };
+                match self.accept(&lease, saga, note, queue).await {
+                    Ok(saga) => driver::drive(self, definition, lease, saga).await,
+                    // The lease lapses, and the entry is due then.
+                    Err(error) => {
+                        tracing::warn!(operation = ?lease.id(), %error, "a saga could not be accepted: it is tried again");
+                    }
+                }
             }
             Ok(None) => {}
             Err(error) => {
@@ -167,6 +178,42 @@ impl Node {
                 self.postpone(&saga, Duration::from_secs(1)).await;
             }
         }
+    }
+
+    /// Replaces an entry that was inserted in a transaction of its caller. Of the one that stays,
+    /// nothing begins once the record has ended and expired.
+    async fn accept(
+        &self,
+        lease: &Lease,
+        saga: ScheduledSaga,
+        note: Note,
+        queue: QueueName,
+    ) -> Result<ScheduledSaga, StoreError> {
+        if !note.transactional || lease.checkpoint().is_some() {
+            return Ok(saga);
+        }
+        let note = Note { transactional: false, ..note };
+        let id = self.insert(saga.key.operation, queue, self.lease, &note);
+        let inserting: BoxFuture<'_, _> = Box::pin(id);
+        let key = lease.keep_alive(inserting).await?;
+        self.remove(&saga).await;
+        Ok(ScheduledSaga { key, ..saga })
+    }
+
+    /// Inserts an entry.
+    pub(crate) async fn insert(
+        &self,
+        operation: OperationId,
+        queue: QueueName,
+        due_in: Duration,
+        note: &Note,
+    ) -> Result<EntryKey, StoreError> {
+        let id = EntryId::fresh(&SystemEntropy).map_err(StoreError::unavailable)?;
+        let key = EntryKey { operation, id };
+        let note = note.encode().map_err(StoreError::unavailable)?;
+        let entry = NewEntry { key, queue, due_in, note };
+        on_schedule(&self.engine, |schedule| schedule.insert(entry)).await?;
+        Ok(key)
     }
 
     /// Claims the saga of an entry, or moves or removes the entry.
@@ -294,15 +341,11 @@ impl Node {
             let (expected, lease) = (stored.write_id, Duration::ZERO);
             let amendment = Amendment { expected, checkpoint: None, lease };
             let resolved = self.engine.amend(*saga, seen, amendment).await?;
-            match resolved.result {
-                WriteResult::Recorded(_) => {
-                    let id = EntryId::from_bytes(log.entry);
-                    let key = EntryKey { operation: *saga, id };
-                    self.make_due(key).await?;
-                    return Ok(());
-                }
-                // It has changed since it was read: look again.
-                _ => {}
+            // Otherwise it has changed since it was read: look again.
+            if let WriteResult::Recorded(_) = resolved.result {
+                let id = EntryId::from_bytes(log.entry);
+                self.make_due(EntryKey { operation: *saga, id }).await?;
+                return Ok(());
             }
         }
     }

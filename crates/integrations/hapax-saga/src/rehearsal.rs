@@ -19,7 +19,8 @@
 //! name of its own instead of its key meets the undone effects of the earlier ones.
 //!
 //! *Not rehearsed*: steps at the same time; whether a late call under a key has no effect after its
-//! undo, which [`Undo`](crate::Undo) requires; the limits of the log; the store.
+//! undo, which [`Undo`](crate::Undo) requires; the limits of the log; the store, and steps of the
+//! kind `within`, whose transactions need it.
 //!
 //! ```
 //! use hapax_saga::rehearsal::{RehearsalFault, rehearse};
@@ -248,6 +249,8 @@ pub enum RehearsalFault {
     UnknownUndo,
     /// The reconcile function found that a step happened that was never called.
     Reconciled,
+    /// A step is of the kind `within`: its transaction needs the store.
+    NoDatabase,
     /// The flow waits for something that is no step, or the saga does not end.
     Endless,
 }

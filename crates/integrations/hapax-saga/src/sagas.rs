@@ -8,12 +8,12 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName, TransactionalSchedule};
 use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{TransactionBackend, Transactions};
 use hapax_core::{
-    CanonicalValueError, Claim, ClaimError, Entropy, EntropyError, EntryId, Idempotency, Key,
-    Lease, OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy, canonicalize_value,
-    value,
+    CanonicalValueError, Claim, ClaimError, EntropyError, EntryId, Idempotency, Key, Lease,
+    OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy, canonicalize_value, value,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -30,6 +30,9 @@ use crate::stats::SagaStats;
 /// Longest and shortest interval at which the schedule is polled.
 const POLL: Duration = Duration::from_secs(1);
 const SHORTEST_POLL: Duration = Duration::from_millis(5);
+
+/// First and longest interval at which a start looks whether the start of another caller was accepted.
+const ACCEPTED_POLL: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
 
 /// Pause before an entry that cannot be read is read again.
 const UNREADABLE: Duration = Duration::from_secs(60);
@@ -50,6 +53,7 @@ pub struct Sagas {
 pub struct SagasBuilder {
     engine: Idempotency,
     definitions: BTreeMap<QueueName, Arc<Definition>>,
+    transactions: Option<TransactionBackend>,
     lease: Duration,
     limit: usize,
     error: Option<SagasError>,
@@ -64,6 +68,13 @@ impl SagasBuilder {
             let (name, version) = (other.name, other.version);
             self.error.get_or_insert(SagasError::Twice { name, version });
         }
+        self
+    }
+
+    /// Sets the database of steps of the kind [`within`](crate::SagaBuilder::within), which must be the
+    /// one that has the records.
+    pub fn transactions<D: Transactions>(mut self, backend: &TransactionBackend<D>) -> Self {
+        self.transactions = Some(backend.any());
         self
     }
 
@@ -85,7 +96,7 @@ impl SagasBuilder {
     /// # Errors
     /// [`SagasError`].
     pub fn build(self) -> Result<Sagas, SagasError> {
-        let Self { engine, definitions, lease, limit, error } = self;
+        let Self { engine, definitions, transactions, lease, limit, error } = self;
         if let Some(error) = error {
             return Err(error);
         }
@@ -98,7 +109,14 @@ impl SagasBuilder {
         if !(1..=100_000).contains(&limit) {
             return Err(SagasError::Limit { found: limit });
         }
-        Ok(Sagas { node: Arc::new(Node::new(engine, definitions, lease, limit)) })
+        let needs_database = |it: &&Arc<Definition>| it.is_within();
+        if let Some(saga) = definitions.values().find(needs_database)
+            && transactions.is_none()
+        {
+            return Err(SagasError::NoTransactions { name: saga.name });
+        }
+        let node = Node::new(engine, definitions, transactions, lease, limit);
+        Ok(Sagas { node: Arc::new(node) })
     }
 }
 
@@ -118,6 +136,14 @@ pub enum SagasError {
     Lease {
         /// The lease.
         found: Duration,
+    },
+    /// A saga writes in the database of the records, which was not set.
+    #[error(
+        "expected a database for the steps of `{name}` of the kind `within`, found none: set `SagasBuilder::transactions`"
+    )]
+    NoTransactions {
+        /// The name of the saga.
+        name: &'static str,
     },
     /// The limit is out of range.
     #[error("expected a limit of 1 to 100,000 sagas, found {found}")]
@@ -139,7 +165,7 @@ impl Sagas {
     /// Returns a builder over an engine, whose store also has the schedule.
     pub fn builder(engine: Idempotency) -> SagasBuilder {
         let (definitions, lease) = (BTreeMap::new(), Duration::from_secs(30));
-        SagasBuilder { engine, definitions, lease, limit: 64, error: None }
+        SagasBuilder { engine, definitions, transactions: None, lease, limit: 64, error: None }
     }
 
     /// Starts a saga, or finds the one that was started under this key. Once this returns, the saga
@@ -180,6 +206,45 @@ impl Sagas {
         let starting = tokio::spawn(start(node, definition, id, note));
         let is_first = starting.await.map_err(|_| StartError::Shutdown)??;
         Ok(Started { node: Arc::clone(&self.node), id, is_first, types: PhantomData })
+    }
+
+    /// Returns the entry that starts a saga in a transaction of the caller: the saga runs if and only
+    /// if the transaction that [inserts](hapax_core::schedule::TransactionalSchedule::insert_in) the
+    /// entry commits. There is no record before a node has claimed it.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn entry<I: Serialize, O, E>(
+        &self,
+        saga: &Saga<I, O, E>,
+        scope: &Scope,
+        key: &Key,
+        input: &I,
+    ) -> Result<NewEntry, StartError> {
+        let operation = self.id(saga, scope, key);
+        let id = EntryId::fresh(&SystemEntropy)?;
+        Ok(NewEntry {
+            key: EntryKey { operation, id },
+            queue: saga.definition.queue.clone(),
+            due_in: Duration::ZERO,
+            note: note(input, true)?.encode()?,
+        })
+    }
+
+    /// Starts a saga in a transaction of the caller, in the database that has the records.
+    ///
+    /// # Errors
+    /// [`StartError`]; `tx` can then only be rolled back.
+    pub async fn start_in<Tx: ?Sized, I: Serialize, O, E>(
+        &self,
+        schedule: &impl TransactionalSchedule<Tx>,
+        tx: &mut Tx,
+        saga: &Saga<I, O, E>,
+        (scope, key): (&Scope, &Key),
+        input: &I,
+    ) -> Result<(), StartError> {
+        let entry = self.entry(saga, scope, key, input)?;
+        Ok(schedule.insert_in(tx, entry).await?)
     }
 
     /// Returns the saga that was started under a key, if there is one.
@@ -309,11 +374,7 @@ async fn start(
     id: OperationId,
     note: Note,
 ) -> Result<bool, StartError> {
-    let lease = match node.engine.claim_id(id, &note, &policy(node.lease)).await? {
-        Claim::Execute(lease) => lease,
-        Claim::Mismatch => return Err(StartError::KeyReused),
-        _ => return Ok(false),
-    };
+    let Some(lease) = claim(&node, id, &note).await? else { return Ok(false) };
     let is_first = lease.checkpoint().is_none();
     let permit = Arc::clone(&node.permits).try_acquire_owned().ok();
     let busy = permit.filter(|_| !node.is_shutting_down()).and_then(|it| node.enter(id, it));
@@ -323,15 +384,15 @@ async fn start(
         Some(log) => EntryId::from_bytes(log.entry),
         None => {
             let due_in = if busy.is_some() { node.lease } else { Duration::ZERO };
-            let inserting: BoxFuture<'_, _> =
-                Box::pin(insert(&node, &definition, id, &note, due_in));
+            let queue = definition.queue.clone();
+            let inserting: BoxFuture<'_, _> = Box::pin(node.insert(id, queue, due_in, &note));
             let inserted = lease.keep_alive(inserting).await;
             match inserted {
-                Ok(entry) => entry,
+                Ok(key) => key.id,
                 Err(error) => {
                     // Nothing was executed. An entry that arrives later finds no record in flight.
                     let _ = lease.withdraw().await;
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
         }
@@ -351,22 +412,27 @@ async fn start(
     Ok(is_first)
 }
 
-async fn insert(
-    node: &Node,
-    definition: &Definition,
-    operation: OperationId,
-    note: &Note,
-    due_in: Duration,
-) -> Result<EntryId, StartError> {
-    let id = EntryId::fresh(&SystemEntropy as &dyn Entropy)?;
-    let entry = NewEntry {
-        key: EntryKey { operation, id },
-        queue: definition.queue.clone(),
-        due_in,
-        note: note.encode()?,
-    };
-    on_schedule(&node.engine, |schedule| schedule.insert(entry)).await?;
-    Ok(id)
+/// Claims a saga that starts; `None` if it was accepted before.
+///
+/// It was accepted once its record has a log, which its owner saves after it has inserted the entry.
+/// An owner that died before that is taken over.
+async fn claim(node: &Node, id: OperationId, note: &Note) -> Result<Option<Lease>, StartError> {
+    let [mut pause, longest] = ACCEPTED_POLL;
+    loop {
+        match node.engine.claim_id(id, note, &policy(node.lease)).await? {
+            Claim::Execute(lease) => return Ok(Some(lease)),
+            Claim::Mismatch => return Err(StartError::KeyReused),
+            Claim::InFlight { remaining, .. } => {
+                let stored = node.engine.load(&id).await?.stored;
+                if stored.is_some_and(|stored| stored.record.checkpoint.is_some()) {
+                    return Ok(None);
+                }
+                sleep(pause.min(remaining)).await;
+                pause = (pause * 2).min(longest);
+            }
+            Claim::Replay(_) | Claim::Unknown { .. } | Claim::Reconcile(_) => return Ok(None),
+        }
+    }
 }
 
 async fn park_new(node: &Node, definition: &Definition, lease: Lease, entry: EntryId) {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::definition::Definition;
 use crate::log::{Direction, Stuck};
-use crate::run::TryEnd;
+use crate::run::{Event, TryEnd};
 
 /// Counters of the sagas of a process since its start, by definition and step.
 ///
@@ -159,20 +159,20 @@ impl DefinitionCounters {
         }
     }
 
-    pub(crate) fn called(&self, step: &str, end: &TryEnd) {
+    /// Counts the end of a call.
+    pub(crate) fn called(&self, step: &str, event: &Event) {
         let Some(step) = self.steps.get(step) else { return };
-        add(match end {
-            TryEnd::Happened(_) | TryEnd::Lost(_) => &step.happened,
-            TryEnd::Rejected(_) => &step.rejected,
-            TryEnd::NotSent(_) | TryEnd::Faulted(_) => &step.not_sent,
-            TryEnd::Unknown(_) => &step.unknown,
-        });
-    }
-
-    pub(crate) fn undo_failed(&self, step: &str) {
-        if let Some(step) = self.steps.get(step) {
-            add(&step.undo_failures);
-        }
+        let counter = match event {
+            Event::Called(TryEnd::Happened(_) | TryEnd::Lost(_)) | Event::Committed(_) => {
+                &step.happened
+            }
+            Event::Called(TryEnd::Rejected(_)) => &step.rejected,
+            Event::Called(TryEnd::NotSent(_) | TryEnd::Faulted(_)) => &step.not_sent,
+            Event::Called(TryEnd::Unknown(_)) => &step.unknown,
+            Event::Undone(Err(_)) => &step.undo_failures,
+            _ => return,
+        };
+        add(counter);
     }
 
     pub(crate) fn parked(&self) {

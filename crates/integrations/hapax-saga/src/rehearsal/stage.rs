@@ -171,9 +171,17 @@ impl<'a> Stage<'a> {
 
     /// Calls a step, twice if it may be repeated.
     async fn call(&mut self, call: Call, step: StepLog) -> Option<TryEnd> {
+        let kind = self.definition.terms.steps.get(step.name.as_str())?.kind;
+        if kind == Kind::Within {
+            let name = &step.name;
+            let detail = format!(
+                "expected steps without a database, found `{name}`: test this saga on its store"
+            );
+            self.find(RehearsalFault::NoDatabase, Some(name), detail);
+            return None;
+        }
         let first = self.call_once(call, &step).await?;
         let is_decided = matches!(first, TryEnd::Happened(_) | TryEnd::Rejected(_));
-        let kind = self.definition.terms.steps.get(step.name.as_str())?.kind;
         if !is_decided || kind == Kind::Once {
             return Some(first);
         }
@@ -261,7 +269,7 @@ impl<'a> Stage<'a> {
     fn context(&self, call: Call, step: &StepLog) -> CallContext {
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
         let fence = FencingToken::new(BEGIN + u64::from(self.attempt));
-        CallContext { key, fence, number: call.number }
+        CallContext { key, fence, number: call.number, tx: None }
     }
 
     fn save(&mut self, run: &Run) {

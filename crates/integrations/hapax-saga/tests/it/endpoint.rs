@@ -313,7 +313,7 @@ async fn rejections_are_problems_and_start_nothing() {
 
 #[tokio::test]
 async fn the_resource_of_another_scope_is_404_and_its_key_is_another_saga() {
-    let service = Service::start(true, |it| it.allow_cancel()).await;
+    let service = Service::start(true, Builder::allow_cancel).await;
     let first = service.post("anna-secret", ASYNC, r#"{"cents":1}"#).await;
     let everything = format!("{first:?}");
     assert!(!everything.contains("anna-secret"), "{everything}");
@@ -344,7 +344,7 @@ async fn parked_and_stuck_sagas_show_their_step_and_reason() {
 
 #[tokio::test]
 async fn delete_cancels_and_what_happened_is_undone() {
-    let service = Service::start(true, |it| it.allow_cancel()).await;
+    let service = Service::start(true, Builder::allow_cancel).await;
     service.post("anna", ASYNC, r#"{"cents":1,"pauses":true}"#).await;
     service.poll("anna", "/orders/k-1", "parked").await;
     let delete = bare("DELETE", "anna", "/orders/k-1");

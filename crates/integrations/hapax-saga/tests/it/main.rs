@@ -8,9 +8,12 @@
 
 #[cfg(feature = "axum")]
 mod endpoint;
+mod kills;
 mod pauses;
 #[cfg(feature = "rehearsal")]
 mod rehearsal;
 mod shop;
+mod stats;
 mod steps;
+mod stuck;
 mod world;

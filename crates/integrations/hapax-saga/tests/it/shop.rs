@@ -58,6 +58,17 @@ impl Systems {
         self.calls().into_iter().map(|(name, _)| name).collect()
     }
 
+    pub(crate) fn note(&self, name: &str, key: &str) {
+        self.0.lock().unwrap().calls.push((name.into(), key.into()));
+    }
+
+    /// Returns whether an answer was prepared, and takes it.
+    pub(crate) fn answered(&self, name: &str) -> bool {
+        let mut inner = self.0.lock().unwrap();
+        let answers = inner.answers.get_mut(name).filter(|answers| !answers.is_empty());
+        answers.map(|answers| answers.remove(0)).is_some()
+    }
+
     async fn call(&self, name: &str, key: &str) -> Result<(), StepError<()>> {
         let answer = {
             let mut inner = self.0.lock().unwrap();
