@@ -236,7 +236,7 @@ impl<I, O, E> SagaEndpointBuilder<I, O, E> {
     /// [`SagaEndpointError`].
     pub fn build(self) -> Result<SagaEndpoint<I, O, E>, SagaEndpointError> {
         let EndpointState { sagas, saga, path, location, .. } = &self.state;
-        if !sagas.is_registered(saga) {
+        if sagas.registered(saga).is_none() {
             let name = saga.definition.name;
             return Err(SagaEndpointError::NotRegistered { name });
         }

@@ -194,10 +194,7 @@ impl Sagas {
         I: Serialize,
     {
         let definition = self
-            .node
-            .definitions
-            .get(&saga.definition.queue)
-            .filter(|known| Arc::ptr_eq(known, &saga.definition))
+            .registered(saga)
             .map(Arc::clone)
             .ok_or(StartError::NotRegistered { name: saga.definition.name })?;
         let id = self.id(saga, scope, key);
@@ -264,10 +261,10 @@ impl Sagas {
         Ok(exists.then_some(Started { node, id, is_first: false, types: PhantomData }))
     }
 
-    /// Returns whether a saga is registered here.
-    pub(crate) fn is_registered<I, O, E>(&self, saga: &Saga<I, O, E>) -> bool {
+    /// Returns the definition of a saga that is registered here.
+    pub(crate) fn registered<I, O, E>(&self, saga: &Saga<I, O, E>) -> Option<&Arc<Definition>> {
         let known = self.node.definitions.get(&saga.definition.queue);
-        known.is_some_and(|known| Arc::ptr_eq(known, &saga.definition))
+        known.filter(|known| Arc::ptr_eq(known, &saga.definition))
     }
 
     fn id<I, O, E>(&self, saga: &Saga<I, O, E>, scope: &Scope, key: &Key) -> OperationId {
