@@ -6,12 +6,12 @@
     reason = "a failure here is a failed test"
 )]
 
-#[cfg(feature = "axum")]
-mod endpoint;
 mod kills;
 mod pauses;
 #[cfg(feature = "rehearsal")]
 mod rehearsal;
+#[cfg(feature = "axum")]
+mod routes;
 mod shop;
 mod stats;
 mod steps;

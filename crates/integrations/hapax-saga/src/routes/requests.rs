@@ -1,4 +1,6 @@
-//! The requests of an endpoint.
+//! The requests of the routes.
+
+use std::time::Duration;
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
@@ -21,7 +23,7 @@ use tokio::time::timeout;
 use super::prefer::{PREFERENCE_APPLIED, Preferences};
 use super::progress::Progress;
 use super::rejection::{Rejected, not_retained, of_body, of_cancel, of_start, of_store};
-use super::{EndpointState, SagaAnswer, SagaEndpoint, location};
+use super::{RoutesState, SagaAnswer, SagaRoutes, location};
 use crate::operator::{SagaLookup, SagaOperator};
 use crate::sagas::{SagaError, Started};
 
@@ -31,7 +33,7 @@ const MAX_SHOWN: usize = 1 << 20;
 /// Attempts to read a state that changes while it is read.
 const READS: u32 = 3;
 
-impl<I, O, E> SagaEndpoint<I, O, E>
+impl<I, O, E> SagaRoutes<I, O, E>
 where
     I: Serialize + DeserializeOwned,
     O: DeserializeOwned,
@@ -65,7 +67,7 @@ where
     }
 }
 
-impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaEndpoint<I, O, E> {
+impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaRoutes<I, O, E> {
     /// Answers a request that starts a saga, for a handler that reads the input itself. `parts` is the
     /// head of the request, which has key, scope and preferences.
     pub async fn start(&self, parts: &Parts, input: &I) -> Response {
@@ -103,8 +105,13 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaEndpoint<I, O, 
             let cancelled = started.cancel("cancelled by its caller").await;
             cancelled.map_err(|error| of_cancel(&error))?;
             let shown = state.state(&started).await?;
-            let status = if shown.has_ended() { StatusCode::OK } else { StatusCode::ACCEPTED };
-            Ok(state.located(shown.response(status), &key))
+            if shown.has_ended() {
+                return Ok(shown.response(StatusCode::OK));
+            }
+            // It continues now, however long it was to be parked.
+            let mut response = shown.response(StatusCode::ACCEPTED);
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            Ok(state.located(response, &key))
         };
         match answered.await {
             Ok(response) => response,
@@ -113,7 +120,7 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaEndpoint<I, O, 
     }
 }
 
-impl<I, O, E> EndpointState<I, O, E> {
+impl<I, O, E> RoutesState<I, O, E> {
     /// Returns the scope of a request.
     fn scope(&self, parts: &Parts) -> Result<Scope, Rejected> {
         let key = IDEMPOTENCY_KEY;
@@ -156,7 +163,7 @@ impl<I, O, E> EndpointState<I, O, E> {
     }
 }
 
-impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> EndpointState<I, O, E> {
+impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E> {
     async fn start(&self, parts: &Parts, input: &I) -> Result<Response, Rejected> {
         let (scope, key) = self.identify(parts)?;
         let preferences = Preferences::of(&parts.headers);
@@ -171,7 +178,7 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> EndpointState<I, O,
             for_gateway(&parts.headers, headers, "final");
             return Ok(response);
         }
-        let shown = match replays {
+        let shown = match replays || !self.time(preferences).is_zero() {
             // The saga was started: a failure to read its state is no failure of the request.
             true => self.state(&started).await.unwrap_or_else(|_| Shown::begun()),
             false => Shown::begun(),
@@ -187,13 +194,17 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> EndpointState<I, O,
         Ok(response)
     }
 
+    fn time(&self, preferences: Preferences) -> Duration {
+        preferences.wait(self.wait, self.longest_wait)
+    }
+
     /// Waits for the end, as long as request and service allow; `None` if there is none yet.
     async fn wait(
         &self,
         started: &Started<O, E>,
         preferences: Preferences,
     ) -> Option<Result<O, SagaError<E>>> {
-        let wait = preferences.wait(self.wait, self.longest_wait);
+        let wait = self.time(preferences);
         // Past the limit of requests that wait, nothing waits.
         let permit = self.waiting.try_acquire().ok().filter(|_| !wait.is_zero());
         let ended = match permit {

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use hapax_core::{Idempotency, MemoryStore};
-use hapax_saga::endpoint::{SagaAnswer, SagaEndpoint, SagaEndpointBuilder, SagaEndpointError};
+use hapax_saga::routes::{SagaAnswer, SagaRoutes, SagaRoutesBuilder, SagaRoutesError};
 use hapax_saga::{At, Saga, Sagas, StepError, Undo, UndoError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ struct Service {
     bank: Bank,
 }
 
-type Builder = SagaEndpointBuilder<Order, Value, String>;
+type Builder = SagaRoutesBuilder<Order, Value, String>;
 
 impl Service {
     async fn start(is_open: bool, configure: impl FnOnce(Builder) -> Builder) -> Self {
@@ -106,7 +106,7 @@ impl Service {
             SagaAnswer::Undone(error) => (StatusCode::PAYMENT_REQUIRED, error).into_response(),
             SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
         };
-        let builder = SagaEndpoint::builder(sagas, order, "/orders", answer).wait(LONG);
+        let builder = SagaRoutes::builder(sagas, order, "/orders", answer).wait(LONG);
         let app = configure(builder).build().unwrap().router::<()>();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -422,17 +422,17 @@ async fn another_process_on_the_store_answers_too() {
 }
 
 #[tokio::test]
-async fn an_endpoint_of_an_unregistered_saga_or_an_odd_path_is_rejected() {
+async fn routes_of_an_unregistered_saga_or_with_an_odd_path_are_rejected() {
     let bank = Bank::new(true);
     let engine = Idempotency::builder(MemoryStore::default()).build().unwrap();
     let order = order(&bank);
     let sagas = Sagas::builder(engine).register(&order).build().unwrap();
     let answer = |_: SagaAnswer<Value, String>| StatusCode::OK;
     for path in ["orders", "/orders/", "/{id}", "/a b"] {
-        let built = SagaEndpoint::builder(sagas.clone(), order.clone(), path, answer).build();
-        assert!(matches!(built, Err(SagaEndpointError::Path { .. })), "{path}");
+        let built = SagaRoutes::builder(sagas.clone(), order.clone(), path, answer).build();
+        assert!(matches!(built, Err(SagaRoutesError::Path { .. })), "{path}");
     }
     let twin = self::order(&bank);
-    let built = SagaEndpoint::builder(sagas, twin, "/orders", answer).build();
-    assert!(matches!(built, Err(SagaEndpointError::NotRegistered { name: "order" })));
+    let built = SagaRoutes::builder(sagas, twin, "/orders", answer).build();
+    assert!(matches!(built, Err(SagaRoutesError::NotRegistered { name: "order" })));
 }

@@ -2,14 +2,14 @@
 //!
 //! 1. `POST PATH` with an `Idempotency-Key` and a JSON body starts a saga. The response is the answer
 //!    if the saga ends in time, else 202 with `Location` and `Retry-After`. `Prefer: respond-async`
-//!    gets 202 at once; `Prefer: wait=N` waits N seconds, at most [`SagaEndpointBuilder::longest_wait`]
+//!    gets 202 at once; `Prefer: wait=N` waits N seconds, at most [`SagaRoutesBuilder::longest_wait`]
 //!    (RFC 7240). With both, it waits N seconds.
 //! 2. The same request again gets the same, whichever process it reaches: 202 until the saga has
 //!    ended, then its answer, with `Idempotency-Replayed: true`. Another body under the key gets 422
 //!    `key-reused`.
 //! 3. `GET PATH/KEY` shows the state of the caller's own saga; the same key in another scope is
 //!    another saga, or 404. `Location` is this resource, and contains nothing of the scope.
-//! 4. `DELETE PATH/KEY`, if it is [allowed](SagaEndpointBuilder::allow_cancel), cancels the saga: 202,
+//! 4. `DELETE PATH/KEY`, if it is [allowed](SagaRoutesBuilder::allow_cancel), cancels the saga: 202,
 //!    or 200 if it has ended.
 //! 5. Every rejection is an RFC 9457 problem of [`hapax_http::problem`]; 404 has the code `not-found`.
 //!    After a 503 the saga may have been started: send the same request again.
@@ -36,10 +36,11 @@
 //! use axum::http::StatusCode;
 //! use axum::response::IntoResponse;
 //! use hapax_core::{Idempotency, MemoryStore};
-//! use hapax_saga::endpoint::{SagaAnswer, SagaEndpoint};
+//! use hapax_saga::routes::{SagaAnswer, SagaRoutes};
 //! use hapax_saga::{Saga, Sagas};
 //!
-//! # fn app() -> Result<axum::Router, Box<dyn std::error::Error>> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let order = Saga::define("order", 1, ())
 //!     .flow(|_op, cents: u64| async move { Ok::<_, String>(cents * 2) })?;
 //! let engine = Idempotency::builder(MemoryStore::default()).build()?;
@@ -49,11 +50,11 @@
 //!     SagaAnswer::Undone(error) => (StatusCode::CONFLICT, error).into_response(),
 //!     SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
 //! };
-//! let orders = SagaEndpoint::builder(sagas, order, "/orders", answer).build()?;
-//! let app = axum::Router::new().merge(orders.router());
-//! # Ok(app)
+//! let orders = SagaRoutes::builder(sagas, order, "/orders", answer).build()?;
+//! let app: axum::Router = axum::Router::new().merge(orders.router());
+//! # drop(app);
+//! # Ok(())
 //! # }
-//! # app().unwrap();
 //! ```
 
 mod location;
@@ -98,11 +99,11 @@ pub enum SagaAnswer<O, E> {
 type AnswerFn<O, E> = dyn Fn(SagaAnswer<O, E>) -> Response + Send + Sync;
 
 /// The resources of a saga. Cheap to clone.
-pub struct SagaEndpoint<I, O, E> {
-    state: Arc<EndpointState<I, O, E>>,
+pub struct SagaRoutes<I, O, E> {
+    state: Arc<RoutesState<I, O, E>>,
 }
 
-struct EndpointState<I, O, E> {
+struct RoutesState<I, O, E> {
     sagas: Sagas,
     saga: Saga<I, O, E>,
     answer: Arc<AnswerFn<O, E>>,
@@ -116,19 +117,19 @@ struct EndpointState<I, O, E> {
     waiting: Semaphore,
 }
 
-impl<I, O, E> Clone for SagaEndpoint<I, O, E> {
+impl<I, O, E> Clone for SagaRoutes<I, O, E> {
     fn clone(&self) -> Self {
         Self { state: Arc::clone(&self.state) }
     }
 }
 
-impl<I, O, E> fmt::Debug for SagaEndpoint<I, O, E> {
+impl<I, O, E> fmt::Debug for SagaRoutes<I, O, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SagaEndpoint").field(&self.state.path).finish()
+        f.debug_tuple("SagaRoutes").field(&self.state.path).finish()
     }
 }
 
-impl<I, O, E> SagaEndpoint<I, O, E> {
+impl<I, O, E> SagaRoutes<I, O, E> {
     /// Returns a builder. `path` is the path of the resource in the router, such as `/orders`.
     /// `answer` maps the end of a saga to a response: the same end to the same response, because each
     /// request calls it.
@@ -137,10 +138,10 @@ impl<I, O, E> SagaEndpoint<I, O, E> {
         saga: Saga<I, O, E>,
         path: impl Into<String>,
         answer: impl Fn(SagaAnswer<O, E>) -> R + Send + Sync + 'static,
-    ) -> SagaEndpointBuilder<I, O, E> {
+    ) -> SagaRoutesBuilder<I, O, E> {
         let path = path.into();
-        SagaEndpointBuilder {
-            state: EndpointState {
+        SagaRoutesBuilder {
+            state: RoutesState {
                 sagas,
                 saga,
                 answer: Arc::new(move |end| answer(end).into_response()),
@@ -157,7 +158,7 @@ impl<I, O, E> SagaEndpoint<I, O, E> {
     }
 }
 
-impl<I, O, E> SagaEndpoint<I, O, E>
+impl<I, O, E> SagaRoutes<I, O, E>
 where
     I: Serialize + DeserializeOwned + Send + Sync + 'static,
     O: DeserializeOwned + Send + 'static,
@@ -180,19 +181,19 @@ where
     }
 }
 
-/// A builder of a [`SagaEndpoint`].
+/// A builder of a [`SagaRoutes`].
 #[must_use]
-pub struct SagaEndpointBuilder<I, O, E> {
-    state: EndpointState<I, O, E>,
+pub struct SagaRoutesBuilder<I, O, E> {
+    state: RoutesState<I, O, E>,
 }
 
-impl<I, O, E> fmt::Debug for SagaEndpointBuilder<I, O, E> {
+impl<I, O, E> fmt::Debug for SagaRoutesBuilder<I, O, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SagaEndpointBuilder").field(&self.state.path).finish()
+        f.debug_tuple("SagaRoutesBuilder").field(&self.state.path).finish()
     }
 }
 
-impl<I, O, E> SagaEndpointBuilder<I, O, E> {
+impl<I, O, E> SagaRoutesBuilder<I, O, E> {
     /// Sets the source of the scope. Default: the header `Authorization`, which a request must have.
     pub fn scope(mut self, scope: ScopeSource) -> Self {
         self.state.scope = scope;
@@ -230,15 +231,15 @@ impl<I, O, E> SagaEndpointBuilder<I, O, E> {
         self
     }
 
-    /// Creates the endpoint.
+    /// Creates the routes.
     ///
     /// # Errors
-    /// [`SagaEndpointError`].
-    pub fn build(self) -> Result<SagaEndpoint<I, O, E>, SagaEndpointError> {
-        let EndpointState { sagas, saga, path, location, .. } = &self.state;
+    /// [`SagaRoutesError`].
+    pub fn build(self) -> Result<SagaRoutes<I, O, E>, SagaRoutesError> {
+        let RoutesState { sagas, saga, path, location, .. } = &self.state;
         if sagas.registered(saga).is_none() {
             let name = saga.definition.name;
-            return Err(SagaEndpointError::NotRegistered { name });
+            return Err(SagaRoutesError::NotRegistered { name });
         }
         for path in [path, location] {
             let is_valid = path.starts_with('/')
@@ -247,17 +248,17 @@ impl<I, O, E> SagaEndpointBuilder<I, O, E> {
                     .bytes()
                     .all(|byte| byte.is_ascii_graphic() && !b"?#{}\"<>*".contains(&byte));
             if !is_valid {
-                return Err(SagaEndpointError::Path { found: path.clone() });
+                return Err(SagaRoutesError::Path { found: path.clone() });
             }
         }
-        Ok(SagaEndpoint { state: Arc::new(self.state) })
+        Ok(SagaRoutes { state: Arc::new(self.state) })
     }
 }
 
-/// Errors of a [`SagaEndpointBuilder`].
+/// Errors of a [`SagaRoutesBuilder`].
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SagaEndpointError {
+pub enum SagaRoutesError {
     /// The saga is not registered.
     #[error("expected a registered saga, found `{name}`: add it by `SagasBuilder::register`")]
     NotRegistered {
