@@ -19,7 +19,7 @@
 //!
 //! An *amendment* changes an in-flight record without owning it: it writes a checkpoint, or ends a
 //! lease, if the record has the write id that its author read. Its author must know from the
-//! checkpoint that the owner has ended.
+//! checkpoint that the owner has ended: what the owner writes afterwards is *lost*.
 //!
 //! *Withdraw* gives the attempt back. The record is released; if the withdrawn claim was a takeover,
 //! the record has its former lease lapsed again, so that the next claim is a takeover too.
@@ -544,6 +544,10 @@ fn amend(standing: &Standing<'_>, amendment: &Amendment) -> Step {
         Standing::Absent | Standing::Released(_) => Step::NotFound,
         Standing::Live(stored) | Standing::Lapsed(stored) if stored.write_id == *expected => {
             let mut record = stored.record.clone();
+            // The owner has parked the record, perhaps without a reply. A repetition of its write
+            // must not replace the amendment, so the record gets a lease id that nobody has: a write
+            // id never repeats.
+            record.lease_id = LeaseId::from_bytes(*expected.as_bytes());
             if checkpoint.is_some() {
                 record.checkpoint.clone_from(checkpoint);
             }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Entropy, Verdict};
 
-use self::compensate::needs_undo;
+use self::forward::is_expired;
 use crate::flow::{Desk, SIGNAL, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
@@ -276,17 +276,6 @@ impl Run {
         // as accepted.
         let unsaved = log.attempt == 0;
         log.attempt = attempt;
-        for step in &mut log.steps {
-            let kind = terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
-            if step.forward.open && kind == Some(Kind::Within) {
-                step.forward.not_sent();
-            }
-            for tries in [&mut step.forward, &mut step.undo] {
-                if tries.open {
-                    tries.unknown();
-                }
-            }
-        }
         let compensates = log.failure.is_some();
         let flow = (!compensates && log.stuck.is_none()).then(|| flow(Arc::clone(&desk)));
         Self {
@@ -320,8 +309,10 @@ impl Run {
         if let Some(parked) = self.parking.take() {
             return Poll::Ready(self.park(parked));
         }
-        if let Some((step, direction)) = self.calling.take() {
-            return Poll::Ready(self.call(step, direction));
+        if let Some((step, direction)) = self.calling.take()
+            && let Some(effect) = self.call(step, direction, now)
+        {
+            return Poll::Ready(effect);
         }
         loop {
             match self.state {
@@ -426,6 +417,21 @@ impl Run {
 
     /// Decides how the run begins.
     fn start(&mut self, now: LogTime) -> Option<Effect> {
+        for step in &mut self.log.steps {
+            let kind = self.terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
+            if step.forward.open && kind == Some(Kind::Within) {
+                // Its outcome would be in the log.
+                step.forward.not_sent();
+            }
+            for tries in [&mut step.forward, &mut step.undo] {
+                if tries.open {
+                    tries.unknown();
+                    // The last owner may have called until its lease lapsed, long after it saved the
+                    // try.
+                    tries.last = Some(now);
+                }
+            }
+        }
         if self.log.stuck.is_some() {
             return Some(self.park_stuck(now));
         }
@@ -448,7 +454,9 @@ impl Run {
 
     fn crashed(&mut self, now: LogTime) -> Effect {
         let (step, direction) = match self.log.failure {
-            Some(_) => (self.log.steps.iter().rposition(needs_undo), Direction::Undo),
+            Some(_) => {
+                (self.log.steps.iter().rposition(|step| self.needs_undo(step)), Direction::Undo)
+            }
             None => {
                 let open = self.log.steps.iter().rposition(|step| step.outcome.is_none());
                 (open, Direction::Forward)
@@ -463,18 +471,30 @@ impl Run {
         self.stuck(step, direction, Fault { reason: StuckReason::Crashed, detail }, now)
     }
 
-    fn call(&mut self, step: usize, direction: Direction) -> Effect {
+    /// Calls a step whose try is saved; `None` if its key has expired meanwhile. The save may have
+    /// taken long, and the settle time counts from the call.
+    fn call(&mut self, step: usize, direction: Direction, now: LogTime) -> Option<Effect> {
+        let terms = self.terms_of(step);
+        let tries = self.log.steps[step].tries_mut(direction);
+        if let Some(Kind::Keyed { lifetime }) = terms.map(|terms| terms.kind)
+            && is_expired(tries.first.map(|first| now.since(first)), lifetime)
+        {
+            tries.not_sent();
+            self.unsaved = true;
+            return None;
+        }
+        tries.last = Some(now);
+        let number = tries.begun;
         self.pending = Some(Pending::Call(step, direction));
-        let retry = self.terms_of(step).map_or_else(Retry::default, |terms| match direction {
+        let retry = terms.map_or_else(Retry::default, |terms| match direction {
             Direction::Forward => terms.retry,
             Direction::Undo => terms.undo_retry,
         });
-        let number = self.log.steps[step].tries(direction).begun;
         let call = Call { step, direction, number, timeout: retry.timeout };
-        match direction {
+        Some(match direction {
             Direction::Forward => Effect::Call(call),
             Direction::Undo => Effect::Undo(call),
-        }
+        })
     }
 
     fn saved(&mut self, after: AfterSave, cancelled: Option<String>) {

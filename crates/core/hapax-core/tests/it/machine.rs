@@ -537,7 +537,14 @@ fn an_amendment_changes_the_in_flight_record_that_was_read() {
     assert_eq!(draft.record.checkpoint, amendment.checkpoint);
     let kept = Amendment { checkpoint: None, ..amendment };
     let Step::Write(draft) = step(&seen, &Event::Amend(kept)) else { panic!("it is written") };
-    assert_eq!(draft.record, stored.record);
+    // The owner, which has parked the record, cannot replace the amendment.
+    let amended = Record { lease_id: draft.record.lease_id, ..stored.record.clone() };
+    assert_eq!(draft.record, amended);
+    assert_ne!(amended.lease_id, stored.record.lease_id);
+    let Record { lease_id, generation, .. } = stored.record;
+    let late = Event::Owner(Owner { lease_id, generation }, OwnerAction::Renew { lease: LEASE });
+    let seen = Snapshot { now: at(0), stored: Some(StoredRecord { record: amended, ..stored }) };
+    assert_eq!(step(&seen, &late), Step::Lost);
 }
 
 #[test]

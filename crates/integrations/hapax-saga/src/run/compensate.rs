@@ -10,7 +10,7 @@ use crate::log::{Direction, LogTime, StepLog, StepOutcome, StuckReason, UndoEnd}
 impl Run {
     /// Decides about the last step that is not undone yet.
     pub(super) fn compensate(&mut self, now: LogTime) -> Option<Effect> {
-        let Some(at) = self.log.steps.iter().rposition(needs_undo) else {
+        let Some(at) = self.log.steps.iter().rposition(|step| self.needs_undo(step)) else {
             self.state = State::Ended;
             return self.log.failure.clone().map(SagaEnd::Undone).map(Effect::Complete);
         };
@@ -31,12 +31,16 @@ impl Run {
         if let Some(until) = step.undo.retry_at.filter(|until| now < *until) {
             return Some(self.wait(until, now));
         }
-        if step.outcome.is_none() && step.undo.begun == 0 {
+        // A system without keys executes also a try that arrives after a later one has ended, so that
+        // the undo has to wait for all of them.
+        let is_repeated = terms.kind == Kind::Again && step.forward.begun > 1;
+        if (step.outcome.is_none() || is_repeated) && step.undo.begun == 0 {
             let quiet = quiet_from(step, &terms, now);
             if now < quiet {
                 return Some(self.wait(quiet, now));
             }
-            if terms.reconciles && step.forward.checks < terms.retry.tries {
+            let is_unknown = step.outcome.is_none();
+            if is_unknown && terms.reconciles && step.forward.checks < terms.retry.tries {
                 return Some(self.reconcile(at, Direction::Undo, terms));
             }
         }
@@ -74,16 +78,19 @@ impl Run {
             }
         }
     }
-}
 
-/// Returns whether a step happened or may have happened, and is not undone.
-pub(super) fn needs_undo(step: &StepLog) -> bool {
-    let is_pause = step.name.starts_with(SLEEP) || step.name.starts_with(SIGNAL);
-    step.undone.is_none()
-        && !is_pause
-        && match &step.outcome {
-            Some(StepOutcome::Happened(_)) => true,
-            Some(StepOutcome::Rejected(_)) => false,
-            None => step.forward.arrived,
-        }
+    /// Returns whether a step happened or may have happened, and is not undone.
+    pub(super) fn needs_undo(&self, step: &StepLog) -> bool {
+        let is_pause = step.name.starts_with(SLEEP) || step.name.starts_with(SIGNAL);
+        let kind = self.terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
+        step.undone.is_none()
+            && !is_pause
+            && match &step.outcome {
+                Some(StepOutcome::Happened(_)) => true,
+                // An earlier try may have had an effect, which the rejection of a later one does not
+                // exclude: no key connects them.
+                Some(StepOutcome::Rejected(_)) => kind == Some(Kind::Again) && step.forward.arrived,
+                None => step.forward.arrived,
+            }
+    }
 }
