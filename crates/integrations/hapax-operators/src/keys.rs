@@ -414,6 +414,9 @@ impl OperatorRecords {
         let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
         let stored = seen.stored.ok_or(OperatorError::NotFound)?;
+        if stored.record.scheme.is_saga() {
+            return Err(OperatorError::Saga);
+        }
         let scheme = stored.record.scheme.of_request();
         if !scheme.starts_with("http/") {
             let scheme = scheme.to_owned();
