@@ -122,7 +122,7 @@ impl Serialize for StepResult<'_> {
     }
 }
 
-/// What is known of the write of a decision that ended with an error.
+/// Whether a decision that ended with an error was written.
 enum Written {
     Yes,
     No,

@@ -25,13 +25,13 @@ const OVERDUE: Duration = Duration::from_secs(10 * 60);
 pub enum SagaStateView {
     /// A process runs it, or will once the lease of one that died lapses.
     Running,
-    /// It sleeps, or waits for a signal or its next try.
+    /// A pause: it sleeps, or waits for a signal or its next try.
     Parked,
-    /// It has been due for more than 10 minutes: no process has its definition.
+    /// Due for more than 10 minutes: no process has its definition.
     Overdue,
     /// An operator has to decide.
     Stuck,
-    /// It is done, or was undone.
+    /// Done, or undone.
     Ended,
 }
 
@@ -98,7 +98,7 @@ pub struct StuckView {
     pub nth: Option<u32>,
     /// `forward` or `undo`.
     pub direction: String,
-    /// What was expected and found.
+    /// Text of what was expected and found.
     pub detail: String,
     /// Since when.
     pub since: String,
@@ -126,15 +126,15 @@ pub struct SagaDetails {
     pub decisions: Vec<SagaDecisionView>,
 }
 
-/// What is known of a step.
+/// Outcome of a step, as far as it is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepOutcomeView {
-    /// It happened.
+    /// The step happened.
     Happened,
-    /// It was rejected, and has no effect.
+    /// The step was rejected, and has no effect.
     Rejected,
-    /// It may have happened.
+    /// The step may have happened.
     Unknown,
     /// No try of it was sent.
     NotSent,
@@ -160,7 +160,7 @@ pub struct SagaStepView {
     pub name: String,
     /// Its number among the requests of its name, from 0.
     pub nth: u32,
-    /// What is known of it.
+    /// Its outcome, as far as it is known.
     pub outcome: StepOutcomeView,
     /// The tries to run it.
     pub forward: TriesView,
