@@ -75,6 +75,12 @@ impl From<Timestamp> for LogTime {
     }
 }
 
+impl From<LogTime> for Timestamp {
+    fn from(time: LogTime) -> Self {
+        Self::from_micros(time.0)
+    }
+}
+
 /// Whether a step runs or is undone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Direction {
@@ -169,6 +175,18 @@ pub enum UndoEnd {
     Skipped,
 }
 
+impl UndoEnd {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Undone => "undone",
+            Self::Nothing => "nothing",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
 /// A step that the flow requested.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StepLog {
@@ -252,6 +270,24 @@ pub enum StuckReason {
     TooLarge,
     /// The flow panicked.
     Panicked,
+}
+
+impl StuckReason {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::Crashed => "crashed",
+            Self::Unknown => "unknown",
+            Self::KeyExpired => "key-expired",
+            Self::Diverged => "diverged",
+            Self::Unreadable => "unreadable",
+            Self::NoSuchStep => "no-such-step",
+            Self::TooLarge => "too-large",
+            Self::Panicked => "panicked",
+        }
+    }
 }
 
 /// A stuck saga.
