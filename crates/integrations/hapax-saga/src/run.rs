@@ -201,7 +201,7 @@ enum Pending {
     Save(AfterSave),
     Call(usize, Direction),
     Reconcile(usize, Direction),
-    Look(usize),
+    Look(usize, LogTime),
     LookForCancellation,
 }
 
@@ -358,7 +358,9 @@ impl Run {
             (Some(Pending::Reconcile(step, direction)), Event::Reconciled(verdict)) => {
                 self.reconciled(step, direction, verdict, now, entropy);
             }
-            (Some(Pending::Look(step)), Event::Signal(value)) => self.looked(step, value, now),
+            (Some(Pending::Look(step, asked)), Event::Signal(value)) => {
+                self.looked(step, value, asked);
+            }
             (Some(Pending::LookForCancellation), Event::Cancelled(reason)) => match reason {
                 Some(reason) => self.cancel(reason),
                 None => self.state = State::Flow,
