@@ -421,8 +421,8 @@ impl Run {
         self.stuck(step, direction, Fault { reason: StuckReason::Crashed, detail }, now)
     }
 
-    /// Calls a step whose try is saved; `None` if its key has expired meanwhile. The save may have
-    /// taken long, and the settle time counts from the call.
+    /// Calls a step whose try is saved; `None` if its key has expired meanwhile: the save may have
+    /// taken long.
     fn call(&mut self, step: usize, direction: Direction, now: LogTime) -> Option<Effect> {
         let terms = self.terms_of(step);
         let tries = self.log.steps[step].tries_mut(direction);
@@ -433,7 +433,6 @@ impl Run {
             self.unsaved = true;
             return None;
         }
-        tries.last = Some(now);
         let number = tries.begun;
         self.pending = Some(Pending::Call(step, direction));
         let retry = terms.map_or_else(Retry::default, |terms| match direction {

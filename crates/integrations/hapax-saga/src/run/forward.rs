@@ -107,6 +107,9 @@ impl Run {
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         let step = &mut self.log.steps[at];
         let tries = &mut step.forward;
+        // The save before the call may have taken long, and the process may have been frozen since:
+        // the call is known to have been made until now.
+        tries.last = Some(now);
         let (error, may_have_arrived) = match end {
             TryEnd::Happened(value) | TryEnd::Rejected(value) if value.0.len() > limit => {
                 // It happened, so it is not tried again.
