@@ -114,7 +114,8 @@ pub struct Tries {
     pub arrived: bool,
     /// Begin of the first try that may have arrived; the key's lifetime counts from it.
     pub first: Option<LogTime>,
-    /// Begin of the last try.
+    /// Time until which the last try was called: its end, or the takeover from its process. Its begin
+    /// while it is under way.
     pub last: Option<LogTime>,
     /// Time before which there is no further try.
     pub retry_at: Option<LogTime>,

@@ -217,7 +217,7 @@ enum Pending {
     Save(AfterSave),
     Call(usize, Direction),
     Reconcile(usize, Direction),
-    Look(usize),
+    Look(usize, LogTime),
     LookForCancellation,
 }
 
@@ -405,7 +405,9 @@ impl Run {
             (Some(Pending::Reconcile(step, direction)), Event::Reconciled(verdict)) => {
                 self.reconciled(step, direction, verdict, now, entropy);
             }
-            (Some(Pending::Look(step)), Event::Signal(value)) => self.looked(step, value, now),
+            (Some(Pending::Look(step, asked)), Event::Signal(value)) => {
+                self.looked(step, value, asked);
+            }
             (Some(Pending::LookForCancellation), Event::Cancelled(reason)) => match reason {
                 Some(reason) => self.cancel(reason),
                 None => self.state = State::Flow,
@@ -471,8 +473,8 @@ impl Run {
         self.stuck(step, direction, Fault { reason: StuckReason::Crashed, detail }, now)
     }
 
-    /// Calls a step whose try is saved; `None` if its key has expired meanwhile. The save may have
-    /// taken long, and the settle time counts from the call.
+    /// Calls a step whose try is saved; `None` if its key has expired meanwhile: the save may have
+    /// taken long.
     fn call(&mut self, step: usize, direction: Direction, now: LogTime) -> Option<Effect> {
         let terms = self.terms_of(step);
         let tries = self.log.steps[step].tries_mut(direction);
@@ -483,7 +485,6 @@ impl Run {
             self.unsaved = true;
             return None;
         }
-        tries.last = Some(now);
         let number = tries.begun;
         self.pending = Some(Pending::Call(step, direction));
         let retry = terms.map_or_else(Retry::default, |terms| match direction {

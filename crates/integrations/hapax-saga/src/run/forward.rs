@@ -37,7 +37,7 @@ impl Run {
         }
         if let Some(name) = step.name.strip_prefix(SIGNAL) {
             let name = name.to_owned();
-            self.pending = Some(Pending::Look(at));
+            self.pending = Some(Pending::Look(at, now));
             return Some(Effect::Look(name));
         }
         let Some(terms) = terms else {
@@ -69,13 +69,14 @@ impl Run {
         Some(self.wait(until, now))
     }
 
-    /// Continues after a look for a signal.
-    pub(super) fn looked(&mut self, at: usize, value: Option<Blob>, now: LogTime) {
-        let until = self.log.steps[at].forward.retry_at.unwrap_or(now);
+    /// Continues after a look for a signal that began at the time `asked`. A signal may have arrived
+    /// since, also in time.
+    pub(super) fn looked(&mut self, at: usize, value: Option<Blob>, asked: LogTime) {
+        let until = self.log.steps[at].forward.retry_at.unwrap_or(asked);
         match value {
             Some(value) => self.set_outcome(at, StepOutcome::Happened(value)),
             // It did not arrive in time.
-            None if until <= now => self.set_outcome(at, StepOutcome::Rejected(Blob::default())),
+            None if until <= asked => self.set_outcome(at, StepOutcome::Rejected(Blob::default())),
             None => {
                 let signal = self.log.steps[at].name.strip_prefix(SIGNAL).map(str::to_owned);
                 self.parking = Some(Parked { until, signal });
@@ -109,6 +110,9 @@ impl Run {
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         let step = &mut self.log.steps[at];
         let tries = &mut step.forward;
+        // The save before the call may have taken long, and the process may have been frozen since:
+        // the call is known to have been made until now.
+        tries.last = Some(now);
         let (error, may_have_arrived) = match end {
             TryEnd::Happened(value) | TryEnd::Rejected(value) if value.0.len() > limit => {
                 // It happened, so it is not tried again.
