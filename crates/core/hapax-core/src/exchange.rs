@@ -19,7 +19,9 @@ use self::executions::ExecutionEntry;
 use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
-use crate::machine::{ClaimEvent, Event, HookTiming, Owner, Resolve, Step, Verdict, step};
+use crate::machine::{
+    Amendment, ClaimEvent, Event, HookTiming, Owner, Resolve, Step, Verdict, step,
+};
 use crate::record::{FencingToken, LeaseId, Outcome, Record, RecordState, Terms, WriteId};
 use crate::scope::OperationId;
 use crate::store::{Draft, Snapshot, Stamped, StoredRecord, Swap, Swapped};
@@ -56,6 +58,8 @@ pub struct ClaimRequest {
     pub description: Option<bytes::Bytes>,
     /// Time for which a release keeps the number of attempts; at least the lease.
     pub keep_released: Duration,
+    /// True if the claim continues an existing record, and creates none.
+    pub adopts: bool,
 }
 
 /// Result of a claim.
@@ -83,6 +87,8 @@ pub enum ClaimResult {
     },
     /// Call the hook about this fence, then [`ClaimExchange::reconciled`] with its verdict.
     Reconcile(FencingToken),
+    /// The record that was to be adopted is gone.
+    NotFound,
     /// [`MAX_CONFLICTS`] in a row: nothing was claimed.
     Contended,
 }
@@ -323,6 +329,7 @@ impl ClaimExchange {
             may_reconcile: self.claim.may_reconcile,
             local: &local,
             description: self.claim.description.as_ref(),
+            adopts: self.claim.adopts,
         };
         let claimed = match step(&self.seen, &Event::Claim(asked)) {
             Step::Execute(draft) | Step::Own(draft) => {
@@ -337,13 +344,14 @@ impl ClaimExchange {
             Step::Mismatch => ClaimResult::Mismatch,
             Step::Rehash(scheme) => ClaimResult::Rehash(scheme),
             Step::Unknown { reconcile_in } => ClaimResult::Unknown { reconcile_in },
+            Step::NotFound => ClaimResult::NotFound,
             // A claim never leads to these steps.
             Step::Write(_)
             | Step::Recorded
             | Step::Lost
             | Step::Gone
-            | Step::NotFound
             | Step::Rejected
+            | Step::Saga
             | Step::Changed => ClaimResult::Contended,
         };
         // Every swap has a reply, and the record has none of its lease ids. After a rehash it may
@@ -386,11 +394,13 @@ pub enum WriteResult {
     Lost,
     /// Owner: the record of its generation is gone. The write may have been stored before.
     Gone,
-    /// Operator: there is no record.
+    /// Operator, amendment: there is no record.
     NotFound,
     /// Operator: the record is in flight, or done, and the decision does not force that.
     Rejected,
-    /// Operator: the record has changed since it was read.
+    /// Operator: the record is that of a saga.
+    Saga,
+    /// Operator, amendment: the record has changed since it was read.
     Changed,
     /// [`MAX_CONFLICTS`] in a row: nothing was written.
     Contended,
@@ -427,6 +437,19 @@ impl WriteExchange {
         entropy: &dyn Entropy,
     ) -> Result<(Self, Next<WriteResult>), EntropyError> {
         Self::start(key, seen, Event::Resolve(resolve), entropy)
+    }
+
+    /// Begins an amendment of the record that was loaded.
+    ///
+    /// # Errors
+    /// [`EntropyError`]; nothing was sent.
+    pub fn amend(
+        key: OperationId,
+        seen: Snapshot,
+        amendment: Amendment,
+        entropy: &dyn Entropy,
+    ) -> Result<(Self, Next<WriteResult>), EntropyError> {
+        Self::start(key, seen, Event::Amend(amendment), entropy)
     }
 
     fn start(
@@ -494,6 +517,7 @@ impl WriteExchange {
             Step::Gone => WriteResult::Gone,
             Step::NotFound => WriteResult::NotFound,
             Step::Rejected => WriteResult::Rejected,
+            Step::Saga => WriteResult::Saga,
             Step::Changed => WriteResult::Changed,
             // An owner's or operator's event never leads to these steps.
             Step::Execute(_)

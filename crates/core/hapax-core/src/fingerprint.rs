@@ -123,6 +123,13 @@ impl FingerprintScheme {
         self.0.strip_prefix(Self::KEYED).unwrap_or(&self.0)
     }
 
+    /// Returns whether the record is that of a saga, whose checkpoint is its step log. Such schemes
+    /// begin with `saga/`.
+    #[must_use]
+    pub fn is_saga(&self) -> bool {
+        self.of_request().starts_with("saga/")
+    }
+
     /// Returns this scheme with keyed fingerprints.
     #[cfg(feature = "tokio")]
     pub(crate) fn keyed(&self) -> Self {

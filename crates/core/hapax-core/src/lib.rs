@@ -110,6 +110,7 @@ pub mod manual;
 mod memory;
 mod policy;
 mod record;
+pub mod schedule;
 mod scope;
 mod seal;
 mod secret;
@@ -143,12 +144,12 @@ pub use fingerprint::{CanonicalValueError, canonicalize_value};
 pub use key::{
     BucketError, CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey,
 };
-pub use machine::{HookTiming, Resolution, Resolve, Verdict};
+pub use machine::{Amendment, HookTiming, Resolution, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
-    FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState, Terms,
-    WriteId,
+    EntryId, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState,
+    Terms, WriteId,
 };
 pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};

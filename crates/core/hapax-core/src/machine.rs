@@ -17,6 +17,10 @@
 //! if the lease has lapsed, the record expired or the outcome is unknown: the owner is known to be
 //! alive.
 //!
+//! An *amendment* changes an in-flight record without owning it: it writes a checkpoint, or ends a
+//! lease, if the record has the write id that its author read. Its author must know from the
+//! checkpoint that the owner has ended: what the owner writes afterwards is *lost*.
+//!
 //! *Withdraw* gives the attempt back. The record is released; if the withdrawn claim was a takeover,
 //! the record has its former lease lapsed again, so that the next claim is a takeover too.
 //!
@@ -55,6 +59,8 @@ pub enum Event<'a> {
     },
     /// The decision of an operator.
     Resolve(Resolve),
+    /// A change of an in-flight record whose owner has parked it.
+    Amend(Amendment),
 }
 
 /// A claim.
@@ -79,6 +85,8 @@ pub struct ClaimEvent<'a> {
     pub may_reconcile: bool,
     /// Executions and claims of this key that are under way in the claimer's process.
     pub local: &'a [LocalExecution],
+    /// True if the claim continues an existing record, and creates none.
+    pub adopts: bool,
 }
 
 /// An execution, or a claim that may become one, under way in the claimer's process. Its owner is
@@ -117,8 +125,13 @@ pub enum OwnerAction {
         /// The new duration.
         lease: Duration,
     },
-    /// Saves a checkpoint, and renews the lease.
-    Checkpoint(Bytes),
+    /// Saves a checkpoint, and sets the lease.
+    Checkpoint {
+        /// The checkpoint.
+        checkpoint: Bytes,
+        /// The duration of the lease from now.
+        lease: Duration,
+    },
     /// Stores the outcome: the operation happened.
     Complete {
         /// The outcome to replay.
@@ -147,7 +160,9 @@ impl fmt::Debug for OwnerAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Renew { lease } => write!(f, "Renew({lease:?})"),
-            Self::Checkpoint(bytes) => write!(f, "Checkpoint({} bytes)", bytes.len()),
+            Self::Checkpoint { checkpoint, lease } => {
+                write!(f, "Checkpoint({} bytes, {lease:?})", checkpoint.len())
+            }
             Self::Complete { outcome, retention } => {
                 write!(f, "Complete({outcome:?}, {retention:?})")
             }
@@ -187,6 +202,28 @@ pub struct Resolve {
     pub note: Option<Bytes>,
 }
 
+/// Change of an in-flight record by another process than its owner. Its `Debug` form shows no
+/// contents.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Amendment {
+    /// Write id of the record that was read: a record that changed since is not changed.
+    pub expected: WriteId,
+    /// The new checkpoint, if it changes.
+    pub checkpoint: Option<Bytes>,
+    /// The duration of the lease from now; with zero the next claim takes over.
+    pub lease: Duration,
+}
+
+impl fmt::Debug for Amendment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Amendment")
+            .field("expected", &self.expected)
+            .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
+            .field("lease", &self.lease)
+            .finish()
+    }
+}
+
 /// Verdict of an operator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Resolution {
@@ -224,7 +261,7 @@ pub enum Step {
         /// Time until the claimer's hook may be called; `None` without a hook.
         reconcile_in: Option<Duration>,
     },
-    /// Owner, verdict, operator: write this.
+    /// Owner, verdict, operator, amendment: write this.
     Write(Draft),
     /// Owner, operator: the record has this state already.
     Recorded,
@@ -232,11 +269,13 @@ pub enum Step {
     Lost,
     /// Owner: the record of its generation is gone; its result may have been stored before.
     Gone,
-    /// Operator: there is no record.
+    /// Operator, amendment, claim that adopts: there is no record.
     NotFound,
     /// Operator: rejected, as the record is in flight or done and the decision does not force that.
     Rejected,
-    /// Verdict, operator: the record has changed since it was read.
+    /// Operator: rejected, as the record is that of a saga, whose checkpoint would be lost.
+    Saga,
+    /// Verdict, operator, amendment: the record has changed since it was read.
     Changed,
 }
 
@@ -266,6 +305,7 @@ pub fn step(seen: &Snapshot, event: &Event<'_>) -> Step {
             by_hook(&standing, *announced, *lease_id, *terms, verdict)
         }
         Event::Resolve(resolve) => by_operator(&standing, resolve),
+        Event::Amend(amendment) => amend(&standing, amendment),
     }
 }
 
@@ -314,6 +354,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
                 return Step::InFlight { elapsed: Duration::ZERO, remaining };
             }
         },
+        Standing::Absent | Standing::Released(_) if event.adopts => return Step::NotFound,
         Standing::Absent => return Step::Execute(first(event, 1)),
         Standing::Released(stored) => {
             let mut draft = first(event, stored.record.attempt.saturating_add(1));
@@ -412,9 +453,12 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
         (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Renew { lease }) => {
             Step::Write(renewed(record, *lease))
         }
-        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Checkpoint(bytes)) => {
-            let record = Record { checkpoint: Some(bytes.clone()), ..record.clone() };
-            Step::Write(renewed(&record, record.terms.lease))
+        (
+            Standing::Live(_) | Standing::Lapsed(_),
+            OwnerAction::Checkpoint { checkpoint, lease },
+        ) => {
+            let record = Record { checkpoint: Some(checkpoint.clone()), ..record.clone() };
+            Step::Write(renewed(&record, *lease))
         }
         (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Release { keep }) => {
             Step::Write(released(record, *keep))
@@ -434,7 +478,7 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
         (
             Standing::Unknown(..),
             OwnerAction::Renew { .. }
-            | OwnerAction::Checkpoint(_)
+            | OwnerAction::Checkpoint { .. }
             | OwnerAction::Release { .. }
             | OwnerAction::Withdraw { .. },
         ) => Step::Lost,
@@ -475,6 +519,9 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     if stored.fence != resolve.expected {
         return Step::Changed;
     }
+    if stored.record.scheme.is_saga() {
+        return Step::Saga;
+    }
     let mut record = stored.record.clone();
     if resolve.note.is_some() {
         record.notes.decision.clone_from(&resolve.note);
@@ -488,6 +535,27 @@ fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
         }
         (Standing::Done(..), Resolution::Happened(_)) => Step::Changed,
         (_, Resolution::Happened(outcome)) => Step::Write(done(&record, outcome, None)),
+    }
+}
+
+fn amend(standing: &Standing<'_>, amendment: &Amendment) -> Step {
+    let Amendment { expected, checkpoint, lease } = amendment;
+    match standing {
+        Standing::Absent | Standing::Released(_) => Step::NotFound,
+        Standing::Live(stored) | Standing::Lapsed(stored) if stored.write_id == *expected => {
+            let mut record = stored.record.clone();
+            // The owner has parked the record, perhaps without a reply. A repetition of its write
+            // must not replace the amendment, so the record gets a lease id that nobody has: a write
+            // id never repeats.
+            record.lease_id = LeaseId::from_bytes(*expected.as_bytes());
+            if checkpoint.is_some() {
+                record.checkpoint.clone_from(checkpoint);
+            }
+            Step::Write(renewed(&record, *lease))
+        }
+        Standing::Live(_) | Standing::Lapsed(_) | Standing::Unknown(..) | Standing::Done(..) => {
+            Step::Changed
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! Bounded. It never removes a record early: a record beyond the limits is rejected as
 //! [`StoreError::Unavailable`].
 
+mod schedule;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::mem::size_of;
@@ -12,6 +14,7 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::schedule::Entries;
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::record::{FencingToken, Record, RecordState};
 use crate::scope::OperationId;
@@ -61,6 +64,7 @@ pub struct MemoryStore {
     records: AtomicUsize,
     bytes: AtomicUsize,
     shards: [Mutex<Shard>; SHARDS],
+    entries: Mutex<Entries>,
 }
 
 #[derive(Default)]
@@ -81,6 +85,7 @@ impl MemoryStore {
             records: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             shards: std::array::from_fn(|_| Mutex::default()),
+            entries: Mutex::default(),
         }
     }
 
@@ -224,7 +229,7 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret.as_ref(), notify: None }
+        Capabilities { secret: self.secret.as_ref(), notify: None, schedule: Some(self) }
     }
 }
 

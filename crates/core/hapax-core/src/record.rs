@@ -13,7 +13,7 @@ use crate::fingerprint::{Fingerprint, FingerprintScheme};
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name([u8; 16]);
 
         impl $name {
@@ -56,6 +56,10 @@ random_id! {
     /// Id of one lease: random, made for one claim, never repeated. A record's owner is the
     /// execution that has the record's lease id.
     LeaseId
+}
+random_id! {
+    /// Id of one insertion into a [`Schedule`](crate::schedule::Schedule).
+    EntryId
 }
 
 /// Fencing token: a number that grows with each takeover of a key, by which systems downstream

@@ -26,10 +26,12 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use crate::codec::{self, DecodeError, EncodeError};
 use crate::entropy::{Entropy, EntropyError};
 use crate::record::{Record, WriteId};
+use crate::schedule::{EntryKey, MAX_NOTE};
 use crate::scope::OperationId;
 use crate::secret::Secret;
 
 const MAGIC: [u8; 3] = *b"hxs";
+const NOTE_MAGIC: [u8; 3] = *b"hxn";
 const VERSION: u8 = 1;
 const CHECKSUM: u8 = 0;
 const ENCRYPTED: u8 = 1;
@@ -94,22 +96,47 @@ impl Sealer {
         entropy: &dyn Entropy,
     ) -> Result<Vec<u8>, SealError> {
         let payload = codec::encode(record)?;
+        self.seal_payload(&Binding::record(key, write_id), &payload, entropy)
+    }
+
+    /// Seals the note of a schedule's entry for its key.
+    ///
+    /// # Errors
+    /// [`SealError::NoteTooLong`] and [`SealError::Entropy`].
+    pub fn seal_note(
+        &self,
+        key: &EntryKey,
+        note: &[u8],
+        entropy: &dyn Entropy,
+    ) -> Result<Vec<u8>, SealError> {
+        if note.len() > MAX_NOTE {
+            return Err(SealError::NoteTooLong { found: note.len() });
+        }
+        self.seal_payload(&Binding::note(key), note, entropy)
+    }
+
+    fn seal_payload(
+        &self,
+        binding: &Binding,
+        payload: &[u8],
+        entropy: &dyn Entropy,
+    ) -> Result<Vec<u8>, SealError> {
         let mut out = Vec::with_capacity(MAGIC.len() + 2 + 4 + NONCE_LEN + payload.len() + 32);
-        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&binding.magic);
         out.push(VERSION);
         match self.ring.first() {
             None => {
                 out.push(CHECKSUM);
-                out.extend_from_slice(&payload);
-                out.extend_from_slice(&checksum(key, write_id, &payload));
+                out.extend_from_slice(payload);
+                out.extend_from_slice(&binding.checksum(payload));
             }
             Some(RingKey { id, cipher }) => {
                 // 24 random bytes, which never repeat with one secret, however many records.
                 let mut nonce = [0; NONCE_LEN];
                 entropy.fill(&mut nonce)?;
-                let aad = associated(key, write_id, *id);
+                let aad = binding.associated(*id);
                 let sealed = cipher
-                    .encrypt(&XNonce::from(nonce), Payload { msg: &payload, aad: &aad })
+                    .encrypt(&XNonce::from(nonce), Payload { msg: payload, aad: &aad })
                     .map_err(|_| SealError::Broken)?;
                 out.push(ENCRYPTED);
                 out.extend_from_slice(id);
@@ -130,37 +157,44 @@ impl Sealer {
         write_id: WriteId,
         sealed: &[u8],
     ) -> Result<Record, SealError> {
-        let rest = sealed.strip_prefix(&MAGIC).ok_or(SealError::NotSealed)?;
+        let payload = self.open_payload(&Binding::record(key, write_id), sealed)?;
+        Ok(codec::decode(&payload)?)
+    }
+
+    /// Opens what [`Sealer::seal_note`] returned for the same key.
+    ///
+    /// # Errors
+    /// As [`Sealer::open`].
+    pub fn open_note(&self, key: &EntryKey, sealed: &[u8]) -> Result<Bytes, SealError> {
+        self.open_payload(&Binding::note(key), sealed)
+    }
+
+    fn open_payload(&self, binding: &Binding, sealed: &[u8]) -> Result<Bytes, SealError> {
+        let rest = sealed.strip_prefix(&binding.magic).ok_or(SealError::NotSealed)?;
         let (&version, rest) = rest.split_first().ok_or(SealError::Broken)?;
         if version != VERSION {
             return Err(SealError::Version { found: version });
         }
         let (&kind, body) = rest.split_first().ok_or(SealError::Broken)?;
-        let payload = match kind {
-            CHECKSUM if self.is_keyed() => return Err(SealError::NotKeyed),
+        match kind {
+            CHECKSUM if self.is_keyed() => Err(SealError::NotKeyed),
             CHECKSUM => {
                 let (payload, sum) =
                     body.split_last_chunk::<CHECKSUM_LEN>().ok_or(SealError::Broken)?;
-                if checksum(key, write_id, payload) != *sum {
+                if binding.checksum(payload) != *sum {
                     return Err(SealError::Broken);
                 }
-                Bytes::copy_from_slice(payload)
+                Ok(Bytes::copy_from_slice(payload))
             }
-            ENCRYPTED => self.decrypt(key, write_id, body)?,
-            _ => return Err(SealError::Broken),
-        };
-        Ok(codec::decode(&payload)?)
+            ENCRYPTED => self.decrypt(binding, body),
+            _ => Err(SealError::Broken),
+        }
     }
 
-    fn decrypt(
-        &self,
-        key: &OperationId,
-        write_id: WriteId,
-        body: &[u8],
-    ) -> Result<Bytes, SealError> {
+    fn decrypt(&self, binding: &Binding, body: &[u8]) -> Result<Bytes, SealError> {
         let (id, body) = body.split_first_chunk::<4>().ok_or(SealError::Broken)?;
         let (nonce, msg) = body.split_first_chunk::<NONCE_LEN>().ok_or(SealError::Broken)?;
-        let aad = associated(key, write_id, *id);
+        let aad = binding.associated(*id);
         let mut known = false;
         // Two secrets may have the same id, if unlikely: each is tried.
         for RingKey { cipher, .. } in self.ring.iter().filter(|entry| entry.id == *id) {
@@ -193,6 +227,14 @@ pub enum SealError {
     /// A field is longer than its limit.
     #[error(transparent)]
     TooLong(#[from] EncodeError),
+    /// A note is longer than [`MAX_NOTE`].
+    #[error(
+        "expected a note of at most {MAX_NOTE} bytes, found {found}: store a reference instead"
+    )]
+    NoteTooLong {
+        /// Its length, in bytes.
+        found: usize,
+    },
     /// There was no randomness for a nonce.
     #[error("the source of randomness failed: there is no nonce")]
     Entropy,
@@ -228,22 +270,42 @@ impl From<EntropyError> for SealError {
     }
 }
 
-/// The bytes that the seal binds; the payload, which is everything after the fields of fixed
-/// length, has no length of its own.
-fn checksum(key: &OperationId, write_id: WriteId, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
-    let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
-    hasher.update(&[VERSION]);
-    hasher.update(key.as_bytes());
-    hasher.update(write_id.as_bytes());
-    hasher.update(payload);
-    *hasher.finalize().as_bytes()
+/// The names that a seal binds its payload to: the operation id, and the write id or entry id.
+struct Binding {
+    magic: [u8; 3],
+    kind: u8,
+    operation: [u8; 32],
+    id: [u8; 16],
 }
 
-fn associated(key: &OperationId, write_id: WriteId, id: [u8; 4]) -> [u8; 53] {
-    let mut bytes = [0; 53];
-    bytes[0] = VERSION;
-    bytes[1..33].copy_from_slice(key.as_bytes());
-    bytes[33..49].copy_from_slice(write_id.as_bytes());
-    bytes[49..].copy_from_slice(&id);
-    bytes
+impl Binding {
+    fn record(operation: &OperationId, write_id: WriteId) -> Self {
+        let (operation, id) = (*operation.as_bytes(), *write_id.as_bytes());
+        Self { magic: MAGIC, kind: VERSION, operation, id }
+    }
+
+    fn note(EntryKey { operation, id }: &EntryKey) -> Self {
+        let (operation, id) = (*operation.as_bytes(), *id.as_bytes());
+        // Another kind: a record under the same names does not open as a note.
+        Self { magic: NOTE_MAGIC, kind: VERSION | 0x80, operation, id }
+    }
+
+    /// The payload, which is everything after the fields of fixed length, has no length of its own.
+    fn checksum(&self, payload: &[u8]) -> [u8; CHECKSUM_LEN] {
+        let mut hasher = blake3::Hasher::new_derive_key("hapax 1 checksum");
+        hasher.update(&[self.kind]);
+        hasher.update(&self.operation);
+        hasher.update(&self.id);
+        hasher.update(payload);
+        *hasher.finalize().as_bytes()
+    }
+
+    fn associated(&self, secret: [u8; 4]) -> [u8; 53] {
+        let mut bytes = [0; 53];
+        bytes[0] = self.kind;
+        bytes[1..33].copy_from_slice(&self.operation);
+        bytes[33..49].copy_from_slice(&self.id);
+        bytes[49..].copy_from_slice(&secret);
+        bytes
+    }
 }

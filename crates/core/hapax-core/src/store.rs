@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::record::{FencingToken, Record, WriteId};
+use crate::schedule::Schedule;
 use crate::scope::OperationId;
 use crate::secret::Secret;
 
@@ -156,6 +157,8 @@ pub struct Capabilities<'a> {
     pub secret: Option<&'a Secret>,
     /// Notifications of writes by other processes.
     pub notify: Option<&'a dyn Notify>,
+    /// The schedule that the store keeps with its records.
+    pub schedule: Option<&'a dyn Schedule>,
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {

@@ -463,7 +463,7 @@ impl Store for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: None }
+        Capabilities { secret: self.secret(), notify: None, schedule: None }
     }
 }
 

@@ -333,7 +333,7 @@ impl Store for PostgresStore {
 
     fn capabilities(&self) -> Capabilities<'_> {
         let notify = self.listener.as_ref().map(|_| self as &dyn Notify);
-        Capabilities { secret: self.secret(), notify }
+        Capabilities { secret: self.secret(), notify, schedule: None }
     }
 }
 

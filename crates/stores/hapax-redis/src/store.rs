@@ -404,7 +404,7 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: Some(self) }
+        Capabilities { secret: self.secret(), notify: Some(self), schedule: None }
     }
 }
 

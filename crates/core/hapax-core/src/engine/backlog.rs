@@ -156,7 +156,7 @@ impl DeferredWrite {
         match &self.action {
             OwnerAction::Complete { outcome, .. } => outcome.bytes().len(),
             OwnerAction::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
-            OwnerAction::Checkpoint(bytes) => bytes.len(),
+            OwnerAction::Checkpoint { checkpoint, .. } => checkpoint.len(),
             OwnerAction::Renew { .. }
             | OwnerAction::Release { .. }
             | OwnerAction::Withdraw { .. } => 0,

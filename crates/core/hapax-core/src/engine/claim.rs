@@ -20,7 +20,7 @@ use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::{FencingToken, WriteId};
+use crate::record::{FencingToken, Record, WriteId};
 use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
@@ -113,6 +113,9 @@ pub enum ClaimError {
     /// The record's fingerprint has a scheme that is not supported here: a newer version wrote it.
     #[error("the record's fingerprint has an unsupported scheme: run the version that wrote it")]
     UnknownScheme,
+    /// There is no record to adopt: it expired, was released, or never existed.
+    #[error("there is no record to continue: it has expired or was released")]
+    NotFound,
     /// Too many conflicts with other claims in a row.
     #[error("too many claims write this key at once: retry")]
     Contended,
@@ -149,11 +152,23 @@ impl Idempotency {
         request: &dyn OperationRequest,
         policy: &Policy,
     ) -> Result<Claim, ClaimError> {
-        if !self.inner.schedule.is_running() {
+        self.claim_id(self.operation_id(scope, key), request, policy).await
+    }
+
+    /// Claims the operation `key` for `request`, as [`claim`](Self::claim) does.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed.
+    pub async fn claim_id(
+        &self,
+        key: OperationId,
+        request: &dyn OperationRequest,
+        policy: &Policy,
+    ) -> Result<Claim, ClaimError> {
+        if !self.inner.timer.is_running() {
             // No lease would be renewed.
             return Err(ClaimError::Shutdown);
         }
-        let key = self.operation_id(scope, key);
         let described = self.inner.secret.is_some().then(|| request.description()).flatten();
         let request = &KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
         let scheme = request.scheme();
@@ -162,16 +177,16 @@ impl Idempotency {
         let executions = self.inner.executions.clone();
         // A record that cannot be encoded must not be written.
         let description = described.filter(|text| text.len() <= codec::MAX_DESCRIPTION);
-        let may_reconcile = true;
         let claim = exchange::ClaimRequest {
             scheme,
             fingerprint,
             terms,
             hook,
-            may_reconcile,
+            may_reconcile: true,
             executions,
             description,
             keep_released,
+            adopts: false,
         };
         let deadline = match policy.in_flight {
             InFlight::Wait(timeout) => Some(deadline_after(timeout)),
@@ -183,6 +198,67 @@ impl Idempotency {
             ClaimProgress::Decided(claim) => Ok(claim),
             pending => Box::pin(call.wait(pending, request)).await,
         }
+    }
+
+    /// Returns whether a record is of this request.
+    #[must_use]
+    pub fn is_of_request(&self, record: &Record, request: &dyn OperationRequest) -> bool {
+        let request = KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
+        request.fingerprint(&record.scheme) == Some(record.fingerprint)
+    }
+
+    /// Claims the operation of the record `seen`, which was [loaded](Self::load), to continue it without
+    /// its request. The claim has the scheme and fingerprint of the record, and never
+    /// creates one. It does not wait. As safe to drop as [`claim`](Self::claim).
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing was executed. [`ClaimError::NotFound`] without a record.
+    pub async fn adopt(
+        &self,
+        id: OperationId,
+        seen: Snapshot,
+        policy: &Policy,
+    ) -> Result<Claim, ClaimError> {
+        if !self.inner.timer.is_running() {
+            return Err(ClaimError::Shutdown);
+        }
+        let Some(stored) = &seen.stored else { return Err(ClaimError::NotFound) };
+        let Record { scheme, fingerprint, .. } = &stored.record;
+        let request = AdoptedRequest { scheme: scheme.clone(), fingerprint: *fingerprint };
+        let Policy { terms, keep_released, .. } = *policy;
+        let claim = exchange::ClaimRequest {
+            scheme: request.scheme(),
+            fingerprint: request.fingerprint,
+            terms,
+            hook: None,
+            may_reconcile: false,
+            executions: self.inner.executions.clone(),
+            description: None,
+            keep_released,
+            adopts: true,
+        };
+        let inner = Arc::clone(&self.inner);
+        let call = ClaimCall { inner, key: id, claim, deadline: None };
+        Ok(match call.once(call.claim.clone(), Some(seen), &request).await? {
+            ClaimProgress::Decided(claim) => claim,
+            ClaimProgress::Pending(pending) => pending.into(),
+        })
+    }
+}
+
+/// The request of an existing record: only its own scheme and fingerprint are known.
+struct AdoptedRequest {
+    scheme: FingerprintScheme,
+    fingerprint: Fingerprint,
+}
+
+impl OperationRequest for AdoptedRequest {
+    fn scheme(&self) -> FingerprintScheme {
+        self.scheme.clone()
+    }
+
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
+        (*scheme == self.scheme).then_some(self.fingerprint)
     }
 }
 
@@ -368,7 +444,7 @@ impl ClaimCall {
             permit = returned;
             let claim = match end {
                 // No lease would be renewed. This one lapses, or is released.
-                ExchangeEnd::Owned(..) if !inner.schedule.is_running() => {
+                ExchangeEnd::Owned(..) if !inner.timer.is_running() => {
                     return Err(ClaimError::Shutdown);
                 }
                 // The caller did not poll. The lease may lapse before its first renewal, so it is not
@@ -416,6 +492,7 @@ impl ClaimCall {
                         _ => Claim::Unknown { reconcile_in },
                     }
                 }
+                ExchangeEnd::Decided(ClaimResult::NotFound) => return Err(ClaimError::NotFound),
                 ExchangeEnd::Decided(ClaimResult::Contended | ClaimResult::Execute(_)) => {
                     return Err(ClaimError::Contended);
                 }

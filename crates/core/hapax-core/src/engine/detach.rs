@@ -14,7 +14,7 @@ use tracing::{Instrument, Span};
 
 use super::execution::{OperationPanicked, catch};
 use super::idempotency::EngineState;
-use super::schedule::{Due, ScheduleEntry};
+use super::timer::{Due, TimerEntry};
 use crate::store::BoxFuture;
 
 /// A future that its caller polls, and that continues on a task of the engine's runtime:
@@ -43,7 +43,7 @@ enum Place<T: Send + 'static> {
     /// With the caller, which has not polled it.
     New(BoxFuture<'static, T>, DetachTerms),
     /// Pending after a poll.
-    Pending(Arc<SharedFuture<T>>, ScheduleEntry),
+    Pending(Arc<SharedFuture<T>>, TimerEntry),
     /// After its end.
     Ended,
 }
@@ -181,9 +181,9 @@ impl<T: Send + 'static> Drop for DetachOnDrop<T> {
 }
 
 impl<T: Send + 'static> SharedFuture<T> {
-    fn schedule(self: &Arc<Self>) -> ScheduleEntry {
+    fn schedule(self: &Arc<Self>) -> TimerEntry {
         let work = Arc::downgrade(self) as Weak<dyn Due>;
-        self.terms.inner.schedule.enter_drained(self.terms.after, work)
+        self.terms.inner.timer.enter_drained(self.terms.after, work)
     }
 
     /// Returns whether it was due before its switch was on.

@@ -12,13 +12,13 @@ use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
 use super::retry::{self, ExchangeError};
-use super::schedule::Schedule;
+use super::timer::Timer;
 use super::waiters::Waiters;
 use crate::clock::Timestamp;
 use crate::entropy::{BufferedEntropy, Entropy};
-use crate::exchange::{Executions, Resolved, WriteExchange, WriteResult};
+use crate::exchange::{Executions, Next, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
-use crate::machine::Resolve;
+use crate::machine::{Amendment, Resolve};
 use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
 use crate::store::{BoxFuture, Snapshot, Store, StoreError};
@@ -91,7 +91,7 @@ pub(super) struct EngineState {
     /// Permits of claims with an exchange under way.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
-    pub(super) schedule: Schedule,
+    pub(super) timer: Timer,
     pub(super) runtime: Handle,
 }
 
@@ -231,23 +231,51 @@ impl Idempotency {
         key: OperationId,
         resolve: Resolve,
     ) -> Result<Resolved, ClaimError> {
+        let seen = self.load(&key).await?;
+        // The owner runs in this process, whatever the clock shows of its lease: after a
+        // release, the key would execute a second time beside it.
+        if seen.stored.is_some() && !resolve.force && self.inner.executions.runs(&key, &seen) {
+            return Ok(Resolved { result: WriteResult::Rejected, was: seen });
+        }
+        let started = WriteExchange::resolve(key, seen, resolve, &*self.inner.entropy)?;
+        self.write(key, started).await
+    }
+
+    /// Amends an in-flight record that its owner has parked. This continues if the caller is dropped,
+    /// and waiters for the key are woken. Also returns the record that it replaced, or that prevented
+    /// it.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: load the record
+    /// again.
+    pub async fn amend(
+        &self,
+        key: OperationId,
+        seen: Snapshot,
+        amendment: Amendment,
+    ) -> Result<Resolved, ClaimError> {
+        let started = WriteExchange::amend(key, seen, amendment, &*self.inner.entropy)?;
+        self.write(key, started).await
+    }
+
+    /// Loads the record of `key`, within the timeout of the store.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn load(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
+        self.inner.load(key).await
+    }
+
+    /// Runs a write to its end, also if the caller is dropped.
+    async fn write(
+        &self,
+        key: OperationId,
+        (mut writing, next): (WriteExchange, Next<WriteResult>),
+    ) -> Result<Resolved, ClaimError> {
         let inner = Arc::clone(&self.inner);
         let exchange = inner.backlog.begin_exchange();
-        let resolving = Box::pin(async move {
+        let running = Box::pin(async move {
             let _exchange = exchange;
-            let load = inner.store.load(&key);
-            let seen = match tokio::time::timeout(inner.store_timeout, load).await {
-                Ok(seen) => seen.map_err(ClaimError::from)?,
-                Err(_) => {
-                    return Err(StoreError::unavailable("no answer within the timeout").into());
-                }
-            };
-            // The owner runs in this process, whatever the clock shows of its lease: after a
-            // release, the key would execute a second time beside it.
-            if seen.stored.is_some() && !resolve.force && inner.executions.runs(&key, &seen) {
-                return Ok(Resolved { result: WriteResult::Rejected, was: seen });
-            }
-            let (mut writing, next) = WriteExchange::resolve(key, seen, resolve, &*inner.entropy)?;
             let written =
                 retry::run(&*inner.store, &*inner.entropy, inner.deadline(), &mut writing, next)
                     .await;
@@ -265,8 +293,8 @@ impl Idempotency {
                 Err(ExchangeError::Entropy(error)) => Err(error.into()),
             }
         });
-        let resolved = self.inner.detach_on_drop(self.inner.store_timeout, resolving);
-        resolved.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
+        let written = self.inner.detach_on_drop(self.inner.store_timeout, running);
+        written.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
     /// Resolves when nothing is deferred, no exchange is under way and no function executes or is
@@ -276,7 +304,7 @@ impl Idempotency {
     /// Executions whose callers keep their futures without polling them continue on tasks. A call
     /// that has no lease yet does not: drop it.
     pub async fn drain(&self) {
-        let _drain = self.inner.schedule.drain(&self.inner.runtime);
+        let _drain = self.inner.timer.drain(&self.inner.runtime);
         self.inner.backlog.empty().await;
     }
 }
@@ -337,7 +365,7 @@ impl IdempotencyBuilder {
                 backlog: Arc::new(Backlog::new()),
                 permits: Arc::new(Semaphore::new(limits.claims)),
                 in_flight: AtomicUsize::new(0),
-                schedule: Schedule::start(&runtime),
+                timer: Timer::start(&runtime),
                 runtime,
             }),
         })

@@ -68,7 +68,7 @@ pub struct Lease {
 /// The view of a lease that its operation has. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LeaseHandle {
-    shared: Arc<LeaseState>,
+    pub(super) shared: Arc<LeaseState>,
 }
 
 pub(super) struct LeaseState {
@@ -241,6 +241,19 @@ impl Lease {
         self.shared.finish(OwnerAction::Withdraw { keep }).await.map(drop)
     }
 
+    /// Parks the operation: saves `checkpoint`, and gives the key up for the time `lease`. Until then
+    /// it is in flight without an owner, and the claim that follows takes over. An
+    /// [amendment](crate::Idempotency::amend) ends the time early.
+    ///
+    /// # Errors
+    /// [`FinishError`]. [`FinishError::TooLarge`] leaves the lease to lapse.
+    pub async fn park(self, checkpoint: Bytes, lease: Duration) -> Result<(), FinishError> {
+        if checkpoint.len() > MAX_CHECKPOINT {
+            return Err(FinishError::TooLarge);
+        }
+        self.shared.finish(OwnerAction::Checkpoint { checkpoint, lease }).await.map(drop)
+    }
+
     /// Withdraws in the background a claim whose lease did not reach its caller.
     pub(super) fn withdraw_undelivered(self) {
         let Self { shared } = self;
@@ -318,7 +331,7 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        self.shared.write(OwnerAction::Checkpoint(checkpoint), WriteMode::Plain).await
+        self.shared.save(checkpoint).await
     }
 }
 
@@ -393,6 +406,13 @@ impl LeaseState {
         held_for.saturating_sub(self.sent_at.elapsed())
     }
 
+    /// Counts what is left of the lease from `sent_at`, the time at which its last write was sent.
+    pub(super) fn hold_from(&self, sent_at: Instant, ownership: &Ownership) {
+        let since = sent_at.saturating_duration_since(self.sent_at);
+        let until = micros(since.saturating_add(ownership.remaining()));
+        self.held_for.store(until, Ordering::Release);
+    }
+
     /// Returns the time between renewals.
     pub(super) fn renewal_interval(&self) -> Duration {
         self.terms.lease / 3
@@ -401,6 +421,15 @@ impl LeaseState {
     /// Renews for the policy's lease, on its own task.
     pub(super) fn renew(self: &Arc<Self>) -> impl Future<Output = Result<(), FinishError>> + use<> {
         self.write(OwnerAction::Renew { lease: self.terms.lease }, WriteMode::Plain)
+    }
+
+    /// Saves a checkpoint and renews for the policy's lease, on its own task.
+    pub(super) fn save(
+        self: &Arc<Self>,
+        checkpoint: Bytes,
+    ) -> impl Future<Output = Result<(), FinishError>> + use<> {
+        let lease = self.terms.lease;
+        self.write(OwnerAction::Checkpoint { checkpoint, lease }, WriteMode::Plain)
     }
 
     /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
@@ -459,9 +488,7 @@ impl LeaseState {
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
-                    let since = sent_at.saturating_duration_since(shared.sent_at);
-                    let until = micros(since.saturating_add(ownership.remaining()));
-                    shared.held_for.store(until, Ordering::Release);
+                    shared.hold_from(sent_at, ownership);
                     if matches!(mode, WriteMode::Pausing(_)) {
                         shared.renewal_paused.store(true, Ordering::Relaxed);
                     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use super::lease::{FinishError, LeaseState};
-use super::schedule::{Due, ScheduleEntry};
+use super::timer::{Due, TimerEntry};
 
 /// The renewals of a lease during an operation. Dropping it ends them; a renewal under way continues
 /// on its task.
@@ -20,12 +20,12 @@ pub(super) struct Renewal(
 struct RenewedLease {
     lease: Arc<LeaseState>,
     /// The next renewal; dropped with the lease.
-    next: Mutex<Option<ScheduleEntry>>,
+    next: Mutex<Option<TimerEntry>>,
 }
 
 impl Renewal {
     /// Renews `lease` every third of its time, counted from its claim, until the returned value is
-    /// dropped. Also returns whether the task of the schedule has to run before.
+    /// dropped. Also returns whether the task of the timer has to run before.
     pub(super) fn begin(lease: &Arc<LeaseState>) -> (Self, bool) {
         let first = lease.renewal_interval().saturating_sub(lease.age());
         let lease = Arc::new(RenewedLease { lease: Arc::clone(lease), next: Mutex::default() });
@@ -35,11 +35,11 @@ impl Renewal {
 }
 
 impl RenewedLease {
-    /// Enters the next renewal. Returns whether the task of the schedule has to run before.
+    /// Enters the next renewal. Returns whether the task of the timer has to run before.
     fn renew_after(self: &Arc<Self>, pause: Duration) -> bool {
         let work = Arc::downgrade(self) as Weak<dyn Due>;
-        let (entry, is_first) = self.lease.inner.schedule.enter(pause, work);
-        // The entry that it replaces was due, so its drop, which locks the schedule, finds nothing.
+        let (entry, is_first) = self.lease.inner.timer.enter(pause, work);
+        // The entry that it replaces was due, so its drop, which locks the timer, finds nothing.
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(entry);
         is_first
     }

@@ -102,7 +102,11 @@ impl Store for WithCapabilities {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret.as_ref(), notify: self.notify.as_deref() }
+        Capabilities {
+            secret: self.secret.as_ref(),
+            notify: self.notify.as_deref(),
+            schedule: None,
+        }
     }
 }
 

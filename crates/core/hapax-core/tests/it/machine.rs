@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::machine::{
-    ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution, Resolve, Step,
-    Verdict, step,
+    Amendment, ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution,
+    Resolve, Step, Verdict, step,
 };
-use hapax_core::store::{Draft, Snapshot, StoredRecord};
+use hapax_core::store::{Draft, Snapshot, Stamp, StoredRecord};
 use hapax_core::{
     FencingToken, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, Outcome, Record, RecordState,
     Terms, Timestamp, WriteId,
@@ -109,6 +109,7 @@ fn word(step: &Step) -> String {
         Step::Gone => "gone".into(),
         Step::NotFound => "not-found".into(),
         Step::Rejected => "rejected".into(),
+        Step::Saga => "saga".into(),
         Step::Changed => "changed".into(),
     }
 }
@@ -135,6 +136,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expecte
         terms: terms(on_unknown),
         hook,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: None,
     };
@@ -207,6 +209,7 @@ fn a_claim_with_another_scheme_is_hashed_again() {
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: None,
     };
@@ -238,6 +241,7 @@ fn a_claim_that_finds_its_own_earlier_lease_id_owns_the_key() {
         terms: terms(OnUnknown::Block),
         hook: None,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: None,
     };
@@ -260,6 +264,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         terms: terms(OnUnknown::Reexecute),
         hook: HOOK,
         may_reconcile: true,
+        adopts: false,
         local,
         description: None,
     };
@@ -295,6 +300,7 @@ fn executes(seen: &Snapshot) -> Draft {
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: None,
     };
@@ -308,7 +314,8 @@ fn check_owner(lease_id: LeaseId, generation: LeaseId, action: OwnerAction, expe
 
 #[test]
 fn an_owner_renews_or_saves_a_checkpoint() {
-    for action in [OwnerAction::Renew { lease: LEASE }, OwnerAction::Checkpoint(Bytes::new())] {
+    let checkpoint = OwnerAction::Checkpoint { checkpoint: Bytes::new(), lease: LEASE };
+    for action in [OwnerAction::Renew { lease: LEASE }, checkpoint] {
         check_owner(
             OWN,
             GENERATION,
@@ -489,6 +496,81 @@ fn an_operator_decides() {
 }
 
 #[test]
+fn no_operator_decides_about_the_record_of_a_saga() {
+    for (name, stored) in rows() {
+        let Some(mut stored) = stored else { continue };
+        stored.record.scheme = FingerprintScheme::new("saga/1").unwrap();
+        let expected = stored.fence;
+        for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
+            let resolve = Resolve { expected, force: true, forget: true, resolution, note: None };
+            let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
+            let found = word(&step(&seen, &Event::Resolve(resolve)));
+            let absent = ["expired", "released"].contains(&name);
+            assert_eq!(found, if absent { "not-found" } else { "saga" }, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_amendment_changes_the_in_flight_record_that_was_read() {
+    let rest = "unknown:changed unknown-block:changed unknown-reconcile:changed \
+                reconciling:changed reconciling-lapsed:changed done:changed";
+    let nothing = "absent:not-found expired:not-found released:not-found";
+    let flight = |word: &str| {
+        let rows = ["live", "lapsed", "lapsed-block", "lapsed-reconcile", "just-lapsed-reconcile"];
+        rows.map(|row| format!("{row}:{word}")).join(" ")
+    };
+    let checkpoint = Some(Bytes::from_static(b"decided"));
+    let amendment = Amendment { expected: WRITE_ID, checkpoint, lease: Duration::ZERO };
+    let expected = format!("{nothing} {} {rest}", flight("in-flight"));
+    check("read", &Event::Amend(amendment.clone()), &expected);
+    let stale = Amendment { expected: WriteId::from_bytes([9; 16]), ..amendment.clone() };
+    let expected = format!("{nothing} {} {rest}", flight("changed"));
+    check("stale", &Event::Amend(stale), &expected);
+
+    let stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
+    let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
+    let Step::Write(draft) = step(&seen, &Event::Amend(amendment.clone())) else {
+        panic!("it is written")
+    };
+    assert_eq!((draft.lease, draft.stamp), (Duration::ZERO, Stamp::Keep));
+    assert_eq!(draft.record.checkpoint, amendment.checkpoint);
+    let kept = Amendment { checkpoint: None, ..amendment };
+    let Step::Write(draft) = step(&seen, &Event::Amend(kept)) else { panic!("it is written") };
+    // The owner, which has parked the record, cannot replace the amendment.
+    let amended = Record { lease_id: draft.record.lease_id, ..stored.record.clone() };
+    assert_eq!(draft.record, amended);
+    assert_ne!(amended.lease_id, stored.record.lease_id);
+    let Record { lease_id, generation, .. } = stored.record;
+    let late = Event::Owner(Owner { lease_id, generation }, OwnerAction::Renew { lease: LEASE });
+    let seen = Snapshot { now: at(0), stored: Some(StoredRecord { record: amended, ..stored }) };
+    assert_eq!(step(&seen, &late), Step::Lost);
+}
+
+#[test]
+fn a_claim_that_adopts_creates_no_record() {
+    let scheme = FingerprintScheme::new("test/1").unwrap();
+    let claim = ClaimEvent {
+        lease_id: NEW,
+        own_lease_ids: &[],
+        scheme: &scheme,
+        fingerprint: &fingerprint("same"),
+        terms: terms(OnUnknown::Reexecute),
+        description: None,
+        hook: None,
+        may_reconcile: false,
+        local: &[],
+        adopts: true,
+    };
+    let expected = "absent:not-found expired:not-found released:not-found live:busy \
+                    lapsed:execute#4 lapsed-block:blocked lapsed-reconcile:blocked \
+                    just-lapsed-reconcile:blocked unknown:execute#4 unknown-block:blocked \
+                    unknown-reconcile:blocked reconciling:blocked reconciling-lapsed:blocked \
+                    done:replay";
+    check("adopt", &Event::Claim(claim), expected);
+}
+
+#[test]
 fn an_unknown_step_states_when_a_hook_may_be_called() {
     use OnUnknown::{Block, Reconcile};
     let secs = |seconds| Some(Duration::from_secs(seconds));
@@ -512,6 +594,7 @@ fn an_unknown_step_states_when_a_hook_may_be_called() {
             terms: terms(Reconcile),
             hook,
             may_reconcile,
+            adopts: false,
             description: None,
         };
         let seen = Snapshot { now: at(0), stored: Some(stored) };
@@ -590,6 +673,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         terms: terms(OnUnknown::Block),
         hook: None,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: Some(&described),
     };

@@ -150,9 +150,10 @@ impl Ledger {
                 ensure(!released, "owner", "reported as gone, but it is released")
             }
             WriteResult::Contended => Ok(()),
-            WriteResult::NotFound | WriteResult::Rejected | WriteResult::Changed => {
-                ensure(false, "owner", "an owner got an operator's result")
-            }
+            WriteResult::NotFound
+            | WriteResult::Rejected
+            | WriteResult::Saga
+            | WriteResult::Changed => ensure(false, "owner", "an owner got an operator's result"),
         }
     }
 
@@ -188,8 +189,8 @@ impl Ledger {
                 )
             }
             WriteResult::Contended => Ok(()),
-            WriteResult::Lost | WriteResult::Gone => {
-                ensure(false, "operator", "an operator got an owner's result")
+            WriteResult::Lost | WriteResult::Gone | WriteResult::Saga => {
+                ensure(false, "operator", "an operator got an owner's result, or a saga's")
             }
         }
     }

@@ -162,6 +162,12 @@ impl World {
                 self.judge(judged);
                 return self.ask(exchange);
             }
+            // No claim of this simulator adopts a record.
+            ClaimResult::NotFound => {
+                state.over = true;
+                self.judge(ensure(false, "claim", "a claim that does not adopt found no record"));
+                return self.end_operation(worker, true);
+            }
             ClaimResult::Contended => {
                 state.over = true;
                 self.ledger.end_unused_executions(exchange);
@@ -435,6 +441,7 @@ const fn said(wrote: &WriteResult) -> &'static str {
         WriteResult::Gone => "gone",
         WriteResult::NotFound => "not found",
         WriteResult::Rejected => "rejected",
+        WriteResult::Saga => "of a saga",
         WriteResult::Changed => "changed",
         WriteResult::Contended => "contended",
     }

@@ -75,6 +75,7 @@ impl World {
             executions: Default::default(),
             description: None,
             keep_released: Duration::ZERO,
+            adopts: false,
         };
         let name = plan::key(key);
         let entropy = &self.ids.0;

@@ -78,6 +78,7 @@ impl World {
             executions,
             description: None,
             keep_released: Duration::from_micros(self.below(4_000 * MS)),
+            adopts: false,
         };
         let name = plan::key(usize::from(key));
         let Ok((claiming, next)) = ClaimExchange::start_at(name, claim, seen, &self.ids.0) else {
@@ -189,7 +190,10 @@ impl World {
             work.checkpoints += 1;
             let number = (execution as u16) << 3 | work.checkpoints & 7;
             (
-                OwnerAction::Checkpoint(plan::bytes(number % 4_096)),
+                OwnerAction::Checkpoint {
+                    checkpoint: plan::bytes(number % 4_096),
+                    lease: Duration::from_micros(work.lease),
+                },
                 SwapPurpose::Checkpoint(number % 4_096),
             )
         } else {

@@ -16,7 +16,7 @@ use super::idempotency::deadline_after;
 
 /// The work that becomes due, by time. One task sleeps until the first of these times.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(super) struct Timer {
     queue: Arc<SharedQueue>,
     task: AbortHandle,
 }
@@ -50,15 +50,15 @@ pub(super) trait Due: fmt::Debug + Send + Sync {
     fn drain(self: Arc<Self>, runtime: &Handle);
 }
 
-/// An entry of the schedule. Dropping it removes the entry.
+/// An entry of the timer. Dropping it removes the entry.
 #[derive(Debug)]
-pub(super) struct ScheduleEntry {
+pub(super) struct TimerEntry {
     queue: Arc<SharedQueue>,
     id: EntryId,
 }
 
-impl Schedule {
-    /// Starts the task on `runtime`. It ends when the schedule is dropped.
+impl Timer {
+    /// Starts the task on `runtime`. It ends when the timer is dropped.
     pub(super) fn start(runtime: &Handle) -> Self {
         let queue = Arc::<SharedQueue>::default();
         let task = runtime.spawn(Arc::clone(&queue).run(runtime.clone())).abort_handle();
@@ -72,7 +72,7 @@ impl Schedule {
 
     /// Begins `work` after `delay`, unless the entry is dropped first. Also returns whether its task
     /// has to run before, to learn of the entry.
-    pub(super) fn enter(&self, delay: Duration, work: Weak<dyn Due>) -> (ScheduleEntry, bool) {
+    pub(super) fn enter(&self, delay: Duration, work: Weak<dyn Due>) -> (TimerEntry, bool) {
         self.insert(self.queue.lock(), delay, work)
     }
 
@@ -81,7 +81,7 @@ impl Schedule {
         mut queue: MutexGuard<'_, Queue>,
         delay: Duration,
         work: Weak<dyn Due>,
-    ) -> (ScheduleEntry, bool) {
+    ) -> (TimerEntry, bool) {
         let at = deadline_after(delay);
         queue.last += 1;
         let id = (at, queue.last);
@@ -94,11 +94,11 @@ impl Schedule {
         if is_first {
             self.queue.earlier.notify_one();
         }
-        (ScheduleEntry { queue: Arc::clone(&self.queue), id }, is_first)
+        (TimerEntry { queue: Arc::clone(&self.queue), id }, is_first)
     }
 
     /// Enters work for which a drain would wait: while there is a drain, it begins at once.
-    pub(super) fn enter_drained(&self, delay: Duration, work: Weak<dyn Due>) -> ScheduleEntry {
+    pub(super) fn enter_drained(&self, delay: Duration, work: Weak<dyn Due>) -> TimerEntry {
         // One lock for both: a drain that is not counted yet copies the entry afterwards.
         let queue = self.queue.lock();
         let delay = if queue.drains > 0 { Duration::ZERO } else { delay };
@@ -107,14 +107,14 @@ impl Schedule {
 
     /// Begins the work of all entries for which a drain would wait, and of those that are entered
     /// before the returned value is dropped.
-    pub(super) fn drain(&self, runtime: &Handle) -> ScheduleDrain {
+    pub(super) fn drain(&self, runtime: &Handle) -> TimerDrain {
         // Copied: work takes its own lock, under which others wait for this one.
         let entries: Vec<_> = {
             let mut queue = self.queue.lock();
             queue.drains += 1;
             queue.entries.values().map(Weak::clone).collect()
         };
-        let drain = ScheduleDrain(Arc::clone(&self.queue));
+        let drain = TimerDrain(Arc::clone(&self.queue));
         entries.iter().filter_map(Weak::upgrade).for_each(|work| work.drain(runtime));
         drain
     }
@@ -122,15 +122,15 @@ impl Schedule {
 
 /// A drain under way, until it is dropped.
 #[derive(Debug)]
-pub(super) struct ScheduleDrain(Arc<SharedQueue>);
+pub(super) struct TimerDrain(Arc<SharedQueue>);
 
-impl Drop for ScheduleDrain {
+impl Drop for TimerDrain {
     fn drop(&mut self) {
         self.0.lock().drains -= 1;
     }
 }
 
-impl Drop for Schedule {
+impl Drop for Timer {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -182,7 +182,7 @@ impl SharedQueue {
     }
 }
 
-impl Drop for ScheduleEntry {
+impl Drop for TimerEntry {
     fn drop(&mut self) {
         // It may have been taken already.
         self.queue.lock().entries.remove(&self.id);

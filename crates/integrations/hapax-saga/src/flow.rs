@@ -1,0 +1,261 @@
+//! The flow's side of a saga: the handle by which it requests steps.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hapax_core::value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::log::{Blob, StepOutcome, StuckReason};
+use crate::run::Fault;
+
+/// Prefixes of the names of pauses in the log. Names of steps have no slash.
+pub(crate) const SLEEP: &str = "sleep/";
+pub(crate) const SIGNAL: &str = "signal/";
+
+/// A step of a definition, which a flow requests by [`Op::run`].
+pub struct Step<A, R, E> {
+    pub(crate) name: &'static str,
+    pub(crate) nth: u32,
+    types: PhantomData<fn(A) -> Result<R, E>>,
+}
+
+impl<A, R, E> Step<A, R, E> {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, nth: 0, types: PhantomData }
+    }
+
+    /// Returns request number `nth` of this step, for a flow that requests a step more than once. The
+    /// step itself is number 0.
+    #[must_use]
+    pub const fn nth(self, nth: u32) -> Self {
+        Self { nth, ..self }
+    }
+}
+
+impl<A, R, E> Clone for Step<A, R, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A, R, E> Copy for Step<A, R, E> {}
+
+impl<A, R, E> fmt::Debug for Step<A, R, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Step({} {})", self.name, self.nth)
+    }
+}
+
+/// The handle of a flow to its saga.
+///
+/// A flow runs from the top after each crash and each pause, and gets the logged outcomes of its
+/// steps. So all that may differ between two runs is a step: times, random values, look-ups.
+#[derive(Clone)]
+pub struct Op {
+    desk: Arc<Desk>,
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Op")
+    }
+}
+
+impl Op {
+    pub(crate) const fn new(desk: Arc<Desk>) -> Self {
+        Self { desk }
+    }
+
+    /// Runs a step, or returns its logged outcome. One step runs at a time.
+    ///
+    /// The returned future does not resolve if the saga is parked or stuck: the flow is dropped then,
+    /// and runs again from the top when it continues.
+    ///
+    /// # Errors
+    /// The error with which the step was rejected.
+    pub async fn run<A, R, E>(&self, step: Step<A, R, E>, argument: A) -> Result<R, E>
+    where
+        A: Serialize,
+        R: DeserializeOwned,
+        E: DeserializeOwned,
+    {
+        let argument = self.written(step.name, &argument).await;
+        let (name, nth) = (step.name.to_owned(), step.nth);
+        let outcome = self.desk.request(StepRequest { name, nth, argument, wait: None }).await;
+        match outcome {
+            StepOutcome::Happened(value) => Ok(self.read(step.name, &value).await),
+            StepOutcome::Rejected(error) => Err(self.read(step.name, &error).await),
+        }
+    }
+
+    /// Pauses for `span`, counted from the first request of this pause. A long one costs no memory
+    /// and survives restarts. `name` distinguishes the pauses of a flow.
+    pub async fn sleep(&self, name: &str, span: Duration) {
+        let argument = self.written(name, &span).await;
+        let (name, wait) = (format!("{SLEEP}{name}"), Some(Wait { span }));
+        self.desk.request(StepRequest { name, nth: 0, argument, wait }).await;
+    }
+
+    /// Waits for the signal `name`, which anybody with the saga's key can send once; `None` if it
+    /// does not arrive within `span`.
+    pub async fn signal<T: DeserializeOwned>(&self, name: &str, span: Duration) -> Option<T> {
+        let argument = self.written(name, &span).await;
+        let (full, wait) = (format!("{SIGNAL}{name}"), Some(Wait { span }));
+        match self.desk.request(StepRequest { name: full, nth: 0, argument, wait }).await {
+            StepOutcome::Happened(value) => Some(self.read(name, &value).await),
+            StepOutcome::Rejected(_) => None,
+        }
+    }
+
+    async fn written<T: Serialize>(&self, name: &str, value: &T) -> Blob {
+        match value::write(value, hapax_core::codec::MAX_CHECKPOINT) {
+            Ok(bytes) => Blob(bytes),
+            Err(error) => {
+                let detail = format!(
+                    "expected an argument of `{name}` that can be serialized, found: {error}"
+                );
+                self.desk.fault(StuckReason::TooLarge, detail).await
+            }
+        }
+    }
+
+    async fn read<T: DeserializeOwned>(&self, name: &str, value: &Blob) -> T {
+        match value::read(&value.0) {
+            Ok(value) => value,
+            Err(error) => {
+                let detail = format!(
+                    "expected a logged value of `{name}` of the type in this definition, found: {error}"
+                );
+                self.desk.fault(StuckReason::Unreadable, detail).await
+            }
+        }
+    }
+}
+
+/// A request of a flow.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct StepRequest {
+    pub(crate) name: String,
+    pub(crate) nth: u32,
+    pub(crate) argument: Blob,
+    /// Set for a pause.
+    pub(crate) wait: Option<Wait>,
+}
+
+/// A pause.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Wait {
+    pub(crate) span: Duration,
+}
+
+/// The place at which a flow and its run exchange requests and outcomes.
+#[derive(Default)]
+pub(crate) struct Desk(Mutex<DeskState>);
+
+#[derive(Default)]
+struct DeskState {
+    last: u64,
+    /// Number of the request without an answer.
+    open: Option<u64>,
+    request: Option<StepRequest>,
+    answer: Option<(u64, StepOutcome)>,
+    fault: Option<Fault>,
+    waker: Option<Waker>,
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, DeskState> {
+        // Locked for assignments only.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn request(&self, request: StepRequest) -> Requested<'_> {
+        Requested { desk: self, request: Some(request), number: 0 }
+    }
+
+    /// Reports a fault. The run drops the flow, so that this does not resolve.
+    async fn fault<T>(&self, reason: StuckReason, detail: String) -> T {
+        self.lock().fault = Some(Fault { reason, detail });
+        pending().await
+    }
+
+    pub(crate) fn take_fault(&self) -> Option<Fault> {
+        self.lock().fault.take()
+    }
+
+    pub(crate) fn take_request(&self) -> Option<StepRequest> {
+        self.lock().request.take()
+    }
+
+    /// Answers the request that was taken.
+    pub(crate) fn answer(&self, outcome: StepOutcome) {
+        let mut state = self.lock();
+        if let Some(number) = state.open.take() {
+            state.answer = Some((number, outcome));
+        }
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A request until its answer.
+struct Requested<'a> {
+    desk: &'a Desk,
+    request: Option<StepRequest>,
+    number: u64,
+}
+
+impl Future for Requested<'_> {
+    type Output = StepOutcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<StepOutcome> {
+        let desk = self.desk;
+        let mut state = desk.lock();
+        if let Some(request) = self.request.take() {
+            if state.open.is_some() {
+                let detail = format!(
+                    "expected one step at a time, found a request of `{}` beside another: await each",
+                    request.name
+                );
+                state.fault = Some(Fault { reason: StuckReason::Diverged, detail });
+                return Poll::Pending;
+            }
+            state.last += 1;
+            state.open = Some(state.last);
+            state.request = Some(request);
+            state.waker = Some(cx.waker().clone());
+            let number = state.last;
+            drop(state);
+            self.number = number;
+            return Poll::Pending;
+        }
+        match state.answer.take() {
+            Some((number, outcome)) if number == self.number => Poll::Ready(outcome),
+            other => {
+                state.answer = other;
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Drop for Requested<'_> {
+    fn drop(&mut self) {
+        let mut state = self.desk.lock();
+        // A request that was not taken is withdrawn.
+        if self.number > 0 && state.open == Some(self.number) && state.request.take().is_some() {
+            state.open = None;
+        }
+    }
+}

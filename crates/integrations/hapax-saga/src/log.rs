@@ -1,0 +1,463 @@
+//! The step log: the state of a saga, which is the checkpoint of its record.
+//!
+//! 1. It has every step that the flow requested, with argument, tries and outcome, in the order of
+//!    their first requests; the error that began the compensation; and the decisions of operators.
+//! 2. Times are those of the store's clock.
+//! 3. It is encoded with the names of its fields, so that a version that adds fields reads older logs.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::{EntryId, Timestamp, value};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// An encoded value. Its `Debug` form shows its length only.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Blob(pub Bytes);
+
+impl fmt::Debug for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl Serialize for Blob {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Blob;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Blob, E> {
+                Ok(Blob(Bytes::copy_from_slice(bytes)))
+            }
+
+            fn visit_byte_buf<E>(self, bytes: Vec<u8>) -> Result<Blob, E> {
+                Ok(Blob(bytes.into()))
+            }
+        }
+        deserializer.deserialize_byte_buf(Visitor)
+    }
+}
+
+/// A time of the store's clock.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LogTime(u64);
+
+impl LogTime {
+    /// Returns this time plus `duration`.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        Self(Timestamp::from_micros(self.0).after(duration).as_micros())
+    }
+
+    /// Returns the time from `earlier` to this one; zero if this one is not later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl From<Timestamp> for LogTime {
+    fn from(time: Timestamp) -> Self {
+        Self(time.as_micros())
+    }
+}
+
+impl From<LogTime> for Timestamp {
+    fn from(time: LogTime) -> Self {
+        Self::from_micros(time.0)
+    }
+}
+
+/// Whether a step runs or is undone.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Direction {
+    /// It runs.
+    Forward,
+    /// It is undone.
+    Undo,
+}
+
+impl Direction {
+    /// Returns the word for it in keys and texts.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Undo => "undo",
+        }
+    }
+}
+
+/// The tries of a step in one direction.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Tries {
+    /// Tries that began, since an operator let the step be tried again. Counted before each begins.
+    pub begun: u32,
+    /// Begin of the first of them.
+    pub since: Option<LogTime>,
+    /// True while a try is under way.
+    pub open: bool,
+    /// True if a try that has ended, or whose process died, may have arrived.
+    pub arrived: bool,
+    /// Begin of the first try that may have arrived; the key's lifetime counts from it.
+    pub first: Option<LogTime>,
+    /// Time until which the last try was called: its end, or the takeover from its process. Its begin
+    /// while it is under way.
+    pub last: Option<LogTime>,
+    /// Time before which there is no further try.
+    pub retry_at: Option<LogTime>,
+    /// Calls of the reconcile function without a verdict.
+    pub checks: u32,
+    /// Text of the last error.
+    pub error: Option<String>,
+}
+
+impl Tries {
+    /// Begins a try. The log must be saved before the call.
+    pub(crate) fn begin(&mut self, now: LogTime) {
+        self.begun = self.begun.saturating_add(1);
+        self.open = true;
+        self.since.get_or_insert(now);
+        self.first.get_or_insert(now);
+        self.last = Some(now);
+        self.retry_at = None;
+    }
+
+    /// Grants new tries.
+    pub(crate) fn grant(&mut self) {
+        (self.begun, self.since, self.retry_at, self.checks) = (0, None, None, 0);
+    }
+
+    /// Ends a try that was not sent, or never called.
+    pub(crate) fn not_sent(&mut self) {
+        self.open = false;
+        if !self.arrived {
+            self.first = None;
+        }
+    }
+
+    /// Ends a try whose result is unknown.
+    pub(crate) fn unknown(&mut self) {
+        self.open = false;
+        self.arrived = true;
+    }
+}
+
+/// Outcome of a step.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum StepOutcome {
+    /// It happened, with this result.
+    Happened(Blob),
+    /// It was rejected, with this error; it has no effect.
+    Rejected(Blob),
+}
+
+/// End of the undo of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum UndoEnd {
+    /// The undo succeeded.
+    Undone,
+    /// The step did not happen: there was nothing to undo.
+    Nothing,
+    /// An operator skipped it.
+    Skipped,
+}
+
+impl UndoEnd {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Undone => "undone",
+            Self::Nothing => "nothing",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// A step that the flow requested.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StepLog {
+    /// Its name.
+    pub name: String,
+    /// Its number among the requests of this name.
+    pub nth: u32,
+    /// Its argument.
+    pub argument: Blob,
+    /// The tries to run it.
+    pub forward: Tries,
+    /// Its outcome; `None` while it is unknown.
+    pub outcome: Option<StepOutcome>,
+    /// The tries to undo it.
+    pub undo: Tries,
+    /// The end of the undo.
+    pub undone: Option<UndoEnd>,
+}
+
+impl StepLog {
+    pub(crate) fn new(name: &str, nth: u32, argument: Blob) -> Self {
+        Self {
+            name: name.to_owned(),
+            nth,
+            argument,
+            forward: Tries::default(),
+            outcome: None,
+            undo: Tries::default(),
+            undone: None,
+        }
+    }
+
+    /// Returns the tries in a direction.
+    #[must_use]
+    pub const fn tries(&self, direction: Direction) -> &Tries {
+        match direction {
+            Direction::Forward => &self.forward,
+            Direction::Undo => &self.undo,
+        }
+    }
+
+    pub(crate) const fn tries_mut(&mut self, direction: Direction) -> &mut Tries {
+        match direction {
+            Direction::Forward => &mut self.forward,
+            Direction::Undo => &mut self.undo,
+        }
+    }
+}
+
+/// The reason for a compensation.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Failure {
+    /// The flow returned this error.
+    Error(Blob),
+    /// The saga was cancelled, or aborted by an operator.
+    Cancelled {
+        /// The reason that was given.
+        reason: String,
+    },
+}
+
+/// The reason for which a saga is stuck: no step runs before an operator decides.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum StuckReason {
+    /// The tries of a step are exhausted.
+    Exhausted,
+    /// Its executions ended with their process, too often in a row.
+    Crashed,
+    /// It is unknown whether the step happened, and nothing can determine it.
+    Unknown,
+    /// The called system no longer honors the step's key.
+    KeyExpired,
+    /// The flow requests other steps than the log has.
+    Diverged,
+    /// A logged value does not have the type that the definition expects.
+    Unreadable,
+    /// The definition has no such step, or no undo of it.
+    NoSuchStep,
+    /// An argument, a result or the log exceeds its limit.
+    TooLarge,
+    /// The flow panicked.
+    Panicked,
+}
+
+impl StuckReason {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::Crashed => "crashed",
+            Self::Unknown => "unknown",
+            Self::KeyExpired => "key-expired",
+            Self::Diverged => "diverged",
+            Self::Unreadable => "unreadable",
+            Self::NoSuchStep => "no-such-step",
+            Self::TooLarge => "too-large",
+            Self::Panicked => "panicked",
+        }
+    }
+}
+
+/// A stuck saga.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Stuck {
+    /// The reason.
+    pub reason: StuckReason,
+    /// The step, by its position in the log.
+    pub step: Option<usize>,
+    /// The direction.
+    pub direction: Direction,
+    /// What was expected and found.
+    pub detail: String,
+    /// Since when.
+    pub since: LogTime,
+}
+
+/// A parked saga: no process runs it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Parked {
+    /// Time at which it continues.
+    pub until: LogTime,
+    /// Name of the signal that it waits for.
+    pub signal: Option<String>,
+}
+
+/// A decision of an operator.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Decision {
+    /// The operator.
+    pub by: String,
+    /// The time.
+    pub at: LogTime,
+    /// The reason.
+    pub reason: String,
+    /// The decision: `retry`, `resolve`, `skip` or `abort`.
+    pub action: String,
+}
+
+/// The step log.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Log {
+    /// Name of the definition.
+    pub definition: String,
+    /// Its version.
+    pub version: u32,
+    /// Id of the schedule's entry.
+    pub entry: [u8; 16],
+    /// Begin of the saga.
+    pub started: LogTime,
+    /// The steps.
+    pub steps: Vec<StepLog>,
+    /// The reason for the compensation; no step runs forward once there is one.
+    pub failure: Option<Failure>,
+    /// Attempt of the record that saved the log last.
+    pub attempt: u32,
+    /// Executions in a row that ended without progress.
+    pub crashes: u32,
+    /// Set if no process runs the saga.
+    pub parked: Option<Parked>,
+    /// Set if an operator has to decide.
+    pub stuck: Option<Stuck>,
+    /// The decisions of operators.
+    pub decisions: Vec<Decision>,
+}
+
+/// The largest log that can be configured, in bytes.
+pub const MAX_LOG: usize = 1 << 20;
+
+/// The greatest number of steps.
+pub const MAX_STEPS: usize = 1_000;
+
+impl Log {
+    pub(crate) fn new(definition: &str, version: u32, entry: EntryId, started: LogTime) -> Self {
+        Self {
+            definition: definition.to_owned(),
+            version,
+            entry: *entry.as_bytes(),
+            started,
+            steps: Vec::new(),
+            failure: None,
+            attempt: 0,
+            crashes: 0,
+            parked: None,
+            stuck: None,
+            decisions: Vec::new(),
+        }
+    }
+
+    /// Decodes a checkpoint.
+    ///
+    /// # Errors
+    /// [`value::ValueError`] if the checkpoint is no log.
+    pub fn decode(checkpoint: &[u8]) -> Result<Self, value::ValueError> {
+        value::read(checkpoint)
+    }
+
+    /// Encodes the log as a checkpoint. It may exceed the limit of the definition by what the last
+    /// result needs, but not [`hapax_core::codec::MAX_CHECKPOINT`].
+    ///
+    /// # Errors
+    /// [`value::ValueError`] if it is larger.
+    pub fn encode(&self) -> Result<Bytes, value::ValueError> {
+        value::write(self, hapax_core::codec::MAX_CHECKPOINT)
+    }
+
+    /// Returns about the number of bytes of the encoded log.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        const STEP: usize = 400;
+        let step = |step: &StepLog| {
+            let outcome = match &step.outcome {
+                Some(StepOutcome::Happened(blob) | StepOutcome::Rejected(blob)) => blob.0.len(),
+                None => 0,
+            };
+            STEP + step.name.len() + step.argument.0.len() + outcome
+        };
+        self.steps.iter().map(step).sum()
+    }
+
+    /// Returns whether the saga runs forward or is undone.
+    #[must_use]
+    pub const fn direction(&self) -> Direction {
+        match self.failure {
+            Some(_) => Direction::Undo,
+            None => Direction::Forward,
+        }
+    }
+
+    /// Returns the step that runs, waits or is stuck; `None` between steps.
+    #[must_use]
+    pub fn present(&self) -> Option<&StepLog> {
+        let stuck = self.stuck.as_ref().and_then(|stuck| self.steps.get(stuck.step?));
+        stuck.or_else(|| {
+            let is_open = |step: &&StepLog| match self.direction() {
+                Direction::Forward => step.outcome.is_none(),
+                Direction::Undo => step.undo.begun > 0 && step.undone.is_none(),
+            };
+            self.steps.iter().rev().find(is_open)
+        })
+    }
+
+    /// Returns the position of a step.
+    #[must_use]
+    pub fn find(&self, name: &str, nth: u32) -> Option<usize> {
+        self.steps.iter().position(|step| step.nth == nth && step.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_log_is_about_that_of_its_encoding() {
+        let now = LogTime(1_790_000_000_000_000);
+        let mut log = Log::new("place-order", 1, EntryId::from_bytes([7; 16]), now);
+        for nth in 0..100 {
+            let mut step = StepLog::new("reserve", nth, Blob(Bytes::from_static(b"argument")));
+            step.forward.begin(now);
+            step.forward.unknown();
+            step.outcome = Some(StepOutcome::Happened(Blob(Bytes::from_static(b"result"))));
+            log.steps.push(step);
+        }
+        let encoded = log.encode().unwrap();
+        assert_eq!(Log::decode(&encoded).unwrap(), log);
+        let (size, encoded) = (log.size(), encoded.len());
+        assert!(encoded <= size && size <= encoded * 2, "{encoded} bytes, estimated {size}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Steps that run forward.
+
+use std::time::Duration;
+
+use hapax_core::{Entropy, Verdict};
+
+use super::{AfterSave, Call, Effect, Fault, Kind, Pending, Run, StepTerms, TryEnd};
+use crate::flow::{SIGNAL, SLEEP};
+use crate::log::{
+    Blob, Direction, LogTime, Parked, StepLog, StepOutcome, StuckReason, Tries, UndoEnd,
+};
+use crate::retry::Retry;
+
+/// A decision about a step without outcome.
+enum Next {
+    Try,
+    Wait(LogTime),
+    Reconcile,
+    Stuck(StuckReason),
+}
+
+impl Run {
+    /// Decides about a step that the flow has requested.
+    pub(super) fn forward(&mut self, at: usize, now: LogTime) -> Option<Effect> {
+        let step = &self.log.steps[at];
+        let terms = self.terms_of(at);
+        if step.outcome.is_some() {
+            // A step that must not be repeated: its result is saved before the flow continues.
+            if self.unsaved && terms.is_some_and(|terms| terms.kind == Kind::Once) {
+                return Some(self.save(AfterSave::Answer(at)));
+            }
+            self.answer(at);
+            return None;
+        }
+        if step.name.starts_with(SLEEP) {
+            return self.sleep(at, now);
+        }
+        if let Some(name) = step.name.strip_prefix(SIGNAL) {
+            let name = name.to_owned();
+            self.pending = Some(Pending::Look(at, now));
+            return Some(Effect::Look(name));
+        }
+        let Some(terms) = terms else {
+            let detail = format!("expected a step of the definition, found `{}`", step.name);
+            let fault = Fault { reason: StuckReason::NoSuchStep, detail };
+            return Some(self.stuck(Some(at), Direction::Forward, fault, now));
+        };
+        Some(match next(step, terms, now) {
+            Next::Try => self.begin_try(at, Direction::Forward, now),
+            Next::Wait(until) => self.wait(until, now),
+            Next::Reconcile => self.reconcile(at, Direction::Forward, terms),
+            Next::Stuck(reason) => {
+                let fault = Fault { reason, detail: detail(step, Direction::Forward) };
+                self.stuck(Some(at), Direction::Forward, fault, now)
+            }
+        })
+    }
+
+    fn sleep(&mut self, at: usize, now: LogTime) -> Option<Effect> {
+        let until = self.log.steps[at].forward.retry_at.unwrap_or(now);
+        if until <= now {
+            self.set_outcome(at, StepOutcome::Happened(Blob::default()));
+            return None;
+        }
+        if self.unsaved && until.since(now) <= self.terms.park_after {
+            // The time at which it ends must survive a crash.
+            return Some(self.save(AfterSave::Continue));
+        }
+        Some(self.wait(until, now))
+    }
+
+    /// Continues after a look for a signal that began at the time `asked`. A signal may have arrived
+    /// since, also in time.
+    pub(super) fn looked(&mut self, at: usize, value: Option<Blob>, asked: LogTime) {
+        let until = self.log.steps[at].forward.retry_at.unwrap_or(asked);
+        match value {
+            Some(value) => self.set_outcome(at, StepOutcome::Happened(value)),
+            // It did not arrive in time.
+            None if until <= asked => self.set_outcome(at, StepOutcome::Rejected(Blob::default())),
+            None => {
+                let signal = self.log.steps[at].name.strip_prefix(SIGNAL).map(str::to_owned);
+                self.parking = Some(Parked { until, signal });
+            }
+        }
+    }
+
+    /// Begins a try: it is saved, then called.
+    pub(super) fn begin_try(&mut self, at: usize, direction: Direction, now: LogTime) -> Effect {
+        self.log.steps[at].tries_mut(direction).begin(now);
+        self.unsaved = true;
+        self.save(AfterSave::Call(at, direction))
+    }
+
+    pub(super) fn reconcile(
+        &mut self,
+        at: usize,
+        direction: Direction,
+        terms: StepTerms,
+    ) -> Effect {
+        self.pending = Some(Pending::Reconcile(at, direction));
+        let number = self.log.steps[at].forward.begun;
+        Effect::Reconcile(Call { step: at, direction, number, timeout: terms.retry.timeout })
+    }
+
+    /// Takes the end of a try.
+    pub(super) fn called(&mut self, at: usize, end: TryEnd, now: LogTime, entropy: &dyn Entropy) {
+        self.unsaved = true;
+        self.log.crashes = 0;
+        let limit = self.terms.max_value;
+        let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
+        let step = &mut self.log.steps[at];
+        let tries = &mut step.forward;
+        // The save before the call may have taken long, and the process may have been frozen since:
+        // the call is known to have been made until now.
+        tries.last = Some(now);
+        let (error, may_have_arrived) = match end {
+            TryEnd::Happened(value) | TryEnd::Rejected(value) if value.0.len() > limit => {
+                // It happened, so it is not tried again.
+                tries.unknown();
+                let detail = format!(
+                    "expected a result of `{}` of at most {limit} bytes, found {}: `resolve` it with a shorter one",
+                    step.name,
+                    value.0.len()
+                );
+                self.fault =
+                    Some((at, Direction::Forward, Fault { reason: StuckReason::TooLarge, detail }));
+                return;
+            }
+            TryEnd::Happened(value) => {
+                tries.unknown();
+                self.set_outcome(at, StepOutcome::Happened(value));
+                return;
+            }
+            TryEnd::Rejected(error) => {
+                tries.not_sent();
+                self.set_outcome(at, StepOutcome::Rejected(error));
+                return;
+            }
+            TryEnd::Faulted(fault) => {
+                tries.not_sent();
+                self.fault = Some((at, Direction::Forward, fault));
+                return;
+            }
+            TryEnd::Lost(fault) => {
+                tries.unknown();
+                self.fault = Some((at, Direction::Forward, fault));
+                return;
+            }
+            TryEnd::NotSent(error) => (error, false),
+            TryEnd::Unknown(error) => (error, true),
+        };
+        if may_have_arrived {
+            tries.unknown()
+        } else {
+            tries.not_sent()
+        }
+        tries.error = Some(error);
+        tries.retry_at = backoff.map(|backoff| now.after(backoff.pause(tries.begun, entropy)));
+    }
+
+    /// Takes the verdict of a reconcile function.
+    pub(super) fn reconciled(
+        &mut self,
+        at: usize,
+        direction: Direction,
+        verdict: Verdict<Blob>,
+        now: LogTime,
+        entropy: &dyn Entropy,
+    ) {
+        let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
+        self.unsaved = true;
+        let step = &mut self.log.steps[at];
+        match (verdict, direction) {
+            (Verdict::Happened(value), _) => self.set_outcome(at, StepOutcome::Happened(value)),
+            (Verdict::DidNotHappen, Direction::Forward) => {
+                // And it never will: it is as if nothing had been sent.
+                step.forward.arrived = false;
+                step.forward.first = None;
+            }
+            (Verdict::DidNotHappen, Direction::Undo) => step.undone = Some(UndoEnd::Nothing),
+            (Verdict::CannotSay, _) => {
+                let checks = step.forward.checks.saturating_add(1);
+                step.forward.checks = checks;
+                step.tries_mut(direction).retry_at =
+                    backoff.map(|backoff| now.after(backoff.pause(checks, entropy)));
+            }
+        }
+    }
+}
+
+/// Returns the time from which the last try can no longer take effect.
+pub(super) fn quiet_from(step: &StepLog, terms: &StepTerms, now: LogTime) -> LogTime {
+    step.forward.last.unwrap_or(now).after(terms.retry.timeout).after(terms.settle)
+}
+
+fn next(step: &StepLog, terms: StepTerms, now: LogTime) -> Next {
+    let tries = &step.forward;
+    if let Some(until) = tries.retry_at.filter(|until| now < *until) {
+        return Next::Wait(until);
+    }
+    let age = tries.first.map(|first| now.since(first));
+    let exhausted = is_exhausted(tries, &terms.retry, now);
+    let reason = match terms.kind {
+        Kind::Once if tries.arrived => StuckReason::Unknown,
+        Kind::Keyed { lifetime } if is_expired(age, lifetime) => StuckReason::KeyExpired,
+        _ if exhausted => StuckReason::Exhausted,
+        _ => return Next::Try,
+    };
+    // Without a call that may have arrived there is nothing to determine.
+    if !terms.reconciles || !tries.arrived || tries.checks >= terms.retry.tries {
+        return Next::Stuck(reason);
+    }
+    let quiet = quiet_from(step, &terms, now);
+    if now < quiet { Next::Wait(quiet) } else { Next::Reconcile }
+}
+
+/// Returns whether no try is left.
+pub(super) fn is_exhausted(tries: &Tries, retry: &Retry, now: LogTime) -> bool {
+    let spent = tries.since.map(|since| now.since(since));
+    tries.begun >= retry.tries || spent.is_some_and(|spent| spent >= retry.span)
+}
+
+/// Returns whether a key of this age is no longer used. The tenth of its lifetime that is left out
+/// is for clocks that run at different rates, and for the time that a call takes to arrive.
+pub(super) fn is_expired(age: Option<Duration>, lifetime: Duration) -> bool {
+    age.is_some_and(|age| age >= lifetime.mul_f64(0.9))
+}
+
+/// Returns the text for a step that is stuck.
+pub(super) fn detail(step: &StepLog, direction: Direction) -> String {
+    let StepLog { name, nth, .. } = step;
+    let tries = step.tries(direction);
+    let error = tries.error.as_deref().unwrap_or("none");
+    let (word, begun) = (direction.as_str(), tries.begun);
+    format!(
+        "expected an end of `{name}` number {nth} ({word}), found none after {begun} tries; last error: {error}"
+    )
+}

@@ -1,0 +1,19 @@
+//! Tests of the public API.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a failure here is a failed test"
+)]
+
+mod kills;
+mod pauses;
+#[cfg(feature = "rehearsal")]
+mod rehearsal;
+#[cfg(feature = "axum")]
+mod routes;
+mod shop;
+mod stats;
+mod steps;
+mod stuck;
+mod world;
