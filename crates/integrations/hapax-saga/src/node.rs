@@ -112,6 +112,12 @@ impl Node {
         }
     }
 
+    /// Returns the definition of this name and version, if it is registered here.
+    pub(crate) fn definition(&self, name: &str, version: u32) -> Option<Arc<Definition>> {
+        let mut definitions = self.definitions.values();
+        definitions.find(|it| it.name == name && it.version == version).map(Arc::clone)
+    }
+
     /// Returns the counters of a definition.
     pub(crate) fn counters(&self, definition: &Definition) -> Arc<DefinitionCounters> {
         let counters = self.counters.get(&definition.queue).map(Arc::clone);

@@ -222,7 +222,7 @@ pub struct RehearsalFinding {
     pub fault: RehearsalFault,
     /// The name of the step, if it is one of a step.
     pub step: Option<String>,
-    /// What was expected and found.
+    /// The sentence: expected, found, and what to do.
     pub detail: String,
 }
 

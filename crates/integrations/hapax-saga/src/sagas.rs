@@ -377,6 +377,16 @@ async fn start(
     let busy = permit.filter(|_| !node.is_shutting_down()).and_then(|it| node.enter(id, it));
     // An owner that has saved a log had inserted its entry.
     let log = lease.checkpoint().and_then(|log| crate::log::Log::decode(log).ok());
+    // Its saga has the version of its log, whichever version this start has.
+    let own = match &log {
+        Some(log) => node.definition(&log.definition, log.version),
+        None => Some(definition),
+    };
+    let Some(definition) = own else {
+        // A process that has this version continues it. If that is not stored, the lease lapses.
+        let _ = lease.withdraw().await;
+        return Ok(false);
+    };
     let entry = match log {
         Some(log) => EntryId::from_bytes(log.entry),
         None => {

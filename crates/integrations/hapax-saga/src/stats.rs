@@ -98,7 +98,7 @@ struct StepCounters {
     stuck: AtomicU64,
 }
 
-/// What runs now, until this is dropped.
+/// A run or a call under way, until this is dropped.
 pub(crate) struct Running {
     counters: Arc<DefinitionCounters>,
     step: Option<&'static str>,

@@ -81,6 +81,11 @@ pub(super) fn of_start(error: &StartError) -> Problem {
         _ => {}
     }
     tracing::warn!(error = error as &dyn std::error::Error, "a saga could not be started");
+    if let StartError::Claim(_) = error {
+        let detail = "The store did not answer, so it is unknown whether this request was made before. This attempt \
+                      executed nothing: retry with the same key.";
+        return Problem::new(Code::StoreUnavailable, detail).retry_after(SOON);
+    }
     pending("The saga may have been started: send the same request again under its key.")
 }
 

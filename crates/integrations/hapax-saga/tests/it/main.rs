@@ -16,4 +16,5 @@ mod shop;
 mod stats;
 mod steps;
 mod stuck;
+mod versions;
 mod world;

@@ -7,9 +7,11 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
+use hapax_core::store::Store;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_saga::routes::{SagaAnswer, SagaRoutes, SagaRoutesBuilder, SagaRoutesError};
 use hapax_saga::{At, Saga, Sagas, StepError, Undo, UndoError};
+use hapax_testkit::faults::FaultyStore;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -90,7 +92,7 @@ impl Service {
 
     /// Starts another process on a store.
     async fn start_on(
-        store: Arc<MemoryStore>,
+        store: Arc<impl Store>,
         bank: Bank,
         configure: impl FnOnce(Builder) -> Builder,
     ) -> Self {
@@ -419,6 +421,46 @@ async fn another_process_on_the_store_answers_too() {
     let answer = second.post("anna", K, r#"{"cents":1}"#).await;
     assert_eq!((answer.status, &*answer.body), (201, r#"{"id":"ch_1"}"#));
     assert_eq!(*first.bank.charges.borrow(), 1);
+}
+
+#[tokio::test]
+async fn a_store_that_is_unavailable_is_503_and_the_same_request_succeeds_later() {
+    let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::default()), 1));
+    let service = Service::start_on(Arc::clone(&store), Bank::new(true), |it| it).await;
+    store.set_down(true);
+    let rejected = service.post("anna", K, r#"{"cents":1}"#).await;
+    rejected.is_problem(503, "store-unavailable");
+    assert_eq!(rejected.header("retry-after"), Some("1"));
+    service.get("anna", "/orders/k-1").await.is_problem(503, "store-unavailable");
+    assert_eq!(*service.bank.charges.borrow(), 0);
+    store.set_down(false);
+    assert_eq!(service.post("anna", K, r#"{"cents":1}"#).await.status, 201);
+    store.set_down(true);
+    service.get("anna", "/orders/k-1").await.is_problem(503, "store-unavailable");
+    service.post("anna", K, r#"{"cents":1}"#).await.is_problem(503, "store-unavailable");
+    store.set_down(false);
+    assert_eq!(service.post("anna", K, r#"{"cents":1}"#).await.body, r#"{"id":"ch_1"}"#);
+    assert_eq!(*service.bank.charges.borrow(), 1);
+}
+
+#[tokio::test]
+async fn a_saga_whose_store_fails_after_its_start_gets_202() {
+    let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::default()), 1));
+    let bank = Bank::new(false);
+    let service = Service::start_on(Arc::clone(&store), bank.clone(), |it| it).await;
+    let (address, mut charges) = (service.address, bank.charges.subscribe());
+    let waiting = tokio::spawn(async move {
+        let service = Service { address, bank };
+        service.post("anna", K, r#"{"cents":1}"#).await
+    });
+    charges.wait_for(|count| *count == 1).await.unwrap();
+    store.set_down(true);
+    let answer = waiting.await.unwrap();
+    assert_eq!((answer.status, answer.header("location")), (202, Some("/orders/k-1")));
+    store.set_down(false);
+    service.bank.gate.send_replace(true);
+    service.poll("anna", "/orders/k-1", "done").await;
+    assert_eq!(*charges.borrow(), 1);
 }
 
 #[tokio::test]
