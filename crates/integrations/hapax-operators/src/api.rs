@@ -327,9 +327,10 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
-        OperatorError::Store(_) | OperatorError::Engine(_) | OperatorError::Audit(_) => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
+        OperatorError::SagaNotWoken
+        | OperatorError::Store(_)
+        | OperatorError::Engine(_)
+        | OperatorError::Audit(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     error(status, refused.code(), &refused.to_string())
 }

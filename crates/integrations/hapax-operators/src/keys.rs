@@ -202,6 +202,12 @@ pub enum OperatorError {
         "the log of the saga would be too large: decide without a result, or give a smaller one"
     )]
     SagaTooLarge,
+    /// The decision is in the log of the saga, which could not be woken.
+    #[error(
+        "the decision was recorded, but the saga could not be woken: it continues when it is due, see \
+         `hapax saga show`"
+    )]
+    SagaNotWoken,
     /// The store has no schedule, which lists the sagas.
     #[error(
         "expected a store with a schedule, found none: sagas need memory, file, Redis or PostgreSQL"
@@ -249,6 +255,7 @@ impl OperatorError {
             Self::SagaMismatch(DecisionMismatch::Compensates) => "compensates",
             Self::SagaMismatch(_) => "mismatch",
             Self::SagaUnreadable => "unreadable",
+            Self::SagaNotWoken => "not-woken",
             Self::SagaTooLarge => "too-large",
             Self::NoSchedule => "no-schedule",
             Self::Store(_) | Self::Engine(_) => "store-unavailable",

@@ -4,18 +4,27 @@
 //! keys: the intention is on the disk before the record is written, and the line `done` or
 //! `rejected` follows.
 
+use std::time::Duration;
+
+use hapax_core::schedule::EntryKey;
 use hapax_core::{
-    ClaimError, Clock, Entropy, OperationId, StoreError, SystemClock, SystemEntropy, WriteId,
+    ClaimError, Clock, Entropy, EntryId, OperationId, StoreError, SystemClock, SystemEntropy,
+    WriteId,
 };
 use hapax_saga::log::{Log, Stuck};
 use hapax_saga::{SagaDecision, SagaLookup, SagaView};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use tokio::time::sleep;
 
 use super::OperatorSagas;
 use crate::audit::{Decider, DecisionChannel, cut, reason};
 use crate::keys::{OperatorError, OperatorVerdict, rfc3339};
+
+/// Pauses before the further tries to wake a saga whose decision is written.
+const WAKE_AGAIN: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(3)];
 
 /// A decision of an operator about a stuck saga.
 #[derive(Clone, Debug)]
@@ -96,10 +105,12 @@ struct Case {
     why: String,
 }
 
-/// A decision that was not made, as far as is known.
+/// A decision that ended with an error.
 struct Failed {
     error: OperatorError,
-    may_be_written: bool,
+    /// Stage of its second line in the audit file; `None` if it may have been written, which the
+    /// intention alone says.
+    audit: Option<&'static str>,
 }
 
 /// A result in JSON, to be encoded as serde would encode the value itself.
@@ -217,20 +228,22 @@ impl OperatorSagas {
         self.note(&case, "intended", None).await.map_err(OperatorError::Audit)?;
         let decided = match case.saga.write_id == case.expected {
             true => self.write(&case).await,
-            false => Err(Failed { error: OperatorError::SagaChanged, may_be_written: false }),
+            false => Err(Failed { error: OperatorError::SagaChanged, audit: Some("rejected") }),
         };
-        let noted = match &decided {
-            Ok(()) => {
-                tracing::info!(
-                    %id, action = case.decision.as_str(), decision = case.number,
-                    who = case.decider.who, why = case.why, was = ?case.before,
-                    "an operator decided about a saga"
-                );
-                self.note(&case, "done", None).await
-            }
-            // The intention alone says so.
-            Err(Failed { may_be_written: true, .. }) => Ok(()),
-            Err(Failed { error, .. }) => self.note(&case, "rejected", Some(error.code())).await,
+        let (stage, code) = match &decided {
+            Ok(()) => (Some("done"), None),
+            Err(Failed { error, audit }) => (*audit, Some(error.code())),
+        };
+        if stage == Some("done") {
+            tracing::info!(
+                %id, action = case.decision.as_str(), decision = case.number,
+                who = case.decider.who, why = case.why, was = ?case.before,
+                "an operator decided about a saga"
+            );
+        }
+        let noted = match stage {
+            Some(stage) => self.note(&case, stage, code).await,
+            None => Ok(()),
         };
         if let Err(error) = noted {
             tracing::error!(
@@ -270,31 +283,41 @@ impl OperatorSagas {
         Ok(Case { number, saga, before, expected, action, decision, result_sha256, decider, why })
     }
 
-    /// Writes a decision. If it is written and only its saga could not be woken, that is no error:
-    /// the saga continues when its entry is due.
+    /// Writes a decision and wakes the saga.
     async fn write(&self, case: &Case) -> Result<(), Failed> {
         let (who, why) = (&case.decider.who, &case.why);
         let decided = self.sagas.decide(&case.saga, &case.decision, who, why).await;
         let Err(error) = decided.map_err(OperatorError::from) else { return Ok(()) };
-        let is_of_store = matches!(error, OperatorError::Store(_) | OperatorError::Engine(_));
-        let may_be_written = is_of_store
-            && match self.written(case).await {
-                Written::Yes => {
-                    tracing::warn!(
-                        id = %case.saga.id, %error,
-                        "a saga was decided, but not woken: it continues when its entry is due"
-                    );
-                    return Ok(());
+        let may_be_written = match &error {
+            OperatorError::Store(failed) | OperatorError::Engine(ClaimError::Store(failed)) => {
+                match self.written(case).await {
+                    Written::Yes => return self.wake(case).await,
+                    // A write that got no answer may be applied later.
+                    Written::No => !matches!(failed, StoreError::Unavailable(_)),
+                    Written::Unknown => true,
                 }
-                // A write that got no answer may be applied later.
-                Written::No => !matches!(
-                    error,
-                    OperatorError::Store(StoreError::Unavailable(_))
-                        | OperatorError::Engine(ClaimError::Store(StoreError::Unavailable(_)))
-                ),
-                Written::Unknown => true,
-            };
-        Err(Failed { error, may_be_written })
+            }
+            OperatorError::Engine(_) => true,
+            _ => false,
+        };
+        Err(Failed { error, audit: if may_be_written { None } else { Some("rejected") } })
+    }
+
+    /// Makes the entry of a saga due whose decision is written. Without that it would continue when
+    /// its entry is due: a stuck one is looked at once a day, and a key of a step may expire before.
+    async fn wake(&self, case: &Case) -> Result<(), Failed> {
+        let entry = case.saga.log.as_ref().map(|log| EntryId::from_bytes(log.entry));
+        for pause in WAKE_AGAIN {
+            sleep(pause).await;
+            let Some(id) = entry else { break };
+            let key = EntryKey { operation: case.saga.id, id };
+            let woken = self.on_schedule(|it| it.postpone(key, None, Duration::ZERO)).await;
+            if woken.is_ok() {
+                return Ok(());
+            }
+        }
+        tracing::warn!(id = %case.saga.id, "a saga was decided, but could not be woken");
+        Err(Failed { error: OperatorError::SagaNotWoken, audit: Some("done") })
     }
 
     async fn written(&self, case: &Case) -> Written {

@@ -7,5 +7,6 @@
 )]
 
 mod decisions;
+mod faults;
 mod sagas;
 mod world;

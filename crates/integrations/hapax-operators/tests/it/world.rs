@@ -20,6 +20,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::ServiceExt as _;
 
+use crate::faults::Failing;
+
 const TOKEN: &str = "sixteen-letters!";
 
 /// Wall-clock time that follows tokio's.
@@ -117,11 +119,16 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) fn start() -> Self {
-        let clock = Arc::new(TestClock(Instant::now()));
-        Self::on(Arc::new(MemoryStore::new(clock, MemoryCapacity::default())))
+        Self::on(memory())
     }
 
-    fn on(store: Arc<MemoryStore>) -> Self {
+    /// Starts it on a store that fails when it is told to.
+    pub(crate) fn failing() -> (Self, Arc<Failing>) {
+        let store = Arc::new(Failing::new(memory()));
+        (Self::on(Arc::clone(&store)), store)
+    }
+
+    fn on<S: Store + Inspect>(store: Arc<S>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let audit = folder.path().join("audit.jsonl");
         let systems = Systems::default();
@@ -206,6 +213,11 @@ impl Service {
         let text = std::fs::read_to_string(&self.audit).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
+}
+
+fn memory() -> Arc<MemoryStore> {
+    let clock = Arc::new(TestClock(Instant::now()));
+    Arc::new(MemoryStore::new(clock, MemoryCapacity::default()))
 }
 
 /// The outcome of a saga that was undone.

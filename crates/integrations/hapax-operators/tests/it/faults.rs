@@ -1,0 +1,166 @@
+//! Decisions about sagas whose store fails.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hapax_core::schedule::{
+    DueEntries, EntryKey, EntryPage, NewEntry, QueueName, QueueStatus, Schedule,
+};
+use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Swap, Swapped};
+use hapax_core::{Inspect, MemoryStore, OperationId, Store, StoreError, Timestamp};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::world::Service;
+
+/// A store whose swaps, or whose postponements of entries, fail.
+#[derive(Debug)]
+pub(crate) struct Failing {
+    store: Arc<MemoryStore>,
+    swaps: AtomicBool,
+    postponements: AtomicBool,
+}
+
+impl Failing {
+    pub(crate) const fn new(store: Arc<MemoryStore>) -> Self {
+        let (swaps, postponements) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { store, swaps, postponements }
+    }
+}
+
+fn check(fails: &AtomicBool) -> Result<(), StoreError> {
+    match fails.load(Ordering::Relaxed) {
+        true => Err(StoreError::unavailable("a fault of the test")),
+        false => Ok(()),
+    }
+}
+
+impl Store for Failing {
+    fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
+        Box::pin(async move {
+            check(&self.swaps)?;
+            self.store.swap(swap).await
+        })
+    }
+
+    fn load<'a>(&'a self, id: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        self.store.load(id)
+    }
+
+    fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
+        self.store.reap(limit)
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities { schedule: Some(self), ..self.store.capabilities() }
+    }
+}
+
+impl Inspect for Failing {
+    fn page(
+        &self,
+        after: Option<OperationId>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.store.page(after, limit)
+    }
+}
+
+impl Schedule for Failing {
+    fn insert(&self, entry: NewEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.insert(entry)
+    }
+
+    fn due<'a>(
+        &'a self,
+        queues: &'a [QueueName],
+        limit: NonZeroU32,
+    ) -> BoxFuture<'a, Result<DueEntries, StoreError>> {
+        self.store.due(queues, limit)
+    }
+
+    fn postpone(
+        &self,
+        key: EntryKey,
+        expected: Option<Timestamp>,
+        due_in: Duration,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(async move {
+            check(&self.postponements)?;
+            self.store.postpone(key, expected, due_in).await
+        })
+    }
+
+    fn remove(&self, key: EntryKey) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.store.remove(key)
+    }
+
+    fn entries(
+        &self,
+        after: Option<EntryKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
+        self.store.entries(after, limit)
+    }
+
+    fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueStatus>, StoreError>> {
+        self.store.queues()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_saga_that_could_not_be_woken_at_once_is_woken_a_second_later() {
+    let (service, store) = Service::failing();
+    service.systems.fail("charge");
+    let (started, shown) = service.stuck("k").await;
+    // Its entry is due once a day from now on.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    store.postponements.store(true, Ordering::Relaxed);
+    let resolve = json!({ "outcome": "did-not-happen" });
+    let (decided, ()) = tokio::join!(service.decide(&shown, "resolve", resolve), async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        service.systems.succeed("charge");
+        store.postponements.store(false, Ordering::Relaxed);
+    });
+    assert_eq!((decided.0, &decided.1["was"]["step"]), (200, &json!("charge")), "{decided:?}");
+    let begin = Instant::now();
+    started.outcome().await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_whose_saga_cannot_be_woken_is_recorded_and_says_so() {
+    let (service, store) = Service::failing();
+    service.systems.fail("charge");
+    let (started, shown) = service.stuck("k").await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    store.postponements.store(true, Ordering::Relaxed);
+    let paid = json!({ "id": "by hand", "note": null, "cents": 1999 });
+    let happened = json!({ "outcome": "happened", "result": paid });
+    let (status, error) = service.decide(&shown, "resolve", happened).await;
+    assert_eq!((status, &error["code"]), (503, &json!("not-woken")), "{error}");
+    let lines = service.audit_lines();
+    assert_eq!((lines.len(), &lines[1]["stage"]), (2, &json!("done")), "{lines:?}");
+    store.postponements.store(false, Ordering::Relaxed);
+    // It continues when its entry is due.
+    assert_eq!(started.outcome().await.unwrap().id, "by hand");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_that_was_not_written_is_rejected_and_can_be_made_again() {
+    let (service, store) = Service::failing();
+    service.systems.fail("notify");
+    let (started, shown) = service.stuck("k").await;
+    store.swaps.store(true, Ordering::Relaxed);
+    let (status, error) = service.decide(&shown, "retry", json!({})).await;
+    assert_eq!((status, &error["code"]), (503, &json!("store-unavailable")), "{error}");
+    let lines = service.audit_lines();
+    assert_eq!((lines.len(), &lines[1]["stage"]), (2, &json!("rejected")), "{lines:?}");
+    assert_eq!(lines[1]["code"], "store-unavailable");
+    store.swaps.store(false, Ordering::Relaxed);
+    service.systems.succeed("notify");
+    assert_eq!(service.decide(&shown, "retry", json!({})).await.0, 200);
+    assert_eq!(started.outcome().await.unwrap().cents, 1999);
+}
