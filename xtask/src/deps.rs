@@ -34,7 +34,7 @@ const HTTP: [&str; 7] =
     ["axum", "http", "http-body", "http-body-util", "hyper", "hyper-util", "reqwest"];
 
 /// Crates whose default features must stay free of others.
-const FREE_OF: [(&str, &[&str]); 8] = [
+const FREE_OF: [(&str, &[&str]); 9] = [
     ("hapax-core", &HEAVY),
     ("hapax-file", &HTTP),
     ("hapax-messages", &HTTP),
@@ -42,6 +42,7 @@ const FREE_OF: [(&str, &[&str]); 8] = [
     ("hapax-postgres-data", &HTTP),
     ("hapax-postgres-messages", &HTTP),
     ("hapax-redis", &HTTP),
+    ("hapax-saga", &HTTP),
     ("hapax-tiered", &HTTP),
 ];
 

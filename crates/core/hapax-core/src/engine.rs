@@ -23,8 +23,9 @@ pub use function::{
 };
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
+pub use transact::{
+    CheckpointCommit, TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions,
+    TxOptionsError,
+};
 #[cfg(feature = "function")]
 pub use transact::{OperationError, TransactError};
-pub use transact::{
-    TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
-};

@@ -53,8 +53,8 @@ use crate::store::{BoxFuture, Swap, Swapped};
 
 #[cfg(feature = "tokio")]
 pub use crate::engine::{
-    Execution, ExecutionEnd, ExecutionResult, TakeTxError, TransactResult, TransactionBackend, Tx,
-    TxHandle, TxOptions, TxOptionsError,
+    CheckpointCommit, Execution, ExecutionEnd, ExecutionResult, TakeTxError, TransactResult,
+    TransactionBackend, Tx, TxHandle, TxOptions, TxOptionsError,
 };
 #[cfg(feature = "function")]
 pub use crate::engine::{OperationError, Receipt, TransactError};

@@ -32,12 +32,14 @@
 //! 3. **Transactions.** If the operation writes to the database that has the records, both commit
 //!    together: [`Idempotency::transact`], and in axum the extractors [`SqlxTx`] and
 //!    [`http::axum::InTransaction`].
-//! 4. **Stores.** [`FileStore`] is for one process, [`RedisStore`] and [`PostgresStore`] are for any
+//! 4. **Sagas.** An operation of several steps, most of them calls to other systems, continues after a
+//!    crash where it was, and undoes its steps if it fails: [`saga`].
+//! 5. **Stores.** [`FileStore`] is for one process, [`RedisStore`] and [`PostgresStore`] are for any
 //!    number; [`tiered`] puts a cache in front. [`MemoryStore`] is for tests.
-//! 5. **Unknown outcomes.** A process can crash between the effect and the record. [`OnUnknown`] says
+//! 6. **Unknown outcomes.** A process can crash between the effect and the record. [`OnUnknown`] says
 //!    what a retry gets then; by default nothing executes until an operator decides. The API for
 //!    operators is in [`operators`].
-//! 6. **Manual.** [`manual`] has the defaults with their reasons, the failures with what follows, the
+//! 7. **Manual.** [`manual`] has the defaults with their reasons, the failures with what follows, the
 //!    limits, and how to choose a policy and a store.
 //!
 //! # Features
@@ -54,7 +56,8 @@
 //! | `sqlx` | `postgres` on sqlx pools, and sqlx transactions |
 //! | `tls` | TLS by rustls for PostgreSQL and Redis |
 //! | `postgres-data` | detection of duplicates in the service's own tables |
-//! | `operators` | the API to list and decide records |
+//! | `saga` | sagas: several steps under one key |
+//! | `operators` | the API to list and decide records and sagas |
 
 pub use hapax_core::*;
 #[cfg(feature = "file")]
@@ -83,6 +86,8 @@ pub use hapax_postgres_messages as postgres_messages;
 pub use hapax_redis as redis;
 #[cfg(feature = "redis")]
 pub use hapax_redis::{RedisOptions, RedisStore};
+#[cfg(feature = "saga")]
+pub use hapax_saga as saga;
 #[cfg(feature = "tiered")]
 pub use hapax_tiered as tiered;
 
@@ -109,6 +114,8 @@ pub mod prelude {
     pub use hapax_postgres::{PostgresOptions, PostgresStore};
     #[cfg(feature = "redis")]
     pub use hapax_redis::{RedisOptions, RedisStore};
+    #[cfg(feature = "saga")]
+    pub use hapax_saga::{Saga, Sagas};
 }
 
 #[cfg(doctest)]

@@ -1,5 +1,7 @@
 //! The HTTP handlers of the API. Requests and responses are JSON.
 
+mod sagas;
+
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 7] = [
+pub(crate) const INDEX: [(&str, &str, &str); 14] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
     (
         "GET",
@@ -46,6 +48,13 @@ pub(crate) const INDEX: [(&str, &str, &str); 7] = [
         "/api/keys/ID/resolve",
         r#"{"fence": N, "reason": "…", "outcome": "happened", "status": 201, "body": "…"}, or "did-not-happen""#,
     ),
+    sagas::INDEX[0],
+    sagas::INDEX[1],
+    sagas::INDEX[2],
+    sagas::INDEX[3],
+    sagas::INDEX[4],
+    sagas::INDEX[5],
+    sagas::INDEX[6],
 ];
 
 /// The error of a search by caller in a store without a secret.
@@ -61,6 +70,7 @@ pub(crate) fn routes() -> Router<Arc<OperatorsState>> {
         .route("/keys/{id}", get(show))
         .route("/keys/{id}/release", post(release))
         .route("/keys/{id}/resolve", post(resolve))
+        .merge(sagas::routes())
         .fallback(|| async {
             error(StatusCode::NOT_FOUND, "not-found", "GET /api lists the paths")
         });
@@ -298,16 +308,22 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         Err(refused) => refused,
     };
     let status = match &refused {
-        OperatorError::NotFound => StatusCode::NOT_FOUND,
+        OperatorError::NotFound | OperatorError::NoSaga => StatusCode::NOT_FOUND,
         OperatorError::InFlight
         | OperatorError::Released { .. }
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
         | OperatorError::OtherKind { .. }
         | OperatorError::Saga
+        | OperatorError::SagaEnded
+        | OperatorError::SagaChanged
+        | OperatorError::SagaMismatch(_)
+        | OperatorError::SagaTooLarge
         | OperatorError::Contended => StatusCode::CONFLICT,
         OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => StatusCode::BAD_REQUEST,
-        OperatorError::Store(StoreError::Corrupt(_))
+        OperatorError::NoSchedule => StatusCode::NOT_IMPLEMENTED,
+        OperatorError::SagaUnreadable
+        | OperatorError::Store(StoreError::Corrupt(_))
         | OperatorError::Engine(ClaimError::Store(StoreError::Corrupt(_))) => {
             StatusCode::INTERNAL_SERVER_ERROR
         }

@@ -41,7 +41,7 @@ const MAX_REASON: usize = 1000;
 pub enum DecisionChannel {
     /// The operators' API.
     Api,
-    /// `hapax keys` on a store that it opened itself.
+    /// `hapax keys` or `hapax saga` on a store that it opened itself.
     Cli,
 }
 
@@ -173,6 +173,11 @@ impl Audit {
         }
     }
 
+    /// Returns the name of this process in the lines.
+    pub(crate) fn gateway(&self) -> &str {
+        &self.gateway
+    }
+
     /// Appends a line and waits until it is on the disk. Blocks for as long as that takes.
     pub(crate) fn append(
         &self,
@@ -254,7 +259,7 @@ impl Audit {
     }
 
     /// Writes a line on a thread that may block.
-    async fn write_off(self: &Arc<Self>, line: &StoreLine<'_>) -> io::Result<()> {
+    pub(crate) async fn write_off(self: &Arc<Self>, line: &impl Serialize) -> io::Result<()> {
         let (audit, line) = (Arc::clone(self), serde_json::to_vec(line)?);
         let written = tokio::task::spawn_blocking(move || audit.write(line));
         written.await.unwrap_or_else(|error| Err(io::Error::other(error)))
@@ -328,7 +333,7 @@ impl AuditCase {
     }
 }
 
-fn reason(text: &str) -> Result<&str, OperatorError> {
+pub(crate) fn reason(text: &str) -> Result<&str, OperatorError> {
     let why = text.trim();
     if why.is_empty() {
         return Err(OperatorError::Invalid(
@@ -344,7 +349,7 @@ fn reason(text: &str) -> Result<&str, OperatorError> {
 }
 
 /// Returns `text` without control characters, cut to [`MAX_NAME`] bytes.
-fn cut(text: &str) -> String {
+pub(crate) fn cut(text: &str) -> String {
     let mut text: String = text.chars().filter(|char| !char.is_control()).collect();
     text.truncate(text.floor_char_boundary(MAX_NAME));
     text

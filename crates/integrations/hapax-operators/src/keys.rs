@@ -22,6 +22,7 @@ use hapax_core::{
 };
 use hapax_http::classify::is_grpc;
 use hapax_http::stored_response::{FullResponse, StoredResponse, bodiless, hop_by_hop};
+use hapax_saga::{DecisionMismatch, SagaOperatorError};
 use http::header::{CONTENT_LENGTH, DATE, TRAILER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,7 @@ use tokio::time::timeout;
 use crate::audit::{Audit, AuditCase, AuditStage, Decider};
 pub use list::{ListQuery, RecordList};
 pub use time::rfc3339;
+pub(crate) use view::id_or_none;
 pub use view::{
     CallerView, OperationDescription, RecordBefore, RecordView, ResponseView, StateView,
 };
@@ -180,6 +182,31 @@ pub enum OperatorError {
          about its steps with `hapax saga`"
     )]
     Saga,
+    /// There is no saga with this id.
+    #[error("expected a saga, found none with this id: it never began, or its outcome has expired")]
+    NoSaga,
+    /// The saga has ended.
+    #[error("expected an unfinished saga, found one that has ended: no decision is needed")]
+    SagaEnded,
+    /// The saga has changed since it was read.
+    #[error("the saga has changed since it was read: show it, and decide again")]
+    SagaChanged,
+    /// The decision does not apply to the saga.
+    #[error(transparent)]
+    SagaMismatch(DecisionMismatch),
+    /// The log of the saga cannot be read.
+    #[error("the log of the saga cannot be read: use the version of `hapax` that wrote it")]
+    SagaUnreadable,
+    /// The log of the saga has no room for the decision.
+    #[error(
+        "the log of the saga would be too large: decide without a result, or give a smaller one"
+    )]
+    SagaTooLarge,
+    /// The store has no schedule, which lists the sagas.
+    #[error(
+        "expected a store with a schedule, found none: sagas need memory, file, Redis or PostgreSQL"
+    )]
+    NoSchedule,
     /// The audit file cannot be written; nothing was decided.
     #[error(
         "the audit file cannot be written: {0}; nothing was decided: make the file writable and retry"
@@ -213,7 +240,34 @@ impl OperatorError {
             Self::Store(StoreError::Corrupt(_))
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
             Self::Saga => "saga",
+            Self::NoSaga => "not-found",
+            Self::SagaEnded => "ended",
+            Self::SagaChanged => "changed",
+            Self::SagaMismatch(DecisionMismatch::NotStuck) => "not-stuck",
+            Self::SagaMismatch(DecisionMismatch::NoStep) => "no-step",
+            Self::SagaMismatch(DecisionMismatch::NoUndo) => "no-undo",
+            Self::SagaMismatch(DecisionMismatch::Compensates) => "compensates",
+            Self::SagaMismatch(_) => "mismatch",
+            Self::SagaUnreadable => "unreadable",
+            Self::SagaTooLarge => "too-large",
+            Self::NoSchedule => "no-schedule",
             Self::Store(_) | Self::Engine(_) => "store-unavailable",
+        }
+    }
+}
+
+impl From<SagaOperatorError> for OperatorError {
+    fn from(error: SagaOperatorError) -> Self {
+        match error {
+            SagaOperatorError::NotFound => Self::NoSaga,
+            SagaOperatorError::Mismatch(mismatch) => Self::SagaMismatch(mismatch),
+            SagaOperatorError::Changed => Self::SagaChanged,
+            SagaOperatorError::Unreadable => Self::SagaUnreadable,
+            SagaOperatorError::Value(_) => Self::SagaTooLarge,
+            SagaOperatorError::Store(error) => Self::Store(error),
+            SagaOperatorError::Write(error) => Self::Engine(error),
+            // A new error of sagas: nothing is known of the write.
+            error => Self::Store(StoreError::ambiguous(error)),
         }
     }
 }
@@ -360,6 +414,9 @@ impl OperatorRecords {
         let _turn = self.permit().await;
         let seen = self.within(self.store.load(id)).await?;
         let stored = seen.stored.ok_or(OperatorError::NotFound)?;
+        if stored.record.scheme.is_saga() {
+            return Err(OperatorError::Saga);
+        }
         let scheme = stored.record.scheme.of_request();
         if !scheme.starts_with("http/") {
             let scheme = scheme.to_owned();

@@ -1,4 +1,5 @@
-//! The operators' API of Hapax: list, show, release and resolve idempotency keys over HTTP.
+//! The operators' API of Hapax: list, show, release and resolve idempotency keys over HTTP, and decide
+//! about stuck sagas.
 //!
 //! The gateway serves it on its admin listener. A service that keeps its records itself, with the
 //! layer of [`hapax_http`] or the engine of [`hapax_core`], mounts the same API, so that `hapax keys`
@@ -11,8 +12,8 @@
 //!    (`FileStore::set_admin`), where `hapax keys` finds it.
 //! 4. Every decision has a reason. It is kept in the record, and in a file that is only appended to
 //!    ([`Audit`]).
-//! 5. [`OperatorRecords`] provides the same operations without HTTP, for programs that open a store
-//!    themselves.
+//! 5. [`OperatorRecords`] and [`OperatorSagas`] provide the same operations without HTTP, for programs
+//!    that open a store themselves.
 //!
 //! It is not meant for the public network: it has no TLS and one token.
 //!
@@ -43,6 +44,7 @@ mod api;
 mod audit;
 mod census;
 mod keys;
+mod sagas;
 mod token;
 
 use std::fmt;
@@ -63,6 +65,11 @@ pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
+};
+pub use sagas::{
+    DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,
+    SagaDecisionView, SagaDetails, SagaList, SagaQuery, SagaStateView, SagaStepView, SagaSummary,
+    StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 
@@ -90,6 +97,7 @@ pub struct OperatorsBuilder {
 /// State of the handlers.
 pub(crate) struct OperatorsState {
     pub(crate) keys: OperatorRecords,
+    pub(crate) sagas: OperatorSagas,
     pub(crate) token: AdminToken,
     pub(crate) scope_headers: ScopeHeaders,
     pub(crate) stats: Stats,
@@ -189,9 +197,10 @@ impl OperatorsBuilder {
         let Self { engine, store, store_timeout, scope_headers, stats, census } = self;
         tokio::spawn(Census::run(Arc::downgrade(&census), Arc::clone(&store)));
         let keys = OperatorRecords::new(engine.clone(), store, audit, store_timeout);
+        let sagas = OperatorSagas::new(engine.clone(), Arc::clone(keys.audit()), store_timeout);
         let stats =
             stats.unwrap_or_else(|| Arc::new(move || serde_json::json!({ "now": now(&engine) })));
-        Operators(Arc::new(OperatorsState { keys, token, scope_headers, stats, census }))
+        Operators(Arc::new(OperatorsState { keys, sagas, token, scope_headers, stats, census }))
     }
 }
 

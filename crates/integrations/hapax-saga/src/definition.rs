@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_core::schedule::QueueName;
 use hapax_core::store::BoxFuture;
+use hapax_core::transaction::{Tx, TxHandle};
 use hapax_core::{EntryId, FencingToken, Key, Verdict, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use crate::flow::{Desk, Op, Step};
 use crate::log::{Blob, Log, LogTime, MAX_LOG, StuckReason};
 use crate::retry::Retry;
-use crate::run::{Fault, FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, TryEnd};
+use crate::run::{Fault, FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, TryEnd, UndoFailure};
 
 /// Source of an error of a step.
 pub type Source = Box<dyn StdError + Send + Sync>;
@@ -37,6 +38,8 @@ pub(crate) struct CallContext {
     pub(crate) key: Key,
     pub(crate) fence: FencingToken,
     pub(crate) number: u32,
+    /// The transaction of a step that writes in the database of the records.
+    pub(crate) tx: Option<TxHandle>,
 }
 
 impl<S> At<S> {
@@ -57,6 +60,20 @@ impl<S> At<S> {
     #[must_use]
     pub const fn number(&self) -> u32 {
         self.context.number
+    }
+
+    /// Takes the transaction of a step that was defined by [`SagaBuilder::within`]. It commits with
+    /// the step's result, once the step returns `Ok`, and is rolled back otherwise.
+    ///
+    /// # Errors
+    /// [`StepError::NotSent`]: no transaction began, or the step was defined otherwise.
+    pub async fn tx<T: Send + 'static, E>(&self) -> Result<Tx<T>, StepError<E>> {
+        let Some(tx) = &self.context.tx else {
+            return Err(StepError::not_sent(
+                "expected a step of the kind `within`, found another: it has no transaction",
+            ));
+        };
+        tx.take().await.map_err(StepError::not_sent)
     }
 }
 
@@ -113,7 +130,7 @@ impl<E: Into<Source>> From<E> for UndoError {
 
 type CallFn = Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, TryEnd> + Send + Sync>;
 type UndoFn = Arc<
-    dyn Fn(CallContext, Bytes, Option<Bytes>) -> BoxFuture<'static, Result<(), String>>
+    dyn Fn(CallContext, Bytes, Option<Bytes>) -> BoxFuture<'static, Result<(), UndoFailure>>
         + Send
         + Sync,
 >;
@@ -150,6 +167,11 @@ impl Definition {
     /// Creates a run that continues `log`, in attempt number `attempt` of the record.
     pub(crate) fn run(&self, log: Log, attempt: u32, input: Bytes) -> Run {
         Run::new(log, Arc::clone(&self.terms), attempt, |desk| (self.flow)(desk, input))
+    }
+
+    /// Returns whether a step writes in the database of the records.
+    pub(crate) fn is_within(&self) -> bool {
+        self.terms.steps.values().any(|terms| terms.kind == Kind::Within)
     }
 
     /// Creates the log of a saga that begins.
@@ -297,6 +319,24 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         self.step(name, Kind::Again, step)
+    }
+
+    /// Defines a step that writes rows in the database of the records, in a transaction that it takes
+    /// by [`At::tx`]. Its writes and its result in the log commit together. Needs
+    /// [`SagasBuilder::transactions`](crate::SagasBuilder::transactions).
+    pub fn within<A, R, E, F, Fut>(
+        &mut self,
+        name: &'static str,
+        step: F,
+    ) -> StepBuilder<'_, S, A, R, E>
+    where
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + DeserializeOwned + Send + 'static,
+        E: Serialize + Send + 'static,
+        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
+    {
+        self.step(name, Kind::Within, step)
     }
 
     fn step<A, R, E, F, Fut>(
@@ -476,6 +516,7 @@ where
 
     /// Sets the undo, which gets the argument and the result of the step, and ends its definition. It
     /// may be called more than once.
+    #[must_use = "the flow requests the step by this handle"]
     pub fn undo<F, Fut>(mut self, undo: F) -> Step<A, R, E>
     where
         F: Fn(At<S>, A, Undo<R>) -> Fut + Send + Sync + 'static,
@@ -486,22 +527,21 @@ where
         self.functions.undo = Some(Arc::new(move |context, argument, result| {
             let (state, undo) = (Arc::clone(&state), Arc::clone(&undo));
             Box::pin(async move {
-                let unreadable = |error: &value::ValueError| unreadable(name, error).detail;
-                let argument = value::read::<A>(&argument).map_err(|error| unreadable(&error))?;
+                let unreadable = |error| UndoFailure::Faulted(unreadable(name, &error));
+                let argument = value::read::<A>(&argument).map_err(unreadable)?;
                 let result = match result {
-                    Some(result) => Undo::Happened(
-                        value::read::<R>(&result).map_err(|error| unreadable(&error))?,
-                    ),
+                    Some(result) => Undo::Happened(value::read::<R>(&result).map_err(unreadable)?),
                     None => Undo::Unknown,
                 };
                 let undone = undo(At { state, context }, argument, result).await;
-                undone.map_err(|UndoError(source)| text(&*source))
+                undone.map_err(|UndoError(source)| UndoFailure::Error(text(&*source)))
             })
         }));
         self.end()
     }
 
     /// Ends the definition of a step that has no undo: its effect stays.
+    #[must_use = "the flow requests the step by this handle"]
     pub fn no_undo(self) -> Step<A, R, E> {
         self.end()
     }
@@ -565,7 +605,7 @@ fn unreadable(name: &str, error: &value::ValueError) -> Fault {
 }
 
 /// Returns an error with its causes, at most 1,000 characters.
-fn text(error: &(dyn StdError + 'static)) -> String {
+pub(crate) fn text(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
     let causes: Vec<String> = causes.map(ToString::to_string).collect();
     causes.join(": ").chars().take(1_000).collect()

@@ -75,6 +75,12 @@ impl From<Timestamp> for LogTime {
     }
 }
 
+impl From<LogTime> for Timestamp {
+    fn from(time: LogTime) -> Self {
+        Self::from_micros(time.0)
+    }
+}
+
 /// Whether a step runs or is undone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Direction {
@@ -98,8 +104,10 @@ impl Direction {
 /// The tries of a step in one direction.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Tries {
-    /// Tries that began. Counted before each begins.
+    /// Tries that began, since an operator let the step be tried again. Counted before each begins.
     pub begun: u32,
+    /// Begin of the first of them.
+    pub since: Option<LogTime>,
     /// True while a try is under way.
     pub open: bool,
     /// True if a try that has ended, or whose process died, may have arrived.
@@ -122,9 +130,15 @@ impl Tries {
     pub(crate) fn begin(&mut self, now: LogTime) {
         self.begun = self.begun.saturating_add(1);
         self.open = true;
+        self.since.get_or_insert(now);
         self.first.get_or_insert(now);
         self.last = Some(now);
         self.retry_at = None;
+    }
+
+    /// Grants new tries.
+    pub(crate) fn grant(&mut self) {
+        (self.begun, self.since, self.retry_at, self.checks) = (0, None, None, 0);
     }
 
     /// Ends a try that was not sent, or never called.
@@ -160,6 +174,18 @@ pub enum UndoEnd {
     Nothing,
     /// An operator skipped it.
     Skipped,
+}
+
+impl UndoEnd {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Undone => "undone",
+            Self::Nothing => "nothing",
+            Self::Skipped => "skipped",
+        }
+    }
 }
 
 /// A step that the flow requested.
@@ -245,6 +271,24 @@ pub enum StuckReason {
     TooLarge,
     /// The flow panicked.
     Panicked,
+}
+
+impl StuckReason {
+    /// Returns the word for it in texts.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Exhausted => "exhausted",
+            Self::Crashed => "crashed",
+            Self::Unknown => "unknown",
+            Self::KeyExpired => "key-expired",
+            Self::Diverged => "diverged",
+            Self::Unreadable => "unreadable",
+            Self::NoSuchStep => "no-such-step",
+            Self::TooLarge => "too-large",
+            Self::Panicked => "panicked",
+        }
+    }
 }
 
 /// A stuck saga.
@@ -365,9 +409,55 @@ impl Log {
         self.steps.iter().map(step).sum()
     }
 
+    /// Returns whether the saga runs forward or is undone.
+    #[must_use]
+    pub const fn direction(&self) -> Direction {
+        match self.failure {
+            Some(_) => Direction::Undo,
+            None => Direction::Forward,
+        }
+    }
+
+    /// Returns the step that runs, waits or is stuck; `None` between steps.
+    #[must_use]
+    pub fn present(&self) -> Option<&StepLog> {
+        let stuck = self.stuck.as_ref().and_then(|stuck| self.steps.get(stuck.step?));
+        stuck.or_else(|| {
+            let is_open = |step: &&StepLog| match self.direction() {
+                Direction::Forward => step.outcome.is_none(),
+                Direction::Undo => step.undo.begun > 0 && step.undone.is_none(),
+            };
+            self.steps.iter().rev().find(is_open)
+        })
+    }
+
     /// Returns the position of a step.
     #[must_use]
     pub fn find(&self, name: &str, nth: u32) -> Option<usize> {
         self.steps.iter().position(|step| step.nth == nth && step.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
+
+    use super::*;
+
+    #[test]
+    fn the_size_of_a_log_is_about_that_of_its_encoding() {
+        let now = LogTime(1_790_000_000_000_000);
+        let mut log = Log::new("place-order", 1, EntryId::from_bytes([7; 16]), now);
+        for nth in 0..100 {
+            let mut step = StepLog::new("reserve", nth, Blob(Bytes::from_static(b"argument")));
+            step.forward.begin(now);
+            step.forward.unknown();
+            step.outcome = Some(StepOutcome::Happened(Blob(Bytes::from_static(b"result"))));
+            log.steps.push(step);
+        }
+        let encoded = log.encode().unwrap();
+        assert_eq!(Log::decode(&encoded).unwrap(), log);
+        let (size, encoded) = (log.size(), encoded.len());
+        assert!(encoded <= size && size <= encoded * 2, "{encoded} bytes, estimated {size}");
     }
 }

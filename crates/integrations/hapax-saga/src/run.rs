@@ -8,7 +8,7 @@
 //! 1. A try is in the saved log before its call ([`Effect::Save`] precedes [`Effect::Call`]).
 //! 2. A result is saved together with the next try, or before the flow waits for anything else. The
 //!    result of a step that must not be repeated is saved at once.
-//! 3. A step that is not in the log is called only after every logged step was requested.
+//! 3. A step is called only after every other logged step was requested.
 //! 4. Once a compensation has begun, no step runs forward.
 
 mod compensate;
@@ -25,10 +25,10 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Entropy, Verdict};
 
 use self::forward::is_expired;
-use crate::flow::{Desk, StepRequest};
+use crate::flow::{Desk, SIGNAL, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
-    StuckReason,
+    StuckReason, UndoEnd,
 };
 use crate::retry::Retry;
 
@@ -47,6 +47,9 @@ pub enum Kind {
     Once,
     /// The step may be repeated.
     Again,
+    /// The step writes rows in the database of the records. They commit with the log, so that a try
+    /// whose outcome is not in the log has left nothing.
+    Within,
 }
 
 /// The terms of a step, as its definition sets them.
@@ -105,7 +108,7 @@ pub struct Fault {
 }
 
 /// A call of a step's function, or of its undo.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Call {
     /// Position of the step in the log.
     pub step: usize,
@@ -158,8 +161,12 @@ pub enum Event {
     Saved(Option<String>),
     /// The try has ended.
     Called(TryEnd),
-    /// The undo has ended, with the text of its error.
-    Undone(Result<(), String>),
+    /// The step happened, and [`Run::log_with`] its result was saved together with its writes.
+    Committed(Blob),
+    /// The undo succeeded, and [`Run::log_undone`] was saved together with its writes.
+    UndoCommitted,
+    /// The undo has ended.
+    Undone(Result<(), UndoFailure>),
     /// The reconcile function has ended.
     Reconciled(Verdict<Blob>),
     /// The signal's value, if it has arrived.
@@ -183,6 +190,15 @@ pub enum TryEnd {
     Faulted(Fault),
     /// The step has ended, and its result cannot be stored.
     Lost(Fault),
+}
+
+/// Failure of an undo.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum UndoFailure {
+    /// It is tried again.
+    Error(String),
+    /// It cannot be called.
+    Faulted(Fault),
 }
 
 /// What a run does next.
@@ -228,7 +244,7 @@ pub struct Run {
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
     /// Fault of a step, if the saga is to be stuck next.
-    fault: Option<(usize, Fault)>,
+    fault: Option<(usize, Direction, Fault)>,
 }
 
 impl fmt::Debug for Run {
@@ -256,6 +272,9 @@ impl Run {
         let between = attempt.saturating_sub(log.attempt).saturating_sub(1);
         let last = u32::from(log.attempt > 0 && log.parked.is_none());
         log.crashes = log.crashes.saturating_add(between).saturating_add(last);
+        // A log that was never saved is saved before the flow waits for anything: with it the saga counts
+        // as accepted.
+        let unsaved = log.attempt == 0;
         log.attempt = attempt;
         let compensates = log.failure.is_some();
         let flow = (!compensates && log.stuck.is_none()).then(|| flow(Arc::clone(&desk)));
@@ -267,7 +286,7 @@ impl Run {
             requested: HashSet::new(),
             state: State::Start,
             pending: None,
-            unsaved: false,
+            unsaved,
             calling: None,
             parking: None,
             fault: None,
@@ -284,8 +303,8 @@ impl Run {
     ///
     /// It must not be called while an effect is under way whose event is still to come.
     pub fn advance(&mut self, cx: &mut Context<'_>, now: LogTime) -> Poll<Effect> {
-        if let Some((step, fault)) = self.fault.take() {
-            return Poll::Ready(self.stuck(Some(step), Direction::Forward, fault, now));
+        if let Some((step, direction, fault)) = self.fault.take() {
+            return Poll::Ready(self.stuck(Some(step), direction, fault, now));
         }
         if let Some(parked) = self.parking.take() {
             return Poll::Ready(self.park(parked));
@@ -325,6 +344,26 @@ impl Run {
         }
     }
 
+    /// Returns the log with the end of a step's undo, for a transaction that commits both.
+    #[must_use]
+    pub fn log_undone(&self, step: usize) -> Log {
+        let mut log = self.log.clone();
+        log.crashes = 0;
+        log.steps[step].undo.unknown();
+        log.steps[step].undone = Some(UndoEnd::Undone);
+        log
+    }
+
+    /// Returns the log with the result of a step, for a transaction that commits both.
+    #[must_use]
+    pub fn log_with(&self, step: usize, value: Blob) -> Log {
+        let mut log = self.log.clone();
+        log.crashes = 0;
+        log.steps[step].forward.unknown();
+        log.steps[step].outcome = Some(StepOutcome::Happened(value));
+        log
+    }
+
     /// Ends the run before its next effect is performed, so that another node continues at once: what
     /// was not saved or called is as if it had not begun. The log is then to be saved, and the lease
     /// to be given up.
@@ -352,6 +391,14 @@ impl Run {
             (Some(Pending::Call(step, Direction::Forward)), Event::Called(end)) => {
                 self.called(step, end, now, entropy);
             }
+            (Some(Pending::Call(step, Direction::Forward)), Event::Committed(value)) => {
+                self.log = self.log_with(step, value);
+                self.unsaved = false;
+            }
+            (Some(Pending::Call(step, Direction::Undo)), Event::UndoCommitted) => {
+                self.log = self.log_undone(step);
+                self.unsaved = false;
+            }
             (Some(Pending::Call(step, Direction::Undo)), Event::Undone(end)) => {
                 self.undone(step, end, now, entropy);
             }
@@ -373,6 +420,11 @@ impl Run {
     /// Decides how the run begins.
     fn start(&mut self, now: LogTime) -> Option<Effect> {
         for step in &mut self.log.steps {
+            let kind = self.terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
+            if step.forward.open && kind == Some(Kind::Within) {
+                // Its outcome would be in the log.
+                step.forward.not_sent();
+            }
             for tries in [&mut step.forward, &mut step.undo] {
                 if tries.open {
                     tries.unknown();
@@ -592,6 +644,10 @@ impl Run {
             let detail = format!("expected a step of the definition, found `{name}`: define it");
             return fault(StuckReason::NoSuchStep, detail);
         }
+        if name == SIGNAL {
+            let detail = "expected a name of the signal, found an empty one".to_owned();
+            return fault(StuckReason::NoSuchStep, detail);
+        }
         if let Some(at) = self.log.find(name, *nth) {
             if !self.requested.insert(at) {
                 let detail = format!(
@@ -605,12 +661,22 @@ impl Run {
                 );
                 return fault(StuckReason::Diverged, detail);
             }
-            return Ok(at);
+            if self.log.steps[at].outcome.is_some() {
+                return Ok(at);
+            }
         }
+        let found = self.log.find(name, *nth);
+        // Steps are requested one at a time: when one without outcome was requested first, every
+        // other had been.
         if let Some(fault) = self.diverged(|step| {
-            format!("expected a request of the step {step}, found one of the new step `{name}` number {nth}")
+            format!(
+                "expected a request of the logged step {step}, found one of `{name}` number {nth}"
+            )
         }) {
             return Err(fault);
+        }
+        if let Some(at) = found {
+            return Ok(at);
         }
         let size = argument.0.len();
         if size > self.terms.max_value {

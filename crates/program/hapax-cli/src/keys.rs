@@ -26,11 +26,13 @@ use indicatif::ProgressBar;
 use crate::exit::CliError;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::StoreSelector;
-use args::{KeysCommand, RecordSelector, StoreLocation, VerdictArg};
+use args::{KeysCommand, RecordSelector};
+pub(crate) use args::{StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
-use gateway::Remote;
+pub(crate) use gateway::Remote;
+pub(crate) use render::json;
 use render::{DecisionOutput, Purged};
-pub(crate) use user::user;
+pub(crate) use user::{process, user};
 
 /// The time that the store may take to answer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,7 +82,7 @@ pub(crate) async fn run(args: KeysArgs) -> Result<ExitCode, CliError> {
         }
         KeysCommand::Resolve { at, target, sure, outcome, status, headers, body, json } => {
             let happened = matches!(outcome, VerdictArg::Happened);
-            let body = body.map(|body| read(&body)).transpose()?;
+            let body = body.map(|body| read("--body", &body)).transpose()?;
             let (body, body_base64) = render::body(body);
             let decision = Decision {
                 fence: sure.fence.unwrap_or_default(),
@@ -119,7 +121,7 @@ enum Records {
 }
 
 /// A store that is open in this process, or the gateway that has it open.
-enum OpenedStore {
+pub(crate) enum OpenedStore {
     Local(OpenStore),
     Remote(Remote),
 }
@@ -152,14 +154,14 @@ pub(crate) async fn is_replaced(
 }
 
 /// Returns the author of a decision on a store that is open in this process.
-fn decider() -> Decider {
+pub(crate) fn decider() -> Decider {
     Decider { who: user::user(), by: DecisionChannel::Cli, from: user::host() }
 }
 
 impl OpenedStore {
     /// Opens the store, or finds the gateway that has it open. With `make`, creates what is missing
     /// on a server.
-    async fn find(location: &StoreLocation, make: bool) -> Result<Self, CliError> {
+    pub(crate) async fn find(location: &StoreLocation, make: bool) -> Result<Self, CliError> {
         if let Some(admin) = location.admin {
             return Ok(Self::Remote(Remote::new(admin, location.token()?)));
         }
@@ -309,8 +311,8 @@ impl Records {
     }
 }
 
-/// Returns the error of an operation on records, with its exit code and its code for programs.
-fn failure(error: &OperatorError) -> CliError {
+/// Returns the error of an operation on records or sagas, with its exit code and its code for programs.
+pub(crate) fn failure(error: &OperatorError) -> CliError {
     let failure = match error {
         OperatorError::Invalid(_) | OperatorError::NotHttp { .. } => CliError::usage(error),
         OperatorError::NotFound
@@ -320,22 +322,27 @@ fn failure(error: &OperatorError) -> CliError {
         | OperatorError::Done { .. }
         | OperatorError::Changed { .. }
         | OperatorError::Saga
+        | OperatorError::NoSaga
+        | OperatorError::SagaEnded
+        | OperatorError::SagaChanged
+        | OperatorError::SagaMismatch(_)
+        | OperatorError::SagaTooLarge
         | OperatorError::Contended => CliError::no(error),
         _ => CliError::unavailable(error),
     };
     failure.named(error.code())
 }
 
-fn id(text: &str) -> Result<OperationId, CliError> {
+pub(crate) fn id(text: &str) -> Result<OperationId, CliError> {
     OperationId::from_hex(text).ok_or_else(|| {
         CliError::usage("expected an id of 64 hexadecimal digits, found another text")
     })
 }
 
-/// Reads a body: text, or `@PATH` for the content of a file, or `@-` for standard input.
-fn read(body: &str) -> Result<Vec<u8>, CliError> {
-    let Some(path) = body.strip_prefix('@') else { return Ok(body.as_bytes().to_vec()) };
-    let failed = |error: std::io::Error| CliError::usage(format!("--body {body}: {error}"));
+/// Reads the value of `flag`: text, or `@PATH` for the content of a file, or `@-` for standard input.
+pub(crate) fn read(flag: &str, text: &str) -> Result<Vec<u8>, CliError> {
+    let Some(path) = text.strip_prefix('@') else { return Ok(text.as_bytes().to_vec()) };
+    let failed = |error: std::io::Error| CliError::usage(format!("{flag} {text}: {error}"));
     let source: Box<dyn Read> = match path {
         "-" => Box::new(std::io::stdin()),
         path => Box::new(std::fs::File::open(path).map_err(failed)?),
@@ -343,12 +350,12 @@ fn read(body: &str) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
     source.take(MAX_BODY + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_BODY {
-        return Err(CliError::usage("--body is larger than 1 MiB"));
+        return Err(CliError::usage(format!("{flag} is larger than 1 MiB")));
     }
     Ok(bytes)
 }
 
-fn print(text: &str) {
+pub(crate) fn print(text: &str) {
     // The reader is gone.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }

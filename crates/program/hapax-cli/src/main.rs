@@ -7,6 +7,7 @@ mod keys;
 mod logging;
 mod messages;
 mod relay;
+mod saga;
 mod store;
 
 use std::io::Write;
@@ -29,6 +30,7 @@ struct Cli {
 enum Command {
     Gateway(Box<gateway::GatewayArgs>),
     Keys(keys::KeysArgs),
+    Saga(saga::SagaArgs),
     Doctor(doctor::DoctorArgs),
     Store(store::StoreArgs),
     Messages(messages::MessagesArgs),
@@ -65,6 +67,7 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
         Command::Keys(args) => Box::pin(keys::run(args)).await,
+        Command::Saga(args) => Box::pin(saga::run(args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Store(args) => Box::pin(store::run(args)).await,
         Command::Messages(args) => Box::pin(messages::run(args)).await,

@@ -26,6 +26,7 @@ use super::transact::slot::ClosedSlot;
 use super::transact::{TransactionBackend, TxHandle};
 use crate::clock::Timestamp;
 use crate::codec::MAX_OUTCOME;
+use crate::machine::OwnerAction;
 use crate::record::Outcome;
 use crate::transaction::Source;
 
@@ -190,7 +191,7 @@ impl Execution {
                 if outcome.bytes().len() <= MAX_OUTCOME =>
             {
                 let retention = retention.filter(|retention| !retention.is_zero());
-                let completing = (outcome.clone(), retention);
+                let completing = OwnerAction::Complete { outcome: outcome.clone(), retention };
                 let committed = commit(shared, backend, tx, completing).await;
                 shared.resume_renewal().await;
                 return match committed {

@@ -68,7 +68,7 @@ pub struct Lease {
 /// The view of a lease that its operation has. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LeaseHandle {
-    shared: Arc<LeaseState>,
+    pub(super) shared: Arc<LeaseState>,
 }
 
 pub(super) struct LeaseState {
@@ -331,8 +331,7 @@ impl LeaseHandle {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
         }
-        let lease = self.shared.terms.lease;
-        self.shared.write(OwnerAction::Checkpoint { checkpoint, lease }, WriteMode::Plain).await
+        self.shared.save(checkpoint).await
     }
 }
 
@@ -407,6 +406,13 @@ impl LeaseState {
         held_for.saturating_sub(self.sent_at.elapsed())
     }
 
+    /// Counts what is left of the lease from `sent_at`, the time at which its last write was sent.
+    pub(super) fn hold_from(&self, sent_at: Instant, ownership: &Ownership) {
+        let since = sent_at.saturating_duration_since(self.sent_at);
+        let until = micros(since.saturating_add(ownership.remaining()));
+        self.held_for.store(until, Ordering::Release);
+    }
+
     /// Returns the time between renewals.
     pub(super) fn renewal_interval(&self) -> Duration {
         self.terms.lease / 3
@@ -415,6 +421,15 @@ impl LeaseState {
     /// Renews for the policy's lease, on its own task.
     pub(super) fn renew(self: &Arc<Self>) -> impl Future<Output = Result<(), FinishError>> + use<> {
         self.write(OwnerAction::Renew { lease: self.terms.lease }, WriteMode::Plain)
+    }
+
+    /// Saves a checkpoint and renews for the policy's lease, on its own task.
+    pub(super) fn save(
+        self: &Arc<Self>,
+        checkpoint: Bytes,
+    ) -> impl Future<Output = Result<(), FinishError>> + use<> {
+        let lease = self.terms.lease;
+        self.write(OwnerAction::Checkpoint { checkpoint, lease }, WriteMode::Plain)
     }
 
     /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
@@ -473,9 +488,7 @@ impl LeaseState {
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);
-                    let since = sent_at.saturating_duration_since(shared.sent_at);
-                    let until = micros(since.saturating_add(ownership.remaining()));
-                    shared.held_for.store(until, Ordering::Release);
+                    shared.hold_from(sent_at, ownership);
                     if matches!(mode, WriteMode::Pausing(_)) {
                         shared.renewal_paused.store(true, Ordering::Relaxed);
                     }

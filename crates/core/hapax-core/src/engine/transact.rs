@@ -1,5 +1,6 @@
 //! Transactions of executions: how long they may take, how an operation takes one, and how they end.
 
+mod checkpoint;
 pub(super) mod commit;
 #[cfg(feature = "function")]
 mod function;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use crate::transaction::{AnyTransactions, Transactions};
 
+pub use self::checkpoint::CheckpointCommit;
 #[cfg(feature = "function")]
 pub use self::function::{OperationError, TransactError};
 pub use self::run::TransactResult;

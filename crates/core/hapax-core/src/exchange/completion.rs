@@ -1,14 +1,12 @@
-//! A completion that commits with a caller's own writes, and its commit status.
-
-use std::time::Duration;
+//! A write of an owner that commits with a caller's own writes, and its commit status.
 
 use super::{Next, Ownership, stored_record};
 use crate::entropy::{Entropy, EntropyError};
 use crate::machine::{Event, OwnerAction, Step, step};
-use crate::record::Outcome;
 use crate::store::{Snapshot, Stamped, Swap};
 
-/// An owner's completion, as the last statement of a transaction that it shares with other writes.
+/// An owner's completion or checkpoint, as the last statement of a transaction that it shares with
+/// other writes.
 ///
 /// While the result of the transaction is unknown, its owner renews with a swap that expects the
 /// record as it was before: that swap waits for the transaction. If it is stored, the transaction
@@ -23,7 +21,7 @@ pub struct Completion {
 /// The record that is stored instead of the one that a completion expected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CommitStatus {
-    /// The completion's own outcome: the transaction was committed.
+    /// The write itself: the transaction was committed.
     Committed(Snapshot),
     /// A record that the owner still owns. The transaction was not committed and never will be.
     Owned(Snapshot),
@@ -34,18 +32,16 @@ pub enum CommitStatus {
 }
 
 impl Ownership {
-    /// Returns the swap that stores `outcome`, for a transaction of the caller. `None`: the owner
-    /// does not own the record that it last saw.
+    /// Returns the swap of a completion or checkpoint, for a transaction of the caller. `None`: the
+    /// owner does not own the record that it last saw.
     ///
     /// # Errors
     /// [`EntropyError`]; there is no swap.
     pub fn completion(
         &self,
-        outcome: Outcome,
-        retention: Option<Duration>,
+        action: OwnerAction,
         entropy: &dyn Entropy,
     ) -> Result<Option<Completion>, EntropyError> {
-        let action = OwnerAction::Complete { outcome, retention };
         let (writing, next) = self.write(action, entropy)?;
         Ok(match next {
             Next::Send(swap) => Some(Completion { swap, event: writing.event }),
@@ -72,6 +68,10 @@ impl Completion {
     /// swap, or a renewal after it, expected.
     #[must_use]
     pub fn status(&self, seen: Snapshot) -> CommitStatus {
+        // Nothing was written since.
+        if seen.stored.as_ref().is_some_and(|stored| stored.write_id == self.swap.write_id) {
+            return CommitStatus::Committed(seen);
+        }
         match step(&seen, &self.event) {
             Step::Recorded => CommitStatus::Committed(seen),
             // Its own lease id, and unfinished. A done record never becomes in flight or unknown

@@ -225,7 +225,10 @@ impl World {
             },
             Doing::Working(ownership, tx) => {
                 let outcome = Outcome::new("tx", tx.to_string());
-                let completion = ownership.completion(outcome, None, &self.dice).unwrap().unwrap();
+                let completion = ownership
+                    .completion(OwnerAction::Complete { outcome, retention: None }, &self.dice)
+                    .unwrap()
+                    .unwrap();
                 match self.database.swap_in(tx, completion.swap()) {
                     None => Doing::Working(ownership, tx),
                     Some(Swapped::Stored(_)) => Doing::Swapped(completion, ownership, tx),

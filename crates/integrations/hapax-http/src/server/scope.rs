@@ -79,7 +79,11 @@ impl ScopeSource {
         Self(Source::Function(Arc::new(scope)))
     }
 
-    pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Problem> {
+    /// Returns the scope of a request.
+    ///
+    /// # Errors
+    /// The rejection: 400 `missing-scope` or `unstable-scope`.
+    pub fn scope(&self, parts: &Parts) -> Result<Scope, Problem> {
         let scope = match &self.0 {
             Source::Shared => return Ok(Scope::shared()),
             Source::Function(function) => function(parts),
@@ -128,7 +132,8 @@ impl ScopeSource {
     }
 
     /// Returns the scope headers; empty if a function returns the scope.
-    pub(super) fn names(&self) -> &[HeaderName] {
+    #[must_use]
+    pub fn names(&self) -> &[HeaderName] {
         match &self.0 {
             Source::Headers { names, .. } => names,
             Source::Shared | Source::Function(_) => &[],

@@ -287,7 +287,7 @@ pub(super) fn from_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-pub(super) fn id_or_none<'de, D: Deserializer<'de>>(
+pub(crate) fn id_or_none<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<OperationId>, D::Error> {
     let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };

@@ -2,8 +2,8 @@
 
 use hapax_core::Entropy;
 
-use super::forward::{detail, is_expired, quiet_from};
-use super::{Effect, Fault, Kind, Run, SagaEnd, State};
+use super::forward::{detail, is_exhausted, is_expired, quiet_from};
+use super::{Effect, Fault, Kind, Run, SagaEnd, State, UndoFailure};
 use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{Direction, LogTime, StepLog, StepOutcome, StuckReason, UndoEnd};
 
@@ -47,11 +47,7 @@ impl Run {
         let age = step.undo.first.map(|first| now.since(first));
         let reason = match terms.kind {
             Kind::Keyed { lifetime } if is_expired(age, lifetime) => StuckReason::KeyExpired,
-            _ if step.undo.begun >= terms.undo_retry.tries
-                || age.is_some_and(|age| age >= terms.undo_retry.span) =>
-            {
-                StuckReason::Exhausted
-            }
+            _ if is_exhausted(&step.undo, &terms.undo_retry, now) => StuckReason::Exhausted,
             _ => return Some(self.begin_try(at, Direction::Undo, now)),
         };
         let fault = Fault { reason, detail: detail(step, Direction::Undo) };
@@ -62,7 +58,7 @@ impl Run {
     pub(super) fn undone(
         &mut self,
         at: usize,
-        end: Result<(), String>,
+        end: Result<(), UndoFailure>,
         now: LogTime,
         entropy: &dyn Entropy,
     ) {
@@ -74,7 +70,8 @@ impl Run {
         tries.unknown();
         match end {
             Ok(()) => step.undone = Some(UndoEnd::Undone),
-            Err(error) => {
+            Err(UndoFailure::Faulted(fault)) => self.fault = Some((at, Direction::Undo, fault)),
+            Err(UndoFailure::Error(error)) => {
                 tries.error = Some(error);
                 tries.retry_at =
                     backoff.map(|backoff| now.after(backoff.pause(tries.begun, entropy)));

@@ -6,7 +6,10 @@ use hapax_core::{Entropy, Verdict};
 
 use super::{AfterSave, Call, Effect, Fault, Kind, Pending, Run, StepTerms, TryEnd};
 use crate::flow::{SIGNAL, SLEEP};
-use crate::log::{Blob, Direction, LogTime, Parked, StepLog, StepOutcome, StuckReason, UndoEnd};
+use crate::log::{
+    Blob, Direction, LogTime, Parked, StepLog, StepOutcome, StuckReason, Tries, UndoEnd,
+};
+use crate::retry::Retry;
 
 /// A decision about a step without outcome.
 enum Next {
@@ -119,7 +122,8 @@ impl Run {
                     step.name,
                     value.0.len()
                 );
-                self.fault = Some((at, Fault { reason: StuckReason::TooLarge, detail }));
+                self.fault =
+                    Some((at, Direction::Forward, Fault { reason: StuckReason::TooLarge, detail }));
                 return;
             }
             TryEnd::Happened(value) => {
@@ -134,12 +138,12 @@ impl Run {
             }
             TryEnd::Faulted(fault) => {
                 tries.not_sent();
-                self.fault = Some((at, fault));
+                self.fault = Some((at, Direction::Forward, fault));
                 return;
             }
             TryEnd::Lost(fault) => {
                 tries.unknown();
-                self.fault = Some((at, fault));
+                self.fault = Some((at, Direction::Forward, fault));
                 return;
             }
             TryEnd::NotSent(error) => (error, false),
@@ -195,8 +199,7 @@ fn next(step: &StepLog, terms: StepTerms, now: LogTime) -> Next {
         return Next::Wait(until);
     }
     let age = tries.first.map(|first| now.since(first));
-    let exhausted =
-        tries.begun >= terms.retry.tries || age.is_some_and(|age| age >= terms.retry.span);
+    let exhausted = is_exhausted(tries, &terms.retry, now);
     let reason = match terms.kind {
         Kind::Once if tries.arrived => StuckReason::Unknown,
         Kind::Keyed { lifetime } if is_expired(age, lifetime) => StuckReason::KeyExpired,
@@ -209,6 +212,12 @@ fn next(step: &StepLog, terms: StepTerms, now: LogTime) -> Next {
     }
     let quiet = quiet_from(step, &terms, now);
     if now < quiet { Next::Wait(quiet) } else { Next::Reconcile }
+}
+
+/// Returns whether no try is left.
+pub(super) fn is_exhausted(tries: &Tries, retry: &Retry, now: LogTime) -> bool {
+    let spent = tries.since.map(|since| now.since(since));
+    tries.begun >= retry.tries || spent.is_some_and(|spent| spent >= retry.span)
 }
 
 /// Returns whether a key of this age is no longer used. The tenth of its lifetime that is left out

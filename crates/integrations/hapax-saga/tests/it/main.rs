@@ -1,4 +1,4 @@
-//! Tests of sagas.
+//! Tests of the public API, and a simulation.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -6,4 +6,15 @@
     reason = "a failure here is a failed test"
 )]
 
+mod kills;
+mod pauses;
+#[cfg(feature = "rehearsal")]
+mod rehearsal;
+#[cfg(feature = "axum")]
+mod routes;
+mod shop;
 mod sim;
+mod stats;
+mod steps;
+mod stuck;
+mod world;

@@ -139,13 +139,13 @@ pub(crate) struct StoreSelector {
 
 /// The place of the records.
 #[derive(Clone, Debug)]
-pub(super) struct StoreLocation {
+pub(crate) struct StoreLocation {
     pub(super) store: StoreUrl,
     pub(super) secret_file: Option<PathBuf>,
     /// The gateway that answers instead.
     pub(super) admin: Option<SocketAddr>,
     pub(super) admin_token_file: Option<PathBuf>,
-    pub(super) audit_file: PathBuf,
+    pub(crate) audit_file: PathBuf,
 }
 
 impl StoreLocation {
@@ -176,7 +176,7 @@ pub(super) fn token(
 
 impl StoreSelector {
     /// Returns the options, completed by the gateway's file.
-    pub(super) fn location(&self) -> Result<StoreLocation, CliError> {
+    pub(crate) fn location(&self) -> Result<StoreLocation, CliError> {
         let store = self.store.clone().map(UrlText::read).transpose().map_err(of("--store"))?;
         let is_named = store.is_some() || self.admin.is_some();
         let file = StoreSettings::complete_from_file(self.config.as_deref(), is_named)?;
@@ -253,7 +253,7 @@ impl From<StateArg> for StateView {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum VerdictArg {
+pub(crate) enum VerdictArg {
     Happened,
     DidNotHappen,
 }

@@ -41,7 +41,7 @@ struct Confirmed {
 }
 
 /// Errors of a call.
-pub(super) struct RemoteError {
+pub(crate) struct RemoteError {
     failure: CliError,
     /// The code of the API's error; empty if there is none.
     code: String,
@@ -61,7 +61,7 @@ impl From<RemoteError> for CliError {
 
 /// A gateway's admin listener.
 #[derive(Debug)]
-pub(super) struct Remote {
+pub(crate) struct Remote {
     address: SocketAddr,
     token: Option<AdminToken>,
 }
@@ -144,7 +144,7 @@ impl Remote {
         Ok(replaced)
     }
 
-    async fn request<T: DeserializeOwned>(
+    pub(crate) async fn request<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::exit::CliError;
 
-pub(super) fn json(value: &impl Serialize) -> Result<String, CliError> {
+pub(crate) fn json(value: &impl Serialize) -> Result<String, CliError> {
     let text = serde_json::to_string_pretty(value).map_err(CliError::unavailable)?;
     Ok(text + "\n")
 }

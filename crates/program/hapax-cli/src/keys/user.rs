@@ -18,6 +18,6 @@ pub(super) fn host() -> String {
 }
 
 /// Returns the name of this process, where a gateway would give its own.
-pub(super) fn process() -> String {
-    format!("hapax keys, process {}", std::process::id())
+pub(crate) fn process() -> String {
+    format!("hapax, process {}", std::process::id())
 }

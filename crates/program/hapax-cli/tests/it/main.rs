@@ -21,6 +21,7 @@ mod keys;
 mod load;
 mod messages;
 mod reload;
+mod saga;
 mod service;
 mod session;
 mod shared;

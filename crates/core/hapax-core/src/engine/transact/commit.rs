@@ -14,7 +14,7 @@ use crate::engine::idempotency::deadline_after;
 use crate::engine::lease::{FinishError, LeaseState};
 use crate::engine::retry::{self, ExchangeError};
 use crate::exchange::{CommitStatus, Completion, Next, Ownership, WriteResult};
-use crate::record::Outcome;
+use crate::machine::OwnerAction;
 use crate::store::{Snapshot, Swapped};
 use crate::transaction::{AnyTx, Source, TxError};
 
@@ -55,17 +55,20 @@ pub(in crate::engine) async fn roll_back(
     Ok(())
 }
 
+/// Commits with `action`, a completion or a checkpoint, as the last statement.
 pub(in crate::engine) async fn commit(
     shared: &LeaseState,
     backend: &TransactionBackend,
     mut tx: AnyTx,
-    (outcome, retention): (Outcome, Option<Duration>),
+    action: OwnerAction,
 ) -> CommitResult {
+    // A checkpoint sets the lease, perhaps to a shorter one than the transaction had.
+    let lease_from = matches!(action, OwnerAction::Checkpoint { .. }).then(Instant::now);
     let TransactionBackend { database, terms } = backend;
     let mut guard = shared.ownership.lock().await;
     let inner = &shared.inner;
     let completion = match guard.as_ref() {
-        Some(ownership) => ownership.completion(outcome, retention, &*inner.entropy),
+        Some(ownership) => ownership.completion(action, &*inner.entropy),
         None => Ok(None),
     };
     let (Some(ownership), Ok(Some(completion))) = (guard.as_mut(), &completion) else {
@@ -98,7 +101,7 @@ pub(in crate::engine) async fn commit(
                 _ => return CommitResult::Rejected("no reply to the last statement".into()),
             };
             let known = known(ownership, completion.status(seen), FinishError::Gone);
-            return shared.conclude(&mut guard, known);
+            return shared.conclude(&mut guard, known, lease_from);
         }
     };
     // Not cancelled: if the timeout passes, it continues.
@@ -118,7 +121,7 @@ pub(in crate::engine) async fn commit(
             resolve_commit(shared, ownership, completion, *terms).await
         }
     };
-    shared.conclude(&mut guard, known)
+    shared.conclude(&mut guard, known, lease_from)
 }
 
 /// The result of a commit, where known.
@@ -186,17 +189,31 @@ async fn resolve_commit(
 }
 
 impl LeaseState {
-    fn conclude(&self, guard: &mut Option<Ownership>, known: CommitState) -> CommitResult {
-        match known {
-            CommitState::Committed(seen) => {
+    /// `lease_from` is set for a checkpoint, after which the execution goes on: a time before its
+    /// lease began.
+    fn conclude(
+        &self,
+        guard: &mut Option<Ownership>,
+        known: CommitState,
+        lease_from: Option<Instant>,
+    ) -> CommitResult {
+        match (known, lease_from) {
+            (CommitState::Committed(seen), Some(from)) => {
+                if let Some(ownership) = guard {
+                    ownership.update(seen);
+                    self.hold_from(from, ownership);
+                }
+                CommitResult::Committed(None)
+            }
+            (CommitState::Committed(seen), None) => {
                 *guard = None;
                 let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
                 self.inner.waiters.wake(&self.key, Some(seen));
                 CommitResult::Committed(until)
             }
-            CommitState::Owned => CommitResult::RolledBack,
-            CommitState::Lost(error) => CommitResult::Lost(self.lose(error)),
-            CommitState::Unknown => CommitResult::Unknown,
+            (CommitState::Owned, _) => CommitResult::RolledBack,
+            (CommitState::Lost(error), _) => CommitResult::Lost(self.lose(error)),
+            (CommitState::Unknown, _) => CommitResult::Unknown,
         }
     }
 }

@@ -279,6 +279,12 @@ pub(crate) fn quiet(w: &W) {
         if !has_entry(w, facts) {
             w.fail("no entry is missing while its saga is unfinished", || format!("saga {saga}"));
         }
+        // An operator who was not answered repeats the decision; until then the saga is woken when it
+        // would have been looked at as a stuck one.
+        let decisions = facts.log.as_ref().map_or(&[][..], |log| &log.decisions);
+        if !decisions.iter().all(|it| facts.decisions.contains(&it.reason)) {
+            continue;
+        }
         let Some(stored) = w.store.borrow().records.get(&facts.id).cloned() else {
             w.fail("no record expires before its saga ends", || format!("saga {saga}"));
             continue;
@@ -298,10 +304,7 @@ pub(crate) fn quiet(w: &W) {
             w.fail("an entry is due when its lease ends", || format!("saga {saga}"));
         }
         let Some(log) = &facts.log else { continue };
-        // An operator who was not answered repeats the decision; until then the saga is woken when it
-        // would have been looked at as a stuck one.
-        let is_answered = log.decisions.iter().all(|it| facts.decisions.contains(&it.reason));
-        if log.stuck.is_some() || !is_answered {
+        if log.stuck.is_some() {
             continue;
         }
         let Some(parked) = &log.parked else { continue };

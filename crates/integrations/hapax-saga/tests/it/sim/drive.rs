@@ -7,7 +7,7 @@ use hapax_core::machine::OwnerAction;
 use hapax_core::schedule::EntryKey;
 use hapax_core::{EntryId, Outcome, Verdict};
 use hapax_saga::log::{Blob, Log, StepOutcome, StuckReason};
-use hapax_saga::run::{Call, Effect, Event, Run, SagaEnd, TryEnd};
+use hapax_saga::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
 
 use super::bugs::Bug;
 use super::checks;
@@ -171,7 +171,12 @@ impl Driver {
                 if self.w.dice.below(2) == 0 {
                     clients::step_clock(&self.w, 60 * SECOND);
                 }
-                self.w.sleep(self.w.dice.below(35 * SECOND)).await;
+                let until = self.w.now() + self.w.dice.below(35 * SECOND);
+                self.w.sleep(until - self.w.now()).await;
+                // Nothing helps against a longer one, if the lifetime of a key ends within it.
+                if self.w.now() > until + SECOND {
+                    return Err(Dropped);
+                }
             }
             return Ok(());
         }
@@ -191,7 +196,7 @@ impl Driver {
         Ok(end.unwrap_or_else(|| TryEnd::Unknown("no reply".to_owned())))
     }
 
-    async fn undo(&mut self, call: Call) -> Result<Result<(), String>, Dropped> {
+    async fn undo(&mut self, call: Call) -> Result<Result<(), UndoFailure>, Dropped> {
         self.check_lease().await?;
         let mut outside = self.outside(&call);
         if self.w.has(Bug::UndoesInOrder) {
@@ -199,7 +204,8 @@ impl Driver {
         }
         let slot = outside::undo(&self.w, outside);
         let end = self.wait(&slot, self.w.now() + micros(call.timeout)).await?.flatten();
-        Ok(end.unwrap_or_else(|| Err("no reply".to_owned())))
+        let end = end.unwrap_or_else(|| Err("no reply".to_owned()));
+        Ok(end.map_err(UndoFailure::Error))
     }
 
     async fn reconcile(&mut self, call: Call) -> Result<Verdict<Blob>, Dropped> {

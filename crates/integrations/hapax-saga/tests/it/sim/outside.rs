@@ -279,15 +279,20 @@ impl World {
         Verdict::DidNotHappen
     }
 
-    /// Returns whether a step happened, for an operator, who also ensures that nothing follows.
-    /// `None`: a call may be under way.
-    pub(crate) fn inspect(&self, saga: usize, step: &StepLog) -> Option<Option<u64>> {
+    /// Returns whether a step happened, for an operator, who also ensures that no try up to this
+    /// fence will. `None`: a call may be under way.
+    pub(crate) fn inspect(&self, saga: usize, step: &StepLog, fence: u64) -> Option<Option<u64>> {
         let mut outside = self.outside.borrow_mut();
         let facts = outside.steps.entry((saga, step.name.clone(), step.nth)).or_default();
         if facts.last_sent.is_some_and(|sent| self.now() < sent + CALL_TIMEOUT + SETTLE) {
             return None;
         }
-        facts.is_closed |= self.plan.guards;
+        if facts.effects.is_empty() {
+            if self.plan.guards {
+                facts.barred = facts.barred.max((fence, u32::MAX));
+            }
+            (facts.once_open, facts.memory) = (false, None);
+        }
         Some(facts.effects.last().map(|effect| effect.id))
     }
 }

@@ -9,6 +9,7 @@ use hapax_core::{
     Amendment, EntryId, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record,
     RecordState, Terms, WriteId, value,
 };
+use hapax_saga::SagaDecision;
 use hapax_saga::log::{Direction, Log, StuckReason};
 
 use super::bugs::Bug;
@@ -16,7 +17,7 @@ use super::clients;
 use super::facts::{saga_id, signal_id};
 use super::flows::spec_of;
 use super::node::{N, Node};
-use super::operator::{self, Decided};
+use super::operator;
 use super::plan::{DAY, duration};
 use super::store;
 
@@ -210,26 +211,26 @@ pub(crate) async fn operate(node: N, saga: usize, number: u64) {
     let now = node.store_now();
     let step = stuck.step.map(|at| log.steps[at].clone());
     let may_be_far = stuck.reason == StuckReason::Diverged || w.dice.below(3) == 0;
-    let decided = match (stuck.direction, &step) {
+    let decision = match (stuck.direction, &step) {
         (Direction::Undo, Some(step)) if w.dice.below(2) == 0 => {
             // Skipped by somebody who knows.
             let key = (step.name.clone(), step.nth);
             w.facts.borrow_mut().sagas[saga].skipped.insert(key);
-            operator::skip(&mut log)
+            SagaDecision::Skip
         }
         (Direction::Forward, Some(step))
             if spec_of(&step.name).is_some() && w.dice.below(2) == 0 =>
         {
-            match w.inspect(saga, step) {
-                Some(truth) => operator::resolve(&mut log, truth),
+            match w.inspect(saga, step, stored.fence.get()) {
+                Some(truth) => operator::resolve(truth),
                 None => return,
             }
         }
-        (Direction::Forward, _) if may_be_far => operator::abort(&mut log, &reason),
-        _ => operator::retry(&mut log),
+        (Direction::Forward, _) if may_be_far => SagaDecision::Abort,
+        _ => SagaDecision::Retry,
     };
-    let Decided(action) = decided;
-    operator::note(&mut log, action, &reason, now);
+    let action = operator::word(&decision);
+    operator::decide(&mut log, &decision, &reason, now);
     let Ok(checkpoint) = log.encode() else { return };
     let amended = amend(&node, saga, seen, Some(checkpoint)).await;
     if let Some(WriteResult::Recorded(_)) = amended {

@@ -1,0 +1,438 @@
+//! Sagas as operators see them.
+//!
+//! A list has no contents. A single saga has the results and rejections of its steps, as a single
+//! record has its response; of an argument, as of a request, only the size.
+
+use std::fmt;
+use std::time::Duration;
+
+use hapax_core::schedule::{QueueName, QueueStatus};
+use hapax_core::{OperationId, Timestamp, value};
+use hapax_saga::log::{Blob, Decision, Direction, Failure, Log, StepLog, StepOutcome, Tries};
+use hapax_saga::{HistoryStep, SagaView};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::keys::rfc3339;
+
+/// Time for which an entry has to be due before its saga counts as overdue: every process with the
+/// definition looks at what is due each second.
+const OVERDUE: Duration = Duration::from_secs(10 * 60);
+
+/// The state of a saga, for operators.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SagaStateView {
+    /// A process runs it, or will once the lease of one that died lapses.
+    Running,
+    /// A pause: it sleeps, or waits for a signal or its next try.
+    Parked,
+    /// Due for more than 10 minutes: no process has its definition.
+    Overdue,
+    /// An operator has to decide.
+    Stuck,
+    /// Done, or undone.
+    Ended,
+}
+
+impl SagaStateView {
+    /// Returns the name of the state in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Parked => "parked",
+            Self::Overdue => "overdue",
+            Self::Stuck => "stuck",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl fmt::Display for SagaStateView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A saga in a list.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SagaSummary {
+    /// Its operation id: 64 hexadecimal digits.
+    pub id: String,
+    /// Name of its definition; `None` of a saga that has ended.
+    pub definition: Option<String>,
+    /// Version of its definition.
+    pub version: Option<u32>,
+    /// Its state. A stuck saga may be overdue as well.
+    pub state: SagaStateView,
+    /// True if it has been due for more than 10 minutes.
+    pub overdue: bool,
+    /// True if its steps are being undone.
+    pub compensating: bool,
+    /// When it was started, RFC 3339, like all times here; `None` before its first step.
+    pub started: Option<String>,
+    /// When its entry in the schedule is due.
+    pub due: Option<String>,
+    /// Executions so far.
+    pub attempt: u32,
+    /// The reason for which an operator has to decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stuck: Option<StuckView>,
+    /// When a parked saga continues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parked_until: Option<String>,
+    /// Name of the signal that a parked saga waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<String>,
+}
+
+/// The reason for which a saga is stuck.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StuckView {
+    /// The reason, such as `exhausted`, `unknown` or `diverged`.
+    pub reason: String,
+    /// Name of the step.
+    pub step: Option<String>,
+    /// Number of the step among the requests of its name, from 0.
+    pub nth: Option<u32>,
+    /// `forward` or `undo`.
+    pub direction: String,
+    /// Text of what was expected and found.
+    pub detail: String,
+    /// Since when.
+    pub since: String,
+}
+
+/// A saga with its steps and decisions.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SagaDetails {
+    /// The saga.
+    #[serde(flatten)]
+    pub summary: SagaSummary,
+    /// Write id of its record, 32 hexadecimal digits: a decision names it, and counts only while the
+    /// record has it. `None` of a saga that has ended.
+    pub write_id: Option<String>,
+    /// The store's clock.
+    pub now: Option<String>,
+    /// End of the present lease.
+    pub lease_until: Option<String>,
+    /// Why its steps are undone: `error`, or the reason of a cancellation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// The steps that its flow requested, in order.
+    pub steps: Vec<SagaStepView>,
+    /// Decisions of operators, in order. The audit file has those about sagas that have ended.
+    pub decisions: Vec<SagaDecisionView>,
+}
+
+/// Outcome of a step, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StepOutcomeView {
+    /// The step happened.
+    Happened,
+    /// The step was rejected, and has no effect.
+    Rejected,
+    /// The step may have happened.
+    Unknown,
+    /// No try of it was sent.
+    NotSent,
+}
+
+impl StepOutcomeView {
+    /// Returns the name of the outcome in the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Happened => "happened",
+            Self::Rejected => "rejected",
+            Self::Unknown => "unknown",
+            Self::NotSent => "not-sent",
+        }
+    }
+}
+
+/// A step of a saga.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SagaStepView {
+    /// Its name.
+    pub name: String,
+    /// Its number among the requests of its name, from 0.
+    pub nth: u32,
+    /// Its outcome, as far as it is known.
+    pub outcome: StepOutcomeView,
+    /// The tries to run it.
+    pub forward: TriesView,
+    /// Bytes of its argument; `None` of a saga that has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub argument_bytes: Option<usize>,
+    /// Bytes of its result, or of its rejection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result_bytes: Option<usize>,
+    /// Its result or its rejection, if JSON can express it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    /// The tries to undo it; `None` if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undo: Option<TriesView>,
+    /// End of its undo: `undone`, `nothing` to undo, or `skipped` by an operator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undone: Option<String>,
+}
+
+/// The tries of a step in one direction, since an operator granted new ones.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TriesView {
+    /// Tries that began.
+    pub tries: u32,
+    /// True while one is under way, or its process has died.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub open: bool,
+    /// Begin of the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<String>,
+    /// Time before which there is no further one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_at: Option<String>,
+    /// Text of the last error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A decision of an operator about a saga.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SagaDecisionView {
+    /// The time.
+    pub at: String,
+    /// The operator.
+    pub who: String,
+    /// The decision, such as `retry` or `resolve happened`.
+    pub action: String,
+    /// The reason.
+    pub why: String,
+}
+
+/// The unfinished sagas of one definition.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct DefinitionView {
+    /// Its name.
+    pub definition: String,
+    /// Its version.
+    pub version: u32,
+    /// Number of its entries in the schedule, one for each unfinished saga. An entry may be left
+    /// behind by one that has ended, until a process with the definition looks at it.
+    pub unfinished: u64,
+    /// Seconds for which the first entry has been due; zero if none is.
+    pub due_for_s: u64,
+    /// True if that is more than 10 minutes: no process has the definition.
+    pub overdue: bool,
+}
+
+impl DefinitionView {
+    /// Returns the view of a queue; `None` if it is not of sagas.
+    pub(super) fn of(status: &QueueStatus) -> Option<Self> {
+        let (definition, version) = definition(&status.queue)?;
+        Some(Self {
+            definition: definition.to_owned(),
+            version,
+            unfinished: status.entries,
+            due_for_s: status.overdue.as_secs(),
+            overdue: status.overdue > OVERDUE,
+        })
+    }
+}
+
+/// Returns name and version of the definition to which a queue belongs.
+pub(super) fn definition(queue: &QueueName) -> Option<(&str, u32)> {
+    let (name, version) = queue.as_str().strip_prefix("saga:")?.rsplit_once(':')?;
+    Some((name, version.parse().ok()?))
+}
+
+/// An entry of the schedule, without its note.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scheduled<'a> {
+    pub(super) queue: &'a QueueName,
+    pub(super) due: Timestamp,
+}
+
+impl Scheduled<'_> {
+    pub(super) fn is_overdue(&self, now: Timestamp) -> bool {
+        now.since(self.due) > OVERDUE
+    }
+}
+
+impl SagaSummary {
+    /// Returns the view of an unfinished saga and its entry, if that exists.
+    pub(super) fn of(saga: &SagaView, entry: Option<Scheduled<'_>>) -> Self {
+        let log = saga.log.as_ref();
+        // Before the first save only the entry names the definition.
+        let queue = entry.and_then(|entry| definition(entry.queue));
+        let overdue = entry.is_some_and(|entry| entry.is_overdue(saga.now));
+        let stuck = log.and_then(|log| Some((log, log.stuck.as_ref()?)));
+        // A process that took the saga over has not saved the log yet.
+        let is_parked = |log: &&Log| log.attempt == saga.attempt || saga.lease_until <= saga.now;
+        let parked = log.filter(is_parked).and_then(|log| log.parked.as_ref());
+        let parked = parked.filter(|_| stuck.is_none());
+        let state = match (stuck, overdue, parked) {
+            (Some(_), _, _) => SagaStateView::Stuck,
+            (None, true, _) => SagaStateView::Overdue,
+            (None, false, Some(_)) => SagaStateView::Parked,
+            (None, false, None) => SagaStateView::Running,
+        };
+        Self {
+            id: saga.id.to_string(),
+            definition: log
+                .map(|log| log.definition.clone())
+                .or_else(|| queue.map(|(name, _)| name.to_owned())),
+            version: log.map(|log| log.version).or_else(|| queue.map(|(_, version)| version)),
+            state,
+            overdue,
+            compensating: log.is_some_and(|log| log.failure.is_some()),
+            started: log.map(|log| time(log.started)),
+            due: entry.map(|entry| rfc3339(entry.due)),
+            attempt: saga.attempt,
+            stuck: stuck.map(|(log, stuck)| StuckView::of(log, stuck)),
+            parked_until: parked.map(|parked| time(parked.until)),
+            signal: parked.and_then(|parked| parked.signal.clone()),
+        }
+    }
+}
+
+impl StuckView {
+    fn of(log: &Log, stuck: &hapax_saga::log::Stuck) -> Self {
+        let step = stuck.step.and_then(|step| log.steps.get(step));
+        Self {
+            reason: stuck.reason.as_str().to_owned(),
+            step: step.map(|step| step.name.clone()),
+            nth: step.map(|step| step.nth),
+            direction: stuck.direction.as_str().to_owned(),
+            detail: stuck.detail.clone(),
+            since: time(stuck.since),
+        }
+    }
+}
+
+impl SagaDetails {
+    /// Returns the view of an unfinished saga and its entry, if that exists.
+    pub(super) fn of(saga: &SagaView, entry: Option<Scheduled<'_>>) -> Self {
+        let log = saga.log.as_ref();
+        let steps = log.iter().flat_map(|log| &log.steps);
+        let decisions = log.iter().flat_map(|log| &log.decisions);
+        let failure = log.and_then(|log| log.failure.as_ref()).map(|failure| match failure {
+            Failure::Error(_) => "error".to_owned(),
+            Failure::Cancelled { reason } => reason.clone(),
+        });
+        Self {
+            summary: SagaSummary::of(saga, entry),
+            write_id: Some(crate::hex(saga.write_id.as_bytes())),
+            now: Some(rfc3339(saga.now)),
+            lease_until: Some(rfc3339(saga.lease_until)),
+            failure,
+            steps: steps.map(SagaStepView::of).collect(),
+            decisions: decisions.map(SagaDecisionView::of).collect(),
+        }
+    }
+
+    /// Returns the view of a saga that has ended.
+    pub(super) fn ended(id: &OperationId, history: &[HistoryStep]) -> Self {
+        let summary = SagaSummary {
+            id: id.to_string(),
+            definition: None,
+            version: None,
+            state: SagaStateView::Ended,
+            overdue: false,
+            compensating: false,
+            started: None,
+            due: None,
+            attempt: 0,
+            stuck: None,
+            parked_until: None,
+            signal: None,
+        };
+        Self {
+            summary,
+            write_id: None,
+            now: None,
+            lease_until: None,
+            failure: None,
+            steps: history.iter().map(SagaStepView::ended).collect(),
+            decisions: Vec::new(),
+        }
+    }
+}
+
+impl SagaStepView {
+    fn of(step: &StepLog) -> Self {
+        let forward = step.tries(Direction::Forward);
+        let (outcome, result) = match &step.outcome {
+            Some(StepOutcome::Happened(result)) => (StepOutcomeView::Happened, Some(result)),
+            Some(StepOutcome::Rejected(error)) => (StepOutcomeView::Rejected, Some(error)),
+            None if forward.open || forward.arrived => (StepOutcomeView::Unknown, None),
+            None => (StepOutcomeView::NotSent, None),
+        };
+        let undo = step.tries(Direction::Undo);
+        Self {
+            name: step.name.clone(),
+            nth: step.nth,
+            outcome,
+            forward: TriesView::of(forward),
+            argument_bytes: Some(step.argument.0.len()),
+            result_bytes: result.map(|result| result.0.len()),
+            result: result.and_then(json),
+            undo: (*undo != Tries::default()).then(|| TriesView::of(undo)),
+            undone: step.undone.map(|end| end.as_str().to_owned()),
+        }
+    }
+
+    fn ended(step: &HistoryStep) -> Self {
+        let tries = |tries| TriesView { tries, ..TriesView::default() };
+        Self {
+            name: step.name.clone(),
+            nth: step.nth,
+            outcome: match step.happened {
+                Some(true) => StepOutcomeView::Happened,
+                Some(false) => StepOutcomeView::Rejected,
+                None => StepOutcomeView::Unknown,
+            },
+            forward: tries(step.tries),
+            argument_bytes: None,
+            result_bytes: None,
+            result: None,
+            undo: (step.undo_tries > 0).then(|| tries(step.undo_tries)),
+            undone: step.undone.map(|end| end.as_str().to_owned()),
+        }
+    }
+}
+
+impl TriesView {
+    fn of(tries: &Tries) -> Self {
+        Self {
+            tries: tries.begun,
+            open: tries.open,
+            last: tries.last.map(time),
+            retry_at: tries.retry_at.map(time),
+            error: tries.error.clone(),
+        }
+    }
+}
+
+impl SagaDecisionView {
+    fn of(decision: &Decision) -> Self {
+        Self {
+            at: time(decision.at),
+            who: decision.by.clone(),
+            action: decision.action.clone(),
+            why: decision.reason.clone(),
+        }
+    }
+}
+
+fn time(time: impl Into<Timestamp>) -> String {
+    rfc3339(time.into())
+}
+
+/// Returns a value as JSON; `None` if JSON cannot express it.
+fn json(blob: &Blob) -> Option<Value> {
+    value::read(&blob.0).ok()
+}

@@ -1,0 +1,123 @@
+//! A shop whose orders are sagas over HTTP: reserve, charge, wait for the approval of a large order,
+//! ship. The systems that it calls are functions of this program, which take a second each.
+//!
+//!     cargo run -p hapax-saga --features axum --example orders
+//!
+//! The store is the process's memory, so that an order ends with it: use a file, PostgreSQL or Redis.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use hapax_core::{Idempotency, MemoryStore};
+use hapax_saga::routes::{SagaAnswer, SagaRoutes};
+use hapax_saga::{At, Saga, Sagas, StepError, Undo, UndoError};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::time::sleep;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Clients of the systems that the steps call.
+struct Systems {
+    bank: &'static str,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Order {
+    article: String,
+    cents: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Rejection {
+    SoldOut,
+    Declined,
+    NotApproved,
+}
+
+async fn reserve(at: At<Systems>, article: String) -> Result<u32, StepError<Rejection>> {
+    call("warehouse", "reserve", &at).await;
+    if article == "none" { Err(StepError::No(Rejection::SoldOut)) } else { Ok(17) }
+}
+
+async fn free(at: At<Systems>, _article: String, _place: Undo<u32>) -> Result<(), UndoError> {
+    call("warehouse", "free", &at).await;
+    Ok(())
+}
+
+async fn charge(at: At<Systems>, cents: u64) -> Result<String, StepError<Rejection>> {
+    call(at.bank, "charge", &at).await;
+    if cents == 13 { Err(StepError::No(Rejection::Declined)) } else { Ok(format!("ch_{cents}")) }
+}
+
+async fn refund(at: At<Systems>, _cents: u64, charge: Undo<String>) -> Result<(), UndoError> {
+    match charge {
+        Undo::Happened(id) => call(at.bank, &format!("refund {id}"), &at).await,
+        // It may be on its way: the bank rejects the key of the charge from now on.
+        Undo::Unknown => call(at.bank, "void the key of the charge", &at).await,
+    }
+    Ok(())
+}
+
+async fn ship(at: At<Systems>, place: u32) -> Result<String, StepError<Rejection>> {
+    call("carrier", "ship", &at).await;
+    Ok(format!("parcel-{place}"))
+}
+
+/// Stands for a call to another system, which has one effect for each key.
+async fn call(system: &str, what: &str, at: &At<Systems>) {
+    println!("{system}: {what}, key {}, try {}", at.key().as_str(), at.number());
+    sleep(Duration::from_secs(1)).await;
+}
+
+fn definition() -> Result<Saga<Order, Value, Rejection>, Box<dyn std::error::Error>> {
+    let mut order = Saga::define("place-order", 1, Systems { bank: "bank" });
+    let reserve = order.keyed("reserve", DAY, reserve).undo(free);
+    let charge = order.keyed("charge", DAY, charge).undo(refund);
+    let ship = order.keyed("ship", DAY, ship).no_undo();
+    let flow = move |op: hapax_saga::Op, order: Order| async move {
+        let place = op.run(reserve, order.article).await?;
+        let charge = op.run(charge, order.cents).await?;
+        if order.cents > 100_000 {
+            let approved = op.signal::<bool>("approval", 3 * DAY).await;
+            if approved != Some(true) {
+                return Err(Rejection::NotApproved);
+            }
+        }
+        let parcel = op.run(ship, place).await?;
+        Ok(json!({ "charge": charge, "parcel": parcel }))
+    };
+    Ok(order.flow(flow)?)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let place_order = definition()?;
+    let engine = Idempotency::builder(MemoryStore::default()).build()?;
+    let sagas = Sagas::builder(engine).register(&place_order).build()?;
+
+    let answer = |end| match end {
+        SagaAnswer::Done(order) => (StatusCode::CREATED, Json(order)).into_response(),
+        SagaAnswer::Undone(error) => {
+            (StatusCode::CONFLICT, Json(json!({ "error": error }))).into_response()
+        }
+        SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
+    };
+    let orders = SagaRoutes::builder(sagas.clone(), place_order, "/orders", answer)
+        .allow_cancel()
+        .build()?;
+    let app = axum::Router::new().merge(orders.router());
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("orders on http://127.0.0.1:3000/orders");
+
+    let driving = sagas.run(std::future::pending(), Duration::from_secs(30));
+    tokio::select! {
+        served = axum::serve(listener, app) => served?,
+        _ = driving => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    Ok(())
+}

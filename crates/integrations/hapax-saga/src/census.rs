@@ -1,0 +1,116 @@
+//! A walk that counts the unfinished sagas of a store.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use hapax_core::schedule::QueueStatus;
+
+use crate::log::{Log, LogTime, StepLog};
+use crate::operator::{SagaLookup, SagaOperator, SagaOperatorError};
+
+const PAGE: NonZeroU32 = NonZeroU32::new(256).unwrap();
+
+/// The unfinished sagas of a store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SagaCensus {
+    /// The queues: one for each definition and version, with the number of its unfinished sagas, and
+    /// the time for which the first has been due. One that is long overdue has no process that runs it.
+    pub queues: Vec<QueueStatus>,
+    /// The counts, by definition, version and step.
+    pub steps: Vec<SagaCensusStep>,
+    /// Sagas whose log cannot be read.
+    pub unreadable: u64,
+    /// False if the walk ended at its limit.
+    pub is_complete: bool,
+}
+
+/// The unfinished sagas in one step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SagaCensusStep {
+    /// The definition.
+    pub definition: String,
+    /// Its version.
+    pub version: u32,
+    /// The step that runs or waits; a pause is `sleep/NAME` or `signal/NAME`. `None` between steps.
+    pub step: Option<String>,
+    /// Sagas that run, or whose process died and that no other has continued yet.
+    pub running: u64,
+    /// Sagas that are parked.
+    pub parked: u64,
+    /// Sagas that are stuck.
+    pub stuck: u64,
+    /// Tries of the step in these sagas.
+    pub tries: u64,
+    /// Time since the first of these sagas began.
+    pub oldest: Duration,
+}
+
+impl SagaOperator {
+    /// Counts unfinished sagas, at most `limit`. Reads each record, so it is no call for every scrape
+    /// of metrics.
+    ///
+    /// # Errors
+    /// [`SagaOperatorError::Store`].
+    pub async fn census(&self, limit: u64) -> Result<SagaCensus, SagaOperatorError> {
+        let queues = self.definitions().await?;
+        let mut steps = BTreeMap::new();
+        let (mut unreadable, mut counted, mut after, mut last) = (0, 0, None, None);
+        let is_complete = 'walk: loop {
+            let page = self.entries(after, PAGE).await?;
+            for (key, entry) in &page.entries {
+                after = Some(*key);
+                let is_saga = entry.as_ref().is_ok_and(|it| it.queue.as_str().starts_with("saga:"));
+                if !is_saga || last == Some(key.operation) {
+                    continue;
+                }
+                if counted >= limit {
+                    break 'walk false;
+                }
+                (last, counted) = (Some(key.operation), counted + 1);
+                match self.show(&key.operation).await {
+                    Ok(SagaLookup::Unfinished(saga)) => {
+                        if let Some(log) = &saga.log {
+                            count(&mut steps, log, saga.now.into());
+                        }
+                    }
+                    Ok(SagaLookup::Ended(_) | SagaLookup::NotFound) => {}
+                    Err(SagaOperatorError::Unreadable) => unreadable += 1,
+                    Err(error) => return Err(error),
+                }
+            }
+            if !page.more || page.entries.is_empty() {
+                break true;
+            }
+        };
+        Ok(SagaCensus { queues, steps: steps.into_values().collect(), unreadable, is_complete })
+    }
+}
+
+type Steps = BTreeMap<(String, u32, Option<String>), SagaCensusStep>;
+
+fn count(steps: &mut Steps, log: &Log, now: LogTime) {
+    let step = log.present();
+    let name = step.map(|step| step.name.clone());
+    let key = (log.definition.clone(), log.version, name.clone());
+    let counts = steps.entry(key).or_insert_with(|| SagaCensusStep {
+        definition: log.definition.clone(),
+        version: log.version,
+        step: name,
+        running: 0,
+        parked: 0,
+        stuck: 0,
+        tries: 0,
+        oldest: Duration::ZERO,
+    });
+    match (&log.stuck, &log.parked) {
+        (Some(_), _) => counts.stuck += 1,
+        (None, Some(_)) => counts.parked += 1,
+        (None, None) => counts.running += 1,
+    }
+    let tries = |step: &StepLog| u64::from(step.tries(log.direction()).begun);
+    counts.tries += step.map_or(0, tries);
+    counts.oldest = counts.oldest.max(now.since(log.started));
+}

@@ -1,0 +1,20 @@
+//! Calls of the schedule of an engine's store.
+
+use hapax_core::schedule::Schedule;
+use hapax_core::store::BoxFuture;
+use hapax_core::{Idempotency, StoreError};
+use tokio::time::timeout;
+
+/// Runs a call of the schedule within the timeout of the store.
+pub(crate) async fn on_schedule<'a, T>(
+    engine: &'a Idempotency,
+    call: impl FnOnce(&'a dyn Schedule) -> BoxFuture<'a, Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let Some(schedule) = engine.store().capabilities().schedule else {
+        return Err(StoreError::unavailable("the store has no schedule"));
+    };
+    match timeout(engine.store_timeout(), call(schedule)).await {
+        Ok(result) => result,
+        Err(_) => Err(StoreError::ambiguous("no answer of the schedule within the timeout")),
+    }
+}

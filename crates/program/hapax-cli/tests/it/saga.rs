@@ -1,0 +1,206 @@
+//! `hapax saga` on the store of a service.
+
+mod shop;
+
+use std::time::Duration;
+
+use hapax_saga::SagaError;
+use serde_json::json;
+
+use crate::world::refused;
+use shop::Shop;
+
+const WHY: [&str; 2] = ["--reason", "the bank's statement has it"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_step_is_shown_and_resolved_with_its_result() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("charge");
+    let (started, id) = shop.stuck("k").await;
+    let listed = shop.ok(&["saga", "list", "--state", "stuck"]).await;
+    let lines: Vec<_> = listed.lines().collect();
+    assert!(lines[1].starts_with("stuck    2") && lines[1].ends_with(&id), "{listed}");
+    let situation = "         place-order version 2  unknown in charge since 2";
+    assert!(lines[2].starts_with(situation), "{listed}");
+    let shown = shop.ok(&["saga", "show", &id]).await;
+    for line in [
+        "definition   place-order version 2",
+        "state        stuck",
+        "stuck        unknown in charge since 2",
+        "step         reserve: happened, 1 try, the last at 2",
+        "  result     1999",
+        "step         charge: unknown, 1 try, the last at 2",
+        "; last error: charge did not answer",
+        "write id     ",
+    ] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    let file = shop.folder.path().join("result");
+    std::fs::write(&file, "\"paid by hand\"\n").unwrap();
+    let result = format!("@{}", file.display());
+    let resolve = ["saga", "resolve", &id, "--outcome", "happened", "--result", &result];
+    let said = shop.ok(&[&resolve[..], &WHY].concat()).await;
+    assert_eq!(said, "resolved: the step happened, and the saga continues\n");
+    assert_eq!(started.outcome().await.unwrap(), "paid by hand");
+    let lines = shop.audit_lines();
+    let stages: Vec<_> = lines.iter().map(|line| &line["stage"]).collect();
+    assert_eq!(stages, ["intended", "done"]);
+    for line in &lines {
+        assert_eq!((&line["saga"], &line["why"]), (&json!("resolve"), &json!(WHY[1])), "{line}");
+        assert!(line["who"].as_str().unwrap().contains("uid "), "{line}");
+    }
+    let ended = shop.ok(&["saga", "show", &id]).await;
+    assert!(
+        ended.contains("state        ended") && ended.contains("step         notify: happened")
+    );
+    assert_eq!(shop.ok(&["saga", "list"]).await, "no unfinished sagas\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_is_retried_and_aborted_and_its_stuck_undo_skipped() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("notify");
+    shop.systems.fail("free");
+    let (started, id) = shop.stuck("k").await;
+    let said = shop.ok(&[&["saga", "retry", &id], &WHY[..]].concat()).await;
+    assert_eq!(said, "retry: what is stuck is tried again\n");
+    let decisions = |count: usize| {
+        move |shown: &serde_json::Value| shown["decisions"].as_array().unwrap().len() == count
+    };
+    shop.until(&id, "stuck", decisions(1)).await;
+    let shown = shop.ok(&["saga", "show", &id]).await;
+    assert!(shown.contains("decision     retry, decided by "), "{shown}");
+    assert!(shown.contains(": the bank's statement has it"), "{shown}");
+    let aborted = shop.json(&[&["saga", "abort", &id], &WHY[..]].concat()).await;
+    assert_eq!((&aborted["id"], &aborted["action"]), (&json!(id), &json!("abort")));
+    assert_eq!(aborted["was"]["step"], "notify");
+    shop.until(&id, "stuck", |shown| shown["stuck"]["direction"] == "undo").await;
+    let shown = shop.ok(&["saga", "show", &id]).await;
+    for line in ["exhausted in the undo of reserve", "  undo       under way, 1 try"] {
+        assert!(shown.contains(line), "{line}\n{shown}");
+    }
+    let said = shop.ok(&[&["saga", "skip", &id], &WHY[..]].concat()).await;
+    assert!(said.starts_with("skipped: "), "{said}");
+    let outcome = started.outcome().await;
+    let Err(SagaError::Cancelled { reason }) = outcome else { panic!("{outcome:?}") };
+    assert!(reason.starts_with("aborted by ") && reason.ends_with(WHY[1]), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_did_not_happen_is_tried_again_under_its_key() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("charge");
+    let (started, id) = shop.stuck("k").await;
+    shop.systems.succeed("charge");
+    let resolve = ["saga", "resolve", &id, "--outcome", "did-not-happen"];
+    shop.ok(&[&resolve[..], &WHY].concat()).await;
+    assert_eq!(started.outcome().await.unwrap(), "paid 1999");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decision_that_does_not_apply_is_exit_code_1_and_an_invalid_one_64() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("notify");
+    let parked = shop.begin("parked", 0).await.id().to_string();
+    shop.until(&parked, "parked", |_| true).await;
+    let (_, stuck) = shop.stuck("k").await;
+    let seen = shop.json(&["saga", "show", &stuck]).await["write_id"].clone();
+    let seen = ["--write-id", seen.as_str().unwrap()];
+    shop.ok(&[&["saga", "retry", &stuck], &WHY[..], &seen].concat()).await;
+    shop.until(&stuck, "stuck", |shown| shown["write_id"] != seen[1]).await;
+    let unknown = "0".repeat(64);
+    let happened = ["--outcome", "happened"];
+    for (words, exit, code) in [
+        (&["retry", &parked][..], 1, "not-stuck"),
+        (&["skip", &stuck], 1, "no-undo"),
+        (&["abort", &stuck, seen[0], seen[1]], 1, "changed"),
+        (&["retry", &unknown], 1, "not-found"),
+        (&["retry", "abc"], 64, "usage"),
+        (&["abort", &stuck, "--write-id", "abc"], 64, "bad-request"),
+        (&["resolve", &stuck, happened[0], happened[1]], 64, "usage"),
+        (&["resolve", &stuck, happened[0], happened[1], "--result", "{"], 64, "usage"),
+        (&["resolve", &stuck, happened[0], happened[1], "--result", "@/nowhere"], 64, "usage"),
+        (&["resolve", &stuck, "--outcome", "did-not-happen", "--result", "1"], 64, "usage"),
+    ] {
+        let found = shop.rejected_code(&[&["saga"], words, &WHY].concat()).await;
+        assert_eq!(found, (exit, code.to_owned()), "{words:?}");
+    }
+    for words in [&["retry", &stuck][..], &["retry", &stuck, "--reason", " "]] {
+        let (exit, line) = shop.rejected(&[&["saga"], words].concat()).await;
+        assert!(exit == 64 && line.contains("reason"), "{line}");
+    }
+    assert_eq!(shop.rejected_code(&["saga", "show", &unknown]).await, (1, "not-found".to_owned()));
+    let now = shop.json(&["saga", "show", &stuck]).await;
+    assert!(now["decisions"].as_array().unwrap().len() == 1 && now["failure"].is_null(), "{now}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sagas_are_listed_by_state_definition_and_page() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("charge");
+    let parked = shop.begin("parked", 0).await.id().to_string();
+    let shown = shop.until(&parked, "parked", |_| true).await;
+    assert_eq!(shown["signal"], "go");
+    let (_, stuck) = shop.stuck("k").await;
+    let ids = async |words: &[&str]| {
+        let listed = shop.json(&[&["saga", "list"], words].concat()).await;
+        let ids = listed["sagas"].as_array().unwrap().iter().map(|saga| saga["id"].clone());
+        (ids.map(|id| id.as_str().unwrap().to_owned()).collect::<Vec<_>>(), listed["next"].clone())
+    };
+    assert_eq!(ids(&["--state", "parked"]).await.0, [&*parked]);
+    assert_eq!(ids(&["--state", "stuck", "--definition", "place-order:2"]).await.0, [&*stuck]);
+    for nothing in [["--state", "overdue"], ["--definition", "other"], ["--state", "running"]] {
+        assert_eq!(ids(&nothing).await.0, [""; 0], "{nothing:?}");
+    }
+    let (first, next) = ids(&["--limit", "1"]).await;
+    let (second, end) = ids(&["--limit", "1", "--after", next.as_str().unwrap()]).await;
+    assert!(end.is_null() && first < second, "{first:?} {second:?} {end}");
+    assert_eq!(shop.rejected(&["saga", "list", "--definition", "a&b"]).await.0, 64);
+
+    // Its entry was due a lease after its start; and then no process looks at it.
+    shop.stop_driving().await;
+    let waiting = shop.begin("waiting", 5).await.id().to_string();
+    shop.clock.advance(Duration::from_secs(11 * 60));
+    assert!(ids(&["--state", "overdue"]).await.0.contains(&waiting));
+    let definitions = shop.ok(&["saga", "definitions"]).await;
+    assert!(
+        definitions.contains("         3  place-order version 2  overdue for 6"),
+        "{definitions}"
+    );
+    let definitions = shop.json(&["saga", "definitions"]).await;
+    assert_eq!(definitions["definitions"][0]["unfinished"], 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_record_of_a_saga_is_not_decided_by_hapax_keys() {
+    let shop = Shop::in_memory().await;
+    shop.systems.fail("charge");
+    let (_, id) = shop.stuck("k").await;
+    let release = ["keys", "release", "--id", &id, "--any-kind", "--force", "--forget"];
+    let resolve = ["keys", "resolve", "--id", &id, "--outcome"];
+    for words in [
+        &["keys", "release", "--id", &id][..],
+        &release,
+        &[&resolve[..], &["happened"]].concat(),
+        &[&resolve[..], &["did-not-happen", "--any-kind", "--force"]].concat(),
+    ] {
+        let found = shop.rejected_code(&[words, &WHY].concat()).await;
+        assert_eq!(found, (1, "saga".to_owned()), "{words:?}");
+        let (_, line) = shop.rejected(&[words, &WHY].concat()).await;
+        assert!(line.contains("`hapax saga`"), "{line}");
+    }
+    assert_eq!(shop.json(&["saga", "show", &id]).await["state"], "stuck");
+    assert!(shop.audit_lines().is_empty());
+}
+
+#[test]
+fn a_missing_store_is_exit_code_69_and_one_in_memory_64() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = crate::world::store(folder.path());
+    for words in [&["list"][..], &["definitions"], &["show", "abc"]] {
+        let (code, line) = refused(&[&["saga"], words, &["--store", "memory:"]].concat());
+        assert_eq!(code, 64, "{line}");
+    }
+    let (code, line) = refused(&["saga", "list", "--store", &missing]);
+    assert!(code == 69 && line.contains("there is no store at"), "{line}");
+}

@@ -1,0 +1,227 @@
+//! A service with sagas that mounts the operators' API.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::{
+    Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Store, SystemClock,
+    SystemEntropy, Timestamp,
+};
+use hapax_operators::{AdminToken, Audit, Operators};
+use hapax_saga::{At, Retry, Saga, Sagas, Started, StepError, Undo, UndoError};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::world::{ok, refused, run};
+
+/// The system's time, which a test sets forward.
+#[derive(Debug, Default)]
+pub(super) struct ShiftedClock(AtomicU64);
+
+impl ShiftedClock {
+    pub(super) fn advance(&self, time: Duration) {
+        self.0.fetch_add(time.as_secs(), Ordering::Relaxed);
+    }
+}
+
+impl Clock for ShiftedClock {
+    fn now(&self) -> Timestamp {
+        SystemClock.now().after(Duration::from_secs(self.0.load(Ordering::Relaxed)))
+    }
+}
+
+/// The calls that get no answer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Systems(Arc<Mutex<BTreeSet<&'static str>>>);
+
+impl Systems {
+    pub(super) fn fail(&self, name: &'static str) {
+        self.0.lock().unwrap().insert(name);
+    }
+
+    pub(super) fn succeed(&self, name: &'static str) {
+        self.0.lock().unwrap().remove(name);
+    }
+
+    fn call(&self, name: &str) -> Result<(), String> {
+        match self.0.lock().unwrap().contains(name) {
+            true => Err(format!("{name} did not answer")),
+            false => Ok(()),
+        }
+    }
+}
+
+async fn reserve(at: At<Systems>, cents: u64) -> Result<u64, StepError<String>> {
+    at.call("reserve").map_err(StepError::unknown)?;
+    Ok(cents)
+}
+
+async fn free(at: At<Systems>, _: u64, _: Undo<u64>) -> Result<(), UndoError> {
+    Ok(at.call("free")?)
+}
+
+async fn charge(at: At<Systems>, cents: u64) -> Result<String, StepError<String>> {
+    at.call("charge").map_err(StepError::unknown)?;
+    Ok(format!("paid {cents}"))
+}
+
+async fn notify(at: At<Systems>, _: String) -> Result<(), StepError<String>> {
+    at.call("notify").map_err(StepError::unknown)
+}
+
+type Order = Saga<u64, String, String>;
+
+/// An order: a reservation with an undo, a charge that cannot be repeated, and a notice. With 0 cents
+/// it waits for a signal first.
+fn order(systems: &Systems) -> Order {
+    let mut order = Saga::define("place-order", 2, systems.clone());
+    let once = Retry::default().tries(1);
+    let day = Duration::from_secs(24 * 60 * 60);
+    let reserve = order.keyed("reserve", day, reserve).undo_retry(once).undo(free);
+    let charge = order.once("charge", charge).no_undo();
+    let notify = order.keyed("notify", day, notify).retry(once).no_undo();
+    order
+        .flow(move |op, cents: u64| async move {
+            if cents == 0 {
+                op.signal::<()>("go", 30 * day).await;
+            }
+            let cents = op.run(reserve, cents).await?;
+            let paid = op.run(charge, cents).await?;
+            op.run(notify, paid.clone()).await?;
+            Ok::<_, String>(paid)
+        })
+        .unwrap()
+}
+
+/// The service.
+pub(super) struct Shop {
+    pub(super) systems: Systems,
+    pub(super) clock: Arc<ShiftedClock>,
+    pub(super) folder: TempDir,
+    /// Options with which `hapax` finds the store.
+    at: Vec<String>,
+    order: Order,
+    sagas: Sagas,
+    driver: JoinHandle<()>,
+}
+
+impl Shop {
+    /// Starts the service with a store in memory, which only its API reaches.
+    pub(super) async fn in_memory() -> Self {
+        let clock = Arc::<ShiftedClock>::default();
+        let folder = tempfile::tempdir().unwrap();
+        let store =
+            MemoryStore::new(Arc::clone(&clock) as Arc<dyn Clock>, MemoryCapacity::default());
+        let token = folder.path().join("token");
+        let store = Arc::new(store);
+        let (shop, admin) = Self::on(store, clock, folder, &token).await;
+        let at = ["--admin", &admin.to_string(), "--admin-token-file", token.to_str().unwrap()];
+        Self { at: at.map(str::to_owned).into(), ..shop }
+    }
+
+    async fn on<S: Store + Inspect>(
+        store: Arc<S>,
+        clock: Arc<ShiftedClock>,
+        folder: TempDir,
+        token: &Path,
+    ) -> (Self, SocketAddr) {
+        let systems = Systems::default();
+        let order = order(&systems);
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+            .store_timeout(Duration::from_secs(60))
+            .build()
+            .unwrap();
+        let sagas = Sagas::builder(engine.clone()).register(&order).build().unwrap();
+        let running = sagas.clone();
+        let driver = tokio::spawn(async move {
+            running.run(std::future::pending(), Duration::ZERO).await;
+        });
+        let token = AdminToken::read_or_make(token, &SystemEntropy).unwrap();
+        let audit = Audit::new(folder.path().join("hapax.db.audit.jsonl"), "the shop");
+        let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token, audit);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let admin = listener.local_addr().unwrap();
+        let api = operators.router().into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async move { axum::serve(listener, api).await });
+        (Self { systems, clock, folder, at: Vec::new(), order, sagas, driver }, admin)
+    }
+
+    /// Ends the driver, as if no process had the definition.
+    pub(super) async fn stop_driving(&self) {
+        self.driver.abort();
+        assert!(self.sagas.run(std::future::ready(()), Duration::from_secs(60)).await);
+    }
+
+    pub(super) async fn begin(&self, key: &str, cents: u64) -> Started<String, String> {
+        let key: Key = key.parse().unwrap();
+        self.sagas.start(&self.order, &Scope::of([("customer", "c")]), &key, &cents).await.unwrap()
+    }
+
+    /// Starts a saga and waits until it is stuck. Returns its id.
+    pub(super) async fn stuck(&self, key: &str) -> (Started<String, String>, String) {
+        let started = self.begin(key, 1999).await;
+        let id = started.id().to_string();
+        self.until(&id, "stuck", |_| true).await;
+        (started, id)
+    }
+
+    /// Waits until a saga has this state and satisfies a condition. Returns it as `show` prints it.
+    pub(super) async fn until(
+        &self,
+        id: &str,
+        state: &str,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Value {
+        loop {
+            let shown = self.json(&["saga", "show", id]).await;
+            if shown["state"] == state && holds(&shown) {
+                return shown;
+            }
+        }
+    }
+
+    fn arguments(&self, words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).chain(self.at.clone()).collect()
+    }
+
+    /// Runs `hapax` with these words on the store. Returns what it prints.
+    pub(super) async fn ok(&self, words: &[&str]) -> String {
+        aside(self.arguments(words), ok).await
+    }
+
+    /// Returns what it prints as JSON.
+    pub(super) async fn json(&self, words: &[&str]) -> Value {
+        let printed = self.ok(&[words, &["--json"]].concat()).await;
+        serde_json::from_str(&printed).unwrap()
+    }
+
+    /// Returns its exit code and its line of error.
+    pub(super) async fn rejected(&self, words: &[&str]) -> (i32, String) {
+        aside(self.arguments(words), refused).await
+    }
+
+    /// Returns its exit code and the code of its error.
+    pub(super) async fn rejected_code(&self, words: &[&str]) -> (i32, String) {
+        let output = aside(self.arguments(&[words, &["--json"]].concat()), run).await;
+        let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+        (output.status.code().unwrap(), error["code"].as_str().unwrap().to_owned())
+    }
+
+    pub(super) fn audit_lines(&self) -> Vec<Value> {
+        let path: PathBuf = self.folder.path().join("hapax.db.audit.jsonl");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+/// Runs the program off the threads that serve the API.
+async fn aside<T: Send + 'static>(arguments: Vec<String>, run: fn(&[&str]) -> T) -> T {
+    let run = move || run(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    tokio::task::spawn_blocking(run).await.unwrap()
+}
