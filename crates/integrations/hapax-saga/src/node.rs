@@ -344,13 +344,18 @@ impl Node {
             }) else {
                 return Ok(());
             };
+            let key = EntryKey { operation: *saga, id: EntryId::from_bytes(log.entry) };
+            if log.attempt != stored.record.attempt {
+                // A node has adopted it since, and an amendment would end its lease. It may crash
+                // before its first save, while the entry is due much later.
+                return Ok(self.make_due(key).await?);
+            }
             let (expected, lease) = (stored.write_id, Duration::ZERO);
             let amendment = Amendment { expected, checkpoint: None, lease };
             let resolved = self.engine.amend(*saga, seen, amendment).await?;
             // Otherwise it has changed since it was read: look again.
             if let WriteResult::Recorded(_) = resolved.result {
-                let id = EntryId::from_bytes(log.entry);
-                self.make_due(EntryKey { operation: *saga, id }).await?;
+                self.make_due(key).await?;
                 return Ok(());
             }
         }

@@ -479,6 +479,7 @@ impl Run {
         let terms = self.terms_of(step);
         let tries = self.log.steps[step].tries_mut(direction);
         if let Some(Kind::Keyed { lifetime }) = terms.map(|terms| terms.kind)
+            && tries.arrived
             && is_expired(tries.first.map(|first| now.since(first)), lifetime)
         {
             tries.not_sent();

@@ -1,4 +1,4 @@
-//! Tests of the public API.
+//! Tests of the public API, and a simulation.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -13,6 +13,7 @@ mod rehearsal;
 #[cfg(feature = "axum")]
 mod routes;
 mod shop;
+mod sim;
 mod stats;
 mod steps;
 mod stuck;

@@ -1,0 +1,90 @@
+//! Counts of faults and events: a run asserts that each happened.
+
+use std::collections::BTreeMap;
+
+/// The counts of a number of schedules.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Tally {
+    counts: BTreeMap<&'static str, u64>,
+}
+
+/// Faults of which every run needs some.
+pub(crate) const FAULTS: &[&str] = &[
+    "request lost",
+    "request delayed",
+    "request repeated",
+    "reply lost",
+    "crash",
+    "shutdown",
+    "freeze",
+    "freeze past the lease",
+    "freeze after the look at the lease",
+    "clock step",
+    "all leases lapsed",
+    "record reaped",
+    "call not sent",
+    "call rejected",
+    "call late",
+    "call failed",
+    "call fenced",
+    "reply of a call lost",
+    "undo failed",
+    "flow changed",
+    "start withdrawn",
+    "start without reply",
+    "start of another input",
+    "late entry of another start",
+];
+
+/// Events of which every run needs some.
+pub(crate) const EVENTS: &[&str] = &[
+    "saga done",
+    "saga undone",
+    "saga accepted",
+    "duplicate accepted",
+    "transactional start",
+    "start takes over",
+    "adopted",
+    "parked",
+    "second look woke",
+    "poll woke",
+    "sender woke",
+    "sender saw it run",
+    "sender saw it adopted",
+    "signal received",
+    "signal missed",
+    "cancelled",
+    "renewed",
+    "lease lapsed before a call",
+    "run dropped",
+    "retry",
+    "skip",
+    "abort",
+    "resolve: happened",
+    "resolve: did not happen",
+    "stuck: exhausted",
+    "stuck: crashed",
+    "stuck: unknown",
+    "stuck: key expired",
+    "stuck: diverged",
+    "reconciled: happened",
+    "reconciled: did not happen",
+    "reconciled: cannot say",
+    "undo of an unknown step",
+];
+
+impl Tally {
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        for (what, count) in &other.counts {
+            *self.counts.entry(what).or_default() += count;
+        }
+    }
+
+    pub(crate) fn of(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or_default()
+    }
+}
