@@ -4,35 +4,38 @@
 use std::ops::Bound;
 
 use futures_channel::oneshot;
+use hapax_core::schedule::{EntryKey, QueueName, QueueStatus};
 use hapax_core::{OperationId, StoreError, Timestamp};
-use redb::{Database, ReadTransaction, ReadableDatabase, StorageError};
+use redb::{
+    Database, Key, ReadTransaction, ReadableDatabase, StorageError, TableDefinition, Value,
+};
 
-use crate::database::{CELLS, guarded};
+use crate::database::{CELLS, ENTRIES, guarded};
 use crate::error::{FileStoreError, unchanged};
 use crate::record::{Columns, SealedRead, SealedRecord};
+use crate::schedule::format::{KEY, SealedEntry, stored_key};
+use crate::schedule::reader::{self as schedule, RawDue};
 use crate::shared::{Shared, name};
 
 /// Sealed bytes after which a page ends early. A record is in memory twice while it is opened.
-const PAGE_BYTES: usize = 1 << 20;
+pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
 /// A read that waits for the disk.
 #[derive(Debug)]
 pub(crate) enum ReadJob {
     /// Loads a record, if it has at most `room` sealed bytes.
-    Load {
-        key: OperationId,
-        room: usize,
-        reply: Reply<RawSnapshot>,
-    },
-    Page {
-        after: Option<OperationId>,
-        limit: u32,
-        reply: Reply<RawPage>,
-    },
+    Load { key: OperationId, room: usize, reply: Reply<RawSnapshot> },
+    /// Reads a page of records.
+    Page { after: Option<OperationId>, limit: u32, reply: Reply<RawPage<32, SealedRecord>> },
+    /// Reads entries of the schedule that are due.
+    Due { queues: Vec<QueueName>, limit: u32, reply: Reply<RawDue> },
+    /// Reads a page of entries of the schedule.
+    Entries { after: Option<EntryKey>, limit: u32, reply: Reply<RawPage<KEY, SealedEntry>> },
+    /// Counts the entries of each queue.
+    Queues { reply: Reply<Vec<QueueStatus>> },
 }
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
-type Found = Result<SealedRecord, StoreError>;
 
 #[derive(Debug)]
 pub(crate) struct RawSnapshot {
@@ -40,24 +43,45 @@ pub(crate) struct RawSnapshot {
     pub(crate) stored: Option<Result<SealedRead, StoreError>>,
 }
 
+/// A page of a table whose keys have `N` bytes.
 #[derive(Debug)]
-pub(crate) struct RawPage {
+pub(crate) struct RawPage<const N: usize, V> {
     pub(crate) now: Timestamp,
-    pub(crate) records: Vec<(OperationId, Found)>,
+    pub(crate) found: Vec<([u8; N], Result<V, StoreError>)>,
     pub(crate) more: bool,
 }
+
+/// A table whose keys have `N` bytes.
+type Keyed<const N: usize> = TableDefinition<'static, &'static [u8; N], &'static [u8]>;
 
 /// Serves reads until the store is closed.
 pub(crate) fn run(shared: &Shared) {
     while let Some(job) = shared.reads.take() {
         let database = shared.database();
+        let now = || shared.clock.now();
         // A reply to a caller that is gone is dropped.
         match job {
             ReadJob::Load { key, room, reply } => {
                 reply.send(with(&database, |database| load(shared, database, &key, room))).ok();
             }
             ReadJob::Page { after, limit, reply } => {
-                reply.send(with(&database, |database| page(shared, database, after, limit))).ok();
+                let after = after.map(|key| *name(&key));
+                let read = |database: &_| page(database, CELLS, after, limit, now(), record);
+                reply.send(with(&database, read)).ok();
+            }
+            ReadJob::Due { queues, limit, reply } => {
+                let read = |database: &_| schedule::due(shared, database, &queues, limit);
+                reply.send(with(&database, read)).ok();
+            }
+            ReadJob::Entries { after, limit, reply } => {
+                let after = after.as_ref().map(stored_key);
+                let read =
+                    |database: &_| page(database, ENTRIES, after, limit, now(), schedule::entry);
+                reply.send(with(&database, read)).ok();
+            }
+            ReadJob::Queues { reply } => {
+                let read = |database: &_| schedule::queues(shared, database);
+                reply.send(with(&database, read)).ok();
             }
         }
     }
@@ -95,53 +119,58 @@ fn load(
     Ok(RawSnapshot { now: shared.clock.now(), stored })
 }
 
-fn page(
-    shared: &Shared,
+fn record(key: &[u8; 32], stored: &[u8]) -> Result<SealedRecord, StoreError> {
+    let key = OperationId::from_bytes(*key);
+    let (columns, sealed) = Columns::read(&key, stored).map_err(StoreError::corrupt)?;
+    Ok(SealedRecord { columns, sealed: sealed.to_vec() })
+}
+
+/// Reads a page of a table, each value by `read`.
+fn page<const N: usize, V>(
     database: &Database,
-    after: Option<OperationId>,
+    table: Keyed<N>,
+    after: Option<[u8; N]>,
     limit: u32,
-) -> Result<RawPage, redb::Error> {
-    let from = after.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(*name(key)));
-    let (mut records, mut bytes) = (Vec::new(), 0);
-    let now = shared.clock.now();
-    let more = each(database, from, |key, stored| {
-        if records.len() >= limit as usize || bytes >= PAGE_BYTES {
+    now: Timestamp,
+    read: impl Fn(&[u8; N], &[u8]) -> Result<V, StoreError>,
+) -> Result<RawPage<N, V>, redb::Error> {
+    let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+    let (mut found, mut bytes) = (Vec::new(), 0);
+    let more = each(database, table, from, |key, stored| {
+        if found.len() >= limit as usize || bytes >= PAGE_BYTES {
             return false;
         }
-        let key = OperationId::from_bytes(*key);
         bytes += stored.len();
-        let found = Columns::read(&key, stored).map_err(StoreError::corrupt);
-        let whole =
-            |(columns, sealed): (_, &[u8])| SealedRecord { columns, sealed: sealed.to_vec() };
-        records.push((key, found.map(whole)));
+        found.push((*key, read(key, stored)));
         true
     });
     match more {
-        Ok(more) => Ok(RawPage { now, records, more }),
-        // The records read so far are the page; the next one begins with the damage.
-        Err(redb::Error::Corrupted(_)) if !records.is_empty() => {
-            Ok(RawPage { now, records, more: true })
+        Ok(more) => Ok(RawPage { now, found, more }),
+        // What was read so far is the page; the next one begins with the damage.
+        Err(redb::Error::Corrupted(_)) if !found.is_empty() => {
+            Ok(RawPage { now, found, more: true })
         }
-        // One error represents all records that cannot be read.
+        // One error represents everything that cannot be read.
         Err(redb::Error::Corrupted(text)) => {
-            let last = past_damage(database, from)?;
+            let last = past_keys(database, table, from)?;
             let error = unchanged(StorageError::Corrupted(text));
-            let key = OperationId::from_bytes(last.unwrap_or([0xff; 32]));
-            Ok(RawPage { now, records: vec![(key, Err(error))], more: last.is_some() })
+            let found = vec![(last.unwrap_or([0xff; N]), Err(error))];
+            Ok(RawPage { now, found, more: last.is_some() })
         }
         Err(error) => Err(error),
     }
 }
 
-/// Reads entries until `take` returns `false`. Returns whether `take` ended it.
-fn each(
+/// Reads entries of a table until `take` returns `false`. Returns whether `take` ended it.
+pub(crate) fn each<K: Key + 'static, V: Value + 'static>(
     database: &Database,
-    from: Bound<[u8; 32]>,
-    mut take: impl FnMut(&[u8; 32], &[u8]) -> bool,
+    table: TableDefinition<'static, K, V>,
+    from: Bound<K::SelfType<'_>>,
+    mut take: impl FnMut(K::SelfType<'_>, V::SelfType<'_>) -> bool,
 ) -> Result<bool, redb::Error> {
     guarded(|| {
-        let table = begin(database)?.open_table(CELLS)?;
-        let range = table.range::<&[u8; 32]>((from.as_ref(), Bound::Unbounded))?;
+        let table = begin(database)?.open_table(table)?;
+        let range = table.range::<K::SelfType<'_>>((from, Bound::Unbounded))?;
         for found in range {
             let (key, stored) = found?;
             if !take(key.value(), stored.value()) {
@@ -152,44 +181,68 @@ fn each(
     })
 }
 
-/// A stretch of records that the background check has read. `last` is its last key; `None` at the
-/// end.
+/// A stretch of a table that the background check has read, and where the next one begins.
 #[derive(Debug)]
-pub(crate) enum Stretch {
-    Read { last: Option<[u8; 32]>, records: u64 },
-    Damaged { last: Option<[u8; 32]> },
+pub(crate) enum Stretch<T> {
+    Read { next: T, count: u64 },
+    Damaged { next: T },
 }
 
-/// Reads at most 256 KiB of records.
-pub(crate) fn stretch(database: &Database, from: Bound<[u8; 32]>) -> Result<Stretch, redb::Error> {
+impl<T> Stretch<T> {
+    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> Stretch<U> {
+        match self {
+            Self::Read { next, count } => Stretch::Read { next: change(next), count },
+            Self::Damaged { next } => Stretch::Damaged { next: change(next) },
+        }
+    }
+}
+
+/// Reads at most 256 KiB of a table after the key `from`. Returns the last key; `None` at the end.
+pub(crate) fn stretch<const N: usize>(
+    database: &Database,
+    table: Keyed<N>,
+    from: Option<[u8; N]>,
+) -> Result<Stretch<Option<[u8; N]>>, redb::Error> {
+    let from = from.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+    stretch_of(
+        |take| each(database, table, from, |key, stored| take(*key, stored.len())),
+        || past_keys(database, table, from),
+    )
+}
+
+/// Reads at most 256 KiB of what `read` passes on: keys, and the lengths of values. `past` finds the
+/// last key that cannot be read.
+pub(crate) fn stretch_of<T>(
+    read: impl FnOnce(&mut dyn FnMut(T, usize) -> bool) -> Result<bool, redb::Error>,
+    past: impl FnOnce() -> Result<Option<T>, redb::Error>,
+) -> Result<Stretch<Option<T>>, redb::Error> {
     const BYTES: usize = 256 * 1024;
-    let (mut last, mut bytes, mut records) = (None, 0, 0);
-    let more = each(database, from, |key, stored| {
+    let (mut last, mut bytes, mut count) = (None, 0, 0);
+    let more = read(&mut |key, length| {
         if bytes >= BYTES {
             return false;
         }
-        (last, bytes, records) = (Some(*key), bytes + 100 + stored.len(), records + 1);
+        (last, bytes, count) = (Some(key), bytes + 100 + length, count + 1);
         true
     });
     match more {
-        Ok(true) => Ok(Stretch::Read { last, records }),
-        Ok(false) => Ok(Stretch::Read { last: None, records }),
-        Err(redb::Error::Corrupted(_)) if last.is_some() => Ok(Stretch::Read { last, records }),
-        Err(redb::Error::Corrupted(_)) => {
-            Ok(Stretch::Damaged { last: past_damage(database, from)? })
-        }
+        Ok(true) => Ok(Stretch::Read { next: last, count }),
+        Ok(false) => Ok(Stretch::Read { next: None, count }),
+        Err(redb::Error::Corrupted(_)) if last.is_some() => Ok(Stretch::Read { next: last, count }),
+        Err(redb::Error::Corrupted(_)) => Ok(Stretch::Damaged { next: past()? }),
         Err(error) => Err(error),
     }
 }
 
 /// Returns the last key of the unreadable range that begins at `from`; `None` if nothing after it
 /// can be read.
-fn past_damage(
+fn past_keys<const N: usize>(
     database: &Database,
-    from: Bound<[u8; 32]>,
-) -> Result<Option<[u8; 32]>, redb::Error> {
+    table: Keyed<N>,
+    from: Bound<&[u8; N]>,
+) -> Result<Option<[u8; N]>, redb::Error> {
     let at = |prefix: u64| {
-        let mut key = [0xff; 32];
+        let mut key = [0xff; N];
         key[..8].copy_from_slice(&prefix.to_be_bytes());
         key
     };
@@ -199,12 +252,24 @@ fn past_damage(
         }
         Bound::Unbounded => 0,
     };
-    let readable = |prefix: u64| match each(database, Bound::Excluded(at(prefix)), |_, _| false) {
+    let whole = past_damage(start, |prefix| {
+        each(database, table, Bound::Excluded(&at(prefix)), |_, _| false)
+    })?;
+    Ok(whole.map(at))
+}
+
+/// Returns the first number after `start`, about, from which on `read` meets no damage; `None` if it
+/// does from every one.
+pub(crate) fn past_damage(
+    start: u64,
+    mut read: impl FnMut(u64) -> Result<bool, redb::Error>,
+) -> Result<Option<u64>, redb::Error> {
+    let mut readable = |from: u64| match read(from) {
         Ok(_) => Ok(true),
         Err(redb::Error::Corrupted(_)) => Ok(false),
         Err(error) => Err(error),
     };
-    // In growing steps forward, and then back to the first key that is readable.
+    // In growing steps forward, and then back to the first number from which it is readable.
     let (mut damaged, mut gap) = (start, 1_u64);
     let mut whole = loop {
         let Some(next) = start.checked_add(gap) else { return Ok(None) };
@@ -218,9 +283,9 @@ fn past_damage(
         let middle = damaged + (whole - damaged) / 2;
         if readable(middle)? { whole = middle } else { damaged = middle }
     }
-    Ok(Some(at(whole)))
+    Ok(Some(whole))
 }
 
-fn begin(database: &Database) -> Result<ReadTransaction, redb::Error> {
+pub(crate) fn begin(database: &Database) -> Result<ReadTransaction, redb::Error> {
     Ok(database.begin_read()?)
 }

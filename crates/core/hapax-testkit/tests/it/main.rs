@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod broken_schedules;
 mod brokers;
 mod doubt;
 mod faults;
