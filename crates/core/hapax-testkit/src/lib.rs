@@ -1,6 +1,7 @@
 //! Tools to test a Hapax store, and Hapax itself.
 //!
 //! - [`suite`]: the rules of every [`Store`](hapax_core::Store), as test functions.
+//! - [`schedule`]: the rules of every [`Schedule`](hapax_core::schedule::Schedule).
 //! - [`sim`]: a seeded simulation of processes, store and network with every kind of fault.
 //! - [`faults`]: a network and stores that fail on purpose.
 //! - [`history`]: a checker that the replies to concurrent callers are linearizable.
@@ -21,6 +22,7 @@ pub mod history;
 pub mod http;
 #[cfg(feature = "messages")]
 pub mod messages;
+pub mod schedule;
 #[cfg(feature = "servers")]
 pub mod servers;
 pub mod sim;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hapax_core::store::{Draft, Reaped, Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
 use hapax_core::{
-    Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record, RecordState,
-    Store, StoreError, Terms, WriteId,
+    EntryId, Fingerprint, FingerprintScheme, LeaseId, OnUnknown, OperationId, Outcome, Record,
+    RecordState, Store, StoreError, Terms, WriteId,
 };
 
 use super::StoreFixture;
@@ -16,14 +16,14 @@ use crate::SeededEntropy;
 
 /// Limit of sends of one request, after which a store counts as broken. Through a proxy that loses
 /// half of the replies, a few are enough.
-const MAX_ATTEMPTS: u32 = 200;
+pub(crate) const MAX_ATTEMPTS: u32 = 200;
 
-pub(super) const LEASE: Duration = Duration::from_secs(3);
-pub(super) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
+pub(crate) const LONG: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub(super) struct Bench<'a, F: StoreFixture> {
+pub(crate) struct Bench<'a, F: StoreFixture> {
     fixture: &'a F,
-    pub(super) store: Arc<F::Store>,
+    pub(crate) store: Arc<F::Store>,
     entropy: SeededEntropy,
     /// Number of calls of `reap` so far, and of those that failed.
     reaps: AtomicU32,
@@ -31,7 +31,7 @@ pub(super) struct Bench<'a, F: StoreFixture> {
 }
 
 impl<'a, F: StoreFixture> Bench<'a, F> {
-    pub(super) async fn open(fixture: &'a F) -> Self {
+    pub(crate) async fn open(fixture: &'a F) -> Self {
         Self {
             fixture,
             store: fixture.open().await,
@@ -41,7 +41,12 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         }
     }
 
-    pub(super) fn key(&self) -> OperationId {
+    /// Returns the same helpers with another store of the fixture.
+    pub(crate) fn with(self, store: Arc<F::Store>) -> Self {
+        Self { store, ..self }
+    }
+
+    pub(crate) fn key(&self) -> OperationId {
         let mut bytes = [0; 32];
         bytes.chunks_mut(8).for_each(|chunk| {
             chunk.copy_from_slice(&self.entropy.next().to_be_bytes());
@@ -49,24 +54,28 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         OperationId::from_bytes(bytes)
     }
 
-    pub(super) fn write_id(&self) -> WriteId {
+    pub(crate) fn write_id(&self) -> WriteId {
         WriteId::fresh(&self.entropy).unwrap()
     }
 
-    pub(super) fn lease_id(&self) -> LeaseId {
+    pub(crate) fn lease_id(&self) -> LeaseId {
         LeaseId::fresh(&self.entropy).unwrap()
     }
 
-    pub(super) fn bytes(&self, length: usize) -> Vec<u8> {
+    pub(crate) fn entry_id(&self) -> EntryId {
+        EntryId::fresh(&self.entropy).unwrap()
+    }
+
+    pub(crate) fn bytes(&self, length: usize) -> Vec<u8> {
         (0..length).map(|_| self.entropy.next() as u8).collect()
     }
 
-    pub(super) fn below(&self, bound: u64) -> u64 {
+    pub(crate) fn below(&self, bound: u64) -> u64 {
         self.entropy.below(bound)
     }
 
     /// Returns the draft of a first execution: lease [`LEASE`], retention [`LONG`].
-    pub(super) fn draft(&self) -> Draft {
+    pub(crate) fn draft(&self) -> Draft {
         let lease_id = self.lease_id();
         let terms = Terms { lease: LEASE, retention: LONG, on_unknown: OnUnknown::Reexecute };
         let record = Record {
@@ -84,7 +93,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 
     /// Returns the draft of its completion with `outcome`.
-    pub(super) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
+    pub(crate) fn done(&self, of: &Draft, outcome: &[u8]) -> Draft {
         let outcome = Outcome::new("suite/1", outcome.to_vec());
         Draft {
             record: Record { state: RecordState::Done(outcome), ..of.record.clone() },
@@ -94,16 +103,16 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         }
     }
 
-    pub(super) fn swap(&self, key: OperationId, expected: Option<WriteId>, draft: Draft) -> Swap {
+    pub(crate) fn swap(&self, key: OperationId, expected: Option<WriteId>, draft: Draft) -> Swap {
         Swap { id: key, expected, write_id: self.write_id(), draft }
     }
 
-    pub(super) async fn send(&self, swap: &Swap) -> Swapped {
+    pub(crate) async fn send(&self, swap: &Swap) -> Swapped {
         send(&*self.store, swap).await
     }
 
     /// Sends a swap that must be stored; returns its stamps.
-    pub(super) async fn stored(&self, swap: &Swap) -> Stamped {
+    pub(crate) async fn stored(&self, swap: &Swap) -> Stamped {
         match self.send(swap).await {
             Swapped::Stored(stamped) => stamped,
             Swapped::Conflict(seen) => panic!("{:?} met a conflict: {seen:?}", swap.write_id),
@@ -111,7 +120,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 
     /// Sends a swap that must be a conflict; returns the snapshot.
-    pub(super) async fn refused(&self, swap: &Swap) -> Snapshot {
+    pub(crate) async fn refused(&self, swap: &Swap) -> Snapshot {
         match self.send(swap).await {
             Swapped::Stored(_) => panic!("{:?} was stored on {:?}", swap.write_id, swap.expected),
             Swapped::Conflict(seen) => seen,
@@ -119,7 +128,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 
     /// Writes `draft` under a new key; returns key and stored record.
-    pub(super) async fn put(&self, draft: Draft) -> (OperationId, StoredRecord) {
+    pub(crate) async fn put(&self, draft: Draft) -> (OperationId, StoredRecord) {
         let key = self.key();
         self.stored(&self.swap(key, None, draft)).await;
         (key, self.record(&key).await)
@@ -127,22 +136,22 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
 
     /// Writes `draft` under a new key; returns key and write id, without a load: the record may
     /// expire soon.
-    pub(super) async fn put_unseen(&self, draft: Draft) -> (OperationId, WriteId) {
+    pub(crate) async fn put_unseen(&self, draft: Draft) -> (OperationId, WriteId) {
         let swap = self.swap(self.key(), None, draft);
         self.stored(&swap).await;
         (swap.id, swap.write_id)
     }
 
-    pub(super) async fn load(&self, key: &OperationId) -> Snapshot {
+    pub(crate) async fn load(&self, key: &OperationId) -> Snapshot {
         load(&*self.store, key).await
     }
 
-    pub(super) async fn record(&self, key: &OperationId) -> StoredRecord {
+    pub(crate) async fn record(&self, key: &OperationId) -> StoredRecord {
         self.load(key).await.stored.expect("the record was written and is not due")
     }
 
     /// Calls `reap` until it succeeds; returns its result.
-    pub(super) async fn reap(&self, limit: u32) -> Reaped {
+    pub(crate) async fn reap(&self, limit: u32) -> Reaped {
         let limit = NonZeroU32::new(limit).unwrap();
         let mut last = None;
         for _ in 0..MAX_ATTEMPTS {
@@ -160,18 +169,18 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         panic!("{MAX_ATTEMPTS} calls of reap failed: {last:?}")
     }
 
-    pub(super) fn reaps(&self) -> u32 {
+    pub(crate) fn reaps(&self) -> u32 {
         self.reaps.load(Ordering::Relaxed)
     }
 
     /// Returns whether a call of `reap` failed: it may be under way yet, concurrent with later
     /// ones.
-    pub(super) fn reaps_failed(&self) -> bool {
+    pub(crate) fn reaps_failed(&self) -> bool {
         self.failed_reaps.load(Ordering::Relaxed) > 0
     }
 
     /// Calls `reap` until no record is due.
-    pub(super) async fn reap_all(&self) {
+    pub(crate) async fn reap_all(&self) {
         for _ in 0..MAX_ATTEMPTS {
             if !self.reap(100).await.more {
                 return;
@@ -182,7 +191,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
 
     /// Returns whether reaping removes a record that is due. That may take a moment if the store
     /// expires records automatically, or if an earlier call may be under way.
-    pub(super) async fn reaps_away(&self, key: &OperationId) -> bool {
+    pub(crate) async fn reaps_away(&self, key: &OperationId) -> bool {
         for _ in 0..MAX_ATTEMPTS {
             self.reap_all().await;
             let gone = self.load(key).await.stored.is_none();
@@ -194,17 +203,17 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         false
     }
 
-    pub(super) async fn pass(&self, by: Duration) {
+    pub(crate) async fn pass(&self, by: Duration) {
         self.fixture.pass(&self.store, by).await;
     }
 
-    pub(super) const fn fixture(&self) -> &F {
+    pub(crate) const fn fixture(&self) -> &F {
         self.fixture
     }
 }
 
 /// Sends a swap as the engine does: again, unchanged, until the reply is definite.
-pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
+pub(crate) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
         match store.swap(swap.clone()).await {
@@ -216,7 +225,7 @@ pub(super) async fn send(store: &dyn Store, swap: &Swap) -> Swapped {
     panic!("{MAX_ATTEMPTS} sends of a swap failed: {last:?}")
 }
 
-pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
+pub(crate) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
     let mut last = None;
     for _ in 0..MAX_ATTEMPTS {
         match store.load(key).await {
@@ -228,7 +237,7 @@ pub(super) async fn load(store: &dyn Store, key: &OperationId) -> Snapshot {
     panic!("{MAX_ATTEMPTS} loads failed: {last:?}")
 }
 
-fn readable(error: StoreError) -> StoreError {
+pub(crate) fn readable(error: StoreError) -> StoreError {
     match error {
         StoreError::Corrupt(source) => panic!("the store cannot read its own writes: {source}"),
         other => other,
@@ -236,6 +245,6 @@ fn readable(error: StoreError) -> StoreError {
 }
 
 /// Waits a moment, in which a store can reconnect.
-async fn pause() {
+pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(2)).await;
 }

@@ -49,7 +49,7 @@
     reason = "a suite fails by panicking"
 )]
 
-mod bench;
+pub(crate) mod bench;
 mod clocks;
 mod emptied;
 mod pages;
@@ -112,7 +112,7 @@ pub async fn wait(store: &dyn Store, by: Duration) {
 }
 
 macro_rules! rules {
-    ($(#[$doc:meta])* $all:ident, $suite:ident, $bound:path $(, $store:path)?: $($rule:ident)*) => {
+    ($(#[$doc:meta])* $module:ident: $all:ident, $suite:ident, $bound:path $(, $store:path)?: $($rule:ident)*) => {
         $(#[$doc])*
         pub async fn $all<F: $bound>(fixture: &F) $(where F::Store: $store)? {
             $(
@@ -122,9 +122,9 @@ macro_rules! rules {
         }
 
         // A separate test for each rule.
-        rules!(@export ($) $(#[$doc])* $suite $($rule)*);
+        rules!(@export ($) $(#[$doc])* $module $suite $($rule)*);
     };
-    (@export ($d:tt) $(#[$doc:meta])* $suite:ident $($rule:ident)*) => {
+    (@export ($d:tt) $(#[$doc:meta])* $module:ident $suite:ident $($rule:ident)*) => {
         $(#[$doc])*
         ///
         /// Takes an expression that gives the [`StoreFixture`]($crate::suite::StoreFixture); makes
@@ -135,17 +135,18 @@ macro_rules! rules {
                 $(
                     #[::tokio::test(flavor = "multi_thread", worker_threads = 4)]
                     async fn $rule() {
-                        $d crate::suite::$rule(&$d fixture).await;
+                        $d crate::$module::$rule(&$d fixture).await;
                     }
                 )*
             };
         }
     };
 }
+pub(crate) use rules;
 
 rules! {
     /// Checks all rules of every store.
-    store_rules, store_suite, StoreFixture:
+    suite: store_rules, store_suite, StoreFixture:
     an_absent_record_loads_as_absent
     a_swap_that_expects_no_record_creates_one
     a_swap_replaces_what_it_expected
@@ -178,7 +179,7 @@ rules! {
 
 rules! {
     /// Checks all rules of stores that can be paged through.
-    inspect_rules, inspect_suite, StoreFixture, Inspect:
+    suite: inspect_rules, inspect_suite, StoreFixture, Inspect:
     an_empty_store_has_an_empty_page
     pages_have_every_record_once_in_order
     a_page_begins_after_a_key
@@ -188,7 +189,7 @@ rules! {
 
 rules! {
     /// Checks all rules of stores whose clock can be set.
-    clock_rules, clock_suite, ClockFixture:
+    suite: clock_rules, clock_suite, ClockFixture:
     fences_grow_while_the_clock_steps_back
     fences_are_the_clock_in_microseconds
 }

@@ -8,6 +8,7 @@
 )]
 
 mod broken;
+mod broken_schedules;
 mod doubt;
 mod faults;
 mod history;

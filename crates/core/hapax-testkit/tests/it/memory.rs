@@ -17,6 +17,7 @@ use hapax_testkit::{ManualClock, SeededEntropy};
 hapax_testkit::store_suite!(super::memory::Memory::default());
 hapax_testkit::inspect_suite!(super::memory::Memory::default());
 hapax_testkit::clock_suite!(super::memory::Memory::default());
+hapax_testkit::schedule_suite!(super::memory::Memory::default());
 
 #[derive(Default)]
 struct Memory(Arc<ManualClock>);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hapax_core::schedule::Schedule;
 use hapax_core::{
     Claim, FinishError, Idempotency, OnUnknown, Outcome, RecordState, Scope, Store, StoreError,
 };
@@ -12,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{Connection, ServerFixture, TIMEOUT, answers_again, open, open_by};
 use crate::SeededEntropy;
 use crate::faults::{FaultProxy, FaultProxyRates};
+use crate::schedule::schedule_rules;
 use crate::steps::{
     SameRequest, claim, claim_key, complete, expect_stored, key, named, own, policy,
 };
@@ -23,6 +25,20 @@ pub async fn the_rules_hold_over_a_network_that_loses_replies<F: ServerFixture>(
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
     proxy.set(FaultProxyRates { lose_reply: 20, lose_request: 10, ..FaultProxyRates::default() });
     store_rules(&server.stores(proxy.address().port())).await;
+    let counts = proxy.counts();
+    assert!(counts.lost_replies > 20 && counts.lost_requests > 10, "{counts:?}");
+}
+
+/// Every rule of a schedule holds over a network that loses requests and replies. A store that is a
+/// schedule too calls it; `server_suite!` does not.
+pub async fn schedule_rules_hold_over_a_network_that_loses_replies<F: ServerFixture>()
+where
+    F::Store: Schedule,
+{
+    let server = F::start().await;
+    let proxy = FaultProxy::before(server.address(), 2).await.unwrap();
+    proxy.set(FaultProxyRates { lose_reply: 20, lose_request: 10, ..FaultProxyRates::default() });
+    schedule_rules(&server.stores(proxy.address().port())).await;
     let counts = proxy.counts();
     assert!(counts.lost_replies > 20 && counts.lost_requests > 10, "{counts:?}");
 }
