@@ -7,7 +7,7 @@ use tokio::time::timeout;
 use crate::error::PostgresConnectError;
 use crate::identity::recognise;
 use crate::link::{ConnectionSetup, PgConnection};
-use crate::schema::{self, VERSION};
+use crate::schema::{self, RECORDS, VERSION};
 use crate::secret::{Purpose, agree};
 use crate::server_info::{self, Tables};
 
@@ -30,10 +30,11 @@ pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, Postgre
     let mut link = PgConnection::reach(setup).await?;
     let work = async {
         let found = server_info::version(link.client(), options).await?;
-        if server_info::needs_migration(found)? {
-            if !options.migrate {
-                return Err(PostgresConnectError::NotMigrated { found, needed: VERSION });
-            }
+        let outdated = server_info::needs_migration(found)?;
+        if outdated && !options.migrate && found < Some(RECORDS) {
+            return Err(PostgresConnectError::NotMigrated { found, needed: VERSION });
+        }
+        if outdated && options.migrate {
             schema::migrate(link.client(), options).await?;
             // A default of the schema may have created it unlogged, for example.
             server_info::check(link.client(), options).await?;

@@ -31,6 +31,7 @@ pub async fn diagnose(
         let version = server_info::version(link.client(), options).await?;
         link.close().await;
         let mut findings = settings(&server);
+        findings.extend(tables(&server, version));
         findings.push(migrations(version));
         findings.push(clocks(before, &server, after));
         Ok(findings)
@@ -87,7 +88,6 @@ fn settings(server: &ServerInfo) -> Vec<Finding> {
             if off(&server.full_page_writes) { Severity::Risk } else { Severity::Fine },
             "set it to on, unless the file system never tears a page",
         ),
-        table(server),
     ]
 }
 
@@ -190,15 +190,25 @@ impl Wanted {
     }
 }
 
-fn table(server: &ServerInfo) -> Finding {
-    let (found, severity) = match server.persistence.as_deref() {
-        Some("p") => ("logged", Severity::Fine),
-        Some("u") => ("unlogged", Severity::Broken),
-        Some(_) => ("temporary", Severity::Broken),
-        None => ("none yet", Severity::Fine),
+/// Checks the tables that migrations up to `version` created.
+fn tables(server: &ServerInfo, version: Option<i32>) -> [Finding; 2] {
+    let table = |subject, persistence: &Option<String>, since, logged| {
+        let missing = "run the migrations, and restore its rows from a backup";
+        let (found, severity, fix) = match persistence.as_deref() {
+            Some("p") => ("logged", Severity::Fine, ""),
+            Some("u") => ("unlogged", Severity::Broken, logged),
+            Some(_) => ("temporary", Severity::Broken, logged),
+            None if version >= Some(since) => ("missing", Severity::Broken, missing),
+            None => ("none yet", Severity::Fine, ""),
+        };
+        finding(subject, found.into(), severity, fix)
     };
-    let fix = "ALTER TABLE hapax_cells SET LOGGED: a crash empties it";
-    finding("table", found.into(), severity, fix)
+    let cells = "ALTER TABLE hapax_cells SET LOGGED: a crash empties it";
+    let schedule = "ALTER TABLE hapax_schedule SET LOGGED: a crash empties it";
+    [
+        table("table", &server.persistence, 1, cells),
+        table("schedule", &server.schedule, VERSION, schedule),
+    ]
 }
 
 fn migrations(found: Option<i32>) -> Finding {
@@ -256,6 +266,7 @@ mod tests {
             synchronous_standbys: names.into(),
             standbys: standbys.iter().map(|name| (*name).to_owned()).collect(),
             persistence: Some("p".into()),
+            schedule: Some("p".into()),
             migrations: true,
             now: 0,
         }

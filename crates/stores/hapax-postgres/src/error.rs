@@ -130,7 +130,7 @@ fn not_migrated(found: Option<i32>, needed: i32) -> String {
 pub enum UnsafeSetting {
     /// `synchronous_commit = off`: the last moments before a crash are lost.
     SynchronousCommit,
-    /// The table is unlogged: a crash empties it.
+    /// A table is unlogged: a crash empties it.
     Unlogged,
 }
 
@@ -138,7 +138,7 @@ impl std::fmt::Display for UnsafeSetting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::SynchronousCommit => "synchronous_commit is off",
-            Self::Unlogged => "the table hapax_cells is unlogged",
+            Self::Unlogged => "the table hapax_cells or hapax_schedule is unlogged",
         })
     }
 }
@@ -161,6 +161,12 @@ pub enum PostgresStoreError {
          `hapax store confirm`"
     )]
     Replaced,
+    /// The tables have no schedule, because they were not migrated.
+    #[error(
+        "expected the table and functions of migration 3 (hapax_schedule), found none: open the store \
+         for writing, which migrates the tables, or run the migrations"
+    )]
+    NoSchedule,
     /// The server did not answer in time.
     #[error("the database did not answer in time")]
     TimedOut,
@@ -280,6 +286,11 @@ impl TransactionFailure {
             }
         }
     }
+}
+
+/// Returns whether the server rejected a statement because a table or a function does not exist.
+pub(crate) fn is_missing(code: &SqlState) -> bool {
+    *code == SqlState::UNDEFINED_TABLE || *code == SqlState::UNDEFINED_FUNCTION
 }
 
 /// Returns the error of a statement that the server rejected, whose transaction it rolled back.

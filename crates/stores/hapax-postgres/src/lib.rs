@@ -43,7 +43,7 @@
 //! # The tables
 //! [`PostgresStore::connect`] creates and migrates them, in a transaction that many processes may
 //! run at once; or run [`migrations`] yourself. A role that only serves needs `SELECT`, `INSERT`,
-//! `UPDATE` and `DELETE` on the three tables, and their two functions, which every role may call.
+//! `UPDATE` and `DELETE` on the four tables, and their functions, which every role may call.
 //!
 //! | column of `hapax_cells` | content |
 //! | --- | --- |
@@ -58,12 +58,23 @@
 //! record's is damaged. [`Store::reap`](hapax_core::Store::reap) purges, five hundred rows in a
 //! transaction, and skips locked rows; autovacuum does the rest.
 //!
+//! # The schedule
+//! [`hapax_core::schedule`] is the table `hapax_schedule`: operation id, entry id, queue, `due_at` in
+//! microseconds since 1970, and the sealed note. Its changes are batched on a connection of their own.
+//! A poll is one statement, by an index on queue and time. An entry can commit with the caller's own
+//! writes ([`TransactionalSchedule`](hapax_core::schedule::TransactionalSchedule)), in every
+//! transaction in which a record can.
+//!
+//! Tables of an earlier version have no schedule. Without permission to migrate them
+//! ([`PostgresOptions::migrate`]) the store serves records, and its schedule is absent
+//! ([`PostgresStoreError::NoSchedule`]).
+//!
 //! # The secret
 //! Processes that share the tables must name keys by the same secret, or all by none: else the same
 //! key has two names, and nothing prevents its second execution. A process with another secret is
 //! rejected ([`PostgresConnectError::OtherSecret`]), on every connection that is made. The secret
 //! that seals can be replaced ([`PostgresOptions::key_ring`]); the secret that names cannot. To
-//! begin with another, empty `hapax_secrets` and `hapax_cells`, and confirm that.
+//! begin with another, empty `hapax_secrets`, `hapax_cells` and `hapax_schedule`, and confirm that.
 //!
 //! # Failover
 //! With `synchronous_standby_names` set, acknowledged writes are on a standby and survive its
@@ -92,8 +103,9 @@
 //! The tables have an identity. When they are truncated, dropped or replaced by others, their
 //! operations would execute again: new keys are then rejected under `block` and `reconcile`
 //! ([`PostgresStoreError::Replaced`]), with an error in the log under `reexecute`, until
-//! [`PostgresStore::confirm`] accepts the tables. Without [`PostgresOptions::identity`] only
-//! processes that had the tables open detect it. `DELETE` is not detected: purging deletes as well.
+//! [`PostgresStore::confirm`] accepts the tables. Entries of the schedule are rejected too. Without [`PostgresOptions::identity`] only
+//! processes that had the tables open detect it. `DELETE` is not detected: purging deletes as well. An
+//! emptied `hapax_schedule` is not detected either: its operations are not continued.
 //!
 //! # The clock
 //! Leases, retention and fences use the server's clock. A step forward lapses leases and ends
@@ -107,8 +119,8 @@
 //!
 //! # Connections of the store
 //! One connection writes batches ([`PostgresOptions::lanes`]); one loads; up to four are for swaps
-//! that must be sent alone, and are closed when idle; one pages and purges; one listens, if
-//! enabled. A pool would add nothing: each connection has one task, which never drops a transaction
+//! that must be sent alone, and are closed when idle, as are the two that change the schedule; one
+//! pages, purges and polls the schedule; one listens, if enabled. A pool would add nothing: each connection has one task, which never drops a transaction
 //! before its end, and is never lent.
 
 mod connect;
@@ -126,12 +138,14 @@ mod pool;
 mod queue;
 mod reader;
 mod record;
+mod schedule;
 mod schema;
 mod secret;
 mod server_info;
 mod shared;
 mod sql;
 mod store;
+mod swaps;
 mod tls;
 mod transactional;
 mod transactions;

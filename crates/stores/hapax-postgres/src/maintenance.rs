@@ -1,4 +1,4 @@
-//! Occasional statements on a separate connection: pages and purging.
+//! Occasional statements on a separate connection: pages, purging, and reading the schedule.
 
 use std::sync::Arc;
 
@@ -34,6 +34,10 @@ pub(crate) enum Job {
     Load { keys: Vec<Vec<u8>> },
     /// Removes expired records.
     Reap { limit: i64 },
+    /// Loads entries of some queues that are due.
+    Due { queues: Vec<String>, limit: i64 },
+    /// Loads entries after a key; from the beginning if it is empty.
+    Entries { after: [Vec<u8>; 2], limit: i64 },
 }
 
 /// Reasons for which there is no answer.
@@ -80,6 +84,10 @@ impl Maintenance {
             Job::Blocks { first, count } => (Verb::Blocks, vec![first, count]),
             Job::Load { keys } => (Verb::Load, vec![keys]),
             Job::Reap { limit } => (Verb::Reap, vec![limit]),
+            Job::Due { queues, limit } => (Verb::ScheduleDue, vec![queues, limit]),
+            Job::Entries { after: [operation, id], limit } => {
+                (Verb::ScheduleEntries, vec![operation, id, limit])
+            }
         };
         let call = StatementCall { verb, parameters };
         let sent = link.transact(&shared.setup, shared.setup.begin(), call);

@@ -137,7 +137,7 @@ impl PostgresOptions {
         self
     }
 
-    /// Limits the swaps in a batch; by default 128, at least 1.
+    /// Limits the swaps, or changes of the schedule, in a batch; by default 128, at least 1.
     #[must_use]
     pub fn batch(mut self, swaps: usize) -> Self {
         self.batch = swaps.clamp(1, 4096);
@@ -145,7 +145,8 @@ impl PostgresOptions {
     }
 
     /// Limits what may wait for each lane: swaps, and bytes of records in them. By default 4,096
-    /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 swaps.
+    /// and 64 MiB; claims are rejected at seven eighths of either. At least 8 swaps. Changes of the
+    /// schedule have a queue of their own, with the same limits.
     #[must_use]
     pub fn queue(mut self, swaps: usize, bytes: usize) -> Self {
         self.queue = QueueLimits { items: swaps.max(QueueLimits::MIN_ITEMS), bytes };

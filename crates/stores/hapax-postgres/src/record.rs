@@ -63,7 +63,7 @@ impl Write {
 /// The longest time that is written: 36,000 years. The sum of three and the time of day fits.
 const LONGEST: i64 = 1 << 60;
 
-fn micros(duration: Duration) -> i64 {
+pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(LONGEST).min(LONGEST)
 }
 
@@ -162,7 +162,7 @@ impl SealedRecord {
     fn read(row: &Row) -> Result<Option<Self>, DamagedRow> {
         let Some(write_id) = get::<Option<&[u8]>>(row, 3)? else { return Ok(None) };
         Ok(Some(Self {
-            write_id: WriteId::from_bytes(write_id.try_into().map_err(|_| DamagedRow)?),
+            write_id: WriteId::from_bytes(bytes(write_id)?),
             fence: FencingToken::new(unsigned(get(row, 4)?)?),
             lease_until: time(get(row, 5)?)?,
             keep_until: get::<Option<i64>>(row, 6)?.map(time).transpose()?,
@@ -186,14 +186,14 @@ impl SealedRecord {
     }
 }
 
-fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
+pub(crate) fn get<'a, T: tokio_postgres::types::FromSql<'a>>(
     row: &'a Row,
     at: usize,
 ) -> Result<T, DamagedRow> {
     row.try_get(at).map_err(|_| DamagedRow)
 }
 
-fn bytes(bytes: &[u8]) -> Result<[u8; 32], DamagedRow> {
+pub(crate) fn bytes<const N: usize>(bytes: &[u8]) -> Result<[u8; N], DamagedRow> {
     bytes.try_into().map_err(|_| DamagedRow)
 }
 
@@ -201,6 +201,6 @@ fn unsigned(number: i64) -> Result<u64, DamagedRow> {
     u64::try_from(number).map_err(|_| DamagedRow)
 }
 
-fn time(micros: i64) -> Result<Timestamp, DamagedRow> {
+pub(crate) fn time(micros: i64) -> Result<Timestamp, DamagedRow> {
     unsigned(micros).map(Timestamp::from_micros)
 }

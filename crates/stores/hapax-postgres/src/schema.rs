@@ -7,7 +7,10 @@ use crate::options::PostgresOptions;
 use crate::server_info::{needs_migration, version};
 
 /// The version that this build reads and writes.
-pub(crate) const VERSION: i32 = 2;
+pub(crate) const VERSION: i32 = 3;
+
+/// The oldest version whose records this build reads and writes. It has no schedule.
+pub(crate) const RECORDS: i32 = 2;
 
 /// Returns a script that creates the tables or migrates them, for `psql` or as a file of a
 /// migration tool. It may be run any number of times, by any number of processes at once.
@@ -33,7 +36,9 @@ const SCRIPT: &str = concat!(
     include_str!("migrations/0001_cells.sql"),
     "\n",
     include_str!("migrations/0002_identity.sql"),
-    "\nINSERT INTO hapax_migrations (version) VALUES (1), (2) ON CONFLICT DO NOTHING;\n",
+    "\n",
+    include_str!("migrations/0003_schedule.sql"),
+    "\nINSERT INTO hapax_migrations (version) VALUES (1), (2), (3) ON CONFLICT DO NOTHING;\n",
     "COMMIT;\n",
 );
 

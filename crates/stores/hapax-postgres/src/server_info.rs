@@ -23,9 +23,11 @@ pub(crate) struct ServerInfo {
     pub(crate) synchronous_standbys: String,
     /// The names of the connected standbys, and of any other receiver of the log.
     pub(crate) standbys: Vec<String>,
-    /// Persistence of the table: `p` permanent, `u` unlogged, `t` temporary; `None` if there is no
-    /// table.
+    /// Persistence of the table of records: `p` permanent, `u` unlogged, `t` temporary; `None` if
+    /// there is no table.
     pub(crate) persistence: Option<String>,
+    /// The same of the schedule.
+    pub(crate) schedule: Option<String>,
     /// Whether there is a table of migrations.
     pub(crate) migrations: bool,
     /// The server's clock, in microseconds since 1970.
@@ -39,6 +41,7 @@ impl ServerInfo {
     ) -> Result<Self, PostgresConnectError> {
         let cells = qualified(schema, "hapax_cells");
         let migrations = qualified(schema, "hapax_migrations");
+        let schedule = qualified(schema, "hapax_schedule");
         let row = client
             .query_typed_one(
                 "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(),
@@ -49,8 +52,9 @@ impl ServerInfo {
                     (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
                     current_setting('synchronous_standby_names'),
                     ARRAY(SELECT coalesce(r.application_name, '') FROM pg_stat_replication r
-                        WHERE r.state IS DISTINCT FROM 'backup')",
-                &[(&cells, Type::TEXT), (&migrations, Type::TEXT)],
+                        WHERE r.state IS DISTINCT FROM 'backup'),
+                    (SELECT c.relpersistence::text FROM pg_class c WHERE c.oid = to_regclass($3))",
+                &[(&cells, Type::TEXT), (&migrations, Type::TEXT), (&schedule, Type::TEXT)],
             )
             .await
             .map_err(PostgresConnectError::Query)?;
@@ -66,6 +70,7 @@ impl ServerInfo {
                 now: row.try_get(7)?,
                 synchronous_standbys: row.try_get(8)?,
                 standbys: row.try_get(9)?,
+                schedule: row.try_get(10)?,
             })
         };
         read().map_err(PostgresConnectError::Query)
@@ -76,7 +81,8 @@ impl ServerInfo {
         if self.synchronous_commit == "off" {
             return Some(UnsafeSetting::SynchronousCommit);
         }
-        let unlogged = self.persistence.as_deref().is_some_and(|kept| kept != "p");
+        let is_unlogged = |table: &Option<String>| table.as_deref().is_some_and(|kept| kept != "p");
+        let unlogged = is_unlogged(&self.persistence) || is_unlogged(&self.schedule);
         unlogged.then_some(UnsafeSetting::Unlogged)
     }
 }
@@ -122,6 +128,8 @@ pub(crate) struct Tables {
     pub(crate) made: i64,
     /// Whether the server reads some blocks of a table without reading the others: from 14 on.
     pub(crate) reads_blocks: bool,
+    /// Whether there is a schedule.
+    pub(crate) schedule: bool,
 }
 
 impl Tables {
@@ -131,11 +139,15 @@ impl Tables {
     ) -> Result<Self, PostgresConnectError> {
         let text = format!(
             "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8,
-                current_setting('server_version_num')::int4 >= 140000 FROM {}",
+                current_setting('server_version_num')::int4 >= 140000, max(version) = {VERSION}
+            FROM {}",
             qualified(options.schema.as_deref(), "hapax_migrations")
         );
         let row = client.query_typed_one(&text, &[]).await.map_err(PostgresConnectError::Query)?;
-        let read = || Ok(Self { made: row.try_get(0)?, reads_blocks: row.try_get(1)? });
+        let read = || {
+            let (made, reads_blocks) = (row.try_get(0)?, row.try_get(1)?);
+            Ok(Self { made, reads_blocks, schedule: row.try_get(2)? })
+        };
         read().map_err(PostgresConnectError::Query)
     }
 }

@@ -6,32 +6,31 @@ use hapax_core::OperationId;
 use hapax_core::StoreError;
 use hapax_core::store::parts::QueueLimits;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use crate::link::ConnectionSetup;
 use crate::listen::WakeSender;
 use crate::queue::{Item, Queue, Ticket};
-use crate::record::{RawSwapped, SealedRecord, Write};
+use crate::record::SealedRecord;
+use crate::schedule::write::ScheduleJob;
+use crate::swaps::SwapJob;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) setup: ConnectionSetup,
-    pub(crate) lanes: Vec<Queue<SwapJob>>,
-    /// Swaps that must be sent alone.
-    pub(crate) alone: Queue<SwapJob>,
+    pub(crate) swaps: WriteQueues<SwapJob>,
+    pub(crate) schedule: WriteQueues<ScheduleJob>,
     pub(crate) loads: Queue<LoadJob>,
     pub(crate) counters: Counters,
     pub(crate) bell: Option<WakeSender>,
 }
 
-/// A swap that waits.
+/// The queues of one kind of writes.
 #[derive(Debug)]
-pub(crate) struct SwapJob {
-    pub(crate) write: Write,
-    pub(crate) ticket: Ticket,
-    /// Time at which its caller's timeout ends.
-    pub(crate) deadline: Instant,
-    pub(crate) reply: oneshot::Sender<Result<RawSwapped, StoreError>>,
+pub(crate) struct WriteQueues<J> {
+    pub(crate) lanes: Vec<Queue<J>>,
+    /// Writes that must be sent alone.
+    pub(crate) alone: Queue<J>,
+    pub(crate) counters: WriteCounters,
 }
 
 /// A load that waits.
@@ -52,14 +51,19 @@ pub(crate) struct Loaded {
 /// Counters since the store was connected.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) batches: AtomicU64,
-    pub(crate) swaps: AtomicU64,
     pub(crate) conflicts: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) removed: AtomicU64,
+}
+
+/// Counters of one kind of writes since the store was connected.
+#[derive(Debug, Default)]
+pub(crate) struct WriteCounters {
+    pub(crate) batches: AtomicU64,
+    pub(crate) writes: AtomicU64,
     pub(crate) again: AtomicU64,
     pub(crate) alone: AtomicU64,
     pub(crate) lost: AtomicU64,
-    pub(crate) connections: AtomicU64,
-    pub(crate) removed: AtomicU64,
 }
 
 /// Limit of waiting loads. Each is a key, so their size does not matter.
@@ -69,8 +73,8 @@ impl Shared {
     pub(crate) fn new(setup: ConnectionSetup, bell: Option<WakeSender>) -> Self {
         let limit = setup.options.queue;
         Self {
-            lanes: (0..setup.options.lanes).map(|_| Queue::new(limit)).collect(),
-            alone: Queue::new(limit),
+            swaps: WriteQueues::new(setup.options.lanes, limit),
+            schedule: WriteQueues::new(1, limit),
             loads: Queue::new(LOADS),
             counters: Counters::default(),
             setup,
@@ -78,35 +82,38 @@ impl Shared {
         }
     }
 
+    /// Accepts no more requests. Queued ones are still executed.
+    pub(crate) fn close(&self) {
+        self.swaps.close();
+        self.schedule.close();
+        self.loads.close();
+    }
+}
+
+impl<J: Item> WriteQueues<J> {
+    fn new(lanes: usize, limit: QueueLimits) -> Self {
+        let lanes = (0..lanes).map(|_| Queue::new(limit)).collect();
+        Self { lanes, alone: Queue::new(limit), counters: WriteCounters::default() }
+    }
+
     /// Returns the lane of `key`. Keys are hashes: any two bytes distribute them.
-    pub(crate) fn lane(&self, key: &OperationId) -> &Queue<SwapJob> {
+    pub(crate) fn lane(&self, key: &OperationId) -> &Queue<J> {
         let [one, two, ..] = key.as_bytes();
         &self.lanes[usize::from(u16::from_be_bytes([*one, *two])) % self.lanes.len()]
     }
 
-    /// Accepts no more requests. Queued ones are still executed.
-    pub(crate) fn close(&self) {
+    /// Returns the number of writes that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.lanes.iter().map(Queue::len).sum::<usize>() + self.alone.len()
+    }
+
+    fn close(&self) {
         self.lanes.iter().for_each(Queue::close);
-        self.loads.close();
     }
 }
 
 pub(crate) fn count(counter: &AtomicU64, more: usize) {
     counter.fetch_add(more as u64, Ordering::Relaxed);
-}
-
-impl Item for SwapJob {
-    fn key(&self) -> &OperationId {
-        &self.write.key
-    }
-
-    fn size(&self) -> usize {
-        self.write.size()
-    }
-
-    fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
 }
 
 impl Item for LoadJob {

@@ -22,10 +22,46 @@ pub(crate) enum Verb {
     Blocks,
     /// Removes expired records.
     Reap,
+    /// Inserts, postpones and removes entries of the schedule with distinct keys.
+    ScheduleWrite,
+    /// The same if the tables have the expected identity; else writes nothing and returns no rows.
+    ScheduleWriteKnown,
+    /// Loads entries that are due.
+    ScheduleDue,
+    /// Loads entries in the order of their keys.
+    ScheduleEntries,
+    /// Counts the entries of each queue.
+    ScheduleQueues,
 }
 
-pub(crate) const VERBS: [Verb; 6] =
-    [Verb::Swap, Verb::SwapKnown, Verb::Load, Verb::Page, Verb::Blocks, Verb::Reap];
+/// All of them, those of the schedule last: tables of version 2 do not have it.
+pub(crate) const VERBS: [Verb; 11] = [
+    Verb::Swap,
+    Verb::SwapKnown,
+    Verb::Load,
+    Verb::Page,
+    Verb::Blocks,
+    Verb::Reap,
+    Verb::ScheduleWrite,
+    Verb::ScheduleWriteKnown,
+    Verb::ScheduleDue,
+    Verb::ScheduleEntries,
+    Verb::ScheduleQueues,
+];
+
+impl Verb {
+    /// Returns whether it needs the schedule.
+    pub(crate) const fn is_of_schedule(self) -> bool {
+        matches!(
+            self,
+            Self::ScheduleWrite
+                | Self::ScheduleWriteKnown
+                | Self::ScheduleDue
+                | Self::ScheduleEntries
+                | Self::ScheduleQueues
+        )
+    }
+}
 
 /// The texts of the statements, for one schema.
 #[derive(Debug)]
@@ -36,6 +72,8 @@ pub(crate) struct Statements {
     /// A swap as the last statement before COMMIT. It fails if the transaction is not the one that
     /// was begun with [`MARK`].
     pub(crate) swap_marked: String,
+    /// An insertion into the schedule within a caller's transaction.
+    pub(crate) schedule_in: String,
 }
 
 /// Marks a transaction until it ends: the setting ends with it.
@@ -57,18 +95,28 @@ impl Statements {
     pub(crate) fn new(schema: Option<&str>, allow_lost_writes: bool) -> Self {
         let cells = qualified(schema, "hapax_cells");
         let secrets = qualified(schema, "hapax_secrets");
+        let schedule = qualified(schema, "hapax_schedule");
+        let swap = qualified(schema, "hapax_swap_1");
+        let write = qualified(schema, "hapax_schedule_write_1");
         let texts = VERBS.map(|verb| match verb {
-            Verb::Swap => call(&qualified(schema, "hapax_swap_1"), types(verb).len()),
-            Verb::SwapKnown => swap_known(&qualified(schema, "hapax_swap_1"), &secrets),
+            Verb::Swap => call(&swap, types(verb).len()),
+            Verb::SwapKnown => call_known(&swap, types(verb).len(), &secrets),
             Verb::Load => load(&cells),
             Verb::Page => page(&cells),
             Verb::Blocks => blocks(&cells),
             Verb::Reap => reap(&cells),
+            Verb::ScheduleWrite => call(&write, types(verb).len()),
+            Verb::ScheduleWriteKnown => call_known(&write, types(verb).len(), &secrets),
+            Verb::ScheduleDue => schedule_due(&qualified(schema, "hapax_schedule_due_1")),
+            Verb::ScheduleEntries => schedule_entries(&schedule),
+            Verb::ScheduleQueues => schedule_queues(&schedule),
         });
         let function = qualified(schema, "hapax_swap_in_1");
         let swap_in = call(&function, SWAP_IN_TYPES.len());
         let swap_marked = swap_marked(&function, allow_lost_writes);
-        Self { texts, swap_in, swap_marked }
+        let function = qualified(schema, "hapax_schedule_insert_in_1");
+        let schedule_in = call(&function, SCHEDULE_IN_TYPES.len());
+        Self { texts, swap_in, swap_marked, schedule_in }
     }
 
     pub(crate) fn text(&self, verb: Verb) -> &str {
@@ -93,6 +141,11 @@ pub(crate) const fn types(verb: Verb) -> &'static [Type] {
         Verb::Page => &[Type::BYTEA, Type::INT8],
         Verb::Blocks => &[Type::INT8, Type::INT8],
         Verb::Reap => &[Type::INT8],
+        Verb::ScheduleWrite => SCHEDULE_KNOWN_TYPES.split_at(8).0,
+        Verb::ScheduleWriteKnown => &SCHEDULE_KNOWN_TYPES,
+        Verb::ScheduleDue => &[Type::TEXT_ARRAY, Type::INT8],
+        Verb::ScheduleEntries => &[Type::BYTEA, Type::BYTEA, Type::INT8],
+        Verb::ScheduleQueues => &[],
     }
 }
 
@@ -116,6 +169,24 @@ const SWAP_KNOWN_TYPES: [Type; 12] = [
 /// The types without the last two.
 pub(crate) const SWAP_IN_TYPES: &[Type] = SWAP_KNOWN_TYPES.split_at(10).0;
 
+/// Columns: kind, operation id, entry id, queue, sealed note, time from now, expected time. Then as
+/// for swaps.
+const SCHEDULE_KNOWN_TYPES: [Type; 9] = [
+    Type::TEXT_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::TEXT_ARRAY,
+    Type::BYTEA_ARRAY,
+    Type::INT8_ARRAY,
+    Type::INT8_ARRAY,
+    Type::BOOL,
+    Type::TEXT,
+];
+
+/// Operation id, entry id, queue, sealed note, time from now, identity of the tables.
+pub(crate) const SCHEDULE_IN_TYPES: [Type; 6] =
+    [Type::BYTEA, Type::BYTEA, Type::TEXT, Type::BYTEA, Type::INT8, Type::TEXT];
+
 // Swap, load and page return: now, whether this statement wrote the row, key, and the row: tag,
 // fence, lease_until, keep_until, state, sealed. All columns of the row are null if there is none,
 // and the last three where they are not requested.
@@ -125,12 +196,15 @@ fn call(function: &str, parameters: usize) -> String {
     format!("SELECT * FROM {function}({})", parameters.join(", "))
 }
 
-fn swap_known(function: &str, secrets: &str) -> String {
+/// Returns a call whose last parameter is the identity of the tables, and is not passed on.
+fn call_known(function: &str, parameters: usize, secrets: &str) -> String {
+    let passed = parameters - 1;
+    let before: String = (1..passed).map(|number| format!("${number}, ")).collect();
     // The function is called once per row of the subquery: without a row not at all.
     format!(
         "SELECT s.* FROM (SELECT identity IS NOT NULL AS known FROM {secrets} \
-         WHERE identity = $12 LIMIT 1) it, \
-         LATERAL {function}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11 AND it.known) s"
+         WHERE identity = ${parameters} LIMIT 1) it, \
+         LATERAL {function}({before}${passed} AND it.known) s"
     )
 }
 
@@ -232,6 +306,37 @@ SELECT (SELECT count(*) FROM removed), (SELECT count(*) FROM moved)"
     )
 }
 
+// The statements that load entries return: now, a count, the time of the next entry, and the entry:
+// operation id, entry id, queue, time, note. All columns of the entry are null if there is none.
+
+fn schedule_due(function: &str) -> String {
+    format!("SELECT * FROM {function}($1, $2, {PAGE_BYTES})")
+}
+
+fn schedule_entries(schedule: &str) -> String {
+    // As a page of records: the count includes the entries beyond the limit of bytes.
+    format!(
+        "SELECT {NOW}, p.rows, NULL::int8, p.operation, p.id, p.queue, p.due_at, p.note
+FROM (SELECT 1) one
+LEFT JOIN (
+    SELECT s.*, count(*) OVER () AS rows,
+        sum(octet_length(s.note)) OVER (ORDER BY s.operation, s.id) - octet_length(s.note) AS before
+    FROM (
+        SELECT * FROM {schedule} s WHERE (s.operation, s.id) > ($1, $2)
+        ORDER BY s.operation, s.id LIMIT $3
+    ) s
+) p ON p.before < {PAGE_BYTES}
+ORDER BY p.operation, p.id"
+    )
+}
+
+fn schedule_queues(schedule: &str) -> String {
+    format!(
+        "SELECT {NOW}, s.queue, count(*), min(s.due_at) FROM {schedule} s GROUP BY s.queue
+ORDER BY s.queue"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,11 +345,15 @@ mod tests {
     fn every_statement_is_complete_and_qualified_by_its_schema() {
         let statements = Statements::new(Some("o'\"x"), false);
         let texts = VERBS.map(|verb| (statements.text(verb), types(verb).len()));
-        let in_transactions = [(&statements.swap_in[..], 10), (&statements.swap_marked[..], 10)];
+        let in_transactions = [
+            (&statements.swap_in[..], SWAP_IN_TYPES.len()),
+            (&statements.swap_marked[..], SWAP_IN_TYPES.len()),
+            (&statements.schedule_in[..], SCHEDULE_IN_TYPES.len()),
+        ];
         for (text, parameters) in texts.into_iter().chain(in_transactions) {
             assert!(text.contains("\"o'\"\"x\".hapax_"), "{text}");
             assert!(!text.contains(['{', '}']), "{text}");
-            assert!(text.contains(&format!("${parameters}")), "{text}");
+            assert!(parameters == 0 || text.contains(&format!("${parameters}")), "{text}");
             assert!(!text.contains(&format!("${}", parameters + 1)), "{text}");
         }
     }

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use hapax_core::schedule::Schedule;
 use hapax_core::store::parts::Admission;
 use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped,
@@ -26,9 +27,11 @@ use crate::options::PostgresOptions;
 use crate::queue::{Item, Queue, Ticket};
 use crate::reader;
 use crate::record::{ResultRow, Write};
+use crate::schedule::write::ScheduleJob;
 use crate::secret::Purpose;
 use crate::server_info::Tables;
-use crate::shared::{LoadJob, Shared, SwapJob};
+use crate::shared::{LoadJob, Shared};
+use crate::swaps::SwapJob;
 use crate::walk;
 use crate::writer::{Writer, WriterConnection, WriterMode};
 
@@ -47,7 +50,7 @@ const REAP_CHUNK: u32 = 500;
 pub struct PostgresStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sealer: Sealer,
-    upkeep: Arc<Maintenance>,
+    pub(crate) upkeep: Arc<Maintenance>,
     listener: Option<Listener>,
     finished: Mutex<Option<JoinHandle<()>>>,
     tables: Tables,
@@ -72,7 +75,11 @@ pub struct PostgresStats {
     pub connections: u64,
     /// Records reaped.
     pub removed: u64,
-    /// Swaps that wait.
+    /// Transactions with changes of the schedule that were sent.
+    pub schedule_batches: u64,
+    /// Changes in the committed ones.
+    pub schedule_writes: u64,
+    /// Swaps and changes of the schedule that wait.
     pub queued: usize,
     /// Keys that are known to have waiters in other processes.
     pub awaited: usize,
@@ -141,19 +148,20 @@ impl PostgresStore {
     /// Returns the counters and the current load.
     #[must_use]
     pub fn stats(&self) -> PostgresStats {
-        let counters = &self.shared.counters;
+        let Shared { swaps, schedule, counters, .. } = &*self.shared;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let lanes = self.shared.lanes.iter().map(Queue::len).sum::<usize>();
         PostgresStats {
-            batches: read(&counters.batches),
-            swaps: read(&counters.swaps),
+            batches: read(&swaps.counters.batches),
+            swaps: read(&swaps.counters.writes),
             conflicts: read(&counters.conflicts),
-            again: read(&counters.again),
-            alone: read(&counters.alone),
-            lost: read(&counters.lost),
+            again: read(&swaps.counters.again),
+            alone: read(&swaps.counters.alone),
+            lost: read(&swaps.counters.lost),
             connections: read(&counters.connections),
             removed: read(&counters.removed),
-            queued: lanes + self.shared.alone.len(),
+            schedule_batches: read(&schedule.counters.batches),
+            schedule_writes: read(&schedule.counters.writes),
+            queued: swaps.waiting() + schedule.waiting(),
             awaited: self.listener.as_ref().map_or(0, Listener::awaited),
         }
     }
@@ -190,7 +198,7 @@ impl PostgresStore {
     }
 
     /// Queues a job and waits for its answer, until the timeout.
-    async fn ask<J: Item, T>(
+    pub(crate) async fn ask<J: Item, T>(
         &self,
         queue: &Queue<J>,
         admission: Admission,
@@ -227,24 +235,26 @@ impl Drop for Withdrawn {
     }
 }
 
-/// Starts the tasks and waits until all have ended, in order: swaps that lanes pass on are sent by
-/// the single-swap tasks, which therefore end after the lanes.
+/// Starts the tasks and waits until all have ended, in order: writes that lanes pass on are sent by
+/// the tasks of single writes, which therefore end after the lanes.
 async fn run(shared: Arc<Shared>, upkeep: Arc<Maintenance>, mut link: Option<PgConnection>) {
     let mut first = JoinSet::new();
-    for lane in 0..shared.lanes.len() {
-        let line = WriterConnection::writing(link.take());
-        first.spawn(Writer::new(Arc::clone(&shared), WriterMode::Batches(lane), line).run());
+    let writer = |way, link| Writer::new(Arc::clone(&shared), way, WriterConnection::writing(link));
+    for lane in 0..shared.swaps.lanes.len() {
+        first.spawn(writer(WriterMode::Batches(lane), link.take()).run::<SwapJob>());
+    }
+    for lane in 0..shared.schedule.lanes.len() {
+        first.spawn(writer(WriterMode::Batches(lane), None).run::<ScheduleJob>());
     }
     first.spawn(reader::run(Arc::clone(&shared)));
     let mut alone = JoinSet::new();
     for _ in 0..ALONE {
-        alone.spawn(
-            Writer::new(Arc::clone(&shared), WriterMode::Alone, WriterConnection::writing(None))
-                .run(),
-        );
+        alone.spawn(writer(WriterMode::Alone, None).run::<SwapJob>());
     }
+    alone.spawn(writer(WriterMode::Alone, None).run::<ScheduleJob>());
     while first.join_next().await.is_some() {}
-    shared.alone.close();
+    shared.swaps.alone.close();
+    shared.schedule.alone.close();
     while alone.join_next().await.is_some() {}
     upkeep.close().await;
 }
@@ -280,7 +290,7 @@ impl Store for PostgresStore {
             let write = self.seal(&swap)?;
             let admission = Admission::of(write.expected.as_ref());
             let key = write.key;
-            let lane = self.shared.lane(&key);
+            let lane = self.shared.swaps.lane(&key);
             let deadline = Instant::now() + self.shared.setup.answer;
             let job = |ticket, reply| SwapJob { write, ticket, deadline, reply };
             match self.ask(lane, admission, job).await {
@@ -333,7 +343,8 @@ impl Store for PostgresStore {
 
     fn capabilities(&self) -> Capabilities<'_> {
         let notify = self.listener.as_ref().map(|_| self as &dyn Notify);
-        Capabilities { secret: self.secret(), notify, schedule: None }
+        let schedule = self.tables.schedule.then_some(self as &dyn Schedule);
+        Capabilities { secret: self.secret(), notify, schedule }
     }
 }
 

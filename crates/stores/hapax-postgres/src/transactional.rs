@@ -12,12 +12,12 @@ use crate::error::{PostgresStoreError, refused};
 use crate::record::Write;
 use crate::sql::SWAP_IN_TYPES;
 use crate::store::PostgresStore;
-use crate::writer::Columns;
+use crate::swaps::Columns;
 
 /// Errors that `hapax_swap_in_1` raises: the record is not as expected; there is a savepoint; the
 /// transaction is not the one that was begun.
 const CONFLICT: &str = "HX001";
-const SAVEPOINT: &str = "HX002";
+pub(crate) const SAVEPOINT: &str = "HX002";
 const ENDED_EARLY: &str = "HX003";
 
 impl Transactional<Transaction<'_>> for PostgresStore {
@@ -33,7 +33,7 @@ impl Transactional<Transaction<'_>> for PostgresStore {
 }
 
 /// Fails, and with it the transaction. If even this is not received, COMMIT will not be either.
-const SPOIL: &str = "DO $$ BEGIN RAISE EXCEPTION 'the record was not written'; END $$";
+pub(crate) const SPOIL: &str = "DO $$ BEGIN RAISE EXCEPTION 'the record was not written'; END $$";
 
 impl PostgresStore {
     /// Swaps in the current transaction of `client`, by the statement `text`.

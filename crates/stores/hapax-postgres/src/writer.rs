@@ -1,19 +1,20 @@
-//! The tasks that write.
+//! The tasks that write: swaps of records, and changes of the schedule.
 //!
-//! 1. While a batch is under way swaps queue, and then all are sent in one statement, at most one
-//!    per key.
-//! 2. A batch that the server rejects did not happen; each swap of it is sent alone, so that only
-//!    the one that caused the rejection fails. If the answer to a batch is lost, each swap of it is
+//! 1. While a batch is under way writes queue, and then all are sent in one statement, at most one
+//!    per operation id.
+//! 2. A batch that the server rejects did not happen; each write of it is sent alone, so that only
+//!    the one that caused the rejection fails. If the answer to a batch is lost, each write of it is
 //!    ambiguous.
-//! 3. A row that another transaction has locked is left out of the batch. Its swap is sent alone,
+//! 3. A row that another transaction has locked is left out of the batch. Its write is sent alone,
 //!    on another connection, where it waits for the lock without delaying others.
 //! 4. Nothing can deadlock. Batches wait only for rows that others are inserting, and they process
-//!    keys in order; a swap alone in its transaction has no lock while it waits.
+//!    keys in order; a write alone in its transaction has no lock while it waits.
 //!
 //! The tasks belong to the store and not to callers: a caller that is dropped drops the answer.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,14 +24,12 @@ use tokio_postgres::Row;
 
 use crate::error::{PostgresStoreError, TransactionFailure};
 use crate::identity::recognise;
-use crate::link::{ConnectionSetup, Parameter, PgConnection, StatementCall};
-use crate::queue::Queue;
-use crate::record::{RawSwapped, ResultRow, Write};
+use crate::link::{ConnectionSetup, PgConnection};
+use crate::queue::{Item, Queue};
 use crate::secret::Purpose;
-use crate::shared::{Shared, SwapJob, count};
-use crate::sql::Verb;
+use crate::shared::{Shared, WriteQueues, count};
 
-/// Approximate limit of the records in a batch, in bytes.
+/// Approximate limit of the records or notes in a batch, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Pauses between attempts to connect: doubled from the first to the last.
@@ -43,10 +42,70 @@ const IDLE: Duration = Duration::from_secs(60);
 /// The queue of a writer, and the way in which it is processed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WriterMode {
-    /// Sends the swaps of this lane in batches.
+    /// Sends the writes of this lane in batches.
     Batches(usize),
-    /// Sends the swaps that batches left over, one by one.
+    /// Sends the writes that batches left over, one by one.
     Alone,
+}
+
+/// A kind of writes.
+pub(crate) trait WriteJob: Item + fmt::Debug + Send + Sync + Sized + 'static {
+    /// The answers of a statement, by key.
+    type Answers: Send;
+
+    /// Whether the connection for batches is closed while it is unused.
+    const RARE: bool;
+
+    /// Returns the queues of this kind.
+    fn queues(shared: &Shared) -> &WriteQueues<Self>;
+
+    /// Returns the time at which its caller's timeout ends.
+    fn deadline(&self) -> Instant;
+
+    /// Returns the tables that it requires.
+    fn required(&self) -> RequiredTables;
+
+    /// Returns whether it changes an existing row, which another transaction may have locked.
+    fn changes_row(&self) -> bool;
+
+    /// Sends writes of distinct keys in a transaction. With `terms.known` they are written only to the
+    /// tables of that identity; with others there are no rows in the answer.
+    fn send(
+        jobs: &[Self],
+        link: &PgConnection,
+        setup: &ConnectionSetup,
+        terms: SendTerms<'_>,
+    ) -> impl Future<Output = Result<Vec<Row>, TransactionFailure>> + Send;
+
+    /// Returns the answers in the rows; `None` if they cannot be read.
+    fn read(rows: &[Row]) -> Option<Self::Answers>;
+
+    /// Answers its caller. Returns it if there is no answer, because this statement left it out.
+    fn answer(self, answers: &mut Self::Answers, shared: &Shared) -> Option<Self>;
+
+    /// Answers its caller with an error.
+    fn fail(self, error: StoreError);
+}
+
+/// The tables that a write requires.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RequiredTables {
+    /// Those that were used before.
+    Known,
+    /// Any, but others are logged.
+    Logged,
+    /// Any.
+    Any,
+}
+
+/// The way in which writes are sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendTerms<'a> {
+    pub(crate) begin: &'a str,
+    /// Whether to wait for locks.
+    pub(crate) patient: bool,
+    /// The identity of the tables that the writes require.
+    pub(crate) known: Option<&'a String>,
 }
 
 #[derive(Debug)]
@@ -54,7 +113,7 @@ pub(crate) struct Writer {
     shared: Arc<Shared>,
     way: WriterMode,
     line: WriterConnection,
-    /// Whether the last batch had several swaps.
+    /// Whether the last batch had several writes.
     crowded: bool,
 }
 
@@ -72,16 +131,21 @@ impl Writer {
     }
 
     /// Writes until the queue is closed and empty.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run<J: WriteJob>(mut self) {
         let shared = Arc::clone(&self.shared);
-        let queue = self.queue(&shared);
-        while self.line.rest(queue.wait(), self.way == WriterMode::Alone).await {
+        let queues = J::queues(&shared);
+        let queue = match self.way {
+            WriterMode::Batches(lane) => &queues.lanes[lane],
+            WriterMode::Alone => &queues.alone,
+        };
+        let rarely = J::RARE || self.way == WriterMode::Alone;
+        while self.line.rest(queue.wait(), rarely).await {
             let link = match self.line.link(&shared).await {
                 Ok(link) => link,
                 Err(error) => {
                     // No request in the queue was sent.
                     for job in queue.drain() {
-                        job.reply.send(Err(StoreError::unavailable(error.clone()))).ok();
+                        job.fail(StoreError::unavailable(error.clone()));
                     }
                     self.line.pause().await;
                     continue;
@@ -97,7 +161,7 @@ impl Writer {
                 WriterMode::Alone => queue.take(1, BATCH_BYTES),
             };
             self.crowded = jobs.len() > 1;
-            let keys: Vec<OperationId> = jobs.iter().map(|job| job.write.key).collect();
+            let keys: Vec<OperationId> = jobs.iter().map(|job| *job.key()).collect();
             if !jobs.is_empty() && !write(&shared, self.way, link, jobs).await {
                 self.line.hang_up();
             }
@@ -105,19 +169,12 @@ impl Writer {
         }
         self.line.close().await;
     }
-
-    fn queue<'a>(&self, shared: &'a Shared) -> &'a Queue<SwapJob> {
-        match self.way {
-            WriterMode::Batches(lane) => &shared.lanes[lane],
-            WriterMode::Alone => &shared.alone,
-        }
-    }
 }
 
-/// Lets callers that were just answered queue their next swaps, so that these are in the next batch
+/// Lets callers that were just answered queue their next writes, so that these are in the next batch
 /// and not in the one after it: callers would otherwise fall into two groups that alternate, each
-/// of half the size. Ends as soon as no swap arrives, so it takes no time then.
-async fn gather(queue: &Queue<SwapJob>) {
+/// of half the size. Ends as soon as no write arrives, so it takes no time then.
+async fn gather<J: Item>(queue: &Queue<J>) {
     let mut waiting = queue.len();
     for _ in 0..8 {
         tokio::task::yield_now().await;
@@ -130,34 +187,29 @@ async fn gather(queue: &Queue<SwapJob>) {
 }
 
 /// Sends a batch and answers its callers. Returns whether the connection is still usable.
-async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<SwapJob>) -> bool {
-    let mut writes: Vec<_> = jobs.iter().map(|job| &job.write).collect();
-    // In the order of keys: batches that insert the same keys then wait for each other in one
-    // direction.
-    writes.sort_unstable_by_key(|write| write.key);
-    let columns = Columns::of(&writes);
+async fn write<J: WriteJob>(
+    shared: &Shared,
+    way: WriterMode,
+    link: &PgConnection,
+    jobs: Vec<J>,
+) -> bool {
     let patient = way == WriterMode::Alone;
     let begin = match way {
         WriterMode::Batches(_) => Cow::Borrowed(shared.setup.begin()),
         WriterMode::Alone => Cow::Owned(begin_alone(&jobs, &shared.setup)),
     };
-    let mut parameters = columns.parameters();
-    parameters.push(&patient);
     // A claim that may execute again also compares, until the replacement is known, so that it is
     // logged.
     let unaware = !shared.setup.known.is_replaced();
-    let compares = jobs.iter().any(|job| job.write.strict || (job.write.is_new && unaware));
+    let compares = jobs.iter().any(|job| match job.required() {
+        RequiredTables::Known => true,
+        RequiredTables::Logged => unaware,
+        RequiredTables::Any => false,
+    });
     let known = compares.then(|| shared.setup.known.expected()).flatten();
-    let verb = match &known {
-        Some(known) => {
-            parameters.push(known);
-            Verb::SwapKnown
-        }
-        None => Verb::Swap,
-    };
-    let call = StatementCall { verb, parameters };
-    let sent = link.transact(&shared.setup, &begin, call);
-    count(&shared.counters.batches, 1);
+    let terms = SendTerms { begin: &begin, patient, known: known.as_ref() };
+    let sent = J::send(&jobs, link, &shared.setup, terms);
+    count(&J::queues(shared).counters.batches, 1);
     // After the timeout the transaction may still be committed; the connection is given up.
     let outcome = timeout(shared.setup.answer, sent).await;
     let failure = match outcome {
@@ -165,9 +217,9 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
         Ok(Ok(rows)) if rows.is_empty() && known.is_some() => {
             return replaced(shared, way, link, jobs).await;
         }
-        Ok(Ok(rows)) => match said(&rows) {
-            Some(said) => {
-                settle(shared, way, jobs, said);
+        Ok(Ok(rows)) => match J::read(&rows) {
+            Some(answers) => {
+                settle(shared, way, jobs, answers);
                 return true;
             }
             None => TransactionFailure::Lost(PostgresStoreError::UnexpectedAnswer),
@@ -177,128 +229,102 @@ async fn write(shared: &Shared, way: WriterMode, link: &PgConnection, jobs: Vec<
     };
     let good = !failure.ends_connection();
     if failure.is_locked() && way == WriterMode::Alone {
-        // Swaps of the same key that queue for the same lock fail with it.
-        for behind in jobs.iter().flat_map(|job| shared.alone.drain_key(&job.write.key)) {
-            behind.reply.send(Err(failure.clone().into_store_error())).ok();
+        // Writes of the same key that queue for the same lock fail with it.
+        let alone = &J::queues(shared).alone;
+        for behind in jobs.iter().flat_map(|job| alone.drain_key(job.key())) {
+            behind.fail(failure.clone().into_store_error());
         }
     }
     fail(shared, jobs, &failure);
     good
 }
 
-/// Rejects the swaps that require the expected tables, unless an operator confirmed the present
+/// Rejects the writes that require the expected tables, unless an operator confirmed the present
 /// ones; the others are sent again. Returns whether the connection is still usable.
-async fn replaced(
+async fn replaced<J: WriteJob>(
     shared: &Shared,
     way: WriterMode,
     link: &PgConnection,
-    jobs: Vec<SwapJob>,
+    jobs: Vec<J>,
 ) -> bool {
     let looking = recognise(link.client(), &shared.setup, Purpose::Inspect);
     let recognised = timeout(shared.setup.answer, looking).await;
     let accepted = matches!(recognised, Ok(Ok(true)));
     // In their original order.
     for job in jobs.into_iter().rev() {
-        if accepted || !job.write.strict {
-            job.ticket.wait_again();
-            shared.queue_of(way, &job).put_back(job);
+        if accepted || job.required() != RequiredTables::Known {
+            job.ticket().wait_again();
+            J::queues(shared).queue_of(way, &job).put_back(job);
         } else {
-            job.reply.send(Err(StoreError::unavailable(PostgresStoreError::Replaced))).ok();
+            job.fail(StoreError::unavailable(PostgresStoreError::Replaced));
         }
     }
     matches!(recognised, Ok(Ok(_)))
 }
 
-/// Returns the BEGIN of a single swap. It waits for a lock for at most half of the timeout, and
+/// Returns the BEGIN of a single write. It waits for a lock for at most half of the timeout, and
 /// ends early enough for the caller to receive the answer.
-fn begin_alone(jobs: &[SwapJob], setup: &ConnectionSetup) -> String {
+fn begin_alone<J: WriteJob>(jobs: &[J], setup: &ConnectionSetup) -> String {
     let now = Instant::now();
-    let left = jobs.iter().map(|job| job.deadline.saturating_duration_since(now)).min();
+    let left = jobs.iter().map(|job| job.deadline().saturating_duration_since(now)).min();
     let left = left.unwrap_or_default() * 3 / 4;
     setup.begin_with(left, left.min(setup.answer / 2))
 }
 
-/// Returns the rows by key; `None` if they cannot be read.
-fn said(rows: &[Row]) -> Option<HashMap<OperationId, ResultRow>> {
-    let mut by_key = HashMap::with_capacity(rows.len());
-    for row in rows {
-        let said = ResultRow::read(row).ok()?;
-        // The first row of a key is used: if this statement wrote it, all of them are the same.
-        by_key.entry(said.key?).or_insert(said);
-    }
-    Some(by_key)
-}
-
-fn settle(
-    shared: &Shared,
-    way: WriterMode,
-    jobs: Vec<SwapJob>,
-    mut said: HashMap<OperationId, ResultRow>,
-) {
-    count(&shared.counters.swaps, jobs.len());
+fn settle<J: WriteJob>(shared: &Shared, way: WriterMode, jobs: Vec<J>, mut answers: J::Answers) {
+    let queues = J::queues(shared);
+    count(&queues.counters.writes, jobs.len());
     let mut again = VecDeque::new();
     for job in jobs {
-        let said = said.remove(&job.write.key);
-        let written = said.as_ref().is_some_and(|said| said.written);
-        match said.and_then(|said| said.answer(&job.write)) {
-            Some(answer) => {
-                if matches!(answer, Ok(RawSwapped::Conflict { .. })) {
-                    count(&shared.counters.conflicts, 1);
-                }
-                if let Some(bell) = shared.bell.as_ref().filter(|_| written && job.write.ends()) {
-                    bell.ring(&job.write.key);
-                }
-                job.reply.send(answer).ok();
-            }
-            None => again.push_front(job),
+        if let Some(job) = job.answer(&mut answers, shared) {
+            again.push_front(job);
         }
     }
     for job in again {
-        // It was committed without this swap, so this attempt did nothing.
-        job.ticket.wait_again();
-        if job.write.expected.is_none() || way == WriterMode::Alone {
+        // It was committed without this write, so this attempt did nothing.
+        job.ticket().wait_again();
+        if !job.changes_row() || way == WriterMode::Alone {
             // A write of another transaction was not visible yet. By now it is.
-            count(&shared.counters.again, 1);
-            shared.queue_of(way, &job).put_back(job);
+            count(&queues.counters.again, 1);
+            queues.queue_of(way, &job).put_back(job);
         } else {
-            shared.pass_on(job);
+            queues.pass_on(job);
         }
     }
 }
 
-fn fail(shared: &Shared, jobs: Vec<SwapJob>, failure: &TransactionFailure) {
+fn fail<J: WriteJob>(shared: &Shared, jobs: Vec<J>, failure: &TransactionFailure) {
+    let queues = J::queues(shared);
     let rolled_back = matches!(failure, TransactionFailure::Rejected(_));
     if rolled_back && jobs.len() > 1 {
         for job in jobs {
-            job.ticket.wait_again();
-            shared.pass_on(job);
+            job.ticket().wait_again();
+            queues.pass_on(job);
         }
         return;
     }
     if !rolled_back {
-        count(&shared.counters.lost, jobs.len());
-        // Before the answers: a swap that is sent again must not take its own write for confirmed.
+        count(&queues.counters.lost, jobs.len());
+        // Before the answers: a write that is sent again must not take its own write for confirmed.
         shared.setup.distrust_connections();
     }
     for job in jobs {
-        job.reply.send(Err(failure.clone().into_store_error())).ok();
+        job.fail(failure.clone().into_store_error());
     }
 }
 
-impl Shared {
-    /// Queues a swap that did nothing in a batch to be sent alone, if the queue has space.
-    fn pass_on(&self, job: SwapJob) {
+impl<J: WriteJob> WriteQueues<J> {
+    /// Queues a write that did nothing in a batch to be sent alone, if the queue has space.
+    fn pass_on(&self, job: J) {
         match self.alone.pass_on(job) {
             Ok(()) => count(&self.counters.alone, 1),
-            Err(job) => {
-                job.reply.send(Err(StoreError::unavailable(PostgresStoreError::QueueFull))).ok();
-            }
+            Err(job) => job.fail(StoreError::unavailable(PostgresStoreError::QueueFull)),
         }
     }
 
-    fn queue_of(&self, way: WriterMode, job: &SwapJob) -> &Queue<SwapJob> {
+    fn queue_of(&self, way: WriterMode, job: &J) -> &Queue<J> {
         match way {
-            WriterMode::Batches(_) => self.lane(&job.write.key),
+            WriterMode::Batches(_) => self.lane(job.key()),
             WriterMode::Alone => &self.alone,
         }
     }
@@ -370,56 +396,5 @@ async fn open(shared: &Shared, purpose: Purpose) -> Result<PgConnection, Postgre
             tracing::warn!(%error, "no connection to PostgreSQL");
             Err(PostgresStoreError::Connect(Arc::new(error)))
         }
-    }
-}
-
-/// Swaps as columns, the form in which a statement takes many at once.
-#[derive(Debug, Default)]
-pub(crate) struct Columns<'a> {
-    keys: Vec<&'a [u8]>,
-    write_ids: Vec<&'a [u8]>,
-    states: Vec<&'static str>,
-    sealed: Vec<&'a [u8]>,
-    leases: Vec<i64>,
-    keeps: Vec<Option<i64>>,
-    graces: Vec<i64>,
-    hints: Vec<i64>,
-    expected: Vec<Option<&'a [u8]>>,
-    next_fences: Vec<bool>,
-}
-
-impl<'a> Columns<'a> {
-    pub(crate) fn of(writes: &[&'a Write]) -> Self {
-        let mut columns = Self::default();
-        for write in writes {
-            columns.keys.push(write.key.as_bytes());
-            columns.write_ids.push(write.write_id.as_bytes());
-            columns.states.push(write.state);
-            columns.sealed.push(&write.sealed);
-            columns.leases.push(write.lease);
-            columns.keeps.push(write.keep);
-            columns.graces.push(write.grace);
-            columns.hints.push(write.hint);
-            columns.expected.push(write.expected.as_ref().map(|write_id| &write_id.as_bytes()[..]));
-            columns.next_fences.push(write.next_fence);
-        }
-        columns
-    }
-
-    /// Returns the parameters, in the order of [`crate::sql::SWAP_IN_TYPES`].
-    pub(crate) fn parameters(&self) -> Vec<Parameter<'_>> {
-        let Self {
-            keys,
-            write_ids,
-            states,
-            sealed,
-            leases,
-            keeps,
-            graces,
-            hints,
-            expected,
-            next_fences,
-        } = self;
-        vec![keys, write_ids, states, sealed, leases, keeps, graces, hints, expected, next_fences]
     }
 }

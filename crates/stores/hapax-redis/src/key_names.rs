@@ -27,6 +27,12 @@ impl KeyNames {
         format!("{}identity", self.0)
     }
 
+    /// Returns the beginning of the names of a slot of the schedule. A cluster has all of them on
+    /// one node, because of the tag in braces.
+    pub(crate) fn schedule(&self, slot: usize) -> String {
+        format!("{}schedule:{{{slot}}}:", self.0)
+    }
+
     /// Returns the operation id in a name; `None` if it is no record's.
     pub(crate) fn key(&self, name: &[u8]) -> Option<OperationId> {
         let digits = name.strip_prefix(self.0.as_bytes())?;

@@ -51,16 +51,25 @@
 //! expired records as absent. A record that is retained for ever (in flight or unknown under
 //! `block`) has no expiry.
 //!
+//! # The schedule
+//!
+//! [`hapax_core::schedule`] is in sixteen slots, by the operation id. Each has a sorted set of entries
+//! by time for each queue, one by key, and a hash with the notes; a tag in their names keeps them on
+//! one node of a cluster. They have no expiry. What is lost of them is lost as a record is: an
+//! operation whose entry is lost is not continued. If part of a cluster is unreachable, polls return
+//! what is due in the rest.
+//!
 //! # Permissions of the server's user
 //!
 //! ```text
 //! ACL SETUSER hapax on >PASSWORD resetkeys resetchannels ~hapax:* &hapax:* -@all
 //!   +hello +info +time +get +getrange +set +evalsha +eval +ping +scan
 //!   +publish +subscribe +unsubscribe +client|setinfo
+//!   +hexists +hget +hset +hdel +zadd +zrem +zscore +zcard +zrange +zrangebyscore +zrangebylex
 //! ```
 //!
-//! `publish`, `subscribe` and channels are for waiters; without them waiters poll four times a
-//! second. `scan` is for paging ([`hapax_core::Inspect`]). `client|setinfo` exists from 7.2 on and
+//! The last line is for the schedule; without it, calls of the schedule fail. `publish`, `subscribe`
+//! and channels are for waiters; without them waiters poll four times a second. `scan` is for paging ([`hapax_core::Inspect`]). `client|setinfo` exists from 7.2 on and
 //! names the connection. A cluster also needs `+cluster|slots +asking`. [`diagnose`] uses
 //! `+config|get` where it is allowed.
 //!
@@ -136,6 +145,7 @@ mod options;
 mod reconnect;
 mod record;
 mod scan;
+mod schedule;
 mod script;
 mod secret;
 mod server_info;

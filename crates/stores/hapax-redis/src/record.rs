@@ -51,11 +51,12 @@ pub(crate) fn swapped(
     }
 }
 
-/// Returns whether `swap.lua` answered that the store has another identity than the expected one.
-pub(crate) fn is_replaced(write_id: WriteId, value: &Value) -> bool {
+/// Returns whether a script answered to the request named `asked` that the store has another identity
+/// than the expected one.
+pub(crate) fn is_replaced(asked: &[u8], value: &Value) -> bool {
     let Value::Array(answer) = value else { return false };
-    let [kind, asked] = &answer[..] else { return false };
-    bytes(kind) == Some(b"R") && bytes(asked) == Some(&write_id.as_bytes()[..])
+    let [kind, said] = &answer[..] else { return false };
+    bytes(kind) == Some(b"R") && bytes(said) == Some(asked)
 }
 
 /// Parses the answer of `load.lua` for this key, which has that name on the server.
@@ -152,11 +153,11 @@ fn columns(stored: &[u8]) -> Option<(Columns, &[u8])> {
     Some((Columns { write_id: WriteId::from_bytes(*write_id), numbers }, rest))
 }
 
-fn time(value: &Value) -> Result<Timestamp, ReplyError> {
+pub(crate) fn time(value: &Value) -> Result<Timestamp, ReplyError> {
     number(value).map(Timestamp::from_micros)
 }
 
-fn number(value: &Value) -> Result<u64, ReplyError> {
+pub(crate) fn number(value: &Value) -> Result<u64, ReplyError> {
     bytes(value).and_then(parse).ok_or(ReplyError::Unreadable)
 }
 
@@ -166,7 +167,7 @@ fn parse(digits: &[u8]) -> Option<u64> {
     all.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
 }
 
-fn bytes(value: &Value) -> Option<&[u8]> {
+pub(crate) fn bytes(value: &Value) -> Option<&[u8]> {
     match value {
         Value::BulkString(bytes) => Some(bytes),
         Value::SimpleString(text) => Some(text.as_bytes()),

@@ -30,7 +30,7 @@ impl Lua {
         Self::new(include_str!("identity.lua"))
     }
 
-    fn new(text: &'static str) -> Self {
+    pub(crate) fn new(text: &'static str) -> Self {
         Self { text, hash: Script::new(text).get_hash().to_owned() }
     }
 

@@ -14,13 +14,13 @@ use hapax_core::store::{
 };
 use hapax_core::{
     Entropy, Inspect, Notify, OnUnknown, OperationId, RecordState, Sealer, Secret, Store,
-    StoreError, Timestamp, WriteId,
+    StoreError, Timestamp,
 };
 use redis::Value;
 
 use crate::admission::RequestLimit;
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
-use crate::identity::{identity, is_expected};
+use crate::identity::{Call, RequiredStore};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 use crate::notify::Watchers;
@@ -28,6 +28,7 @@ use crate::options::RedisOptions;
 use crate::reconnect::Reconnector;
 use crate::record::{self, ReplyError, micros};
 use crate::scan;
+use crate::schedule::RedisSchedule;
 use crate::script::Lua;
 use crate::secret::SecretCheck;
 
@@ -35,20 +36,21 @@ use crate::secret::SecretCheck;
 ///
 /// Dropping it closes its connection.
 pub struct RedisStore {
-    link: ConnectionHandle,
-    names: KeyNames,
+    pub(crate) link: ConnectionHandle,
+    pub(crate) names: KeyNames,
     watchers: Arc<Watchers>,
-    sealer: Sealer,
+    pub(crate) sealer: Sealer,
     secret: Option<Secret>,
-    entropy: Arc<dyn Entropy>,
-    limit: RequestLimit,
+    pub(crate) entropy: Arc<dyn Entropy>,
+    pub(crate) limit: RequestLimit,
     swap: Lua,
     load: Lua,
-    identity: Lua,
-    known: ExpectedIdentity,
+    pub(crate) identity: Lua,
+    pub(crate) known: ExpectedIdentity,
+    pub(crate) schedule: RedisSchedule,
     counters: Counters,
     /// Whether new keys may be claimed.
-    make: bool,
+    pub(crate) make: bool,
 }
 
 /// Counters of a store since it was connected, and its current load.
@@ -128,7 +130,7 @@ impl RedisStore {
         ));
         let link = link.await?;
         let (swap, load, identity) = (Lua::swap(), Lua::load(), Lua::identity());
-        let counters = Counters::default();
+        let (counters, schedule) = (Counters::default(), RedisSchedule::new(&names));
         let store = Self {
             link,
             names,
@@ -141,6 +143,7 @@ impl RedisStore {
             load,
             identity,
             known,
+            schedule,
             counters,
             make,
         };
@@ -189,7 +192,7 @@ impl RedisStore {
         Ok(())
     }
 
-    fn refused(&self, error: RedisStoreError) -> RedisConnectError {
+    pub(crate) fn refused(&self, error: RedisStoreError) -> RedisConnectError {
         match error {
             RedisStoreError::Redis(source) => RedisConnectError::of("EVALSHA", source),
             _ => RedisConnectError::TimedOut(self.link.timeout()),
@@ -198,7 +201,7 @@ impl RedisStore {
 
     /// Calls a script by its hash, and by its text if the server does not have it and so did
     /// nothing.
-    async fn run(
+    pub(crate) async fn run(
         &self,
         script: &Lua,
         keys: &[&str],
@@ -209,42 +212,6 @@ impl RedisStore {
             return by_name;
         }
         self.link.send(&script.by_text(keys, arguments)).await
-    }
-
-    /// Compares the identity of the store with the expected one. Returns whether claims may
-    /// continue. If the store has none, `leave` becomes its identity. With `confirm`, an operator
-    /// confirms the present one.
-    async fn recognise(&self, leave: &str, confirm: bool) -> Result<bool, RequestFailure> {
-        let confirm: &[u8] = if confirm { b"1" } else { b"0" };
-        let arguments = [leave.as_bytes(), confirm];
-        match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
-            Value::BulkString(found) => {
-                Ok(is_expected(&self.known, &String::from_utf8_lossy(&found)))
-            }
-            _ => Err(RequestFailure::Nothing(RedisStoreError::Unreadable)),
-        }
-    }
-
-    async fn open_identity(&self) -> Result<(), RedisConnectError> {
-        let new = match self.make && self.known.expected().is_none() {
-            true => self.new_identity(),
-            false => String::new(),
-        };
-        match self.recognise(&new, false).await {
-            Ok(_) | Err(RequestFailure::Foreign) => Ok(()),
-            Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
-                Err(self.refused(error))
-            }
-        }
-    }
-
-    /// Returns a new identity; empty, and so never stored, if there is no randomness.
-    fn new_identity(&self) -> String {
-        let mut random = [0; 16];
-        match self.entropy.fill(&mut random) {
-            Ok(()) => identity(random),
-            Err(_) => String::new(),
-        }
     }
 
     /// Returns the identity of the store in which this process claims, for
@@ -287,12 +254,11 @@ impl RedisStore {
         let (lease, grace) = (micros(draft.lease), micros(draft.record.terms.lease));
         let keep = draft.keep.map(micros).unwrap_or_default();
         let name = self.names.name(&key);
-        let is_new = expected.is_none();
-        let strict = is_new && draft.record.terms.on_unknown != OnUnknown::Reexecute;
-        // A claim that may execute again also compares, until the replacement is known, so that it
-        // is logged.
-        let compares = strict || (is_new && !self.known.is_replaced());
-        let known = (compares && self.link.is_one()).then(|| self.known.expected()).flatten();
+        let required = match (&expected, draft.record.terms.on_unknown) {
+            (Some(_), _) => RequiredStore::Any,
+            (None, OnUnknown::Reexecute) => RequiredStore::Logged,
+            (None, _) => RequiredStore::Known,
+        };
         let arguments: [&[u8]; 8] = [
             write_id.as_bytes(),
             expected.as_ref().map_or(&[], |write_id| write_id.as_bytes()),
@@ -304,49 +270,13 @@ impl RedisStore {
             flag(draft.record.state != RecordState::InFlight),
             &sealed,
         ];
-        let answer = match known {
-            Some(known) => match self.swap_known(&name, &arguments, (write_id, known)).await {
-                Err(RequestFailure::Nothing(RedisStoreError::Replaced)) if !strict => {
-                    self.run(&self.swap, &[&name], &arguments).await
-                }
-                answer => answer,
-            },
-            // In a cluster it was compared when the store was opened.
-            None if strict && self.known.is_replaced() => match self.recognise("", false).await {
-                Ok(true) => self.run(&self.swap, &[&name], &arguments).await,
-                Ok(false) => Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
-                Err(error) => Err(error.did_nothing()),
-            },
-            None => self.run(&self.swap, &[&name], &arguments).await,
-        };
+        let call = Call { script: &self.swap, keys: &[&name], arguments: &arguments };
+        let answer = self.run_on(required, call, write_id.as_bytes()).await;
         let answer = answer.map_err(RequestFailure::of_write)?;
         record::swapped((&key, write_id), answer, &self.sealer).map_err(|answer| match answer {
             ReplyError::Damaged(error) => error,
             ReplyError::Unreadable => StoreError::ambiguous(RedisStoreError::Unreadable),
         })
-    }
-
-    /// Swaps if the store has the identity `known`, or one that an operator confirmed.
-    async fn swap_known(
-        &self,
-        name: &str,
-        arguments: &[&[u8]],
-        (write_id, known): (WriteId, String),
-    ) -> Result<Value, RequestFailure> {
-        let (place, mut known) = (self.names.identity(), known);
-        loop {
-            let arguments = [arguments, &[known.as_bytes()]].concat();
-            let answer = self.run(&self.swap, &[name, &place], &arguments).await?;
-            if !record::is_replaced(write_id, &answer) {
-                return Ok(answer);
-            }
-            // Nothing was written. Repeat if the identity was confirmed meanwhile.
-            let accepted = self.recognise("", false).await.map_err(RequestFailure::did_nothing)?;
-            match self.known.expected() {
-                Some(confirmed) if accepted && confirmed != known => known = confirmed,
-                _ => return Err(RequestFailure::Nothing(RedisStoreError::Replaced)),
-            }
-        }
     }
 
     async fn load_cell(&self, key: &OperationId) -> Result<Snapshot, StoreError> {
@@ -404,7 +334,7 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: Some(self), schedule: None }
+        Capabilities { secret: self.secret(), notify: Some(self), schedule: Some(self) }
     }
 }
 

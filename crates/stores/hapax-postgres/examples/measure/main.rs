@@ -4,6 +4,7 @@
 //! `cargo run --release -p hapax-postgres --example measure -- ratios [ROUNDS]`
 //! `cargo run --release -p hapax-postgres --example measure -- purge [KEYS]`
 //! `cargo run --release -p hapax-postgres --example measure -- indexes [KEYS]`
+//! `cargo run --release -p hapax-postgres --example measure -- schedule [ENTRIES]`
 //!
 //! Starts its own server, which syncs as in production. Only ratios within a run are meaningful;
 //! the absolute numbers depend on the machine and its other load.
@@ -12,6 +13,7 @@ mod indexes;
 mod plain;
 mod purge;
 mod rates;
+mod schedule;
 mod work;
 
 use std::error::Error;
@@ -29,7 +31,8 @@ async fn main() -> Outcome<()> {
         Some("ratios") => rates::ratios(number(15)?.max(1)).await,
         Some("purge") => purge::measure(number(1_000_000)?).await,
         Some("indexes") => indexes::measure(number(200_000)?).await,
-        _ => Err("one of: rates, ratios, purge, indexes".into()),
+        Some("schedule") => schedule::measure(number(1_000_000)?.max(1)).await,
+        _ => Err("one of: rates, ratios, purge, indexes, schedule".into()),
     }
 }
 

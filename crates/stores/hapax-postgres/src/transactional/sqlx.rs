@@ -92,7 +92,7 @@ fn bound<'a>(text: &'a str, write: &'a Write) -> Query<'a> {
 
 /// Returns the code with which the server rejected the statement, if it did and the connection is
 /// intact.
-fn refusal(error: &sqlx::Error) -> Option<&str> {
+pub(crate) fn refusal(error: &sqlx::Error) -> Option<&str> {
     let refused = error.as_database_error()?.try_downcast_ref::<PgDatabaseError>()?;
     matches!(refused.severity(), PgSeverity::Error).then(|| refused.code())
 }

@@ -8,6 +8,7 @@ mod locks;
 mod meddler;
 mod pool;
 mod purging;
+mod schedule;
 #[path = "../../../examples/deadlocks/scramble.rs"]
 mod scramble;
 mod secrets;

@@ -1,19 +1,23 @@
 //! The store on a cluster.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::diagnose::Severity;
+use hapax_core::schedule::Schedule;
 use hapax_core::store::Swapped;
 use hapax_core::{Inspect, Notify, Store, StoreError};
 use hapax_redis::{RedisOptions, RedisStore, RedisStoreError, diagnose};
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
+use hapax_testkit::schedule;
 use hapax_testkit::servers::{RedisCluster, RedisServer};
 use hapax_testkit::suite;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
+use super::schedule::{entry, queue};
 use super::suite::OnOneServer;
 use super::support::{at, claim, complete, connect_within, expect_stored, key};
 
@@ -25,6 +29,54 @@ async fn a_store_on_a_cluster_follows_the_rules() {
     let fixture = OnOneServer::new(at(cluster.nodes()[1].port()));
     suite::store_rules(&fixture).await;
     suite::inspect_rules(&fixture).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_schedule_on_a_cluster_follows_the_rules() {
+    let cluster = RedisCluster::start(3).await;
+    schedule::schedule_rules(&OnOneServer::new(at(cluster.nodes()[1].port()))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_poll_returns_the_entries_of_reachable_masters() {
+    let mut cluster = RedisCluster::start(3).await;
+    let options = at(cluster.nodes()[0].port()).timeout(Duration::from_secs(2));
+    let store = connect_within(options).await;
+    let most = NonZeroU32::new(100).unwrap();
+    for of in 0..64 {
+        let inserted = async { while store.insert(entry(of, Duration::ZERO)).await.is_err() {} };
+        timeout(SOON, inserted).await.expect("all nodes answer");
+    }
+    cluster.node(2).kill().await;
+    let mut found = BTreeSet::new();
+    let polling = async {
+        // Until what is left is at the master that is away.
+        while let Ok(due) = store.due(&[queue()], most).await {
+            assert!(!due.entries.is_empty(), "a poll without part of the slots looks complete");
+            for (key, _) in due.entries {
+                found.insert(key);
+                while store.remove(key).await.is_err() {}
+            }
+        }
+    };
+    timeout(SOON, polling).await.expect("entries are removed");
+    assert!((10..64).contains(&found.len()), "{} of 64", found.len());
+    // A page without the others would look complete.
+    assert!(store.entries(None, most).await.is_err());
+    assert!(store.queues().await.is_err());
+    cluster.node(2).restart().await;
+    cluster.agree().await;
+    let back = async {
+        loop {
+            match store.due(&[queue()], most).await {
+                Ok(due) if due.next_in.is_none() => return due.entries,
+                _ => {}
+            }
+        }
+    };
+    let left = timeout(SOON, back).await.expect("they are due again");
+    assert_eq!(found.len() + left.len(), 64);
+    assert!(left.iter().all(|(key, _)| !found.contains(key)), "removed, and due again");
 }
 
 /// A proxy before each node, which is what clients are told to connect to.

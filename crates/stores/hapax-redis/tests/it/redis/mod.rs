@@ -4,6 +4,7 @@ mod connecting;
 mod doctor;
 mod emptied;
 mod functions;
+mod schedule;
 mod secrets;
 #[cfg(feature = "sentinel")]
 mod sentinel;

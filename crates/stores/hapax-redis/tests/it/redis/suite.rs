@@ -64,7 +64,7 @@ async fn a_store_with_a_secret_follows_the_rules() {
 }
 
 /// A server that syncs each write.
-struct Redis(RedisServer);
+pub(super) struct Redis(RedisServer);
 
 impl ServerFixture for Redis {
     type Store = RedisStore;
