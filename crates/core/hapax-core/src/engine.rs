@@ -9,12 +9,14 @@ mod function;
 mod idempotency;
 mod lease;
 mod renewal;
+mod request;
+mod resume;
 mod retry;
 mod timer;
 mod transact;
 mod waiters;
 
-pub use claim::{Claim, ClaimError, OperationRequest, Reconciliation};
+pub use claim::{Claim, ClaimError, Reconciliation};
 pub use detach::{DetachOnDrop, DetachSwitch};
 pub use execution::{Execution, ExecutionEnd, ExecutionResult, OperationPanicked};
 #[cfg(feature = "function")]
@@ -23,6 +25,7 @@ pub use function::{
 };
 pub use idempotency::{EngineError, EngineLimits, EngineStats, Idempotency, IdempotencyBuilder};
 pub use lease::{FinishError, Lease, LeaseHandle};
+pub use request::OperationRequest;
 pub use transact::{
     CheckpointCommit, TakeTxError, TransactResult, TransactionBackend, Tx, TxHandle, TxOptions,
     TxOptionsError,

@@ -5,128 +5,24 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::schedule::QueueName;
 use hapax_core::store::BoxFuture;
-use hapax_core::transaction::{Tx, TxHandle};
-use hapax_core::{EntryId, FencingToken, Key, Verdict, value};
+
+use hapax_core::{EntryId, Verdict, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::flow::{Desk, Op, Step};
+use crate::call::{At, CallContext, StepError, Undo, UndoError};
+use crate::flow::{Desk, Op, StepHandle};
 use crate::log::{Blob, Log, LogTime, MAX_LOG, StuckReason};
-use crate::retry::Retry;
-use crate::run::{Fault, FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, TryEnd, UndoFailure};
-
-/// Source of an error of a step.
-pub type Source = Box<dyn StdError + Send + Sync>;
-
-/// The context of a step's call. It dereferences to the state of the definition.
-#[derive(Debug)]
-pub struct At<S> {
-    state: Arc<S>,
-    context: CallContext,
-}
-
-/// Key, fence and number of a call.
-#[derive(Clone, Debug)]
-pub(crate) struct CallContext {
-    pub(crate) key: Key,
-    pub(crate) fence: FencingToken,
-    pub(crate) number: u32,
-    /// The transaction of a step that writes in the database of the records.
-    pub(crate) tx: Option<TxHandle>,
-}
-
-impl<S> At<S> {
-    /// Returns the idempotency key of this step, or of its undo: the same in every try, on every node
-    /// and in every version of the definition.
-    #[must_use]
-    pub const fn key(&self) -> &Key {
-        &self.context.key
-    }
-
-    /// Returns the fence of this execution, which grows with each takeover.
-    #[must_use]
-    pub const fn fence(&self) -> FencingToken {
-        self.context.fence
-    }
-
-    /// Returns the number of this try, from 1.
-    #[must_use]
-    pub const fn number(&self) -> u32 {
-        self.context.number
-    }
-
-    /// Takes the transaction of a step that was defined by [`SagaBuilder::within`]. It commits with
-    /// the step's result, once the step returns `Ok`, and is rolled back otherwise.
-    ///
-    /// # Errors
-    /// [`StepError::NotSent`]: no transaction began, or the step was defined otherwise.
-    pub async fn tx<T: Send + 'static, E>(&self) -> Result<Tx<T>, StepError<E>> {
-        let Some(tx) = &self.context.tx else {
-            return Err(StepError::not_sent(
-                "expected a step of the kind `within`, found another: it has no transaction",
-            ));
-        };
-        tx.take().await.map_err(StepError::not_sent)
-    }
-}
-
-impl<S> Deref for At<S> {
-    type Target = S;
-
-    fn deref(&self) -> &S {
-        &self.state
-    }
-}
-
-/// Errors of a step.
-#[derive(Debug)]
-pub enum StepError<E> {
-    /// The step was rejected: it has no effect, and the flow gets this error.
-    No(E),
-    /// Nothing was sent. The step is tried again.
-    NotSent(Source),
-    /// It is unknown whether the step happened. It is tried again if its kind allows that.
-    Unknown(Source),
-}
-
-impl<E> StepError<E> {
-    /// Returns [`StepError::NotSent`] because of `source`.
-    pub fn not_sent(source: impl Into<Source>) -> Self {
-        Self::NotSent(source.into())
-    }
-
-    /// Returns [`StepError::Unknown`] because of `source`.
-    pub fn unknown(source: impl Into<Source>) -> Self {
-        Self::Unknown(source.into())
-    }
-}
-
-/// What is known of a step that is undone.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Undo<R> {
-    /// It happened, with this result.
-    Happened(R),
-    /// It is unknown whether it happened. The undo must be right if nothing happened, and must ensure
-    /// that nothing will: a call under the step's key may still be on its way.
-    Unknown,
-}
-
-/// Error of an undo, which is then tried again. Created from any error.
-#[derive(Debug)]
-pub struct UndoError(Source);
-
-impl<E: Into<Source>> From<E> for UndoError {
-    fn from(source: E) -> Self {
-        Self(source.into())
-    }
-}
+use crate::retry::StepRetry;
+use crate::run::{
+    FlowEnd, FlowFuture, Kind, Run, RunTerms, SagaFault, StepTerms, TryEnd, UndoFailure,
+};
 
 type CallFn = Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, TryEnd> + Send + Sync>;
 type UndoFn = Arc<
@@ -374,8 +270,8 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         });
         let terms = StepTerms {
             kind,
-            retry: Retry::default(),
-            undo_retry: Retry::within(Duration::from_secs(24 * 60 * 60)),
+            retry: StepRetry::default(),
+            undo_retry: StepRetry::within(Duration::from_secs(24 * 60 * 60)),
             settle: Duration::from_secs(60),
             has_undo: false,
             reconciles: false,
@@ -468,14 +364,14 @@ where
     A: DeserializeOwned + Send + 'static,
     R: Serialize + DeserializeOwned + Send + 'static,
 {
-    /// Sets how often the step is tried. Default: [`Retry::default`].
-    pub fn retry(mut self, retry: Retry) -> Self {
+    /// Sets how often the step is tried. Default: [`StepRetry::default`].
+    pub fn retry(mut self, retry: StepRetry) -> Self {
         self.terms.retry = retry;
         self
     }
 
     /// Sets how often its undo is tried. Default: within a day.
-    pub fn undo_retry(mut self, retry: Retry) -> Self {
+    pub fn undo_retry(mut self, retry: StepRetry) -> Self {
         self.terms.undo_retry = retry;
         self
     }
@@ -517,7 +413,7 @@ where
     /// Sets the undo, which gets the argument and the result of the step, and ends its definition. It
     /// may be called more than once.
     #[must_use = "the flow requests the step by this handle"]
-    pub fn undo<F, Fut>(mut self, undo: F) -> Step<A, R, E>
+    pub fn undo<F, Fut>(mut self, undo: F) -> StepHandle<A, R, E>
     where
         F: Fn(At<S>, A, Undo<R>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), UndoError>> + Send + 'static,
@@ -542,14 +438,14 @@ where
 
     /// Ends the definition of a step that has no undo: its effect stays.
     #[must_use = "the flow requests the step by this handle"]
-    pub fn no_undo(self) -> Step<A, R, E> {
+    pub fn no_undo(self) -> StepHandle<A, R, E> {
         self.end()
     }
 
-    fn end(self) -> Step<A, R, E> {
+    fn end(self) -> StepHandle<A, R, E> {
         self.saga.steps.insert(self.name, self.terms);
         self.saga.functions.insert(self.name, self.functions);
-        Step::new(self.name)
+        StepHandle::new(self.name)
     }
 }
 
@@ -590,18 +486,18 @@ fn check_name(name: &'static str) -> Result<(), DefinitionError> {
     }
 }
 
-fn written<T: Serialize>(name: &str, value: &T) -> Result<Blob, Fault> {
+fn written<T: Serialize>(name: &str, value: &T) -> Result<Blob, SagaFault> {
     value::write(value, hapax_core::codec::MAX_CHECKPOINT).map(Blob).map_err(|error| {
         let detail = format!("expected a value of `{name}` that can be serialized, found: {error}");
-        Fault { reason: StuckReason::TooLarge, detail }
+        SagaFault { reason: StuckReason::TooLarge, detail }
     })
 }
 
-fn unreadable(name: &str, error: &value::ValueError) -> Fault {
+fn unreadable(name: &str, error: &value::ValueError) -> SagaFault {
     let detail = format!(
         "expected logged values of `{name}` of the types in this definition, found: {error}"
     );
-    Fault { reason: StuckReason::Unreadable, detail }
+    SagaFault { reason: StuckReason::Unreadable, detail }
 }
 
 /// Returns an error with its causes, at most 1,000 characters.

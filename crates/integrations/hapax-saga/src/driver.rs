@@ -23,12 +23,13 @@ use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Ve
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
+use crate::call::CallContext;
 use crate::clock::StoreClock;
-use crate::definition::{CallContext, Definition, text};
+use crate::definition::{Definition, text};
 use crate::log::{Blob, Direction, Log, StepOutcome, Stuck, StuckReason};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalOutcome, step_key};
-use crate::run::{Call, Effect, Event, Fault, Kind, Run, SagaEnd, TryEnd, UndoFailure};
+use crate::run::{Call, Effect, Kind, Run, RunEvent, SagaEnd, SagaFault, TryEnd, UndoFailure};
 use crate::stats::{DefinitionCounters, Running, is_newly_stuck};
 
 /// Pause before a save is repeated that got no definite reply.
@@ -112,15 +113,15 @@ impl Driver {
                     continue;
                 }
                 Effect::Save => match self.save().await {
-                    Some(cancelled) => Event::Saved(cancelled),
+                    Some(cancelled) => RunEvent::Saved(cancelled),
                     None => return RunEnd::Dropped,
                 },
                 Effect::Look(signal) => match self.look(&signal).await {
-                    Some(value) => Event::Signal(value),
+                    Some(value) => RunEvent::Signal(value),
                     None => return RunEnd::Dropped,
                 },
                 Effect::LookForCancellation => match self.look(CANCEL).await {
-                    Some(reason) => Event::Cancelled(reason.map(|reason| cancellation(&reason))),
+                    Some(reason) => RunEvent::Cancelled(reason.map(|reason| cancellation(&reason))),
                     None => return RunEnd::Dropped,
                 },
                 Effect::Call(call) => match self.call(call).await {
@@ -132,7 +133,7 @@ impl Driver {
                     None => return RunEnd::Dropped,
                 },
                 Effect::Reconcile(call) => match self.reconcile(call).await {
-                    Some(verdict) => Event::Reconciled(verdict),
+                    Some(verdict) => RunEvent::Reconciled(verdict),
                     None => return RunEnd::Dropped,
                 },
             };
@@ -194,7 +195,7 @@ impl Driver {
         }
     }
 
-    async fn call(&mut self, call: Call) -> Option<Event> {
+    async fn call(&mut self, call: Call) -> Option<RunEvent> {
         if self.kind(call) == Some(Kind::Within) {
             return self.call_within(call).await;
         }
@@ -205,13 +206,13 @@ impl Driver {
         let (span, _running) = (self.span("step", call), self.running(call));
         let function = || (functions.call)(context, argument).instrument(span);
         let ended = Self::guard(&self.handle, call, function).await?;
-        Some(Event::Called(ended.unwrap_or_else(TryEnd::Unknown)))
+        Some(RunEvent::Called(ended.unwrap_or_else(TryEnd::Unknown)))
     }
 
     /// Calls a step whose writes commit with the log. Whatever did not commit did not happen.
-    async fn call_within(&mut self, call: Call) -> Option<Event> {
+    async fn call_within(&mut self, call: Call) -> Option<RunEvent> {
         let Some(backend) = self.node.transactions.clone() else {
-            return Some(Event::Called(TryEnd::Faulted(no_database())));
+            return Some(RunEvent::Called(TryEnd::Faulted(no_database())));
         };
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
@@ -225,11 +226,11 @@ impl Driver {
             TryEnd::Happened(value) if value.0.len() <= self.definition.terms.max_value => {
                 let log = self.run.log_with(call.step, value.clone());
                 match self.commit(&backend, tx, &log).await? {
-                    Ok(()) => Event::Committed(value),
-                    Err(error) => Event::Called(TryEnd::NotSent(error)),
+                    Ok(()) => RunEvent::Committed(value),
+                    Err(error) => RunEvent::Called(TryEnd::NotSent(error)),
                 }
             }
-            end => Event::Called(match (self.roll_back(&backend, tx).await, end) {
+            end => RunEvent::Called(match (self.roll_back(&backend, tx).await, end) {
                 (Ok(()), TryEnd::Unknown(error)) => TryEnd::NotSent(error),
                 (Ok(()), end) => end,
                 (Err(fault), _) => TryEnd::Lost(fault),
@@ -238,17 +239,17 @@ impl Driver {
     }
 
     /// Calls the undo of such a step.
-    async fn undo_within(&mut self, call: Call) -> Option<Event> {
+    async fn undo_within(&mut self, call: Call) -> Option<RunEvent> {
         let Some(backend) = self.node.transactions.clone() else {
-            return Some(Event::Undone(Err(UndoFailure::Faulted(no_database()))));
+            return Some(RunEvent::Undone(Err(UndoFailure::Faulted(no_database()))));
         };
         let tx = self.handle.begin(&backend);
         Some(match self.call_undo(call, Some(tx.clone())).await? {
             Ok(()) => match self.commit(&backend, tx, &self.run.log_undone(call.step)).await? {
-                Ok(()) => Event::UndoCommitted,
-                Err(error) => Event::Undone(Err(UndoFailure::Error(error))),
+                Ok(()) => RunEvent::UndoCommitted,
+                Err(error) => RunEvent::Undone(Err(UndoFailure::Error(error))),
             },
-            Err(failure) => Event::Undone(Err(match self.roll_back(&backend, tx).await {
+            Err(failure) => RunEvent::Undone(Err(match self.roll_back(&backend, tx).await {
                 Ok(()) => failure,
                 Err(fault) => UndoFailure::Faulted(fault),
             })),
@@ -274,8 +275,12 @@ impl Driver {
     }
 
     /// Rolls a transaction back, unless the step ended it itself.
-    async fn roll_back(&mut self, backend: &TransactionBackend, tx: TxHandle) -> Result<(), Fault> {
-        self.handle.roll_back(backend, tx).await.map_err(|error| Fault {
+    async fn roll_back(
+        &mut self,
+        backend: &TransactionBackend,
+        tx: TxHandle,
+    ) -> Result<(), SagaFault> {
+        self.handle.roll_back(backend, tx).await.map_err(|error| SagaFault {
             reason: StuckReason::Unknown,
             detail: format!(
                 "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
@@ -284,10 +289,10 @@ impl Driver {
         })
     }
 
-    async fn undo(&mut self, call: Call) -> Option<Event> {
+    async fn undo(&mut self, call: Call) -> Option<RunEvent> {
         match self.kind(call) {
             Some(Kind::Within) => self.undo_within(call).await,
-            _ => Some(Event::Undone(self.call_undo(call, None).await?)),
+            _ => Some(RunEvent::Undone(self.call_undo(call, None).await?)),
         }
     }
 
@@ -446,9 +451,9 @@ impl Driver {
     }
 }
 
-fn no_database() -> Fault {
+fn no_database() -> SagaFault {
     let detail = "expected a database for steps of the kind `within`, found none: set `SagasBuilder::transactions`";
-    Fault { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
+    SagaFault { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
 }
 
 fn cancellation(reason: &Blob) -> String {

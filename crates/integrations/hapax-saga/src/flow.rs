@@ -13,20 +13,20 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::log::{Blob, StepOutcome, StuckReason};
-use crate::run::Fault;
+use crate::run::SagaFault;
 
 /// Prefixes of the names of pauses in the log. Names of steps have no slash.
 pub(crate) const SLEEP: &str = "sleep/";
 pub(crate) const SIGNAL: &str = "signal/";
 
 /// A step of a definition, which a flow requests by [`Op::run`].
-pub struct Step<A, R, E> {
+pub struct StepHandle<A, R, E> {
     pub(crate) name: &'static str,
     pub(crate) nth: u32,
     types: PhantomData<fn(A) -> Result<R, E>>,
 }
 
-impl<A, R, E> Step<A, R, E> {
+impl<A, R, E> StepHandle<A, R, E> {
     pub(crate) const fn new(name: &'static str) -> Self {
         Self { name, nth: 0, types: PhantomData }
     }
@@ -39,17 +39,17 @@ impl<A, R, E> Step<A, R, E> {
     }
 }
 
-impl<A, R, E> Clone for Step<A, R, E> {
+impl<A, R, E> Clone for StepHandle<A, R, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A, R, E> Copy for Step<A, R, E> {}
+impl<A, R, E> Copy for StepHandle<A, R, E> {}
 
-impl<A, R, E> fmt::Debug for Step<A, R, E> {
+impl<A, R, E> fmt::Debug for StepHandle<A, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Step({} {})", self.name, self.nth)
+        write!(f, "StepHandle({} {})", self.name, self.nth)
     }
 }
 
@@ -80,7 +80,7 @@ impl Op {
     ///
     /// # Errors
     /// The error with which the step was rejected.
-    pub async fn run<A, R, E>(&self, step: Step<A, R, E>, argument: A) -> Result<R, E>
+    pub async fn run<A, R, E>(&self, step: StepHandle<A, R, E>, argument: A) -> Result<R, E>
     where
         A: Serialize,
         R: DeserializeOwned,
@@ -103,7 +103,7 @@ impl Op {
         self.desk.request(StepRequest { name, nth: 0, argument, wait }).await;
     }
 
-    /// Waits for the signal `name`, which anybody with the saga's key can send once; `None` if it
+    /// Waits for the signal `name`, which any caller with the saga's key can send once; `None` if it
     /// does not arrive within `span`.
     pub async fn signal<T: DeserializeOwned>(&self, name: &str, span: Duration) -> Option<T> {
         let argument = self.written(name, &span).await;
@@ -166,7 +166,7 @@ struct DeskState {
     open: Option<u64>,
     request: Option<StepRequest>,
     answer: Option<(u64, StepOutcome)>,
-    fault: Option<Fault>,
+    fault: Option<SagaFault>,
     waker: Option<Waker>,
 }
 
@@ -182,11 +182,11 @@ impl Desk {
 
     /// Reports a fault. The run drops the flow, so that this does not resolve.
     async fn fault<T>(&self, reason: StuckReason, detail: String) -> T {
-        self.lock().fault = Some(Fault { reason, detail });
+        self.lock().fault = Some(SagaFault { reason, detail });
         pending().await
     }
 
-    pub(crate) fn take_fault(&self) -> Option<Fault> {
+    pub(crate) fn take_fault(&self) -> Option<SagaFault> {
         self.lock().fault.take()
     }
 
@@ -227,7 +227,7 @@ impl Future for Requested<'_> {
                     "expected one step at a time, found a request of `{}` beside another: await each",
                     request.name
                 );
-                state.fault = Some(Fault { reason: StuckReason::Diverged, detail });
+                state.fault = Some(SagaFault { reason: StuckReason::Diverged, detail });
                 return Poll::Pending;
             }
             state.last += 1;

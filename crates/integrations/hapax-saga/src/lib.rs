@@ -59,7 +59,7 @@
 //! | argument, result or error of a step | 64 KiB | stuck; a result that is too large is resolved by an operator |
 //! | log | 256 KiB ([`max_log`](SagaBuilder::max_log), at most 1 MiB), 1,000 steps | stuck: split the saga |
 //! | crashes in one step | 5 in a row | stuck |
-//! | tries of a step | 20 within an hour ([`Retry`]) | reconcile, or stuck |
+//! | tries of a step | 20 within an hour ([`StepRetry`]) | reconcile, or stuck |
 //! | sagas of a process that run | 64 ([`SagasBuilder::limit`]) | they wait in the schedule |
 //! | outcome | 30 days ([`retention`](SagaBuilder::retention)) | the key is free |
 //!
@@ -139,10 +139,12 @@
 //! those of a store. Each run has a span `saga` and each call a span `call`, with definition, operation
 //! id, step and try, and without keys, scopes and contents.
 
+mod call;
 mod census;
 mod clock;
 mod definition;
 mod driver;
+mod error;
 mod flow;
 #[doc(hidden)]
 pub mod log;
@@ -160,15 +162,15 @@ mod sagas;
 mod schedule;
 mod stats;
 
+pub use call::{At, StepError, Undo, UndoError};
 pub use census::{SagaCensus, SagaCensusStep};
-pub use definition::{
-    At, DefinitionError, Saga, SagaBuilder, Source, StepBuilder, StepError, Undo, UndoError,
-};
-pub use flow::{Op, Step};
+pub use definition::{DefinitionError, Saga, SagaBuilder, StepBuilder};
+pub use error::{SagaError, SagaStartError, SagasError, SignalError};
+pub use flow::{Op, StepHandle};
 pub use note::HistoryStep;
 pub use operator::{
     DecisionMismatch, SagaDecision, SagaLookup, SagaOperator, SagaOperatorError, SagaView,
 };
-pub use retry::Retry;
-pub use sagas::{SagaError, Sagas, SagasBuilder, SagasError, SignalError, StartError, Started};
+pub use retry::StepRetry;
+pub use sagas::{Sagas, SagasBuilder, Started};
 pub use stats::{DefinitionStats, SagaStats, StepStats};

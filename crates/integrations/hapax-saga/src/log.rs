@@ -84,9 +84,9 @@ impl From<LogTime> for Timestamp {
 /// Whether a step runs or is undone.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Direction {
-    /// It runs.
+    /// The step runs.
     Forward,
-    /// It is undone.
+    /// The step is undone.
     Undo,
 }
 
@@ -159,9 +159,9 @@ impl Tries {
 /// Outcome of a step.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum StepOutcome {
-    /// It happened, with this result.
+    /// The step happened, with this result.
     Happened(Blob),
-    /// It was rejected, with this error; it has no effect.
+    /// The step was rejected, with this error, and has no effect.
     Rejected(Blob),
 }
 
@@ -257,7 +257,7 @@ pub enum StuckReason {
     Exhausted,
     /// Its executions ended with their process, too often in a row.
     Crashed,
-    /// It is unknown whether the step happened, and nothing can determine it.
+    /// The step may have happened, and nothing can determine whether it did.
     Unknown,
     /// The called system no longer honors the step's key.
     KeyExpired,
@@ -300,7 +300,7 @@ pub struct Stuck {
     pub step: Option<usize>,
     /// The direction.
     pub direction: Direction,
-    /// What was expected and found.
+    /// Text: expected and found.
     pub detail: String,
     /// Since when.
     pub since: LogTime,
@@ -317,7 +317,7 @@ pub struct Parked {
 
 /// A decision of an operator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Decision {
+pub struct LoggedDecision {
     /// The operator.
     pub by: String,
     /// The time.
@@ -352,7 +352,7 @@ pub struct Log {
     /// Set if an operator has to decide.
     pub stuck: Option<Stuck>,
     /// The decisions of operators.
-    pub decisions: Vec<Decision>,
+    pub decisions: Vec<LoggedDecision>,
 }
 
 /// The largest log that can be configured, in bytes.

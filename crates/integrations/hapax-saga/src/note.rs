@@ -1,4 +1,4 @@
-//! What a saga keeps outside of its record: the note of its entry in the schedule, and its outcome.
+//! Data of a saga outside of its log: the note of its entry in the schedule, and its outcome.
 
 use std::time::Duration;
 

@@ -12,7 +12,9 @@ use hapax_core::{
     WriteId, WriteResult, value,
 };
 
-use crate::log::{Blob, Decision, Direction, Failure, Log, LogTime, Parked, StepOutcome, UndoEnd};
+use crate::log::{
+    Blob, Direction, Failure, Log, LogTime, LoggedDecision, Parked, StepOutcome, UndoEnd,
+};
 use crate::note::FinalOutcome;
 use crate::schedule::on_schedule;
 
@@ -119,7 +121,12 @@ impl Log {
             }
         }
         let (by, reason) = (by.to_owned(), reason.to_owned());
-        self.decisions.push(Decision { by, at, reason, action: decision.as_str().to_owned() });
+        self.decisions.push(LoggedDecision {
+            by,
+            at,
+            reason,
+            action: decision.as_str().to_owned(),
+        });
         (self.stuck, self.crashes) = (None, 0);
         self.parked = Some(Parked { until: at, signal: None });
         Ok(())
@@ -146,9 +153,9 @@ pub struct SagaView {
 /// A saga that was looked up.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SagaLookup {
-    /// It is unfinished.
+    /// An unfinished saga.
     Unfinished(Box<SagaView>),
-    /// It is done, or was undone, with these steps.
+    /// A saga that is done or was undone, with these steps.
     Ended(Vec<crate::note::HistoryStep>),
     /// There is no saga with this id.
     NotFound,

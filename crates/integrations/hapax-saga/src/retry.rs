@@ -10,14 +10,14 @@ use hapax_core::Backoff;
 /// first, doubled after each further one, up to 5 minutes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub struct Retry {
+pub struct StepRetry {
     pub(crate) tries: u32,
     pub(crate) span: Duration,
     pub(crate) timeout: Duration,
     pub(crate) backoff: Backoff,
 }
 
-impl Default for Retry {
+impl Default for StepRetry {
     fn default() -> Self {
         Self {
             tries: 20,
@@ -28,7 +28,7 @@ impl Default for Retry {
     }
 }
 
-impl Retry {
+impl StepRetry {
     /// Returns a retry for a time, counted from the first try, however many tries that are.
     pub fn within(span: Duration) -> Self {
         Self { tries: u32::MAX, span, ..Self::default() }

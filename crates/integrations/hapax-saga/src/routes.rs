@@ -1,7 +1,7 @@
 //! Sagas over HTTP: a resource that starts a saga, and one that shows its state.
 //!
 //! 1. `POST PATH` with an `Idempotency-Key` and a JSON body starts a saga. The response is the answer
-//!    if the saga ends in time, else 202 with `Location` and `Retry-After`. `Prefer: respond-async`
+//!    if the saga ends in time, else 202 with `Location` and `StepRetry-After`. `Prefer: respond-async`
 //!    gets 202 at once; `Prefer: wait=N` waits N seconds, at most [`SagaRoutesBuilder::longest_wait`]
 //!    (RFC 7240). With both, it waits N seconds.
 //! 2. The same request again gets the same, whichever process it reaches: 202 until the saga has
@@ -14,7 +14,7 @@
 //! 5. Every rejection is an RFC 9457 problem of [`hapax_http::problem`]; 404 has the code `not-found`.
 //!    After a 503 the saga may have been started: send the same request again.
 //!
-//! The status resource is JSON. While the saga is unfinished it has `Retry-After`:
+//! The status resource is JSON. While the saga is unfinished it has `StepRetry-After`:
 //!
 //! | member | value |
 //! | --- | --- |

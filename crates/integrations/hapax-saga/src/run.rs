@@ -1,7 +1,7 @@
 //! The run of a saga, without I/O: which effect is next, and what its result changes in the log.
 //!
 //! A [`Run`] polls the flow, and returns an [`Effect`] for its driver, which performs it and resumes
-//! the run with an [`Event`]. The driver of this crate and the simulator of its tests run the same
+//! the run with an [`RunEvent`]. The driver of this crate and the simulator of its tests run the same
 //! code. A driver that cannot perform an effect drops the run, as a crash does: the log says where
 //! the next one continues.
 //!
@@ -12,196 +12,34 @@
 //! 4. Once a compensation has begun, no step runs forward.
 
 mod compensate;
+mod effect;
 mod forward;
+mod terms;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use hapax_core::store::BoxFuture;
-use hapax_core::{Entropy, Verdict};
+use hapax_core::Entropy;
 
+pub use self::effect::{
+    Call, Effect, FlowEnd, FlowFuture, RunEvent, SagaEnd, SagaFault, TryEnd, UndoFailure,
+};
 use self::forward::is_expired;
+pub use self::terms::{Kind, RunTerms, StepTerms};
 use crate::flow::{Desk, SIGNAL, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
     StuckReason, UndoEnd,
 };
-use crate::retry::Retry;
+use crate::retry::StepRetry;
 
 /// Executions in a row without progress after which a saga is stuck.
 pub const MAX_CRASHES: u32 = 5;
 
-/// The promise of the system that a step calls.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// It honors the step's key for this time: a repeated call has no second effect.
-    Keyed {
-        /// The time.
-        lifetime: Duration,
-    },
-    /// It honors no key: the step is called once, unless it is known that it did not happen.
-    Once,
-    /// The step may be repeated.
-    Again,
-    /// The step writes rows in the database of the records. They commit with the log, so that a try
-    /// whose outcome is not in the log has left nothing.
-    Within,
-}
-
-/// The terms of a step, as its definition sets them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StepTerms {
-    /// The promise of the called system.
-    pub kind: Kind,
-    /// How often it is tried.
-    pub retry: Retry,
-    /// How often its undo is tried.
-    pub undo_retry: Retry,
-    /// Time after a try's timeout in which it may still take effect.
-    pub settle: Duration,
-    /// True if it has an undo.
-    pub has_undo: bool,
-    /// True if it has a reconcile function.
-    pub reconciles: bool,
-}
-
-/// The part of a definition that a run needs.
-#[derive(Clone, Debug)]
-pub struct RunTerms {
-    /// The steps, by name.
-    pub steps: BTreeMap<&'static str, StepTerms>,
-    /// The longest pause for which the process keeps the saga; a longer one parks it.
-    pub park_after: Duration,
-    /// Time for which a stuck saga is parked before a node looks at it again.
-    pub stuck_for: Duration,
-    /// The largest argument, result or error of a step, in bytes.
-    pub max_value: usize,
-    /// The largest log to which a step is added, in bytes.
-    pub max_log: usize,
-}
-
-/// The future of a flow.
-pub type FlowFuture = BoxFuture<'static, FlowEnd>;
-
-/// The end of a flow.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum FlowEnd {
-    /// It returned this value.
-    Returned(Blob),
-    /// It returned this error.
-    Failed(Blob),
-    /// It could not run, because of this fault.
-    Faulted(Fault),
-}
-
-/// A fault that makes a saga stuck.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Fault {
-    /// The reason.
-    pub reason: StuckReason,
-    /// What was expected and found.
-    pub detail: String,
-}
-
-/// A call of a step's function, or of its undo.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Call {
-    /// Position of the step in the log.
-    pub step: usize,
-    /// Whether it runs or is undone.
-    pub direction: Direction,
-    /// Number of the try, from 1.
-    pub number: u32,
-    /// Time after which the try is given up.
-    pub timeout: Duration,
-}
-
-/// End of a saga.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum SagaEnd {
-    /// The flow returned this value.
-    Done(Blob),
-    /// Every step that happened was undone, for this reason.
-    Undone(Failure),
-}
-
-/// The next effect of a run.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[must_use]
-pub enum Effect {
-    /// Save the log and check for a cancellation at the same time; then [`Event::Saved`].
-    Save,
-    /// Call the step's function; then [`Event::Called`].
-    Call(Call),
-    /// Call the step's undo; then [`Event::Undone`].
-    Undo(Call),
-    /// Call the step's reconcile function; then [`Event::Reconciled`].
-    Reconcile(Call),
-    /// Look whether the signal has arrived; then [`Event::Signal`].
-    Look(String),
-    /// Look whether the saga was cancelled; then [`Event::Cancelled`].
-    LookForCancellation,
-    /// Wait until this time, and advance again.
-    Wait(LogTime),
-    /// Save the log, and give the lease up until the time of [`Log::parked`]. The run is over. If
-    /// the saga waits for a signal, look for it once more afterwards.
-    Park,
-    /// Complete the record. The run is over.
-    Complete(SagaEnd),
-}
-
-/// Result of an effect.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// The log was saved. With the reason of a cancellation, if there is one.
-    Saved(Option<String>),
-    /// The try has ended.
-    Called(TryEnd),
-    /// The step happened, and [`Run::log_with`] its result was saved together with its writes.
-    Committed(Blob),
-    /// The undo succeeded, and [`Run::log_undone`] was saved together with its writes.
-    UndoCommitted,
-    /// The undo has ended.
-    Undone(Result<(), UndoFailure>),
-    /// The reconcile function has ended.
-    Reconciled(Verdict<Blob>),
-    /// The signal's value, if it has arrived.
-    Signal(Option<Blob>),
-    /// The reason of the cancellation, if there is one.
-    Cancelled(Option<String>),
-}
-
-/// End of a try.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum TryEnd {
-    /// The step happened.
-    Happened(Blob),
-    /// The step was rejected, and has no effect.
-    Rejected(Blob),
-    /// Nothing was sent.
-    NotSent(String),
-    /// It is unknown whether the step happened.
-    Unknown(String),
-    /// The step cannot be called.
-    Faulted(Fault),
-    /// The step has ended, and its result cannot be stored.
-    Lost(Fault),
-}
-
-/// Failure of an undo.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum UndoFailure {
-    /// It is tried again.
-    Error(String),
-    /// It cannot be called.
-    Faulted(Fault),
-}
-
-/// What a run does next.
+/// Next part of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Start,
@@ -243,8 +81,8 @@ pub struct Run {
     calling: Option<(usize, Direction)>,
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
-    /// Fault of a step, if the saga is to be stuck next.
-    fault: Option<(usize, Direction, Fault)>,
+    /// SagaFault of a step, if the saga is to be stuck next.
+    fault: Option<(usize, Direction, SagaFault)>,
 }
 
 impl fmt::Debug for Run {
@@ -382,33 +220,33 @@ impl Run {
     }
 
     /// Takes the result of an effect.
-    pub fn resume(&mut self, event: Event, now: LogTime, entropy: &dyn Entropy) {
+    pub fn resume(&mut self, event: RunEvent, now: LogTime, entropy: &dyn Entropy) {
         match (self.pending.take(), event) {
-            (Some(Pending::Save(after)), Event::Saved(cancelled)) => {
+            (Some(Pending::Save(after)), RunEvent::Saved(cancelled)) => {
                 self.unsaved = false;
                 self.saved(after, cancelled);
             }
-            (Some(Pending::Call(step, Direction::Forward)), Event::Called(end)) => {
+            (Some(Pending::Call(step, Direction::Forward)), RunEvent::Called(end)) => {
                 self.called(step, end, now, entropy);
             }
-            (Some(Pending::Call(step, Direction::Forward)), Event::Committed(value)) => {
+            (Some(Pending::Call(step, Direction::Forward)), RunEvent::Committed(value)) => {
                 self.log = self.log_with(step, value);
                 self.unsaved = false;
             }
-            (Some(Pending::Call(step, Direction::Undo)), Event::UndoCommitted) => {
+            (Some(Pending::Call(step, Direction::Undo)), RunEvent::UndoCommitted) => {
                 self.log = self.log_undone(step);
                 self.unsaved = false;
             }
-            (Some(Pending::Call(step, Direction::Undo)), Event::Undone(end)) => {
+            (Some(Pending::Call(step, Direction::Undo)), RunEvent::Undone(end)) => {
                 self.undone(step, end, now, entropy);
             }
-            (Some(Pending::Reconcile(step, direction)), Event::Reconciled(verdict)) => {
+            (Some(Pending::Reconcile(step, direction)), RunEvent::Reconciled(verdict)) => {
                 self.reconciled(step, direction, verdict, now, entropy);
             }
-            (Some(Pending::Look(step, asked)), Event::Signal(value)) => {
+            (Some(Pending::Look(step, asked)), RunEvent::Signal(value)) => {
                 self.looked(step, value, asked);
             }
-            (Some(Pending::LookForCancellation), Event::Cancelled(reason)) => match reason {
+            (Some(Pending::LookForCancellation), RunEvent::Cancelled(reason)) => match reason {
                 Some(reason) => self.cancel(reason),
                 None => self.state = State::Flow,
             },
@@ -470,7 +308,7 @@ impl Run {
             "expected `{name}` ({}) to end, found that its process ended {crashes} times in a row: correct it, then `retry`",
             direction.as_str()
         );
-        self.stuck(step, direction, Fault { reason: StuckReason::Crashed, detail }, now)
+        self.stuck(step, direction, SagaFault { reason: StuckReason::Crashed, detail }, now)
     }
 
     /// Calls a step whose try is saved; `None` if its key has expired meanwhile: the save may have
@@ -488,7 +326,7 @@ impl Run {
         }
         let number = tries.begun;
         self.pending = Some(Pending::Call(step, direction));
-        let retry = terms.map_or_else(Retry::default, |terms| match direction {
+        let retry = terms.map_or_else(StepRetry::default, |terms| match direction {
             Direction::Forward => terms.retry,
             Direction::Undo => terms.undo_retry,
         });
@@ -551,10 +389,10 @@ impl Run {
         &mut self,
         step: Option<usize>,
         direction: Direction,
-        fault: Fault,
+        fault: SagaFault,
         now: LogTime,
     ) -> Effect {
-        let Fault { reason, detail } = fault;
+        let SagaFault { reason, detail } = fault;
         self.log.stuck = Some(Stuck { reason, step, direction, detail, since: now });
         self.park_stuck(now)
     }
@@ -586,7 +424,7 @@ impl Run {
             Err(_) => {
                 self.flow = None;
                 let detail = "the flow panicked: correct it, then `retry`, or `abort`".to_owned();
-                let fault = Fault { reason: StuckReason::Panicked, detail };
+                let fault = SagaFault { reason: StuckReason::Panicked, detail };
                 Poll::Ready(Some(self.stuck(None, Direction::Forward, fault, now)))
             }
         }
@@ -615,11 +453,11 @@ impl Run {
     }
 
     /// Returns the fault of a flow that has not requested every logged step.
-    fn diverged(&self, detail: impl Fn(&str) -> String) -> Option<Fault> {
+    fn diverged(&self, detail: impl Fn(&str) -> String) -> Option<SagaFault> {
         let (_, step) =
             self.log.steps.iter().enumerate().find(|(at, _)| !self.requested.contains(at))?;
         let name = format!("`{}` number {}", step.name, step.nth);
-        Some(Fault { reason: StuckReason::Diverged, detail: detail(&name) })
+        Some(SagaFault { reason: StuckReason::Diverged, detail: detail(&name) })
     }
 
     fn request(&mut self, request: StepRequest, now: LogTime) -> Option<Effect> {
@@ -637,9 +475,9 @@ impl Run {
     }
 
     /// Finds the requested step in the log, or adds it.
-    fn admit(&mut self, request: &StepRequest, now: LogTime) -> Result<usize, Fault> {
+    fn admit(&mut self, request: &StepRequest, now: LogTime) -> Result<usize, SagaFault> {
         let StepRequest { name, nth, argument, wait } = request;
-        let fault = |reason, detail| Err(Fault { reason, detail });
+        let fault = |reason, detail| Err(SagaFault { reason, detail });
         if wait.is_none() && !self.terms.steps.contains_key(name.as_str()) {
             let detail = format!("expected a step of the definition, found `{name}`: define it");
             return fault(StuckReason::NoSuchStep, detail);

@@ -12,8 +12,8 @@ use hapax_core::schedule::{EntryKey, NewEntry, QueueName, TransactionalSchedule}
 use hapax_core::store::BoxFuture;
 use hapax_core::transaction::{TransactionBackend, Transactions};
 use hapax_core::{
-    CanonicalValueError, Claim, ClaimError, EntropyError, EntryId, Idempotency, Key, Lease,
-    OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy, canonicalize_value, value,
+    Claim, EntryId, Idempotency, Key, Lease, OperationId, Policy, RecordState, Scope, StoreError,
+    SystemEntropy, canonicalize_value, value,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::definition::{Definition, Saga};
 use crate::driver;
+use crate::error::{SagaError, SagaStartError, SagasError, SignalError};
 use crate::log::{Blob, Failure};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalEnd, FinalOutcome, Note, fingerprint, policy};
@@ -120,47 +121,6 @@ impl SagasBuilder {
     }
 }
 
-/// Errors of a [`SagasBuilder`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SagasError {
-    /// The store has no schedule.
-    #[error(
-        "expected a store with a schedule, found none: use memory, file, Redis or PostgreSQL, and run its migrations"
-    )]
-    NoSchedule,
-    /// The lease is too short to be renewed.
-    #[error(
-        "expected a lease of at least 100ms, found {found:?}: it would lapse before it is renewed"
-    )]
-    Lease {
-        /// The lease.
-        found: Duration,
-    },
-    /// A saga writes in the database of the records, which was not set.
-    #[error(
-        "expected a database for the steps of `{name}` of the kind `within`, found none: set `SagasBuilder::transactions`"
-    )]
-    NoTransactions {
-        /// The name of the saga.
-        name: &'static str,
-    },
-    /// The limit is out of range.
-    #[error("expected a limit of 1 to 100,000 sagas, found {found}")]
-    Limit {
-        /// The limit.
-        found: usize,
-    },
-    /// Two definitions have one name and version.
-    #[error("expected one definition of `{name}` version {version}, found two: change the version")]
-    Twice {
-        /// The name.
-        name: &'static str,
-        /// The version.
-        version: u32,
-    },
-}
-
 impl Sagas {
     /// Returns a builder over an engine, whose store also has the schedule.
     pub fn builder(engine: Idempotency) -> SagasBuilder {
@@ -181,7 +141,7 @@ impl Sagas {
     /// Dropping the future does not stop a start.
     ///
     /// # Errors
-    /// [`StartError`]. After [`StartError::Store`] it may run nevertheless: start it again under the
+    /// [`SagaStartError`]. After [`SagaStartError::Store`] it may run nevertheless: start it again under the
     /// same key.
     pub async fn start<I, O, E>(
         &self,
@@ -189,19 +149,19 @@ impl Sagas {
         scope: &Scope,
         key: &Key,
         input: &I,
-    ) -> Result<Started<O, E>, StartError>
+    ) -> Result<Started<O, E>, SagaStartError>
     where
         I: Serialize,
     {
         let definition = self
             .registered(saga)
             .map(Arc::clone)
-            .ok_or(StartError::NotRegistered { name: saga.definition.name })?;
+            .ok_or(SagaStartError::NotRegistered { name: saga.definition.name })?;
         let id = self.id(saga, scope, key);
         let note = note(input, false)?;
         let node = Arc::clone(&self.node);
         let starting = tokio::spawn(start(node, definition, id, note));
-        let is_first = starting.await.map_err(|_| StartError::Shutdown)??;
+        let is_first = starting.await.map_err(|_| SagaStartError::Shutdown)??;
         Ok(Started { node: Arc::clone(&self.node), id, is_first, types: PhantomData })
     }
 
@@ -210,14 +170,14 @@ impl Sagas {
     /// entry commits. There is no record before a node has claimed it.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`SagaStartError`].
     pub fn entry<I: Serialize, O, E>(
         &self,
         saga: &Saga<I, O, E>,
         scope: &Scope,
         key: &Key,
         input: &I,
-    ) -> Result<NewEntry, StartError> {
+    ) -> Result<NewEntry, SagaStartError> {
         let operation = self.id(saga, scope, key);
         let id = EntryId::fresh(&SystemEntropy)?;
         Ok(NewEntry {
@@ -231,7 +191,7 @@ impl Sagas {
     /// Starts a saga in a transaction of the caller, in the database that has the records.
     ///
     /// # Errors
-    /// [`StartError`]; `tx` can then only be rolled back.
+    /// [`SagaStartError`]; `tx` can then only be rolled back.
     pub async fn start_in<Tx: ?Sized, I: Serialize, O, E>(
         &self,
         schedule: &impl TransactionalSchedule<Tx>,
@@ -239,7 +199,7 @@ impl Sagas {
         saga: &Saga<I, O, E>,
         (scope, key): (&Scope, &Key),
         input: &I,
-    ) -> Result<(), StartError> {
+    ) -> Result<(), SagaStartError> {
         let entry = self.entry(saga, scope, key, input)?;
         Ok(schedule.insert_in(tx, entry).await?)
     }
@@ -358,7 +318,7 @@ impl Sagas {
     }
 }
 
-fn note<I: Serialize>(input: &I, transactional: bool) -> Result<Note, StartError> {
+fn note<I: Serialize>(input: &I, transactional: bool) -> Result<Note, SagaStartError> {
     let fingerprint = fingerprint(&canonicalize_value(input)?);
     let input = Blob(value::write(input, hapax_core::schedule::MAX_NOTE - 1024)?);
     Ok(Note { input, fingerprint, transactional })
@@ -370,7 +330,7 @@ async fn start(
     definition: Arc<Definition>,
     id: OperationId,
     note: Note,
-) -> Result<bool, StartError> {
+) -> Result<bool, SagaStartError> {
     let Some(lease) = claim(&node, id, &note).await? else { return Ok(false) };
     let is_first = lease.checkpoint().is_none();
     let permit = Arc::clone(&node.permits).try_acquire_owned().ok();
@@ -423,12 +383,12 @@ async fn start(
 ///
 /// It was accepted once its record has a log, which its owner saves after it has inserted the entry.
 /// An owner that died before that is taken over.
-async fn claim(node: &Node, id: OperationId, note: &Note) -> Result<Option<Lease>, StartError> {
+async fn claim(node: &Node, id: OperationId, note: &Note) -> Result<Option<Lease>, SagaStartError> {
     let [mut pause, longest] = ACCEPTED_POLL;
     loop {
         match node.engine.claim_id(id, note, &policy(node.lease)).await? {
             Claim::Execute(lease) => return Ok(Some(lease)),
-            Claim::Mismatch => return Err(StartError::KeyReused),
+            Claim::Mismatch => return Err(SagaStartError::KeyReused),
             Claim::InFlight { remaining, .. } => {
                 let stored = node.engine.load(&id).await?.stored;
                 if stored.is_some_and(|stored| stored.record.checkpoint.is_some()) {
@@ -547,77 +507,4 @@ impl<O: DeserializeOwned, E: DeserializeOwned> Started<O, E> {
     pub async fn cancel(&self, reason: &str) -> Result<bool, SignalError> {
         Ok(self.node.send(&self.id, CANCEL, Blob(value::write(reason, 4 << 10)?)).await?)
     }
-}
-
-/// Errors of a start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The saga is not registered here.
-    #[error("expected a registered saga, found `{name}`: add it by `SagasBuilder::register`")]
-    NotRegistered {
-        /// Its name.
-        name: &'static str,
-    },
-    /// The key belongs to another input.
-    #[error("expected the input of the first request under this key, found another: use a new key")]
-    KeyReused,
-    /// The input has no canonical form.
-    #[error(transparent)]
-    Input(#[from] CanonicalValueError),
-    /// The input is too large, or cannot be serialized.
-    #[error(transparent)]
-    Value(#[from] value::ValueError),
-    /// The saga could not be claimed.
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
-    /// The entry could not be inserted. The saga may run nevertheless: start it again under the same
-    /// key.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// There was no randomness for an id.
-    #[error(transparent)]
-    Entropy(#[from] EntropyError),
-    /// The runtime is shutting down.
-    #[error("the runtime is shutting down: start the saga again under the same key")]
-    Shutdown,
-}
-
-/// The end of a saga without an output.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SagaError<E> {
-    /// The flow returned this error, and what had happened was undone.
-    #[error("the saga was undone")]
-    Undone(E),
-    /// The saga was cancelled, and what had happened was undone.
-    #[error("the saga was cancelled: {reason}")]
-    Cancelled {
-        /// The reason.
-        reason: String,
-    },
-    /// The outcome does not have the type of this definition.
-    #[error("the outcome of the saga does not have the types of this definition")]
-    Unreadable,
-    /// There is no record: it has expired, or the saga was not started.
-    #[error("there is no record of the saga: it has expired, or the saga was not started")]
-    Gone,
-    /// The store is unavailable.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// Errors of a signal.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SignalError {
-    /// The name is empty.
-    #[error("expected a name of the signal, found an empty one")]
-    Name,
-    /// The value is too large, or cannot be serialized.
-    #[error(transparent)]
-    Value(#[from] value::ValueError),
-    /// The signal could not be stored, or the saga not be woken. Send it again.
-    #[error(transparent)]
-    Claim(#[from] ClaimError),
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::definition::Definition;
 use crate::log::{Direction, Stuck};
-use crate::run::{Event, TryEnd};
+use crate::run::{RunEvent, TryEnd};
 
 /// Counters of the sagas of a process since its start, by definition and step.
 ///
@@ -160,16 +160,16 @@ impl DefinitionCounters {
     }
 
     /// Counts the end of a call.
-    pub(crate) fn called(&self, step: &str, event: &Event) {
+    pub(crate) fn called(&self, step: &str, event: &RunEvent) {
         let Some(step) = self.steps.get(step) else { return };
         let counter = match event {
-            Event::Called(TryEnd::Happened(_) | TryEnd::Lost(_)) | Event::Committed(_) => {
+            RunEvent::Called(TryEnd::Happened(_) | TryEnd::Lost(_)) | RunEvent::Committed(_) => {
                 &step.happened
             }
-            Event::Called(TryEnd::Rejected(_)) => &step.rejected,
-            Event::Called(TryEnd::NotSent(_) | TryEnd::Faulted(_)) => &step.not_sent,
-            Event::Called(TryEnd::Unknown(_)) => &step.unknown,
-            Event::Undone(Err(_)) => &step.undo_failures,
+            RunEvent::Called(TryEnd::Rejected(_)) => &step.rejected,
+            RunEvent::Called(TryEnd::NotSent(_) | TryEnd::Faulted(_)) => &step.not_sent,
+            RunEvent::Called(TryEnd::Unknown(_)) => &step.unknown,
+            RunEvent::Undone(Err(_)) => &step.undo_failures,
             _ => return,
         };
         add(counter);

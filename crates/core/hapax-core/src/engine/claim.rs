@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
@@ -11,60 +10,19 @@ use super::backlog::ActiveExchange;
 use super::execution::catch;
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
+use super::request::{KeyedRequest, OperationRequest};
 use super::retry::{self, ExchangeError};
 use super::waiters::{Waiter, is_live};
 use crate::codec;
 use crate::entropy::EntropyError;
 use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
-use crate::fingerprint::{Fingerprint, FingerprintScheme};
+
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::{FencingToken, Record, WriteId};
+use crate::record::{FencingToken, WriteId};
 use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
-
-/// The request of an operation, as far as it distinguishes the operation from another one under the
-/// same key.
-pub trait OperationRequest: Send + Sync {
-    /// Returns the scheme in force for new records.
-    fn scheme(&self) -> FingerprintScheme;
-
-    /// Returns the fingerprint by `scheme`, which may be that of an older record; `None` if the
-    /// scheme is unknown here.
-    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint>;
-
-    /// Returns a description of the operation for operators, at most
-    /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not stored. It
-    /// must not contain credentials. The engine calls this, and stores the result, only if it has a
-    /// secret.
-    fn description(&self) -> Option<Bytes> {
-        None
-    }
-}
-
-/// A request as records have it: with a secret its fingerprints are keyed, unless the record's
-/// scheme states that it was written without one.
-struct KeyedRequest<'a> {
-    request: &'a dyn OperationRequest,
-    key: Option<&'a [u8; 32]>,
-}
-
-impl OperationRequest for KeyedRequest<'_> {
-    fn scheme(&self) -> FingerprintScheme {
-        let scheme = self.request.scheme();
-        if self.key.is_some() { scheme.keyed() } else { scheme }
-    }
-
-    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        match scheme.unkeyed() {
-            // Without the secret the request cannot be compared, so it is neither executed nor
-            // replayed.
-            Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),
-            None => self.request.fingerprint(scheme),
-        }
-    }
-}
 
 /// Result of a claim.
 #[derive(Debug)]
@@ -199,71 +157,10 @@ impl Idempotency {
             pending => Box::pin(call.wait(pending, request)).await,
         }
     }
-
-    /// Returns whether a record is of this request.
-    #[must_use]
-    pub fn is_of_request(&self, record: &Record, request: &dyn OperationRequest) -> bool {
-        let request = KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
-        request.fingerprint(&record.scheme) == Some(record.fingerprint)
-    }
-
-    /// Claims the operation of the record `seen`, which was [loaded](Self::load), to continue it without
-    /// its request. The claim has the scheme and fingerprint of the record, and never
-    /// creates one. It does not wait. As safe to drop as [`claim`](Self::claim).
-    ///
-    /// # Errors
-    /// [`ClaimError`]; nothing was executed. [`ClaimError::NotFound`] without a record.
-    pub async fn adopt(
-        &self,
-        id: OperationId,
-        seen: Snapshot,
-        policy: &Policy,
-    ) -> Result<Claim, ClaimError> {
-        if !self.inner.timer.is_running() {
-            return Err(ClaimError::Shutdown);
-        }
-        let Some(stored) = &seen.stored else { return Err(ClaimError::NotFound) };
-        let Record { scheme, fingerprint, .. } = &stored.record;
-        let request = AdoptedRequest { scheme: scheme.clone(), fingerprint: *fingerprint };
-        let Policy { terms, keep_released, .. } = *policy;
-        let claim = exchange::ClaimRequest {
-            scheme: request.scheme(),
-            fingerprint: request.fingerprint,
-            terms,
-            hook: None,
-            may_reconcile: false,
-            executions: self.inner.executions.clone(),
-            description: None,
-            keep_released,
-            adopts: true,
-        };
-        let inner = Arc::clone(&self.inner);
-        let call = ClaimCall { inner, key: id, claim, deadline: None };
-        Ok(match call.once(call.claim.clone(), Some(seen), &request).await? {
-            ClaimProgress::Decided(claim) => claim,
-            ClaimProgress::Pending(pending) => pending.into(),
-        })
-    }
-}
-
-/// The request of an existing record: only its own scheme and fingerprint are known.
-struct AdoptedRequest {
-    scheme: FingerprintScheme,
-    fingerprint: Fingerprint,
-}
-
-impl OperationRequest for AdoptedRequest {
-    fn scheme(&self) -> FingerprintScheme {
-        self.scheme.clone()
-    }
-
-    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        (*scheme == self.scheme).then_some(self.fingerprint)
-    }
 }
 
 /// Result of one exchange of a claim.
-enum ClaimProgress {
+pub(super) enum ClaimProgress {
     Decided(Claim),
     /// A result for the caller, unless waiting changes it.
     Pending(Pending),
@@ -271,7 +168,7 @@ enum ClaimProgress {
 
 /// Reasons to wait.
 #[derive(Clone, Copy)]
-enum Pending {
+pub(super) enum Pending {
     /// An execution is under way.
     InFlight { elapsed: Duration, remaining: Duration },
     /// Another claim calls the hook, until then.
@@ -300,11 +197,11 @@ fn until(moment: Instant) -> Duration {
 
 /// A claim under way: the values that each further exchange needs, and the end of its wait.
 #[derive(Clone, Debug)]
-struct ClaimCall {
-    inner: Arc<EngineState>,
-    key: OperationId,
-    claim: exchange::ClaimRequest,
-    deadline: Option<Instant>,
+pub(super) struct ClaimCall {
+    pub(super) inner: Arc<EngineState>,
+    pub(super) key: OperationId,
+    pub(super) claim: exchange::ClaimRequest,
+    pub(super) deadline: Option<Instant>,
 }
 
 impl ClaimCall {
@@ -368,7 +265,7 @@ impl ClaimCall {
         Some(seen.map(|seen| Snapshot::clone(&seen)))
     }
 
-    async fn once(
+    pub(super) async fn once(
         &self,
         claim: exchange::ClaimRequest,
         seen: Option<Snapshot>,

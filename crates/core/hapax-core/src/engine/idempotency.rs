@@ -18,7 +18,7 @@ use crate::clock::Timestamp;
 use crate::entropy::{BufferedEntropy, Entropy};
 use crate::exchange::{Executions, Next, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
-use crate::machine::{Amendment, Resolve};
+use crate::machine::Resolve;
 use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
 use crate::store::{BoxFuture, Snapshot, Store, StoreError};
@@ -241,23 +241,6 @@ impl Idempotency {
         self.write(key, started).await
     }
 
-    /// Amends an in-flight record that its owner has parked. This continues if the caller is dropped,
-    /// and waiters for the key are woken. Also returns the record that it replaced, or that prevented
-    /// it.
-    ///
-    /// # Errors
-    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: load the record
-    /// again.
-    pub async fn amend(
-        &self,
-        key: OperationId,
-        seen: Snapshot,
-        amendment: Amendment,
-    ) -> Result<Resolved, ClaimError> {
-        let started = WriteExchange::amend(key, seen, amendment, &*self.inner.entropy)?;
-        self.write(key, started).await
-    }
-
     /// Loads the record of `key`, within the timeout of the store.
     ///
     /// # Errors
@@ -267,7 +250,7 @@ impl Idempotency {
     }
 
     /// Runs a write to its end, also if the caller is dropped.
-    async fn write(
+    pub(super) async fn write(
         &self,
         key: OperationId,
         (mut writing, next): (WriteExchange, Next<WriteResult>),

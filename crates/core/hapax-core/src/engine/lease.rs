@@ -241,19 +241,6 @@ impl Lease {
         self.shared.finish(OwnerAction::Withdraw { keep }).await.map(drop)
     }
 
-    /// Parks the operation: saves `checkpoint`, and gives the key up for the time `lease`. Until then
-    /// it is in flight without an owner, and the claim that follows takes over. An
-    /// [amendment](crate::Idempotency::amend) ends the time early.
-    ///
-    /// # Errors
-    /// [`FinishError`]. [`FinishError::TooLarge`] leaves the lease to lapse.
-    pub async fn park(self, checkpoint: Bytes, lease: Duration) -> Result<(), FinishError> {
-        if checkpoint.len() > MAX_CHECKPOINT {
-            return Err(FinishError::TooLarge);
-        }
-        self.shared.finish(OwnerAction::Checkpoint { checkpoint, lease }).await.map(drop)
-    }
-
     /// Withdraws in the background a claim whose lease did not reach its caller.
     pub(super) fn withdraw_undelivered(self) {
         let Self { shared } = self;
@@ -510,7 +497,7 @@ impl LeaseState {
 
     /// Writes the end, whether or not the caller is dropped; if the store does not accept it, it is
     /// deferred. Returns the time until which the record is stored.
-    async fn finish(
+    pub(super) async fn finish(
         self: Arc<Self>,
         action: OwnerAction,
     ) -> Result<Option<Timestamp>, FinishError> {

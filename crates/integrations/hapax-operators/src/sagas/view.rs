@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_core::schedule::{QueueName, QueueStatus};
 use hapax_core::{OperationId, Timestamp, value};
-use hapax_saga::log::{Blob, Decision, Direction, Failure, Log, StepLog, StepOutcome, Tries};
+use hapax_saga::log::{Blob, Direction, Failure, Log, LoggedDecision, StepLog, StepOutcome, Tries};
 use hapax_saga::{HistoryStep, SagaView};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -418,7 +418,7 @@ impl TriesView {
 }
 
 impl SagaDecisionView {
-    fn of(decision: &Decision) -> Self {
+    fn of(decision: &LoggedDecision) -> Self {
         Self {
             at: time(decision.at),
             who: decision.by.clone(),

@@ -11,7 +11,7 @@ use hapax_core::{
     Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Store, Timestamp,
 };
 use hapax_operators::{AdminToken, Audit, Operators};
-use hapax_saga::{At, Retry, Saga, SagaError, Sagas, Started, StepError, Undo, UndoError};
+use hapax_saga::{At, Saga, SagaError, Sagas, Started, StepError, StepRetry, Undo, UndoError};
 use http::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -88,7 +88,7 @@ pub(crate) type Order = Saga<u64, Paid, String>;
 /// with 0 cents wait for the signal `go`.
 pub(crate) fn order(systems: &Systems) -> Order {
     let mut order = Saga::define("place-order", 2, systems.clone());
-    let once = Retry::default().tries(1);
+    let once = StepRetry::default().tries(1);
     let day = Duration::from_secs(24 * 60 * 60);
     let reserve = order.keyed("reserve", day, reserve).undo_retry(once).undo(free);
     let charge = order.once("charge", charge).no_undo();

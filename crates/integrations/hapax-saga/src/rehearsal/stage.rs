@@ -11,11 +11,12 @@ use hapax_core::{
 use tokio::time::timeout;
 
 use super::{RehearsalFault, RehearsalFinding};
-use crate::definition::{CallContext, Definition};
+use crate::call::CallContext;
+use crate::definition::Definition;
 use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{Blob, Direction, Failure, Log, LogTime, StepLog, StepOutcome, StuckReason};
 use crate::note::step_key;
-use crate::run::{Call, Effect, Event, Kind, Run, SagaEnd, TryEnd, UndoFailure};
+use crate::run::{Call, Effect, Kind, Run, RunEvent, SagaEnd, TryEnd, UndoFailure};
 
 /// The greatest number of effects of a saga.
 const MAX_EFFECTS: u32 = 100_000;
@@ -120,7 +121,7 @@ impl<'a> Stage<'a> {
             let event = match effect {
                 Effect::Save => {
                     self.save(&run);
-                    Event::Saved(None)
+                    RunEvent::Saved(None)
                 }
                 Effect::Wait(until) => {
                     self.now = self.now.max(until);
@@ -137,23 +138,23 @@ impl<'a> Stage<'a> {
                     continue;
                 }
                 Effect::Complete(end) => return Some(Played::Ended(end)),
-                Effect::Look(name) => Event::Signal(self.signals.get(&name).cloned()),
-                Effect::LookForCancellation => Event::Cancelled(None),
+                Effect::Look(name) => RunEvent::Signal(self.signals.get(&name).cloned()),
+                Effect::LookForCancellation => RunEvent::Cancelled(None),
                 Effect::Call(call) => {
                     let step = &run.log().steps[call.step];
                     if stop == Some((&step.name, step.nth)) {
                         self.save(&run);
                         return Some(Played::Stopped);
                     }
-                    Event::Called(self.call(call, step.clone()).await?)
+                    RunEvent::Called(self.call(call, step.clone()).await?)
                 }
                 Effect::Undo(call) => {
                     let step = run.log().steps[call.step].clone();
-                    Event::Undone(self.undo(call, step).await?)
+                    RunEvent::Undone(self.undo(call, step).await?)
                 }
                 Effect::Reconcile(call) => {
                     let step = run.log().steps[call.step].clone();
-                    Event::Reconciled(self.reconcile(call, step).await?)
+                    RunEvent::Reconciled(self.reconcile(call, step).await?)
                 }
             };
             let before = ended(run.log());

@@ -11,7 +11,7 @@ use hapax_http::problem::{Code, Problem};
 use http_body_util::LengthLimitError;
 use serde_json::json;
 
-use crate::{SignalError, StartError};
+use crate::{SagaStartError, SignalError};
 
 const SOON: Duration = Duration::from_secs(1);
 
@@ -65,23 +65,23 @@ pub(super) fn of_body(error: axum::Error, limit: usize) -> Problem {
 }
 
 /// Returns the rejection of a start that failed.
-pub(super) fn of_start(error: &StartError) -> Problem {
+pub(super) fn of_start(error: &SagaStartError) -> Problem {
     match error {
-        StartError::KeyReused => {
+        SagaStartError::KeyReused => {
             let detail = "A request with another content came with this key before.";
             return Problem::new(Code::KeyReused, detail);
         }
-        StartError::Input(_) => {
+        SagaStartError::Input(_) => {
             let detail = "The body has no canonical form.";
             return Problem::new(Code::MalformedRequest, detail);
         }
-        StartError::Value(_) => {
+        SagaStartError::Value(_) => {
             return Problem::new(Code::BodyTooLarge, "The input is too large or nested too deep.");
         }
         _ => {}
     }
     tracing::warn!(error = error as &dyn std::error::Error, "a saga could not be started");
-    if let StartError::Claim(_) = error {
+    if let SagaStartError::Claim(_) = error {
         let detail = "The store did not answer, so it is unknown whether this request was made before. This attempt \
                       executed nothing: retry with the same key.";
         return Problem::new(Code::StoreUnavailable, detail).retry_after(SOON);

@@ -24,8 +24,9 @@ use super::prefer::{PREFERENCE_APPLIED, Preferences};
 use super::progress::Progress;
 use super::rejection::{Rejected, not_retained, of_body, of_cancel, of_start, of_store};
 use super::{RoutesState, SagaAnswer, SagaRoutes, location};
+use crate::error::SagaError;
 use crate::operator::{SagaLookup, SagaOperator};
-use crate::sagas::{SagaError, Started};
+use crate::sagas::Started;
 
 /// The largest answer that the status resource shows, in bytes.
 const MAX_SHOWN: usize = 1 << 20;

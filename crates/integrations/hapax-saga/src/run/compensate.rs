@@ -3,7 +3,7 @@
 use hapax_core::Entropy;
 
 use super::forward::{detail, is_exhausted, is_expired, quiet_from};
-use super::{Effect, Fault, Kind, Run, SagaEnd, State, UndoFailure};
+use super::{Effect, Kind, Run, SagaEnd, SagaFault, State, UndoFailure};
 use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{Direction, LogTime, StepLog, StepOutcome, StuckReason, UndoEnd};
 
@@ -20,7 +20,7 @@ impl Run {
                 "expected the undo of `{}`, found no such step in the definition: restore it, or `skip`",
                 step.name
             );
-            let fault = Fault { reason: StuckReason::NoSuchStep, detail };
+            let fault = SagaFault { reason: StuckReason::NoSuchStep, detail };
             return Some(self.stuck(Some(at), Direction::Undo, fault, now));
         };
         if !terms.has_undo {
@@ -50,7 +50,7 @@ impl Run {
             _ if is_exhausted(&step.undo, &terms.undo_retry, now) => StuckReason::Exhausted,
             _ => return Some(self.begin_try(at, Direction::Undo, now)),
         };
-        let fault = Fault { reason, detail: detail(step, Direction::Undo) };
+        let fault = SagaFault { reason, detail: detail(step, Direction::Undo) };
         Some(self.stuck(Some(at), Direction::Undo, fault, now))
     }
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use hapax_core::{Entropy, Verdict};
 
-use super::{AfterSave, Call, Effect, Fault, Kind, Pending, Run, StepTerms, TryEnd};
+use super::{AfterSave, Call, Effect, Kind, Pending, Run, SagaFault, StepTerms, TryEnd};
 use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{
     Blob, Direction, LogTime, Parked, StepLog, StepOutcome, StuckReason, Tries, UndoEnd,
 };
-use crate::retry::Retry;
+use crate::retry::StepRetry;
 
 /// A decision about a step without outcome.
 enum Next {
@@ -42,7 +42,7 @@ impl Run {
         }
         let Some(terms) = terms else {
             let detail = format!("expected a step of the definition, found `{}`", step.name);
-            let fault = Fault { reason: StuckReason::NoSuchStep, detail };
+            let fault = SagaFault { reason: StuckReason::NoSuchStep, detail };
             return Some(self.stuck(Some(at), Direction::Forward, fault, now));
         };
         Some(match next(step, terms, now) {
@@ -50,7 +50,7 @@ impl Run {
             Next::Wait(until) => self.wait(until, now),
             Next::Reconcile => self.reconcile(at, Direction::Forward, terms),
             Next::Stuck(reason) => {
-                let fault = Fault { reason, detail: detail(step, Direction::Forward) };
+                let fault = SagaFault { reason, detail: detail(step, Direction::Forward) };
                 self.stuck(Some(at), Direction::Forward, fault, now)
             }
         })
@@ -122,8 +122,11 @@ impl Run {
                     step.name,
                     value.0.len()
                 );
-                self.fault =
-                    Some((at, Direction::Forward, Fault { reason: StuckReason::TooLarge, detail }));
+                self.fault = Some((
+                    at,
+                    Direction::Forward,
+                    SagaFault { reason: StuckReason::TooLarge, detail },
+                ));
                 return;
             }
             TryEnd::Happened(value) => {
@@ -215,7 +218,7 @@ fn next(step: &StepLog, terms: StepTerms, now: LogTime) -> Next {
 }
 
 /// Returns whether no try is left.
-pub(super) fn is_exhausted(tries: &Tries, retry: &Retry, now: LogTime) -> bool {
+pub(super) fn is_exhausted(tries: &Tries, retry: &StepRetry, now: LogTime) -> bool {
     let spent = tries.since.map(|since| now.since(since));
     tries.begun >= retry.tries || spent.is_some_and(|spent| spent >= retry.span)
 }

@@ -13,7 +13,7 @@ use hapax_core::schedule::{
 };
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{Idempotency, MemoryStore, OperationId, Store, StoreError, Timestamp};
-use hapax_saga::{At, Retry, Saga, SagaError, Sagas, StepError, Undo, UndoError};
+use hapax_saga::{At, Saga, SagaError, Sagas, StepError, StepRetry, Undo, UndoError};
 use tokio::sync::Notify;
 
 use crate::shop::DAY;
@@ -178,7 +178,7 @@ fn five(outside: &Outside, rejected: Option<usize>) -> Saga<u32, u32, String> {
             at.call(&format!("undo {name}"), at.key().as_str(), n).await;
             Ok::<_, UndoError>(())
         };
-        let quick = Retry::default().timeout(Duration::from_secs(2));
+        let quick = StepRetry::default().timeout(Duration::from_secs(2));
         let step = saga.keyed(name, DAY, run).retry(quick).settle(Duration::ZERO);
         steps.push(step.undo(undo));
     }

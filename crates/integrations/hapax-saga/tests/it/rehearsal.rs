@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::Verdict;
 use hapax_saga::rehearsal::{Rehearsal, RehearsalFault, RehearsalReport, rehearse};
-use hapax_saga::{At, Saga, SagaBuilder, Step, StepError, Undo, UndoError};
+use hapax_saga::{At, Saga, SagaBuilder, StepError, StepHandle, Undo, UndoError};
 use tokio::time::Instant;
 
 use crate::shop::{DAY, Systems, cart, order};
@@ -55,7 +55,7 @@ async fn refund(at: At<Bank>, _: u64, charge: Undo<String>) -> Result<(), UndoEr
     Ok(())
 }
 
-fn order_of(bank: &Bank) -> (SagaBuilder<Bank>, Step<u64, String, String>) {
+fn order_of(bank: &Bank) -> (SagaBuilder<Bank>, StepHandle<u64, String, String>) {
     let mut order = Saga::define("order", 1, bank.clone());
     let charge = order.keyed("charge", DAY, charge);
     let charge = match bank.always_happened {

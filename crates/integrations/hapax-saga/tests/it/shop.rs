@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_saga::{At, Retry, Saga, StepError, Undo, UndoError};
+use hapax_saga::{At, Saga, StepError, StepRetry, Undo, UndoError};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -134,7 +134,8 @@ fn map(error: StepError<()>, refusal: Refusal) -> StepError<Refusal> {
 pub(crate) fn order(systems: &Systems) -> Saga<Cart, String, Refusal> {
     let mut order = Saga::define("place-order", 1, systems.clone());
     let reserve = order.keyed("reserve", DAY, reserve).undo(free);
-    let charge = order.keyed("charge", DAY, charge).retry(Retry::default().tries(5)).undo(refund);
+    let charge =
+        order.keyed("charge", DAY, charge).retry(StepRetry::default().tries(5)).undo(refund);
     let notify = order.once("notify", notify).no_undo();
     order
         .flow(move |op, cart: Cart| async move {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_saga::{SagaError, StartError};
+use hapax_saga::{SagaError, SagaStartError};
 
 use crate::shop::{Answer, Cart, Refusal, Systems, cart, order};
 use crate::world::{World, key, scope};
@@ -27,10 +27,10 @@ async fn another_input_under_the_key_is_rejected() {
     let started = process.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
     let other = Cart { cents: 1, ..cart() };
     let rejected = process.sagas.start(&saga, &scope(), &key("k"), &other).await;
-    assert!(matches!(rejected, Err(StartError::KeyReused)));
+    assert!(matches!(rejected, Err(SagaStartError::KeyReused)));
     started.outcome().await.unwrap();
     let rejected = process.sagas.start(&saga, &scope(), &key("k"), &other).await;
-    assert!(matches!(rejected, Err(StartError::KeyReused)));
+    assert!(matches!(rejected, Err(SagaStartError::KeyReused)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hapax_core::{EntryId, Idempotency, Verdict};
 use hapax_saga::log::{Direction, StuckReason};
 use hapax_saga::{
-    At, DecisionMismatch, Retry, Saga, SagaDecision, SagaError, SagaLookup, SagaOperator,
-    SagaOperatorError, SagaView, StepError, Undo, UndoError,
+    At, DecisionMismatch, Saga, SagaDecision, SagaError, SagaLookup, SagaOperator,
+    SagaOperatorError, SagaView, StepError, StepRetry, Undo, UndoError,
 };
 
 use crate::shop::{Answer, Cart, DAY, Refusal, Systems, cart, order};
@@ -73,7 +73,7 @@ async fn an_undo_out_of_tries_can_be_skipped_and_that_is_in_the_log() {
             at.note("book", at.key().as_str());
             Ok::<_, StepError<String>>(n)
         })
-        .undo_retry(Retry::default().tries(3))
+        .undo_retry(StepRetry::default().tries(3))
         .undo(async |at: At<Systems>, _: u32, _: Undo<u32>| {
             at.note("release", at.key().as_str());
             Err::<(), UndoError>("out of order".into())
@@ -154,7 +154,7 @@ fn steps(
                     false => Ok::<_, StepError<String>>(()),
                 }
             })
-            .retry(Retry::default().tries(2))
+            .retry(StepRetry::default().tries(2))
             .undo(async |at: At<Systems>, name: String, _: Undo<()>| {
                 at.note(&format!("undo {name}"), at.key().as_str());
                 Ok::<_, UndoError>(())
@@ -230,7 +230,7 @@ async fn a_key_is_not_used_after_its_lifetime() {
             at.note("pay", at.key().as_str());
             Err::<(), StepError<String>>(StepError::unknown("the bank is away"))
         })
-        .retry(Retry::within(DAY).pauses(Duration::from_secs(2), Duration::from_secs(2)))
+        .retry(StepRetry::within(DAY).pauses(Duration::from_secs(2), Duration::from_secs(2)))
         .no_undo();
     let saga = saga.flow(move |op, (): ()| async move { op.run(pay, ()).await }).unwrap();
     let (operator, process) = (operator(&world), world.process(&saga));
@@ -261,7 +261,7 @@ async fn a_try_that_was_given_up_is_reconciled_after_it_can_no_longer_arrive() {
             });
             std::future::pending::<Result<u32, StepError<String>>>().await
         })
-        .retry(Retry::default().timeout(Duration::from_secs(1)))
+        .retry(StepRetry::default().timeout(Duration::from_secs(1)))
         .settle(Duration::from_secs(10))
         .reconcile(async |at: At<Systems>, (): ()| {
             match at.names().iter().any(|name| name == "paid") {

@@ -90,10 +90,8 @@ async fn the_schedule_is_that_of_the_authority() {
     let authority = Arc::new(MemoryStore::default());
     let store = Tiered::new(Arc::clone(&authority), Arc::new(MemoryCache::default()));
     let schedule = store.capabilities().schedule.unwrap();
-    let key = EntryKey {
-        operation: OperationId::from_bytes([1; 32]),
-        id: EntryId::from_bytes([2; 16]),
-    };
+    let key =
+        EntryKey { operation: OperationId::from_bytes([1; 32]), id: EntryId::from_bytes([2; 16]) };
     let queue = QueueName::new("transfer/1").unwrap();
     let entry = NewEntry { key, queue, due_in: Duration::ZERO, note: Bytes::from("note") };
     schedule.insert(entry).await.unwrap();

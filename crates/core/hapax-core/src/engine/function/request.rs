@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::super::claim::OperationRequest;
+use super::super::request::OperationRequest;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::key::Key;
 use crate::value::{self, ValueError};

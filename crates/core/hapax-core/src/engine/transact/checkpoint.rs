@@ -24,7 +24,7 @@ pub enum CheckpointCommit {
     Rejected(Source),
     /// The lease was lost: the transaction was rolled back, or this execution has ended.
     Lost(FinishError),
-    /// It is unknown which writes were committed: COMMIT has no reply yet, or the operation ended its
+    /// The writes may have been committed: COMMIT has no reply yet, or the operation ended its
     /// transaction itself. This execution must end; the next one finds the checkpoint or not.
     Unknown,
 }

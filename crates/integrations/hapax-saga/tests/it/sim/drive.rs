@@ -7,7 +7,7 @@ use hapax_core::machine::OwnerAction;
 use hapax_core::schedule::EntryKey;
 use hapax_core::{EntryId, Outcome, Verdict};
 use hapax_saga::log::{Blob, Log, StepOutcome, StuckReason};
-use hapax_saga::run::{Call, Effect, Event, Run, SagaEnd, TryEnd, UndoFailure};
+use hapax_saga::run::{Call, Effect, Run, RunEvent, SagaEnd, TryEnd, UndoFailure};
 
 use super::bugs::Bug;
 use super::checks;
@@ -72,21 +72,21 @@ impl Driver {
                 return self.park().await;
             }
             let event = match effect {
-                Effect::Save => Event::Saved(self.save().await?),
-                Effect::Call(call) => Event::Called(self.call(call).await?),
-                Effect::Undo(call) => Event::Undone(self.undo(call).await?),
-                Effect::Reconcile(call) => Event::Reconciled(self.reconcile(call).await?),
+                Effect::Save => RunEvent::Saved(self.save().await?),
+                Effect::Call(call) => RunEvent::Called(self.call(call).await?),
+                Effect::Undo(call) => RunEvent::Undone(self.undo(call).await?),
+                Effect::Reconcile(call) => RunEvent::Reconciled(self.reconcile(call).await?),
                 Effect::Look(name) => {
                     clients::react(&self.w, self.note.saga, &name);
                     let value = self.look(&name).await?;
                     if value.is_some() {
                         self.w.count("signal received");
                     }
-                    Event::Signal(value.map(blob))
+                    RunEvent::Signal(value.map(blob))
                 }
                 Effect::LookForCancellation => {
                     let reason = self.look("").await?;
-                    Event::Cancelled(reason.map(|reason| reason.to_string()))
+                    RunEvent::Cancelled(reason.map(|reason| reason.to_string()))
                 }
                 Effect::Wait(until) => {
                     let span = micros(until.since(self.node.store_now()));
@@ -97,10 +97,10 @@ impl Driver {
                 Effect::Park => return self.park().await,
                 Effect::Complete(end) => return self.complete(&end).await,
             };
-            if matches!(&event, Event::Saved(Some(_)) | Event::Cancelled(Some(_))) {
+            if matches!(&event, RunEvent::Saved(Some(_)) | RunEvent::Cancelled(Some(_))) {
                 self.w.count("cancelled");
             }
-            if matches!(event, Event::Called(TryEnd::Unknown(_))) && self.w.dice.below(4) == 0 {
+            if matches!(event, RunEvent::Called(TryEnd::Unknown(_))) && self.w.dice.below(4) == 0 {
                 clients::react(&self.w, self.note.saga, "");
             }
             self.run.resume(event, self.node.store_now(), &self.w.ids);

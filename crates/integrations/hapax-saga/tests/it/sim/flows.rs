@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::{Verdict, value};
 use hapax_saga::log::{Blob, Log, StepOutcome};
-use hapax_saga::{At, Op, Retry, Saga, Step, StepError, Undo, UndoError};
+use hapax_saga::{At, Op, Saga, StepError, StepHandle, StepRetry, Undo, UndoError};
 use hapax_testkit::SeededEntropy;
 use serde::{Deserialize, Serialize};
 
@@ -143,7 +143,7 @@ pub(crate) const fn argument(acc: u64, step: u8, nth: u32) -> u64 {
     mix(acc, ((step as u64) << 32) | nth as u64)
 }
 
-type SimStep = Step<u64, u64, u64>;
+type SimStep = StepHandle<u64, u64, u64>;
 pub(crate) type SimSaga = Saga<Input, Vec<u64>, u64>;
 
 async fn flow(op: Op, steps: Arc<[SimStep]>, input: Input, changed: bool) -> Result<Vec<u64>, u64> {
@@ -212,8 +212,8 @@ fn define(changed: bool) -> SimSaga {
             };
             let timeout = duration(CALL_TIMEOUT);
             let pauses = (Duration::from_millis(500), Duration::from_secs(40));
-            let retry = Retry::default().tries(4).timeout(timeout).pauses(pauses.0, pauses.1);
-            let undo_retry = Retry::within(Duration::from_secs(86_400))
+            let retry = StepRetry::default().tries(4).timeout(timeout).pauses(pauses.0, pauses.1);
+            let undo_retry = StepRetry::within(Duration::from_secs(86_400))
                 .timeout(timeout)
                 .pauses(pauses.0, pauses.1);
             let step = step.retry(retry).undo_retry(undo_retry).settle(duration(SETTLE));

@@ -32,27 +32,27 @@ enum What {
     Do(Action),
 }
 
-struct Event {
+struct RunEvent {
     at: u64,
     seq: u64,
     what: What,
 }
 
-impl PartialEq for Event {
+impl PartialEq for RunEvent {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.seq) == (other.at, other.seq)
     }
 }
 
-impl Eq for Event {}
+impl Eq for RunEvent {}
 
-impl PartialOrd for Event {
+impl PartialOrd for RunEvent {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Event {
+impl Ord for RunEvent {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.seq).cmp(&(other.at, other.seq))
     }
@@ -94,7 +94,7 @@ pub(crate) struct World {
     now: Cell<u64>,
     seq: Cell<u64>,
     current: Cell<(usize, u64)>,
-    queue: RefCell<BinaryHeap<Reverse<Event>>>,
+    queue: RefCell<BinaryHeap<Reverse<RunEvent>>>,
     tasks: RefCell<Vec<TaskSlot>>,
     free: RefCell<Vec<usize>>,
     nodes: RefCell<Vec<NodeState>>,
@@ -176,7 +176,7 @@ impl World {
     fn push(&self, at: u64, what: What) {
         let seq = self.seq.get();
         self.seq.set(seq + 1);
-        self.queue.borrow_mut().push(Reverse(Event { at, seq, what }));
+        self.queue.borrow_mut().push(Reverse(RunEvent { at, seq, what }));
     }
 
     /// Does something after a time, whatever happens to nodes.

@@ -12,7 +12,7 @@ use hapax_core::{
     SystemEntropy, Timestamp,
 };
 use hapax_operators::{AdminToken, Audit, Operators};
-use hapax_saga::{At, Retry, Saga, Sagas, Started, StepError, Undo, UndoError};
+use hapax_saga::{At, Saga, Sagas, Started, StepError, StepRetry, Undo, UndoError};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -81,7 +81,7 @@ type Order = Saga<u64, String, String>;
 /// it waits for a signal first.
 fn order(systems: &Systems) -> Order {
     let mut order = Saga::define("place-order", 2, systems.clone());
-    let once = Retry::default().tries(1);
+    let once = StepRetry::default().tries(1);
     let day = Duration::from_secs(24 * 60 * 60);
     let reserve = order.keyed("reserve", day, reserve).undo_retry(once).undo(free);
     let charge = order.once("charge", charge).no_undo();

@@ -1,0 +1,47 @@
+//! Requests, as far as claims compare them.
+
+use bytes::Bytes;
+
+use crate::fingerprint::{Fingerprint, FingerprintScheme};
+
+/// The request of an operation, as far as it distinguishes the operation from another one under the
+/// same key.
+pub trait OperationRequest: Send + Sync {
+    /// Returns the scheme in force for new records.
+    fn scheme(&self) -> FingerprintScheme;
+
+    /// Returns the fingerprint by `scheme`, which may be that of an older record; `None` if the
+    /// scheme is unknown here.
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint>;
+
+    /// Returns a description of the operation for operators, at most
+    /// [`MAX_DESCRIPTION`](crate::codec::MAX_DESCRIPTION) bytes; a longer one is not stored. It
+    /// must not contain credentials. The engine calls this, and stores the result, only if it has a
+    /// secret.
+    fn description(&self) -> Option<Bytes> {
+        None
+    }
+}
+
+/// A request as records have it: with a secret its fingerprints are keyed, unless the record's
+/// scheme states that it was written without one.
+pub(super) struct KeyedRequest<'a> {
+    pub(super) request: &'a dyn OperationRequest,
+    pub(super) key: Option<&'a [u8; 32]>,
+}
+
+impl OperationRequest for KeyedRequest<'_> {
+    fn scheme(&self) -> FingerprintScheme {
+        let scheme = self.request.scheme();
+        if self.key.is_some() { scheme.keyed() } else { scheme }
+    }
+
+    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
+        match scheme.unkeyed() {
+            // Without the secret the request cannot be compared, so it is neither executed nor
+            // replayed.
+            Some(unkeyed) => Some(self.request.fingerprint(&unkeyed)?.keyed(self.key?)),
+            None => self.request.fingerprint(scheme),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Changes of a record by others than its owner: decisions of operators, and amendments.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Standing, Step, done, released, renewed};
+use crate::record::{FencingToken, LeaseId, Outcome, WriteId};
+
+/// Decision of an operator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resolve {
+    /// Fence that the operator saw: a record that changed since is not changed.
+    pub expected: FencingToken,
+    /// Also decides a record in flight with a live lease.
+    pub force: bool,
+    /// Also releases a record that is done, so that the operation executes again. It differs from
+    /// `force`: a record that was in flight when the operator read it may be done now, under the
+    /// same fence.
+    pub forget: bool,
+    /// The verdict.
+    pub resolution: Resolution,
+    /// The decision: its operator, time, channel and reason; stored in the record.
+    pub note: Option<Bytes>,
+}
+
+/// Verdict of an operator.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Resolution {
+    /// The operation happened, with this outcome.
+    Happened(Outcome),
+    /// The operation did not happen: the next claim may execute.
+    DidNotHappen,
+}
+
+/// Change of an in-flight record by another process than its owner. Its `Debug` form shows no
+/// contents.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Amendment {
+    /// Write id of the record that was read: a record that changed since is not changed.
+    pub expected: WriteId,
+    /// The new checkpoint, if it changes.
+    pub checkpoint: Option<Bytes>,
+    /// The duration of the lease from now; with zero the next claim takes over.
+    pub lease: Duration,
+}
+
+impl fmt::Debug for Amendment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Amendment")
+            .field("expected", &self.expected)
+            .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
+            .field("lease", &self.lease)
+            .finish()
+    }
+}
+
+pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
+    let stored = match standing {
+        Standing::Absent | Standing::Released(_) => return Step::NotFound,
+        Standing::Live(stored)
+        | Standing::Lapsed(stored)
+        | Standing::Unknown(stored, _)
+        | Standing::Done(stored, _) => *stored,
+    };
+    if stored.fence != resolve.expected {
+        return Step::Changed;
+    }
+    if stored.record.scheme.is_saga() {
+        return Step::Saga;
+    }
+    let mut record = stored.record.clone();
+    if resolve.note.is_some() {
+        record.notes.decision.clone_from(&resolve.note);
+    }
+    match (standing, &resolve.resolution) {
+        (Standing::Live(_), _) if !resolve.force => Step::Rejected,
+        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Rejected,
+        (_, Resolution::DidNotHappen) => Step::Write(released(&record, Duration::ZERO)),
+        (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
+            Step::Recorded
+        }
+        (Standing::Done(..), Resolution::Happened(_)) => Step::Changed,
+        (_, Resolution::Happened(outcome)) => Step::Write(done(&record, outcome, None)),
+    }
+}
+
+pub(super) fn amend(standing: &Standing<'_>, amendment: &Amendment) -> Step {
+    let Amendment { expected, checkpoint, lease } = amendment;
+    match standing {
+        Standing::Absent | Standing::Released(_) => Step::NotFound,
+        Standing::Live(stored) | Standing::Lapsed(stored) if stored.write_id == *expected => {
+            let mut record = stored.record.clone();
+            // The owner has parked the record, perhaps without a reply. A repetition of its write
+            // must not replace the amendment, so the record gets a lease id that no claim has: a write
+            // id never repeats.
+            record.lease_id = LeaseId::from_bytes(*expected.as_bytes());
+            if checkpoint.is_some() {
+                record.checkpoint.clone_from(checkpoint);
+            }
+            Step::Write(renewed(&record, *lease))
+        }
+        Standing::Live(_) | Standing::Lapsed(_) | Standing::Unknown(..) | Standing::Done(..) => {
+            Step::Changed
+        }
+    }
+}
