@@ -422,14 +422,10 @@ impl Driver {
             }),
             false => node.postpone(&saga, span).await,
         }
-        let is_stuck = log.stuck.is_some();
-        for name in [Some(CANCEL), parked.signal.as_deref()].into_iter().flatten() {
-            if !is_stuck && matches!(node.signal(&id, name).await, Ok(Some(_)) | Err(_)) {
-                node.wake(&id).await.unwrap_or_else(|error| {
-                    tracing::warn!(operation = ?id, %error, "a saga could not be woken: it continues when its entry is due");
-                });
-                return;
-            }
+        if node.is_awaited(&id, log).await.unwrap_or(true) {
+            node.wake(&id).await.unwrap_or_else(|error| {
+                tracing::warn!(operation = ?id, %error, "a saga could not be woken: it continues when its entry is due");
+            });
         }
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use crate::definition::Definition;
 use crate::driver;
 use crate::log::{Blob, Log};
-use crate::note::{Note, policy, signal_id};
+use crate::note::{CANCEL, Note, policy, signal_id};
 use crate::schedule::on_schedule;
 use crate::stats::DefinitionCounters;
 
@@ -237,6 +237,13 @@ impl Node {
                 if self.engine.is_of_request(&stored.record, note) =>
             {
                 if now < stored.lease_until {
+                    // The node that parked it may have crashed before it looked once more.
+                    if let Some(log) = parked(stored)
+                        && self.is_awaited(&id, &log).await?
+                    {
+                        self.wake(&id).await?;
+                        return Ok(None);
+                    }
                     self.postpone(saga, stored.lease_until.since(now)).await;
                     return Ok(None);
                 }
@@ -361,12 +368,37 @@ impl Node {
         }
     }
 
+    /// Returns whether what a parked saga waits for has arrived: its signal, or a cancellation.
+    pub(crate) async fn is_awaited(
+        &self,
+        saga: &OperationId,
+        log: &Log,
+    ) -> Result<bool, StoreError> {
+        let Some(parked) = log.parked.as_ref().filter(|_| log.stuck.is_none()) else {
+            return Ok(false);
+        };
+        // A saga that is being undone waits for no cancellation.
+        let cancel = log.failure.is_none().then_some(CANCEL);
+        for name in cancel.into_iter().chain(parked.signal.as_deref()) {
+            if self.signal(saga, name).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Makes an entry due now.
     pub(crate) async fn make_due(&self, key: EntryKey) -> Result<(), StoreError> {
         on_schedule(&self.engine, |schedule| schedule.postpone(key, None, Duration::ZERO)).await?;
         self.changed.notify_one();
         Ok(())
     }
+}
+
+/// Returns the log of a record that is parked: no node has adopted it since.
+fn parked(stored: &StoredRecord) -> Option<Log> {
+    let log = Log::decode(stored.record.checkpoint.as_ref()?).ok()?;
+    (log.parked.is_some() && log.attempt == stored.record.attempt).then_some(log)
 }
 
 /// All signals of one name to one saga are one request: the first counts.

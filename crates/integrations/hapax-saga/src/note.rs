@@ -16,13 +16,17 @@ use crate::run::SagaEnd;
 /// completion sets the retention of the outcome.
 const UNFINISHED: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
+/// Time for which the record of a withdrawn start is kept. A copy of its claim that arrives later than
+/// that would leave a record, with which an entry that arrives late too would begin the saga.
+const WITHDRAWN: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// The format of outcomes.
 pub(crate) const FORMAT: &str = "saga/1";
 
 /// Returns the policy of a saga's claims. A crash always continues: `reexecute`.
 pub(crate) fn policy(lease: Duration) -> Policy {
     let terms = Terms { lease, retention: UNFINISHED, on_unknown: OnUnknown::Reexecute };
-    Policy { terms, ..Policy::default() }
+    Policy { terms, keep_released: WITHDRAWN, ..Policy::default() }
 }
 
 /// The note of an entry: the input, written once.

@@ -301,7 +301,7 @@ impl Driver {
             })
             .collect();
         let at = *undos.first()?;
-        Some(self.outside(&Call { step: at, ..call.clone() }))
+        Some(self.outside(&Call { step: at, ..*call }))
     }
 }
 

@@ -119,7 +119,7 @@ impl Input {
             program.insert(at, Instruction::Fail);
         }
         let is_step = |at: usize| matches!(program.get(at), Some(Instruction::Step { .. }));
-        let swap = (0..program.len()).filter(|at| is_step(*at) && is_step(at + 1)).next_back();
+        let swap = (0..program.len()).rfind(|at| is_step(*at) && is_step(at + 1));
         Self { salt: dice.next(), swap: swap.map(|at| at as u8), program }
     }
 
