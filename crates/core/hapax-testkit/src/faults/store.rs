@@ -3,10 +3,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hapax_core::schedule::{
+    DueEntries, EntryKey, EntryPage, NewEntry, QueueName, QueueStatus, Schedule,
+};
 use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Page, Reaped, ScanStep, Snapshot, Swap, Swapped, Visitor,
 };
-use hapax_core::{Inspect, OperationId, Store, StoreError};
+use hapax_core::{Inspect, OperationId, Store, StoreError, Timestamp};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
@@ -17,11 +20,11 @@ use crate::SeededEntropy;
 pub struct FaultyRates {
     /// [`StoreError::Unavailable`]: nothing happens.
     pub unavailable: u32,
-    /// [`StoreError::Ambiguous`] for a swap that never happens.
+    /// [`StoreError::Ambiguous`] for a write that never happens.
     pub ambiguous_lost: u32,
-    /// [`StoreError::Ambiguous`] for a swap that happened.
+    /// [`StoreError::Ambiguous`] for a write that happened.
     pub ambiguous_applied: u32,
-    /// [`StoreError::Ambiguous`] for a swap that happens some time after.
+    /// [`StoreError::Ambiguous`] for a write that happens some time after.
     pub ambiguous_late: u32,
     /// The reply is delayed.
     pub delay: u32,
@@ -34,17 +37,17 @@ pub struct FaultyRates {
 pub struct FaultyCounts {
     /// Calls rejected as unavailable.
     pub unavailable: u64,
-    /// Swaps lost.
+    /// Writes lost.
     pub lost: u64,
-    /// Swaps whose reply was lost.
+    /// Writes whose reply was lost.
     pub applied: u64,
-    /// Swaps that happened after their caller's call had returned.
+    /// Writes that happened after their caller's call had returned.
     pub late: u64,
     /// Replies delayed.
     pub delays: u64,
 }
 
-/// A store that injects faults by a seed.
+/// A store that injects faults by a seed, also into its schedule.
 #[derive(Debug)]
 pub struct FaultyStore<S> {
     inner: Arc<S>,
@@ -52,7 +55,7 @@ pub struct FaultyStore<S> {
     rates: Mutex<FaultyRates>,
     down: AtomicBool,
     counts: [AtomicU64; 5],
-    /// Number of swaps that are yet to happen.
+    /// Number of writes that are yet to happen.
     pending: watch::Sender<usize>,
 }
 
@@ -94,7 +97,7 @@ impl<S: Store> FaultyStore<S> {
         self.down.store(down, Ordering::SeqCst);
     }
 
-    /// Resolves when every late swap has happened.
+    /// Resolves when every late write has happened.
     pub async fn settled(&self) {
         // The sender is `self`: it outlives the wait.
         let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
@@ -143,30 +146,40 @@ impl<S: Store> FaultyStore<S> {
         Ok(())
     }
 
-    async fn swap_or_fail(&self, swap: Swap) -> Result<Swapped, StoreError> {
+    /// Makes a call that writes, or fails. `call` may be made after the return.
+    async fn write<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(Arc<S>) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let rates = self.rates();
         self.enter(&rates).await?;
         if self.hit(rates.ambiguous_lost, Count::Lost) {
             return Err(StoreError::ambiguous(InjectedFault));
         }
+        let inner = Arc::clone(&self.inner);
         if self.hit(rates.ambiguous_late, Count::Late) {
-            let (inner, pause) = (Arc::clone(&self.inner), self.pause(&rates));
-            let pending = self.pending.clone();
+            let (pause, pending) = (self.pause(&rates), self.pending.clone());
             pending.send_modify(|pending| *pending += 1);
             tokio::spawn(async move {
                 sleep(pause).await;
                 // The result is dropped: the caller has already got `Ambiguous`.
-                let _ = inner.swap(swap).await;
+                let _ = call(inner).await;
                 pending.send_modify(|pending| *pending -= 1);
             });
             return Err(StoreError::ambiguous(InjectedFault));
         }
-        let swapped = self.inner.swap(swap).await;
-        if swapped.is_ok() && self.hit(rates.ambiguous_applied, Count::Applied) {
+        let written = call(inner).await;
+        if written.is_ok() && self.hit(rates.ambiguous_applied, Count::Applied) {
             return Err(StoreError::ambiguous(InjectedFault));
         }
-        swapped
+        written
     }
+}
+
+/// Returns the schedule of a store.
+fn schedule<S: Store>(store: &S) -> Result<&dyn Schedule, StoreError> {
+    let none = || StoreError::unavailable("the store within has no schedule");
+    store.capabilities().schedule.ok_or_else(none)
 }
 
 /// A store without the notifications of the store within, so that waiters poll.
@@ -195,7 +208,7 @@ impl<S: Store> Store for Polling<S> {
 #[deny(clippy::missing_trait_methods)]
 impl<S: Store> Store for FaultyStore<S> {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        Box::pin(self.swap_or_fail(swap))
+        Box::pin(self.write(|inner| Box::pin(async move { inner.swap(swap).await })))
     }
 
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
@@ -213,7 +226,8 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        self.inner.capabilities()
+        let inner = self.inner.capabilities();
+        Capabilities { schedule: inner.schedule.map(|_| self as &dyn Schedule), ..inner }
     }
 }
 
@@ -239,6 +253,61 @@ impl<S: Inspect> Inspect for FaultyStore<S> {
         Box::pin(async move {
             self.enter(&self.rates()).await?;
             self.inner.scan(from, limit, visit).await
+        })
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<S: Store> Schedule for FaultyStore<S> {
+    fn insert(&self, entry: NewEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(
+            self.write(|inner| Box::pin(async move { schedule(&*inner)?.insert(entry).await })),
+        )
+    }
+
+    fn due<'a>(
+        &'a self,
+        queues: &'a [QueueName],
+        limit: NonZeroU32,
+    ) -> BoxFuture<'a, Result<DueEntries, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            schedule(&*self.inner)?.due(queues, limit).await
+        })
+    }
+
+    fn postpone(
+        &self,
+        key: EntryKey,
+        expected: Option<Timestamp>,
+        due_in: Duration,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        Box::pin(self.write(move |inner| {
+            Box::pin(async move { schedule(&*inner)?.postpone(key, expected, due_in).await })
+        }))
+    }
+
+    fn remove(&self, key: EntryKey) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(
+            self.write(move |inner| Box::pin(async move { schedule(&*inner)?.remove(key).await })),
+        )
+    }
+
+    fn entries(
+        &self,
+        after: Option<EntryKey>,
+        limit: NonZeroU32,
+    ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            schedule(&*self.inner)?.entries(after, limit).await
+        })
+    }
+
+    fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueStatus>, StoreError>> {
+        Box::pin(async move {
+            self.enter(&self.rates()).await?;
+            schedule(&*self.inner)?.queues().await
         })
     }
 }

@@ -1,12 +1,17 @@
 //! The faults happen, and the suite holds under those of a store.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Clock, MemoryCapacity, MemoryStore, OperationId, StoreError};
+use bytes::Bytes;
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
+use hapax_core::{Clock, EntryId, MemoryCapacity, MemoryStore, OperationId, Store, StoreError};
 use hapax_testkit::ManualClock;
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates, FaultyRates, FaultyStore};
+use hapax_testkit::schedule::schedule_rules;
+use hapax_testkit::steps::key;
 use hapax_testkit::suite::{StoreFixture, inspect_rules, store_rules};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -159,6 +164,46 @@ async fn the_suite_holds_for_a_store_that_fails() {
     let faulty = Faulty(Arc::default());
     store_rules(&faulty).await;
     inspect_rules(&faulty).await;
+    schedule_rules(&faulty).await;
+}
+
+/// Each fault of a write occurs for an insertion, and a repetition resolves it.
+#[tokio::test]
+async fn faults_affect_the_schedule_of_a_store() {
+    let store = Faulty(Arc::default()).open().await;
+    let schedule = store.capabilities().schedule.unwrap();
+    let entry = |of| NewEntry {
+        key: EntryKey { operation: key(of), id: EntryId::from_bytes([1; 16]) },
+        queue: QueueName::new("test/1").unwrap(),
+        due_in: Duration::ZERO,
+        note: Bytes::new(),
+    };
+    let is_there = async |of| {
+        let all = schedule.entries(None, NonZeroU32::MAX).await.unwrap().entries;
+        all.iter().any(|(found, _)| *found == entry(of).key)
+    };
+    let none = FaultyRates::default();
+    for (of, (rates, is_applied)) in (0..).zip([
+        (FaultyRates { unavailable: 1_000, ..none }, false),
+        (FaultyRates { ambiguous_lost: 1_000, ..none }, false),
+        (FaultyRates { ambiguous_applied: 1_000, ..none }, true),
+        (FaultyRates { ambiguous_late: 1_000, ..none }, true),
+    ]) {
+        store.set(rates);
+        let failed = schedule.insert(entry(of)).await;
+        assert_eq!(matches!(failed, Err(StoreError::Ambiguous(_))), of > 0, "{failed:?}");
+        store.settled().await;
+        store.set(none);
+        assert_eq!(is_there(of).await, is_applied, "{rates:?}");
+        schedule.insert(entry(of)).await.unwrap();
+        assert!(is_there(of).await);
+    }
+    store.set_down(true);
+    let queues = [entry(0).queue];
+    assert!(schedule.due(&queues, NonZeroU32::MIN).await.is_err());
+    assert!(schedule.queues().await.is_err());
+    assert!(schedule.postpone(entry(0).key, None, Duration::ZERO).await.is_err());
+    assert!(schedule.remove(entry(0).key).await.is_err());
 }
 
 #[tokio::test]
@@ -167,9 +212,9 @@ async fn a_faulty_store_counts_what_it_does() {
     let key = OperationId::from_bytes([1; 32]);
     store.set(FaultyRates::default());
     store.set_down(true);
-    let down = hapax_core::Store::load(&*store, &key).await;
+    let down = store.load(&key).await;
     assert!(matches!(down, Err(StoreError::Unavailable(_))), "{down:?}");
     store.set_down(false);
-    assert_eq!(hapax_core::Store::load(&*store, &key).await.unwrap().stored, None);
+    assert_eq!(store.load(&key).await.unwrap().stored, None);
     assert_eq!(store.counts().unavailable, 1);
 }

@@ -1,9 +1,14 @@
 //! The rules of every store, through the cache.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Clock, MemoryCapacity, MemoryStore, Secret, Timestamp};
+use bytes::Bytes;
+use hapax_core::schedule::{EntryKey, NewEntry, QueueName, Schedule};
+use hapax_core::{
+    Clock, EntryId, MemoryCapacity, MemoryStore, OperationId, Secret, Store, Timestamp,
+};
 use hapax_file::{FileOptions, FileStore, SecretSource};
 use hapax_testkit::ManualClock;
 use hapax_testkit::suite::{ClockFixture, StoreFixture};
@@ -78,4 +83,20 @@ mod file {
 
     hapax_testkit::store_suite!(Files::new());
     hapax_testkit::inspect_suite!(Files::new());
+}
+
+#[tokio::test]
+async fn the_schedule_is_that_of_the_authority() {
+    let authority = Arc::new(MemoryStore::default());
+    let store = Tiered::new(Arc::clone(&authority), Arc::new(MemoryCache::default()));
+    let schedule = store.capabilities().schedule.unwrap();
+    let key =
+        EntryKey { operation: OperationId::from_bytes([1; 32]), id: EntryId::from_bytes([2; 16]) };
+    let queue = QueueName::new("transfer/1").unwrap();
+    let entry = NewEntry { key, queue, due_in: Duration::ZERO, note: Bytes::from("note") };
+    schedule.insert(entry).await.unwrap();
+    let found = authority.entries(None, NonZeroU32::MIN).await.unwrap().entries;
+    assert!(matches!(&found[..], [(found, Ok(_))] if *found == key), "{found:?}");
+    authority.remove(key).await.unwrap();
+    assert_eq!(schedule.queues().await.unwrap(), []);
 }
