@@ -47,7 +47,7 @@ impl Api {
     }
 }
 
-/// Returns once the process is asked to end, by SIGTERM or Ctrl-C.
+/// Waits for SIGTERM or Ctrl-C.
 pub async fn shutdown() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut terminate) = signal(SignalKind::terminate()) else { return };

@@ -94,7 +94,7 @@ impl Database {
         }
     }
 
-    /// Returns whether the effect exists, after which none is written with `fence` or a lower token.
+    /// Rejects further effects with `fence` or a lower token, and returns whether the effect exists.
     pub(crate) async fn settle(&self, id: &str, fence: FencingToken) -> Result<bool, EffectError> {
         let client = self.pool.get().await?;
         client.execute(RAISE, &[&id, &(number(fence) + 1)]).await?;

@@ -11,7 +11,7 @@
 //! downstream that rejects a lower fencing token than the highest it has seen; a reconciliation hook
 //! raises that token before it looks for the effect.
 //!
-//! A [`Plant`] makes the consumers wrong on purpose: a run with one must report a violation.
+//! With a [`Plant`] the consumers are wrong: the run must report a violation.
 
 mod consumer;
 mod database;
@@ -65,14 +65,14 @@ impl ConsumerMode {
     }
 }
 
-/// A deliberate error of the consumers.
+/// A planted bug of the consumers, which a run must find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Plant {
     /// Messages are acknowledged when they are received.
     AckFirst,
     /// The system downstream ignores fencing tokens.
     NoFence,
-    /// A message whose handler may have succeeded is handled again without a question.
+    /// A message whose handler may have succeeded is handled again, without reconciliation.
     Reexecute,
     /// The effect is written on a connection of its own instead of the one in the transaction.
     OwnConnection,
@@ -99,9 +99,9 @@ pub struct ConsumersOptions {
     pub mode: ConsumerMode,
     /// Number of messages with different ids.
     pub messages: u64,
-    /// Messages of a hundred that are published twice.
+    /// Percentage of the messages that are published twice.
     pub duplicates: u64,
-    /// Number of times for each kind of kill; of freezes, a half.
+    /// Number of kills of each kind, and twice the number of freezes of each kind.
     pub kills: u64,
     /// Time for which the store is unavailable.
     pub outage: Duration,

@@ -12,7 +12,7 @@ use hapax_consumers::{ConsumerArgs, ConsumerMode, ConsumersOptions, Plant, consu
 enum Cli {
     /// Runs consumers under faults
     Run(RunArgs),
-    /// Is a consumer
+    /// Runs one consumer
     Consume(ConsumerArgs),
 }
 
@@ -24,13 +24,13 @@ struct RunArgs {
     /// Messages with different ids
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..))]
     messages: u64,
-    /// Messages of a hundred that are published twice
+    /// Percentage of the messages that are published twice
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=100))]
     duplicates: u64,
     /// Kills of each kind
     #[arg(long, default_value_t = 12)]
     kills: u64,
-    /// Seconds for which the store is away
+    /// Seconds for which the store is unavailable
     #[arg(long, default_value_t = 30)]
     outage: u64,
     /// Seed of the choices

@@ -17,11 +17,11 @@ pub struct ConsumersReport {
     pub overtaken: u64,
     /// Restarts of the broker after SIGKILL.
     pub broker_restarts: u64,
-    /// Times that the store was away.
+    /// Outages of the store.
     pub outages: u64,
     /// Replies of the database that were dropped.
     pub lost_replies: u64,
-    /// Starts of consumers that failed because something was away.
+    /// Starts of consumers that failed because the store or the broker was unavailable.
     pub failed_starts: u64,
     /// Violations, the first few of each kind.
     pub violations: Vec<String>,

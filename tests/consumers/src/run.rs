@@ -164,7 +164,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Starts consumers that are missing.
+    /// Restarts consumers that have ended.
     fn observe_processes(&mut self) -> Result<(), ConsumersError> {
         for seat in 0..self.seats.len() {
             let ended = match &mut self.seats[seat] {
@@ -438,7 +438,7 @@ fn plan(options: &ConsumersOptions, dice: &SeededEntropy) -> Vec<Fault> {
     faults
 }
 
-/// Returns the process at which a fault has happened.
+/// Returns the id of the process in which a fault has happened.
 fn happened(folder: &Path, fault: &Fault) -> Option<i32> {
     std::fs::read_to_string(marker(folder, fault)).ok()?.parse().ok()
 }

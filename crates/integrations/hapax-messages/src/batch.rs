@@ -1,13 +1,13 @@
-//! The direct mode: batches of messages in transactions of the database that has their effects.
+//! The batch mode: batches of messages in transactions of the database that has their effects.
 //!
-//! 1. The ids of a batch are entered, the handler writes, and one COMMIT makes both durable. The
+//! 1. The ids of a batch are inserted, the handler writes, and one COMMIT makes both durable. The
 //!    unique index of ids decides which messages are duplicates: there is no claim.
 //! 2. A batch that fails is rolled back and halved, until the message that fails is alone. Only then
 //!    an attempt is counted, in a transaction of its own.
 //! 3. A message that was delivered before, a *suspect*, may have ended its process. It is handled
 //!    while no other one is, and its attempt is counted before. An attempt in which the database was
 //!    unavailable, or another transaction prevailed, is not counted again by the same process.
-//! 4. If the reply to COMMIT is lost, nothing is acknowledged, and the messages are entered again:
+//! 4. If the reply to COMMIT is lost, nothing is acknowledged, and the batch is applied again:
 //!    then the index decides.
 
 mod consumer;
@@ -86,7 +86,7 @@ pub enum EntryState {
     New,
     /// Handled or parked before.
     Duplicate,
-    /// Its id belongs to a message with another payload.
+    /// Another payload was handled under its id.
     Conflict,
 }
 
@@ -96,9 +96,9 @@ pub enum EntryState {
 pub enum BatchError {
     /// The handler failed, about the whole batch.
     Handler(MessageFailure),
-    /// A transaction that is still open has entered one of the ids.
+    /// A transaction that is still open has inserted one of the ids.
     InProgress,
-    /// The transaction lost against another: run it again.
+    /// The database aborted the transaction (serialization failure or deadlock): run it again.
     Conflict(Box<dyn std::error::Error + Send + Sync>),
     /// The database is unavailable, or did not reply. The batch may have been committed, or may be
     /// yet.

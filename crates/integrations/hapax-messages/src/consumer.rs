@@ -59,7 +59,7 @@ impl Default for ConsumerLimits {
 /// 2. A message is acknowledged after the record says that it was handled or parked.
 /// 3. A message whose owner died, a *suspect*, is handled while no other one is: if it ends the
 ///    process again, only its own attempts are counted.
-/// 4. While the store is unavailable nothing is received, and messages in hand are held.
+/// 4. While the store is unavailable nothing is received, and unacknowledged messages are held.
 #[derive(Debug)]
 pub struct Consumer {
     shared: Arc<ConsumerState>,
@@ -73,7 +73,7 @@ struct ConsumerState {
     hold_every: Option<Duration>,
     /// One permit for each handler. A suspect takes all of them.
     handlers: Arc<Semaphore>,
-    /// One permit for each message that may be in hand.
+    /// One permit for each message that may be unacknowledged.
     slots: Arc<Semaphore>,
     /// False while the store is unavailable.
     store_is_up: watch::Sender<bool>,

@@ -18,13 +18,13 @@ use crate::sink::{MessageSink, OutgoingMessage, PublishError};
 pub enum DeadLetterReason {
     /// The message has no valid id.
     NoId,
-    /// Its id belongs to a message with another payload.
+    /// Another payload was handled under the id of the message.
     Conflict,
     /// The message is older than the retention of ids, so it may have been handled before.
     TooOld,
-    /// The handler rejected it for good.
+    /// The handler rejected the message.
     Rejected,
-    /// Its attempts are used up: each failed, or ended with its process.
+    /// The attempts are exhausted: each failed, or ended because its process ended.
     Attempts,
     /// The message may have been handled, and must not be handled again before an operator decides.
     Unknown,
@@ -32,7 +32,7 @@ pub enum DeadLetterReason {
     Behind,
     /// A number before it in its sequence is missing.
     Gap,
-    /// The sink of a relay rejected it for good.
+    /// The sink of a relay permanently rejected the message.
     Unpublishable,
 }
 
@@ -50,7 +50,7 @@ impl DeadLetterReason {
         Self::Unpublishable,
     ];
 
-    /// Returns the name, as tables, metrics and commands have it.
+    /// Returns the name in tables, metrics and commands.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -79,11 +79,11 @@ impl fmt::Display for DeadLetterReason {
     }
 }
 
-/// A dead letter.
+/// A message that is not handled until an operator decides, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DeadLetter {
-    /// Digest of consumer, message id and payload: the letter of one message is stored once.
+    /// Digest of consumer, message id and payload, so that a message has one dead letter.
     pub id: [u8; 32],
     /// Consumer that parked the message.
     pub consumer: String,
@@ -107,7 +107,7 @@ impl DeadLetter {
     /// The longest error text, in bytes; a longer one is cut.
     pub const MAX_ERROR: usize = 4096;
 
-    /// Creates the letter of a message that was delivered at the time `now`.
+    /// Creates the dead letter of a message that was delivered at the time `now`.
     #[must_use]
     pub fn new(
         consumer: &str,
@@ -222,7 +222,7 @@ impl DeadLetterError {
     }
 }
 
-/// A place for dead letters.
+/// A store of dead letters.
 pub trait DeadLetters: fmt::Debug + Send + Sync + 'static {
     /// Stores a letter durably. A letter with the same [`DeadLetter::id`] is stored once.
     ///

@@ -114,7 +114,7 @@ impl<E: StdError + Send + Sync + 'static> From<E> for MessageFailure {
     }
 }
 
-/// A message under way in its handler. Cheap to clone.
+/// One execution of a handler: its message, lease and transaction. Cheap to clone.
 #[derive(Clone)]
 pub struct HandledMessage {
     pub(crate) delivery: Arc<dyn Delivery>,

@@ -81,13 +81,13 @@ pub enum MessageIdError {
     /// The id is longer than [`MessageId::MAX_LEN`].
     #[error("expected an id of 1 to 1024 bytes, found {length}")]
     TooLong {
-        /// Its length in bytes.
+        /// Length of the id, in bytes.
         length: usize,
     },
     /// The id has a zero byte.
     #[error("expected an id without zero bytes, found one")]
     ZeroByte,
-    /// The id is not text.
+    /// The id is not UTF-8.
     #[error("expected an id in UTF-8, found other bytes")]
     NotUtf8,
     /// A CloudEvent has no source, within which its id is unique.

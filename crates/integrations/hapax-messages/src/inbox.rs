@@ -56,14 +56,14 @@ impl Default for Attempts {
     }
 }
 
-/// Handling of a message that is older than the retention of ids, and has no record: it may have
+/// Action for a message without a record that is older than the retention of ids: it may have
 /// been handled before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TooOld {
     /// The message becomes a dead letter.
     #[default]
     Reject,
-    /// The message is handled, perhaps a second time.
+    /// The message is handled, possibly a second time.
     Process,
 }
 
@@ -109,7 +109,7 @@ pub enum InboxError {
     /// The name is empty or longer than 255 bytes.
     #[error("expected a consumer name of 1 to 255 bytes, found {length}: it names the records")]
     Consumer {
-        /// Its length in bytes.
+        /// Length of the name, in bytes.
         length: usize,
     },
     /// There is no rule for unknown outcomes.
@@ -118,7 +118,7 @@ pub enum InboxError {
          to a message whose handler may have succeeded"
     )]
     NoUnknownRule,
-    /// There is no place for dead letters.
+    /// There is no store of dead letters.
     #[error("expected a place for dead letters, found none: call `dead_letters`")]
     NoDeadLetters,
     /// The inbox is ordered, and its place for dead letters cannot list order keys.
@@ -292,7 +292,7 @@ impl InboxBuilder {
         self
     }
 
-    /// Sets the place for dead letters. Required.
+    /// Sets the store of dead letters. Required.
     pub fn dead_letters(mut self, place: Arc<dyn DeadLetters>) -> Self {
         self.dead_letters = Some(place);
         self

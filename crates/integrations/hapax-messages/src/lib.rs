@@ -1,4 +1,4 @@
-//! Message consumers that apply each message once, and a relay that publishes an outbox.
+//! Message consumers that handle each message once, and a relay that publishes an outbox.
 //!
 //! Brokers deliver a message again when an acknowledgement is lost, a consumer dies or is cut off, or
 //! a producer sends it twice. An [`Inbox`] handles each id once. An outbox holds messages that were

@@ -10,7 +10,7 @@ use crate::sink::OutgoingMessage;
 /// Number of shards of an outbox. An order key belongs to one shard.
 pub const OUTBOX_SHARDS: u16 = 32;
 
-/// Place of a message in an outbox. Within a shard, the ids of messages with one order key ascend in
+/// Position of a message in an outbox. Within a shard, the ids of messages with one order key ascend in
 /// the order in which they were committed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OutboxPlace {
@@ -23,7 +23,7 @@ pub struct OutboxPlace {
 /// A message that waits to be published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutboxMessage {
-    /// Its place.
+    /// Its position.
     pub place: OutboxPlace,
     /// The message.
     pub message: OutgoingMessage,
@@ -70,12 +70,12 @@ pub struct OutboxPage {
     pub epoch: u64,
 }
 
-/// Transactions that may have drawn an id.
+/// Open transactions that may have allocated an id.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OutboxWriters {
-    /// Last id that was drawn.
+    /// Last id that was allocated.
     pub last_id: u64,
-    /// Names of the open transactions that may have drawn an id up to the last one. The name of one
+    /// Names of the open transactions that may have allocated an id up to the last one. The name of one
     /// does not change, except to [`OutboxWriters::PREPARED`].
     pub open: Vec<String>,
 }
@@ -130,7 +130,7 @@ pub trait Outbox: fmt::Debug + Send + Sync + 'static {
     /// Deletes messages that were published.
     fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()>;
 
-    /// Moves a message that the sink rejects for good to the dead letters. Later messages with its
+    /// Moves a message that the sink permanently rejects to the dead letters. Later messages with its
     /// order key wait until an operator redrives or drops it.
     fn park<'a>(
         &'a self,
@@ -139,7 +139,7 @@ pub trait Outbox: fmt::Debug + Send + Sync + 'static {
         attempts: u32,
     ) -> OutboxFuture<'a, ()>;
 
-    /// Returns the transactions that may have drawn an id and are open.
+    /// Returns the open transactions that may have allocated an id, and the last id.
     fn writers(&self) -> OutboxFuture<'_, OutboxWriters>;
 
     /// Returns the least place above each of `shards` that has a message.

@@ -22,7 +22,7 @@ pub enum PublishError {
         /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
-        /// Time that the sink wants to pass before the next attempt.
+        /// Least time before the next attempt, if the sink sets one.
         retry_after: Option<Duration>,
     },
 }

@@ -60,7 +60,7 @@ pub use async_nats::jetstream::Context as JetStream;
 pub use sink::NatsSink;
 pub use source::{NatsOrderKey, NatsSource, NatsSourceBuilder, NatsStartError};
 
-/// Connects to a server, which is found again after the connection was lost.
+/// Connects to a server. The client reconnects after the connection was lost.
 ///
 /// # Errors
 /// The error of the client.

@@ -42,7 +42,7 @@ impl NatsSink {
         Self { context }
     }
 
-    /// Connects to a server, which is found again after the connection was lost.
+    /// Connects to a server. The client reconnects after the connection was lost.
     ///
     /// # Errors
     /// The error of the client, which does not repeat the URL.

@@ -55,7 +55,7 @@ pub enum NatsStartError {
     AckPolicy {
         /// Name of the consumer.
         consumer: String,
-        /// Its policy.
+        /// The acknowledgement policy.
         found: String,
     },
     /// The consumer has no limit of unacknowledged messages.
@@ -108,7 +108,7 @@ pub enum NatsStartError {
     AckWait {
         /// Name of the consumer.
         consumer: String,
-        /// Its time.
+        /// The time to wait for an acknowledgement.
         found: Duration,
     },
     /// The server did not answer, or rejected a request.
@@ -275,7 +275,7 @@ impl fmt::Debug for NatsSource {
 }
 
 impl NatsSource {
-    /// Begins a source of the consumer `durable` of `stream`.
+    /// Returns a builder of a source: the consumer `durable` of `stream`.
     pub fn builder(
         context: Context,
         stream: impl Into<String>,

@@ -1,4 +1,4 @@
-//! Rate of a consumer in the direct mode, beside the same consumer without ids, in one run.
+//! Rate of a consumer in batch mode, beside the same consumer without ids, in one run.
 //!
 //! `cargo run --release -p hapax-postgres-messages --example direct_rate -- [MESSAGES] [ROUNDS]` starts a
 //! private server. A hundred messages share a transaction, and each has two statements.

@@ -26,7 +26,7 @@ pub struct PgDeadLetters {
 }
 
 impl PgDeadLetters {
-    /// Creates a place for dead letters in the database of `connections`.
+    /// Creates a store of dead letters in the database of `connections`.
     #[must_use]
     pub fn new(connections: impl Into<StatementConnections>) -> Self {
         Self { connections: connections.into() }

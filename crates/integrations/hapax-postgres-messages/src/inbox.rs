@@ -1,4 +1,4 @@
-//! The direct mode: ids and effects in one transaction.
+//! The batch mode: ids and effects in one transaction.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -61,7 +61,7 @@ where
     }
 }
 
-/// The inbox of a consumer in the direct mode, on connections of type `C`.
+/// The inbox of a consumer in batch mode, on connections of type `C`.
 pub struct PgInbox<C> {
     shared: Arc<InboxTable<C>>,
 }
@@ -152,7 +152,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = connection.run(end, &[]).await;
         match written {
-            // Without a reply the batch may be committed: it is entered again.
+            // Without a reply the batch may be committed: it is applied again.
             // A COMMIT that the server rejects, for a deferred constraint, is the handler's error.
             Ok(states) => ended.map(|_| states).map_err(handler_error),
             Err(error) => Err(error),
@@ -208,7 +208,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         Ok(states)
     }
 
-    /// Enters the ids. Returns a state for each, and the name of the transaction.
+    /// Inserts the ids. Returns a state for each, and the name of the transaction.
     async fn enter(
         &self,
         connection: &mut C,

@@ -1,4 +1,4 @@
-//! Dead letters, for operators: they are listed, redriven and dropped. Each decision is stored with
+//! Operators' access to dead letters: list, redrive and drop. Each decision is stored with
 //! its author and reason.
 
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use hapax_postgres_data::{SqlParameter, SqlRow, SqlValue};
 use crate::connections::ConnectCause;
 use crate::dead_letters::PgDeadLetters;
 
-/// Consumer of the letters of outboxes.
+/// Consumer name of the dead letters of an outbox.
 pub const OUTBOX_CONSUMER: &str = "hapax-outbox";
 
 /// Columns of a [`LetterView`].
@@ -28,7 +28,7 @@ const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
 const REMOVE: &str = "SELECT hapax_dead_letter_remove($1, $2, $3, $4)::text";
 const RETURN: &str = "SELECT hapax_outbox_redrive($1)::text";
 
-/// Letters to list.
+/// Selection of the dead letters to list.
 #[derive(Clone, Debug, Default)]
 pub struct LetterQuery {
     /// Only those of this consumer.
@@ -48,7 +48,7 @@ pub struct LetterPlace {
     id: [u8; 32],
 }
 
-/// A letter as operators see it. Times are RFC 3339 texts.
+/// A dead letter without its headers and payload. Times are RFC 3339 texts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LetterView {
@@ -142,7 +142,7 @@ fn view(row: SqlRow) -> Result<LetterView, ConnectCause> {
 }
 
 impl PgDeadLetters {
-    /// Returns letters, oldest first.
+    /// Returns dead letters, oldest first.
     ///
     /// # Errors
     /// The error of the connection or the server.
@@ -158,7 +158,7 @@ impl PgDeadLetters {
         self.connections.run(&text, &parameters).await?.into_iter().map(view).collect()
     }
 
-    /// Returns the letters whose ids begin with `prefix` in hexadecimal digits, at most two.
+    /// Returns at most two dead letters whose ids begin with the hexadecimal digits `prefix`.
     ///
     /// # Errors
     /// The error of the connection or the server.
@@ -171,7 +171,7 @@ impl PgDeadLetters {
         self.connections.run(&text, &parameters).await?.into_iter().map(view).collect()
     }
 
-    /// Returns the contents of a letter; `None` if there is none.
+    /// Returns headers and payload of a dead letter; `None` if it does not exist.
     ///
     /// # Errors
     /// The error of the connection or the server.
@@ -218,7 +218,7 @@ impl PgDeadLetters {
         Ok(number.and_then(|number| u64::try_from(number).ok()))
     }
 
-    /// Returns a letter of the outbox to its place. Returns whether there was one.
+    /// Moves a dead letter of the outbox back to its position in the outbox. Returns whether it existed.
     ///
     /// # Errors
     /// The error of the connection or the server; it may have been returned.
@@ -227,7 +227,7 @@ impl PgDeadLetters {
         Ok(is_true(rows))
     }
 
-    /// Drops a letter: its message is not handled. Returns whether there was one.
+    /// Deletes a dead letter without handling its message. Returns whether it existed.
     ///
     /// # Errors
     /// The error of the connection or the server; it may have been dropped.

@@ -189,7 +189,7 @@ pub enum WebhookConfigError {
     NoPointers,
 }
 
-/// Faults of a signing secret.
+/// Reasons for which a signing secret is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecretFault {

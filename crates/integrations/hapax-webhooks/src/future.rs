@@ -81,7 +81,7 @@ where
         loop {
             let next = match state.as_mut().project() {
                 StateProjection::Reading { delivery, body, read, trailers } => {
-                    // As futures may, it stays pending if it is polled again after it was ready.
+                    // A future that is polled again after it was ready may stay pending.
                     let Some(waiting) = delivery else { return Poll::Pending };
                     let limit = waiting.layer.body_limit();
                     let whole = ready!(poll_whole(body, cx, read, trailers, limit));

@@ -84,7 +84,7 @@
 //! | a delivery whose outcome is unknown | see [below](#unknown-outcomes) |
 //! | any, while the store is unavailable | 503 `store-unavailable` with `Retry-After` |
 //!
-//! Senders of this crate count each of these errors as a failure and try again later. For another
+//! The supported senders count each of these errors as a failure and try again later. For another
 //! sender, which does not retry after a 409, let duplicates wait: `policy.in_flight =
 //! InFlight::Wait(…)`, for less time than the sender waits for a response.
 //!

@@ -90,7 +90,7 @@ pub enum SignatureEncoding {
     Base64,
 }
 
-/// The place of a delivery's id, which all attempts of one delivery have in common.
+/// Location of a delivery's id in the request. All attempts of one delivery have the same id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeliveryId {
@@ -102,13 +102,13 @@ pub enum DeliveryId {
 }
 
 impl DeliveryId {
-    /// Returns the id in a header.
+    /// Creates the location of an id in a header.
     #[must_use]
     pub const fn header(name: HeaderName) -> Self {
         Self::Header(name)
     }
 
-    /// Returns the id at pointers into the JSON body, such as `/id`.
+    /// Creates the location of an id at pointers into the JSON body, such as `/id`.
     ///
     /// # Errors
     /// [`PointerError`] if one is not a pointer.
@@ -273,7 +273,7 @@ fn hmac(headers: &HeaderMap, scheme: &HmacScheme) -> Result<SignedHead, Rejected
     Ok(SignedHead { codes, before_body: Vec::new(), id, timestamp: None })
 }
 
-/// Returns the codes that could be decoded. Others do not matter, as long as there is one.
+/// Returns the signatures that can be decoded, at least one; ignores the others.
 fn codes_of(
     codes: impl Iterator<Item = Option<Code>>,
     name: &HeaderName,

@@ -1,4 +1,4 @@
-//! Signing secrets, and the codes that they authenticate.
+//! Signing secrets, and the HMACs of content under them.
 
 use std::fmt;
 
@@ -36,7 +36,7 @@ pub(crate) enum SecretForm {
     Text,
 }
 
-/// The secrets of a source. A code of any of them is valid.
+/// The secrets of a source. A signature under any of them is valid.
 #[derive(Clone)]
 pub(crate) struct SigningSecrets(Vec<Hmac<Sha256>>);
 

@@ -21,7 +21,7 @@ use self::answer::Answer;
 pub use self::config::{WebhookSinkBuilder, WebhookSinkError};
 use crate::secret::SigningSecrets;
 
-/// Bytes of a response's body that are read. The rest of a longer one is not awaited.
+/// Bytes of a response's body that are read. The rest of a longer one is ignored.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// Publishes each message as a POST request to one URL, in the form of Standard Webhooks.

@@ -1,4 +1,4 @@
-//! An email sender: the mail service knows no keys, but can be asked for a message by its id.
+//! An email sender: the mail service has no idempotency keys, but a lookup of mails by message id.
 //!
 //! ```text
 //! email_sender nats://127.0.0.1:4222 /var/lib/emails postgres://app@127.0.0.1/app http://mails
@@ -29,7 +29,7 @@ async fn main() -> Result<(), AnyError> {
         let pool = pool.clone();
         async move { pool.acquire().await }
     }));
-    // A request that the dead process sent may still arrive, so the question waits for two seconds.
+    // A request of the dead process may still arrive, so the hook is called after two seconds.
     let timing = HookTiming { after: Duration::from_secs(2), timeout: Duration::from_secs(10) };
     let asked = api.clone();
     let inbox = Inbox::builder("emails", engine.clone())
@@ -58,7 +58,7 @@ async fn send(api: Api, message: HandledMessage) -> Result<(), MessageFailure> {
     }
 }
 
-/// Returns whether a mail was sent whose sender died, or got no answer.
+/// Looks up whether a mail was sent, after its sender died or received no response.
 async fn was_sent(api: Api, call: MessageReconcileCall) -> Verdict<()> {
     match api.get(&format!("/mails/{}", call.id.as_str())).await {
         Ok(200) => Verdict::Happened(()),

@@ -1,4 +1,4 @@
-//! An order service: the order, the message that reports it and the answer commit together, and a
+//! An order service: the order, the message that reports it and the response commit together, and a
 //! relay publishes the message.
 //!
 //! ```text
@@ -17,7 +17,7 @@ use hapax::prelude::*;
 use hapax_messages_examples::{AnyError, argument, shutdown};
 use hapax_nats::NatsSink;
 
-/// Time for which a process that crashed blocks its orders, and its part of the outbox.
+/// Lease: time for which a process that crashed blocks its requests and its shards of the outbox.
 const CRASH: Duration = Duration::from_secs(5);
 
 #[derive(serde::Deserialize, serde::Serialize)]

@@ -1,4 +1,4 @@
-//! A queue consumer: each payment of a stream is charged once, by a service that honors keys.
+//! A queue consumer: each payment of a stream is charged once, by a service with idempotency keys.
 //!
 //! ```text
 //! queue_consumer nats://127.0.0.1:4222 /var/lib/payments postgres://app@127.0.0.1/app http://charges

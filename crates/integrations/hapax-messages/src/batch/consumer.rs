@@ -22,13 +22,13 @@ use crate::source::{Delivery, MessageSource};
 /// Pause after an error of the source or the database.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// Pause before a message of an open transaction is entered again.
+/// Pause before a message whose id an open transaction has inserted is tried again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Times that a transaction which lost against another is run again at once.
 const RERUNS: u32 = 3;
 
-/// A consumer in the direct mode: a source and the inbox of a database. It keeps no order among
+/// A consumer in batch mode: a source and the inbox of a database. It keeps no order among
 /// messages.
 #[derive(Debug)]
 pub struct BatchConsumer {
@@ -60,7 +60,7 @@ struct BatchState {
     entropy: SystemEntropy,
 }
 
-/// The end of a single message: acknowledged, or to be tried again.
+/// Result for a message that was handled alone.
 enum Single {
     Done(Finish),
     Again(Duration, HoldCause),
@@ -231,7 +231,7 @@ impl BatchState {
         }
     }
 
-    /// Runs `work` and holds those of its deliveries meanwhile that it still has.
+    /// Runs `work`, and meanwhile holds those deliveries that it has not dropped.
     async fn holding(&self, held: Vec<Weak<dyn Delivery>>, work: impl Future<Output = ()>) {
         let holding = async {
             let Some(every) = self.hold_every else { return std::future::pending().await };
@@ -321,7 +321,7 @@ impl BatchState {
         self.holding(held, work).await;
     }
 
-    /// Applies a batch, halved where it fails. Returns the messages that are to be tried alone, each
+    /// Applies a batch, and halves it while it fails. Returns the messages to try alone, each
     /// after a pause.
     async fn settle(&self, batch: Vec<BatchItem>) -> Vec<(BatchItem, Duration)> {
         let mut singles = Vec::new();
@@ -388,7 +388,7 @@ impl BatchState {
         }
     }
 
-    /// Ends a message that was entered. Returns a pause if that has to be tried again.
+    /// Acknowledges or parks a message by its state. Returns a pause if that has to be tried again.
     async fn entered(&self, item: &BatchItem, state: EntryState) -> Option<Duration> {
         let single = match state {
             EntryState::New => Single::Done(Finish::Handled),
@@ -454,7 +454,7 @@ impl BatchState {
             }
         };
         let attempt = match counted {
-            // It was handled, or its id belongs to another payload: entering it decides.
+            // It was handled, or its id belongs to another payload: inserting the id decides.
             Ok(0) => 1,
             Ok(attempt) => *tried.counted.insert(attempt),
             Err(error) => return again(&error),

@@ -1,4 +1,4 @@
-//! Options of consumers in the direct mode.
+//! Options of consumers in batch mode.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;

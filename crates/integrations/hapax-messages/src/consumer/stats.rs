@@ -19,15 +19,15 @@ pub struct ConsumerStats {
     pub duplicates: u64,
     /// Messages that became dead letters.
     pub parked: u64,
-    /// Times that a message was held because its duplicate was in flight.
+    /// Times that a message was held because its duplicate was in flight, or its outcome unknown.
     pub held_in_flight: u64,
     /// Times that a message was held after a failure of its handler.
     pub held_for_retry: u64,
-    /// Times that a message was held because store or dead letters were unavailable.
+    /// Times that a message was held because the store or the dead letters were unavailable.
     pub held_by_store: u64,
     /// Messages whose last owner died.
     pub suspects: u64,
-    /// Messages that are in hand now.
+    /// Messages that are received and not acknowledged now.
     pub in_hand: u64,
 }
 

@@ -5,16 +5,16 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Number of keys from which on ended ones are removed.
+/// Number of keys from which on empty queues are removed.
 const SWEEP: usize = 1024;
 
-/// The last message of each order key that is in hand.
+/// The last unacknowledged message of each order key.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     last: Mutex<HashMap<String, oneshot::Receiver<()>>>,
 }
 
-/// The place of a message among those of its key. The next one's turn comes when it is dropped.
+/// Position of a message in the queue of its order key. Dropping it admits the next message.
 #[derive(Debug)]
 pub(super) struct Turn {
     before: Option<oneshot::Receiver<()>>,
@@ -22,7 +22,7 @@ pub(super) struct Turn {
 }
 
 impl Turns {
-    /// Returns the turn after those of this key so far.
+    /// Appends a message to the queue of `key`.
     pub(super) fn next(&self, key: &str) -> Turn {
         let (after, next) = oneshot::channel();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +37,7 @@ impl Turns {
 }
 
 impl Turn {
-    /// Waits until the message before it has ended.
+    /// Waits until no earlier message is in the queue.
     pub(super) async fn comes(&mut self) {
         if let Some(before) = &mut self.before {
             // Nothing is sent: the sender is dropped.

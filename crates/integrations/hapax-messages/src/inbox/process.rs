@@ -71,7 +71,7 @@ pub(crate) enum HoldCause {
     DeadLetters,
 }
 
-/// Facts about a delivery that last while it is held.
+/// State of a delivery that is kept while it is held.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     pub(crate) first_at: Timestamp,
@@ -102,7 +102,7 @@ struct Parking {
     error: String,
 }
 
-/// A message as the request of an operation: its payload.
+/// The request of a message: its payload is the fingerprint.
 struct MessageRequest<'a>(&'a Message);
 
 impl OperationRequest for MessageRequest<'_> {
@@ -131,7 +131,7 @@ pub(super) fn is_parked(outcome: &Outcome) -> bool {
     outcome.format() == FORMAT && outcome.bytes().starts_with(PARKED.as_bytes())
 }
 
-/// A message under way.
+/// A delivery that is processed, and its id.
 struct Attempted<'a> {
     inbox: &'a InboxState,
     delivery: &'a Arc<dyn Delivery>,
@@ -319,7 +319,7 @@ impl Attempted<'_> {
         reconciliation.reconcile(verdict, timing.timeout, request).await
     }
 
-    /// Decides about a message that this process owns.
+    /// Executes, parks or holds a message whose lease this process has.
     async fn own(
         mut self,
         lease: Lease,
@@ -351,7 +351,7 @@ impl Attempted<'_> {
             }
             Ok(None) => self.execute(execution, handler).await,
             Ok(Some(parked)) => self.end(execution, parked).await,
-            // A place for dead letters panicked.
+            // A store of dead letters panicked.
             Err(_) => {
                 let held = Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
                 self.end(execution, held).await
@@ -537,7 +537,7 @@ impl Attempted<'_> {
     }
 }
 
-/// Returns the disposition once the end of an execution was written, or not.
+/// Returns `then` if the end of the execution was recorded; else the message is held.
 fn recorded(result: ExecutionResult, then: Disposition) -> Disposition {
     match result {
         ExecutionResult::Recorded(_) => then,

@@ -3,7 +3,7 @@
 //! Deleted rows stay in an index until the oldest snapshot of the database ends, and a poll from the
 //! first id would read all of them. A floor must not hide a message that appears later:
 //!
-//! 1. The last id that was drawn, and the open transactions that may have drawn one, are read
+//! 1. The last allocated id, and the open transactions that may have allocated one, are read
 //!    (*candidate*).
 //! 2. Once none of these transactions is open, every message up to that id is visible or never will
 //!    be.
@@ -90,7 +90,7 @@ impl Floors {
         self.floors.values().any(|floor| *floor < settled).then_some(settled)
     }
 
-    /// Raises the floors to `settled`, or to just below the least message of each shard.
+    /// Raises each floor to `settled`, or to just below the first message of its shard.
     pub(super) fn raise(&mut self, settled: u64, least: &[OutboxPlace]) {
         for (shard, floor) in &mut self.floors {
             let of_shard = least.iter().find(|place| place.shard == *shard);

@@ -1,4 +1,4 @@
-//! The messages that a relay has in hand, in the order of their keys.
+//! The messages that a relay has in memory, in order within each order key.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::outbox::{OutboxMessage, OutboxPlace};
 
-/// Messages of one order key in hand from which on no more are polled.
+/// Number of buffered messages of an order key from which on no more of them are polled.
 const FULL: usize = 64;
 
 /// A message and the number of times that it was sent.
@@ -19,7 +19,7 @@ pub(super) struct Queue {
     known: HashMap<OutboxPlace, usize>,
     bytes: usize,
     ready: VecDeque<Counted>,
-    /// Order keys with a message in hand that is not published.
+    /// Order keys with a buffered message that is not published.
     keys: HashMap<String, OrderKey>,
     /// Messages that are sent again at a time.
     paused: BTreeMap<(Instant, OutboxPlace), Counted>,
@@ -75,7 +75,7 @@ impl Queue {
     /// Adds a message that was polled. Returns whether it is new here.
     ///
     /// A key's messages arrive in the order of their ids: a page has all that are below its last one,
-    /// except those in hand.
+    /// except those that are buffered.
     pub(super) fn add(&mut self, message: OutboxMessage) -> bool {
         if self.known.contains_key(&message.place) {
             return false;
@@ -152,7 +152,7 @@ impl Queue {
         }
     }
 
-    /// Forgets a message that is a dead letter, and those behind it.
+    /// Removes a message that became a dead letter, and the later ones of its order key.
     pub(super) fn parked(&mut self, message: &OutboxMessage) {
         self.removed(message.place);
         // A copy of a message that was published meanwhile is ahead of no other.
@@ -164,7 +164,7 @@ impl Queue {
         }
     }
 
-    /// Forgets the messages of other shards that are not in flight.
+    /// Removes the messages of other shards that are not in flight.
     pub(super) fn keep_only(&mut self, shards: &HashSet<u16>) {
         let is_kept = |message: &OutboxMessage| shards.contains(&message.place.shard);
         if self.known.keys().all(|place| shards.contains(&place.shard)) {

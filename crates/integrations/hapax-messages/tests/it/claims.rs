@@ -1,4 +1,4 @@
-//! The mode of claims: duplicates, failures, crashes and outages.
+//! The claim mode: duplicates, failures, crashes and outages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Decisions of an endpoint about a message.
+//! Responses of an endpoint to a message.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -10,13 +10,13 @@ use http::{HeaderMap, Response, StatusCode};
 /// Characters of a body that an error repeats.
 const EXCERPT: usize = 200;
 
-/// A decision of an endpoint about a message.
+/// Class of a response, by its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
     Accepted,
     /// Published again later.
     Later,
-    /// Rejected for good.
+    /// Permanently rejected.
     Rejected,
 }
 
@@ -33,7 +33,7 @@ impl Answer {
     }
 }
 
-/// Returns the time that the endpoint wants to pass before the next attempt: seconds, or a date.
+/// Returns the time until the next attempt in `Retry-After`: seconds, or a date.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {

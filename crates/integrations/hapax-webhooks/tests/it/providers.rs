@@ -1,4 +1,4 @@
-//! Known answers of each sender.
+//! Published test vectors of each sender.
 
 use axum::http::HeaderName;
 use hapax_core::Timestamp;

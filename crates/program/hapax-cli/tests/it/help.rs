@@ -1,4 +1,4 @@
-//! What the program says of itself. `UPDATE_GOLDEN=1` writes it anew.
+//! Help texts of the program. `UPDATE_GOLDEN=1` writes the golden files again.
 
 use std::path::Path;
 

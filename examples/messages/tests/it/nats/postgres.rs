@@ -99,7 +99,7 @@ impl Drop for Process {
     }
 }
 
-/// What a service received, and a permit for each answer that it may give.
+/// Requests that a service received, and a permit for each response.
 struct Received {
     by_message: Mutex<BTreeMap<String, Vec<String>>>,
     answers: Semaphore,

@@ -1,4 +1,4 @@
-//! The direct mode: ids and effects in one transaction.
+//! The batch mode: ids and effects in one transaction.
 
 use std::io;
 use std::num::NonZeroU32;

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::{connections, server};
 
-/// A sink in memory: the messages that it accepted, in their order, and how often.
+/// A sink in memory that records the messages that it accepted, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
     accepted: Mutex<Vec<(String, Option<String>)>>,

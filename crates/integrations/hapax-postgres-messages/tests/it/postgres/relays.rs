@@ -1,6 +1,6 @@
 //! Relays that are killed and delayed at random, beside writers that commit late or roll back: no
 //! message is skipped, and the handler receives those of one order key in the order of their ids.
-//! Designs that are known to be wrong are planted, and found.
+//! Planted bugs must be found.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ enum Design {
     OldestTransaction,
     /// Rows that another relay has are skipped, and no relay has a shard for itself.
     SkipLocked,
-    /// Writers of one key do not take turns.
+    /// Writers of one key are not serialized.
     NoTurns,
     /// A relay does not check its lease before it sends, and has several messages of a key in flight.
     ManyInFlight,
@@ -106,7 +106,7 @@ struct Planted {
     right: PgOutbox,
     server: Arc<PostgresServer>,
     design: Design,
-    /// Of a cursor: the largest id of each shard.
+    /// Largest id of each shard that was read, for [`Design::Cursor`].
     read: Mutex<HashMap<u16, u64>>,
     /// Rows that a relay has, by its number.
     locked: Arc<Mutex<HashMap<OutboxPlace, usize>>>,
@@ -250,7 +250,7 @@ impl World {
     }
 }
 
-/// Runs writers and relays, and returns the first promise that is broken.
+/// Runs writers and relays, and returns the first violation.
 async fn play(design: Design, transactions: u64) -> Result<(), String> {
     let server = Arc::new(server().await);
     server.create_database("elsewhere").await;
