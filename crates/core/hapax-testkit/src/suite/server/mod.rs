@@ -5,6 +5,7 @@
 
 mod faults;
 mod histories;
+mod schedule;
 mod secrets;
 
 use std::future::Future;
@@ -19,6 +20,7 @@ use crate::steps::key;
 
 pub use faults::*;
 pub use histories::*;
+pub use schedule::*;
 pub use secrets::*;
 
 /// Timeout of what a server or the engine must do; longer than a busy machine needs.
