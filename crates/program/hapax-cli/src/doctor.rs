@@ -89,31 +89,38 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Reports the records that were read of a damaged file, the number that it should have, and the
-/// difference.
+/// difference; and the lost entries of its schedule.
 fn salvage(old: &Path, new: &Path, json: bool) -> Result<ExitCode, CliError> {
     let done = hapax_file::salvage(old, new).map_err(CliError::unavailable)?;
     let (read, expected, lost, damaged) = (done.read, done.expected, done.lost(), done.damaged);
-    let text =
-        if json {
-            let report = serde_json::json!({
-                "read": read, "expected": expected, "lost": lost, "damaged_blocks": damaged,
-            });
-            format!("{report}\n")
-        } else {
-            let (old, new) = (old.display(), new.display());
-            let then = match lost {
-            0 => String::new(),
-            _ => "The keys of lost records look unused in the new file: requests with them execute \
-                  again. Compare it with the records of your service before you use it.\n"
-                .to_owned(),
-        };
-            format!(
-                "{read} of {expected} records read from {old} and written to {new}, {lost} lost, \
+    let lost_entries = done.lost_entries();
+    let text = if json {
+        let report = serde_json::json!({
+            "read": read, "expected": expected, "lost": lost, "lost_entries": lost_entries,
+            "damaged_blocks": damaged,
+        });
+        format!("{report}\n")
+    } else {
+        let (old, new) = (old.display(), new.display());
+        let mut then = String::new();
+        if lost > 0 {
+            then += "The keys of lost records look unused in the new file: requests with them \
+                     execute again. Compare it with the records of your service before you use it.\n";
+        }
+        if lost_entries > 0 {
+            let expected = done.expected_entries;
+            then += &format!(
+                "{lost_entries} of {expected} entries of the schedule are lost: their operations \
+                 are not resumed. Start them again under the same keys.\n"
+            );
+        }
+        format!(
+            "{read} of {expected} records read from {old} and written to {new}, {lost} lost, \
              {damaged} damaged blocks.\n{then}Copy the secret as well: cp {old}.secret \
              {new}.secret\n"
-            )
-        };
+        )
+    };
     // The reader is gone: the exit code has the result too.
     let _ = std::io::stdout().write_all(text.as_bytes());
-    Ok(if lost > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    Ok(if lost + lost_entries > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
 }

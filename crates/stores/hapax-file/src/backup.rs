@@ -1,4 +1,4 @@
-//! Copies of a database: the intact records of a damaged one, a consistent copy of one in use, and
+//! Copies of a database with its schedule: the intact records of a damaged one, a consistent copy of one in use, and
 //! a database restored from a backup.
 
 use std::fs::File;
@@ -13,19 +13,20 @@ use redb::{Database, ReadTransaction, ReadableDatabase, ReadableTable};
 use crate::backing::{FileBacking, sync_directory};
 use crate::batch::entry;
 use crate::blocks::Damages;
-use crate::database::{self, CELLS, CHECK, DUE, NAMES, NUMBERS, guarded};
+use crate::database::{self, CELLS, CHECK, DUE, ENTRIES, NAMES, NUMBERS, QUEUED, guarded};
 use crate::error::{FileStoreError, OpenError, check_place};
 use crate::files::with_suffix;
 use crate::options::SecretSource;
 use crate::record::{Columns, NEVER};
 use crate::salvage::{ClosedFile, SalvageReport};
+use crate::schedule::format::{EntryColumns, KEY, entry_key};
 use crate::secret_file;
 use crate::shared::Shared;
 use crate::store::check;
 
-/// Limit of records in one transaction.
+/// Limit of records and entries in one transaction.
 const BATCH: usize = 4096;
-/// Bytes of records from which on a transaction takes no further ones.
+/// Bytes of records and entries from which on a transaction takes no further ones.
 const BATCH_BYTES: usize = 16 << 20;
 /// Memory for pages while a copy is written.
 const CACHE: usize = 32 << 20;
@@ -67,6 +68,7 @@ pub(crate) struct DatabaseCopy<'a> {
     // Before the file, so that it is closed when the file is removed.
     database: Database,
     waiting: Vec<([u8; 32], Vec<u8>)>,
+    waiting_entries: Vec<([u8; KEY], Vec<u8>)>,
     waiting_bytes: usize,
     unfinished: Unfinished,
 }
@@ -105,19 +107,28 @@ impl<'a> DatabaseCopy<'a> {
         let backing = FileBacking::new(&unfinished.0);
         let database =
             database::open(&backing, CACHE, &Damages::default()).map_err(OpenError::database)?;
-        let waiting = Vec::with_capacity(BATCH);
-        Ok(Self { path, database, waiting, waiting_bytes: 0, unfinished })
+        let (waiting, waiting_entries) = (Vec::new(), Vec::new());
+        Ok(Self { path, database, waiting, waiting_entries, waiting_bytes: 0, unfinished })
     }
 
     /// Adds a record in its stored form.
     pub(crate) fn add(&mut self, key: &[u8; 32], stored: &[u8]) -> Result<(), OpenError> {
         self.waiting.push((*key, stored.to_vec()));
-        self.waiting_bytes += stored.len();
-        let more = self.waiting.len() < BATCH && self.waiting_bytes < BATCH_BYTES;
-        if more { Ok(()) } else { self.flush() }
+        self.added(stored.len())
     }
 
-    fn flush(&mut self) -> Result<(), OpenError> {
+    /// Adds an entry of the schedule in its stored form.
+    pub(crate) fn add_entry(&mut self, key: &[u8; KEY], stored: &[u8]) -> Result<(), OpenError> {
+        self.waiting_entries.push((*key, stored.to_vec()));
+        self.added(stored.len())
+    }
+
+    fn added(&mut self, bytes: usize) -> Result<(), OpenError> {
+        self.waiting_bytes += bytes;
+        let waiting = self.waiting.len() + self.waiting_entries.len();
+        if waiting < BATCH && self.waiting_bytes < BATCH_BYTES {
+            return Ok(());
+        }
         self.write(|_| Ok(())).map_err(OpenError::database)
     }
 
@@ -138,6 +149,16 @@ impl<'a> DatabaseCopy<'a> {
                     && columns.indexed != NEVER
                 {
                     due.insert(&entry(columns.indexed, &name), ())?;
+                }
+            }
+            let mut entries = transaction.open_table(ENTRIES)?;
+            let mut queued = transaction.open_table(QUEUED)?;
+            for (key, stored) in self.waiting_entries.drain(..) {
+                entries.insert(&key, stored.as_slice())?;
+                let name = entry_key(&key);
+                // The index is written anew, also if it was damaged.
+                if let Ok((columns, _)) = EntryColumns::read(&name, &stored) {
+                    queued.insert(columns.index(&name).as_slice(), &[])?;
                 }
             }
         }
@@ -185,23 +206,24 @@ pub(crate) fn backup_open(shared: &Shared, to: &Path) -> Result<u64, OpenError> 
     let marks = guarded(|| DatabaseMeta::read(&transaction)).map_err(OpenError::database)?;
     let mut copy = DatabaseCopy::begin(to)?;
     let mut records = 0;
-    let mut failed = None;
-    guarded(|| {
+    let copied = guarded(|| {
         for found in transaction.open_table(CELLS)?.iter()? {
             let (key, stored) = found?;
             records += 1;
             if let Err(error) = copy.add(key.value(), stored.value()) {
-                failed = Some(error);
-                break;
+                return Ok(Err(error));
             }
         }
-        Ok::<_, redb::Error>(())
-    })
-    .map_err(OpenError::database)?;
-    match failed {
-        Some(error) => Err(error),
-        None => copy.finish(&marks).map(|()| records),
-    }
+        for found in transaction.open_table(ENTRIES)?.iter()? {
+            let (key, stored) = found?;
+            if let Err(error) = copy.add_entry(key.value(), stored.value()) {
+                return Ok(Err(error));
+            }
+        }
+        Ok::<_, redb::Error>(Ok(()))
+    });
+    copied.map_err(OpenError::database)??;
+    copy.finish(&marks).map(|()| records)
 }
 
 /// Writes a copy of the database at `from`, which no process has open, to a new file at `to`,
@@ -214,16 +236,23 @@ pub fn backup_closed(from: &Path, to: &Path) -> Result<u64, OpenError> {
     let old = ClosedFile::open(from)?;
     let mut copy = DatabaseCopy::begin(to)?;
     let read = old.records(&mut |key, _, stored| copy.add(key, stored))?;
+    let read = old.entries(read, &mut |key, stored| copy.add_entry(key, stored))?;
     whole(read)?;
     copy.finish(&old.marks)?;
     Ok(read.read)
 }
 
 fn whole(read: SalvageReport) -> Result<(), OpenError> {
-    if read.lost() + read.damaged == 0 {
+    if read.lost() + read.lost_entries() + read.damaged == 0 {
         return Ok(());
     }
-    let lost = format!("{} of {} records cannot be read", read.lost(), read.expected);
+    let lost = format!(
+        "{} of {} records and {} of {} entries of the schedule cannot be read",
+        read.lost(),
+        read.expected,
+        read.lost_entries(),
+        read.expected_entries
+    );
     Err(OpenError::database(redb::StorageError::Corrupted(lost)))
 }
 
@@ -238,7 +267,8 @@ pub struct RestoreReport {
 
 /// Creates a database at `to` from the backup at `from`, which is only read. Records written after
 /// the backup are lost: those keys look unused. Operations that were in flight may have happened
-/// since, so their records become unknown, and the policy of each record applies.
+/// since, so their records become unknown, and the policy of each record applies. The schedule is
+/// restored as it was.
 ///
 /// # Errors
 /// [`OpenError`]: there is a file at `to`, the backup is damaged, or the secret is not its own.
@@ -264,6 +294,7 @@ pub fn restore(from: &Path, to: &Path, secret: &SecretSource) -> Result<RestoreR
             }
             None => copy.add(key, stored),
         })?;
+    let read = old.entries(read, &mut |key, stored| copy.add_entry(key, stored))?;
     whole(read)?;
     copy.finish(&old.marks)?;
     Ok(RestoreReport { records: read.read, unknown })

@@ -1,4 +1,4 @@
-//! Swaps and removals within one transaction.
+//! Swaps, removals and changes of the schedule within one transaction.
 //!
 //! Several swaps of one key may share a transaction: they are applied in the order of the queue,
 //! and each sees the writes of those before it. So the answers are those of swaps in sequence. All
@@ -13,9 +13,11 @@ use hapax_core::store::{Stamp, Stamped};
 use hapax_core::{FencingToken, OperationId, StoreError, Timestamp, WriteId};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
+use crate::batch_context::{BatchContext, DiskFull};
 use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
 use crate::error::FileStoreError;
 use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
+use crate::schedule::batch::{EntryJob, EntryTables};
 
 /// A swap that waits for the disk.
 #[derive(Debug)]
@@ -39,25 +41,6 @@ pub(crate) enum RawSwapped {
     Conflict { now: Timestamp, stored: Option<SealedRead> },
 }
 
-/// Conditions under which a batch is applied.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchContext {
-    pub(crate) epoch: Epoch,
-    /// The reason for which new keys are rejected, if they are.
-    pub(crate) full: Option<DiskFull>,
-    /// True if nothing can be written.
-    pub(crate) no_writes: bool,
-    /// True if the index of expiry is damaged: then records are written without an entry there, and
-    /// stay until the file is salvaged.
-    pub(crate) no_index: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DiskFull {
-    pub(crate) free: u64,
-    pub(crate) needed: u64,
-}
-
 /// The result of removing expired records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Removal {
@@ -68,9 +51,12 @@ pub(crate) struct Removal {
 
 /// The tables of one transaction.
 pub(crate) struct Batch<'t> {
+    transaction: &'t WriteTransaction,
     cells: Table<'t, &'static [u8; 32], &'static [u8]>,
     due: Table<'t, &'static [u8; 40], ()>,
     numbers: Table<'t, &'static str, u64>,
+    /// Opened by the first change, so that other transactions do not open them.
+    entries: Option<EntryTables<'t>>,
     floor: u64,
     wrote: bool,
     in_index: bool,
@@ -82,9 +68,11 @@ impl<'t> Batch<'t> {
         floor: u64,
     ) -> Result<Self, redb::TableError> {
         Ok(Self {
+            transaction,
             cells: transaction.open_table(CELLS)?,
             due: transaction.open_table(DUE)?,
             numbers: transaction.open_table(NUMBERS)?,
+            entries: None,
             floor,
             wrote: false,
             in_index: false,
@@ -92,8 +80,13 @@ impl<'t> Batch<'t> {
     }
 
     /// Returns whether there is anything to commit.
-    pub(crate) const fn wrote(&self) -> bool {
-        self.wrote
+    pub(crate) fn wrote(&self) -> bool {
+        self.wrote || self.entries.as_ref().is_some_and(EntryTables::wrote)
+    }
+
+    /// Returns the bytes of entries of the schedule that were read or written.
+    pub(crate) fn entry_bytes(&self) -> usize {
+        self.entries.as_ref().map_or(0, EntryTables::bytes)
     }
 
     /// Returns whether the last error was caused by the index of expiry, not by a record.
@@ -141,6 +134,20 @@ impl<'t> Batch<'t> {
         }
         self.write(&job.key, before, &columns, &job.sealed)?;
         Ok(Ok(RawSwapped::Stored(columns.stamped(now, terms.epoch))))
+    }
+
+    /// Applies a change of the schedule. The inner error concerns this entry alone.
+    pub(crate) fn apply_entry(
+        &mut self,
+        job: &EntryJob,
+        now: Timestamp,
+        terms: BatchContext,
+    ) -> Result<Result<bool, StoreError>, StorageError> {
+        let entries = match &mut self.entries {
+            Some(entries) => entries,
+            none => none.insert(EntryTables::open(self.transaction)?),
+        };
+        entries.apply(job, now, terms)
     }
 
     /// Removes expired records, reading at most `limit` entries of the index.

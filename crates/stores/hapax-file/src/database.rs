@@ -34,11 +34,17 @@ use redb::{
 use crate::backing::Backing;
 use crate::blocks::{Blocks, Damage, Damages, FetchError};
 use crate::error::OpenError;
+use crate::schedule::format::KEY;
 
 /// Sealed records with their columns, by operation id.
 pub(crate) const CELLS: TableDefinition<'_, &[u8; 32], &[u8]> = TableDefinition::new("cells");
 /// The index of expiry, in the order of time: microseconds, big-endian, then the operation id.
 pub(crate) const DUE: TableDefinition<'_, &[u8; 40], ()> = TableDefinition::new("due");
+/// Entries of the schedule: columns and sealed notes, by operation id and entry id.
+pub(crate) const ENTRIES: TableDefinition<'_, &[u8; KEY], &[u8]> = TableDefinition::new("entries");
+/// The index of the schedule, in the order of queue and time:
+/// [`EntryColumns::index`](crate::schedule::format::EntryColumns::index).
+pub(crate) const QUEUED: TableDefinition<'_, &[u8], &[u8; 0]> = TableDefinition::new("queued");
 /// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
 pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 /// [`CHECK`].
@@ -138,9 +144,11 @@ fn claim_epoch(
     check: &[u8],
     now: Timestamp,
 ) -> Result<OpenedDatabase, OpenError> {
-    // Created now, so that readers find them.
+    // Created now, so that readers find them. A file of an earlier version gets the later ones.
     transaction.open_table(CELLS).map_err(OpenError::database)?;
     transaction.open_table(DUE).map_err(OpenError::database)?;
+    transaction.open_table(ENTRIES).map_err(OpenError::database)?;
+    transaction.open_table(QUEUED).map_err(OpenError::database)?;
     let mut names = transaction.open_table(NAMES).map_err(OpenError::database)?;
     let mut numbers = transaction.open_table(NUMBERS).map_err(OpenError::database)?;
     let number = |table: &redb::Table<'_, &str, u64>, name| {
@@ -174,4 +182,76 @@ fn claim_epoch(
 pub(crate) fn floor(database: &Database) -> Result<u64, redb::Error> {
     let numbers = database.begin_read()?.open_table(NUMBERS)?;
     Ok(numbers.get(FLOOR)?.map_or(0, |found| found.value()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use hapax_core::schedule::{EntryKey, NewEntry, QueueName, Schedule};
+    use hapax_core::{EntryId, Store};
+    use hapax_testkit::steps::{claim, complete, expect_stored, key, load};
+    use redb::TableHandle;
+
+    use super::*;
+    use crate::backing::FileBacking;
+    use crate::{FileOptions, FileStore, SecretSource};
+
+    fn options(path: &Path) -> FileOptions {
+        FileOptions::new(path).secret(SecretSource::None)
+    }
+
+    /// Removes the tables that files of earlier versions do not have, and returns the others.
+    fn without_schedule(path: &Path) -> Vec<String> {
+        let backing = FileBacking::existing(path);
+        let database = open(&backing, 1 << 20, &Damages::default()).unwrap();
+        let transaction = begin(&database, false).unwrap();
+        assert!(transaction.delete_table(ENTRIES).unwrap());
+        assert!(transaction.delete_table(QUEUED).unwrap());
+        let tables = transaction.list_tables().unwrap();
+        let tables = tables.map(|table| table.name().to_owned()).collect();
+        transaction.commit().unwrap();
+        close(Some(database));
+        tables
+    }
+
+    #[tokio::test]
+    async fn a_file_of_an_earlier_version_keeps_its_records_and_gets_a_schedule() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, copy) = (directory.path().join("hapax.db"), directory.path().join("copy.db"));
+        let store = FileStore::open(options(&path)).unwrap();
+        let claimed = claim(1);
+        expect_stored(&store, &claimed).await;
+        expect_stored(&store, &complete(&claimed, 2, b"answer")).await;
+        let before = load(&store, 1).await.unwrap();
+        let identity = store.identity();
+        store.close().await;
+        assert_eq!(without_schedule(&path), ["cells", "due", "names", "numbers"]);
+
+        // Its own tools read it without opening it.
+        let report = crate::examine(&path).unwrap();
+        assert_eq!((report.read, report.expected_entries, report.lost_entries()), (1, 0, 0));
+        assert_eq!(crate::backup_closed(&path, &copy).unwrap(), 1);
+        for path in [&path, &copy] {
+            let store = FileStore::open(options(path).verify(true)).unwrap();
+            assert_eq!(store.identity(), identity);
+            assert_eq!(load(&store, 1).await.unwrap().record, before.record);
+            assert_eq!(store.queues().await.unwrap(), []);
+            let entry = NewEntry {
+                key: EntryKey { operation: key(1), id: EntryId::from_bytes([1; 16]) },
+                queue: QueueName::new("transfer/1").unwrap(),
+                due_in: Duration::ZERO,
+                note: "note".into(),
+            };
+            store.insert(entry.clone()).await.unwrap();
+            store.close().await;
+            let store = FileStore::open(options(path).verify(true)).unwrap();
+            let due = store.due(&[entry.queue], NonZeroU32::MIN).await.unwrap().entries;
+            assert!(matches!(&due[..], [(key, Ok(_))] if *key == entry.key), "{due:?}");
+            assert!(store.capabilities().schedule.is_some());
+            store.close().await;
+        }
+    }
 }

@@ -16,7 +16,7 @@
 //!
 //! | file | content | if lost |
 //! | --- | --- | --- |
-//! | `hapax.db` | the records | all records are lost |
+//! | `hapax.db` | the records and the schedule | all of them are lost |
 //! | `hapax.db.secret` | 64 hexadecimal digits, mode 0600 | the database does not open |
 //! | `hapax.db.lock` | the process that has it open | created again |
 //! | `hapax.db.reserve` | space for a full disk, 16 MiB | created again |
@@ -25,11 +25,14 @@
 //! It loses none, as long as the disk keeps what it reported as synced. Every block of the file has
 //! a checksum that every read compares. A key whose record, or whose path in the tree, is in a
 //! damaged block is an error, never absent; all other keys work as before. A background thread
-//! reads the records, 8 MiB a second, once after opening and then once a day, so that damage is
+//! reads the records and the schedule, 8 MiB a second, once after opening and then once a day, so that damage is
 //! visible in the log and in [`FileStats::damaged`] before a request needs the record. A file that
 //! is damaged in a block on which everything depends, or in any block when a crash makes opening
 //! walk the file, does not open: [`OpenError::Damaged`]. [`salvage`] writes the intact records to a
 //! new file.
+//!
+//! Entries of the schedule are in the same file: they are synced, backed up and salvaged with the
+//! records. An entry in a damaged block is an error in the reply, and those beside it are returned.
 //!
 //! A new file in place of a lost one has none of its records. A process that remembers the identity
 //! of the file notices it ([`FileStore::expect`]).
@@ -61,18 +64,22 @@
 mod backing;
 mod backup;
 mod batch;
+mod batch_context;
 mod blocks;
 mod budget;
 mod database;
 mod driver;
 mod error;
 mod files;
+mod job;
 mod lock_file;
 mod options;
+mod pages;
 mod queue;
 mod reader;
 mod record;
 mod salvage;
+mod schedule;
 mod scrub;
 mod secret_file;
 mod shared;

@@ -1,4 +1,4 @@
-//! Copying the intact records of a damaged database to a new one.
+//! Copying the intact records of a damaged database, and its schedule, to a new one.
 //!
 //! The engine does not open a file in which it finds damage during recovery. So this module reads
 //! the trees itself, block by block, each verified by its checksum. The format is redb's file
@@ -7,8 +7,9 @@
 //! 1. Branches lead to leaves. Everything below a damaged page is lost; all else is read.
 //! 2. The expected number of records is in the page that has the table's root. A damaged root, or
 //!    damage to both copies of the header, loses everything and is reported as such.
-//! 3. A record whose own columns are damaged is lost as well.
-//! 4. The old file is only read.
+//! 3. A record or an entry whose own columns are damaged is lost as well.
+//! 4. Indexes are written anew from the records and entries, so damage in an index loses nothing.
+//! 5. The old file is only read.
 
 use std::fs::File;
 use std::io;
@@ -26,6 +27,7 @@ use crate::error::{OpenError, check_file};
 use crate::files::with_suffix;
 use crate::lock_file::LockFile;
 use crate::record::Columns;
+use crate::schedule::format::{EntryColumns, KEY, entry_key};
 
 const PAGE: u64 = 4096;
 const LEAF: u8 = 1;
@@ -40,6 +42,10 @@ pub struct SalvageReport {
     pub read: u64,
     /// Records that the old file should have.
     pub expected: u64,
+    /// Intact entries of the schedule: these are written to the new file.
+    pub entries: u64,
+    /// Entries of the schedule that the old file should have.
+    pub expected_entries: u64,
     /// Damaged blocks that were read.
     pub damaged: u64,
 }
@@ -50,12 +56,19 @@ impl SalvageReport {
     pub const fn lost(&self) -> u64 {
         self.expected.saturating_sub(self.read)
     }
+
+    /// Returns the number of lost entries of the schedule.
+    #[must_use]
+    pub const fn lost_entries(&self) -> u64 {
+        self.expected_entries.saturating_sub(self.entries)
+    }
 }
 
 /// Writes the intact records of the database at `old` to a new one at `new`, with the metadata of
 /// the old one: its identity and the check of its secret. The secret itself is not copied.
 ///
-/// A lost record is absent from the new file: its key looks unused.
+/// A lost record is absent from the new file: its key looks unused. The operation of a lost entry is
+/// not resumed.
 ///
 /// # Errors
 /// [`OpenError`]: another process has the old file open, `new` exists, or the old file's metadata
@@ -68,6 +81,7 @@ pub fn salvage(old: &Path, new: &Path) -> Result<SalvageReport, OpenError> {
         floor = columns.fence.get().max(floor);
         copy.add(key, stored)
     })?;
+    let salvaged = old.entries(salvaged, &mut |key, stored| copy.add_entry(key, stored))?;
     copy.finish(&old.marks.raised(FLOOR, floor))?;
     Ok(salvaged)
 }
@@ -87,11 +101,12 @@ pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError
         return Ok(());
     }
     let found = ClosedFile::on(disk, None, path)?.examine()?;
-    match found.lost() + found.damaged {
+    match found.lost() + found.lost_entries() + found.damaged {
         0 => Ok(()),
         _ => Err(corrupted(format!(
-            "{} of {} records can be read, and {} blocks are damaged",
-            found.read, found.expected, found.damaged
+            "{} of {} records and {} of {} entries of the schedule can be read, and {} blocks are \
+             damaged",
+            found.read, found.expected, found.entries, found.expected_entries, found.damaged
         ))),
     }
 }
@@ -100,7 +115,7 @@ pub(crate) fn verify(backing: &dyn Backing, path: &Path) -> Result<(), OpenError
 pub(crate) struct ClosedFile {
     tree: Tree,
     cells: Table,
-    due: Option<Table>,
+    tables: Tables,
     pub(crate) marks: DatabaseMeta,
     damages: Damages,
     _lock: Option<LockFile>,
@@ -133,14 +148,16 @@ impl ClosedFile {
             Ok(())
         })?;
         let (marks, cells) = tree.marks(&tables)?;
-        Ok(Self { tree, cells, due: tables.due, marks, damages, _lock: lock })
+        Ok(Self { tree, cells, tables, marks, damages, _lock: lock })
     }
 
     fn examine(&self) -> Result<SalvageReport, OpenError> {
-        if let Some(due) = self.due {
-            self.tree.walk(due.root, [Some(40), Some(0)], MOST_LEVELS, &mut |_, _| Ok(()))?;
+        for (index, key) in [(self.tables.due, Some(40)), (self.tables.queued, None)] {
+            let root = index.and_then(|index| index.root);
+            self.tree.walk(root, [key, Some(0)], MOST_LEVELS, &mut |_, _| Ok(()))?;
         }
-        self.records(&mut |_, _, _| Ok(()))
+        let read = self.records(&mut |_, _, _| Ok(()))?;
+        self.entries(read, &mut |_, _| Ok(()))
     }
 
     /// Passes every intact record to `take`, in its stored form.
@@ -155,7 +172,30 @@ impl ClosedFile {
             Ok(())
         })?;
         let damaged = self.damages.count() as u64;
-        Ok(SalvageReport { read, expected: self.cells.length, damaged })
+        let expected = self.cells.length;
+        Ok(SalvageReport { read, expected, damaged, ..SalvageReport::default() })
+    }
+
+    /// Passes every intact entry of the schedule to `take`, in its stored form, and adds them to the
+    /// report.
+    pub(crate) fn entries(
+        &self,
+        report: SalvageReport,
+        take: TakeEntry<'_>,
+    ) -> Result<SalvageReport, OpenError> {
+        // A file of an earlier version has no such table.
+        let Some(Table { root, length }) = self.tables.entries else { return Ok(report) };
+        let mut entries = 0;
+        self.tree.walk(root, [Some(KEY), None], MOST_LEVELS, &mut |key, stored| {
+            let Ok(key) = <&[u8; KEY]>::try_from(key) else { return Ok(()) };
+            if EntryColumns::read(&entry_key(key), stored).is_ok() {
+                entries += 1;
+                take(key, stored)?;
+            }
+            Ok(())
+        })?;
+        let damaged = self.damages.count() as u64;
+        Ok(SalvageReport { entries, expected_entries: length, damaged, ..report })
     }
 }
 
@@ -174,6 +214,8 @@ struct Table {
 struct Tables {
     cells: Option<Table>,
     due: Option<Table>,
+    entries: Option<Table>,
+    queued: Option<Table>,
     numbers: Option<Table>,
     names: Option<Table>,
 }
@@ -184,6 +226,8 @@ impl Tables {
         let slot = match name {
             b"cells" => &mut self.cells,
             b"due" => &mut self.due,
+            b"entries" => &mut self.entries,
+            b"queued" => &mut self.queued,
             b"numbers" => &mut self.numbers,
             b"names" => &mut self.names,
             _ => return,
@@ -206,6 +250,7 @@ fn small(bytes: Option<&[u8]>) -> Option<usize> {
 }
 
 type TakeRecord<'a> = &'a mut dyn FnMut(&[u8; 32], Columns, &[u8]) -> Result<(), OpenError>;
+type TakeEntry<'a> = &'a mut dyn FnMut(&[u8; KEY], &[u8]) -> Result<(), OpenError>;
 type Take<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> Result<(), OpenError>;
 
 /// The trees of a file.

@@ -1,10 +1,14 @@
-//! The check of all records: before the store serves, within a time limit, and then in the
-//! background, so that damage is found before a request needs the record.
+//! The check of all records and of the schedule: before the store serves, within a time limit, and
+//! then in the background, so that damage is found before a request needs the record.
 
-use std::ops::Bound;
 use std::time::Duration;
 
-use crate::reader::{self, Stretch};
+use redb::Database;
+
+use crate::database::{CELLS, ENTRIES};
+use crate::pages::{Stretch, stretch};
+use crate::schedule::format::KEY;
+use crate::schedule::reader::index_stretch;
 use crate::shared::Shared;
 
 /// Pause after a stretch of at most 256 KiB: about 8 MiB a second, and less if reading itself is
@@ -61,13 +65,43 @@ pub(crate) fn run(shared: &Shared, mut round: Option<Round>) {
     }
 }
 
-/// One reading of all records.
+/// One reading of all records, then of the schedule.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
-    /// The last key that was read.
-    last: Option<[u8; 32]>,
+    part: Part,
     records: u64,
     damaged: u64,
+}
+
+/// The table that a round reads, with the last key that was read.
+#[derive(Debug)]
+enum Part {
+    Records(Option<[u8; 32]>),
+    Entries(Option<[u8; KEY]>),
+    /// The index of the schedule.
+    Index(Option<Vec<u8>>),
+    End,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self::Records(None)
+    }
+}
+
+impl Part {
+    /// Reads a stretch.
+    fn read(&self, database: &Database) -> Result<Stretch<Self>, redb::Error> {
+        Ok(match self {
+            Self::Records(last) => stretch(database, CELLS, *last)?
+                .map(|last| last.map_or(Self::Entries(None), |last| Self::Records(Some(last)))),
+            Self::Entries(last) => stretch(database, ENTRIES, *last)?
+                .map(|last| last.map_or(Self::Index(None), |last| Self::Entries(Some(last)))),
+            Self::Index(last) => index_stretch(database, last.as_deref())?
+                .map(|last| last.map_or(Self::End, |last| Self::Index(Some(last)))),
+            Self::End => Stretch::Read { next: Self::End, count: 0 },
+        })
+    }
 }
 
 #[derive(PartialEq, Eq)]
@@ -79,38 +113,38 @@ enum Step {
 impl Round {
     /// Reads a stretch.
     fn step(&mut self, shared: &Shared) -> Step {
-        let from = self.last.map_or(Bound::Unbounded, Bound::Excluded);
-        let stretch = match &*shared.database() {
-            Some(database) => reader::stretch(database, from),
+        let read = match &*shared.database() {
+            Some(database) => self.part.read(database),
             // The database is being reopened.
             None => return Step::More,
         };
-        let (last, read) = match stretch {
-            Ok(Stretch::Read { last, records }) => (last, records),
-            Ok(Stretch::Damaged { last }) => {
+        let (next, read) = match read {
+            Ok(Stretch::Read { next, count }) => (next, count),
+            Ok(Stretch::Damaged { next }) => {
                 self.damaged += 1;
-                (last, 0)
+                (next, 0)
             }
             Err(error) => {
                 tracing::warn!(%error, "the check of the records ended early");
                 return Step::End;
             }
         };
-        let records = self.records + read;
+        let is_record = matches!(self.part, Part::Records(_));
+        let records = self.records + if is_record { read } else { 0 };
         if self.records / PROGRESS != records / PROGRESS {
             tracing::info!(records, "the check of the records continues");
         }
         self.records = records;
-        self.last = last;
-        match last {
-            Some(_) => return Step::More,
-            None if self.damaged > 0 => tracing::error!(
+        self.part = next;
+        match self.part {
+            Part::End if self.damaged > 0 => tracing::error!(
                 records,
                 damaged = self.damaged,
-                "the check of the records found damage: stop the process and write the intact \
-                 records to a new file with `hapax doctor --salvage OLD NEW`"
+                "the check of the records and the schedule found damage: stop the process and \
+                 write what is intact to a new file with `hapax doctor --salvage OLD NEW`"
             ),
-            None => tracing::debug!(records, "the check found no damage"),
+            Part::End => tracing::debug!(records, "the check found no damage"),
+            _ => return Step::More,
         }
         Step::End
     }

@@ -8,21 +8,14 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use hapax_core::store::parts::QueueLimits;
-use hapax_core::{Clock, OperationId, StoreError};
+use hapax_core::{Clock, OperationId};
 use redb::Database;
 
-use crate::batch::SwapJob;
 use crate::blocks::Damages;
+use crate::job::Job;
 use crate::queue::Queue;
 use crate::reader::ReadJob;
 use crate::record::Epoch;
-
-/// A job for the writer.
-#[derive(Debug)]
-pub(crate) enum Job {
-    Swap(SwapJob),
-    Reap { limit: u32, reply: oneshot::Sender<Result<hapax_core::store::Reaped, StoreError>> },
-}
 
 #[derive(Debug)]
 pub(crate) struct Shared {

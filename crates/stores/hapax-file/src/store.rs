@@ -26,14 +26,16 @@ use crate::budget::MemoryBudget;
 use crate::database;
 use crate::error::{FileStoreError, OpenError, check_place};
 use crate::files::with_suffix;
+use crate::job::{Job, WriteJob};
 use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{FileOptions, SecretSource};
-use crate::reader::{self, RawPage, RawSnapshot, ReadJob};
-use crate::record::{Epoch, SMALL, SealedRead};
+use crate::pages::RawPage;
+use crate::reader::{self, RawSnapshot, ReadJob};
+use crate::record::{Epoch, SMALL, SealedRead, SealedRecord};
 use crate::salvage;
 use crate::scrub;
 use crate::secret_file;
-use crate::shared::{Job, Shared};
+use crate::shared::Shared;
 use crate::writer::{Writer, WriterExit};
 
 /// Number of threads that read. Reads are rare: a claim expects an absent record, and its swap
@@ -45,12 +47,12 @@ const READERS: usize = 2;
 /// Dropping it, like [`close`](Self::close), accepts no more requests and finishes those that wait;
 /// only `close` reports when the file is closed.
 pub struct FileStore {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     backing: Arc<dyn Backing>,
-    sealer: Sealer,
+    pub(crate) sealer: Sealer,
     reading: MemoryBudget,
     secret: Option<Secret>,
-    entropy: Arc<dyn Entropy>,
+    pub(crate) entropy: Arc<dyn Entropy>,
     lock: Option<Arc<LockFile>>,
     path: PathBuf,
     /// Time at which the database was created, in microseconds since 1970.
@@ -369,7 +371,7 @@ impl FileStore {
         }
     }
 
-    async fn read<T>(
+    pub(crate) async fn read<T>(
         &self,
         job: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> ReadJob,
     ) -> Result<T, StoreError> {
@@ -428,7 +430,7 @@ impl Store for FileStore {
             let admission = Admission::of(expected.as_ref());
             self.shared
                 .jobs
-                .push(Job::Swap(job), bytes, admission)
+                .push(Job::Write(WriteJob::Swap(job)), bytes, admission)
                 .map_err(|refused| StoreError::unavailable(FileStoreError::from(refused)))?;
             // Without an answer the thread has ended, before or after the commit.
             let answer = answer
@@ -463,7 +465,7 @@ impl Store for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: None, schedule: None }
+        Capabilities { secret: self.secret(), notify: None, schedule: Some(self) }
     }
 }
 
@@ -475,12 +477,12 @@ impl Inspect for FileStore {
     ) -> BoxFuture<'_, Result<Page, StoreError>> {
         Box::pin(async move {
             let limit = limit.get();
-            let RawPage { now, records, more } =
+            let RawPage { now, found, more } =
                 self.read(|reply| ReadJob::Page { after, limit, reply }).await?;
-            let records = records.into_iter().map(|(key, stored)| {
-                let open = |stored: crate::record::SealedRecord| {
-                    stored.open(&key, now, self.shared.epoch, &self.sealer)
-                };
+            let records = found.into_iter().map(|(key, stored)| {
+                let key = OperationId::from_bytes(key);
+                let open =
+                    |stored: SealedRecord| stored.open(&key, now, self.shared.epoch, &self.sealer);
                 (key, stored.and_then(open))
             });
             Ok(Page { now, records: records.collect(), more })

@@ -4,17 +4,19 @@
 //! cost of a sync does not depend on the number of requests in it.
 //!
 //! Answers to callers:
-//! - No request is answered before the commit with its swap is durable, not even with a conflict:
+//! - No request is answered before the commit with its write is durable, not even with a conflict:
 //!   it may be a conflict with a swap of the same batch.
 //! - Failure before the commit began: the transaction is dropped, so nothing of it was written or
 //!   will be: `Unavailable`.
-//! - Failure of the commit: it may be on disk or not, so every swap of it is `Ambiguous`. The
+//! - Failure of the commit: it may be on disk or not, so every write of it is `Ambiguous`. The
 //!   requests queued behind it were not applied: `Unavailable`. Then the database is reopened,
 //!   because neither the engine's state nor the kernel's cache reflects the disk any more.
 //! - Full disk: the reserve is released at the first write that fails for lack of space, so that
 //!   requests under way can be recorded. Once it is used up, writes are `Unavailable` for a pause
 //!   that doubles, and requests that only read, such as replays, are answered as before.
-//! - A caller that is gone changes nothing: its swap is applied, and the answer is dropped.
+//! - A caller that is gone changes nothing: its write is applied, and the answer is dropped.
+//!
+//! Changes of the schedule are writes as swaps are, in the same transactions.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,23 +30,25 @@ use hapax_core::{StoreError, Timestamp};
 use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
-use crate::batch::{Batch, BatchContext, DiskFull, RawSwapped, Removal, SwapJob};
+use crate::batch::{Batch, Removal};
+use crate::batch_context::{BatchContext, DiskFull};
 use crate::database::{self, guarded};
 use crate::error::{FileStoreError, is_full, unchanged};
+use crate::job::{AppliedJob, Job, WriteJob};
 use crate::lock_file::LockFile;
 use crate::queue::Woken;
-use crate::record::SealedRead;
-use crate::shared::{Job, Shared, count};
+use crate::shared::{Shared, count};
 
-/// Limit of swaps in one transaction.
-const MAX_SWAPS: usize = 512;
-/// Bytes of records, written or read, from which on a transaction takes no further swaps.
+/// Limit of writes in one transaction.
+const MAX_WRITES: usize = 512;
+/// Bytes of records and entries, written or read, from which on a transaction takes no further
+/// writes.
 const MAX_BYTES: usize = 16 << 20;
 /// Highest limit of index entries that one transaction reads for reaping.
 const MAX_DUE: usize = 64;
 /// Lowest limit of index entries that one transaction reads for reaping.
 const MIN_DUE: usize = 4;
-/// Time without swaps after which reaping gets a separate commit.
+/// Time without writes after which reaping gets a separate commit.
 const QUIET_TIME: Duration = Duration::from_millis(5);
 /// Pauses between attempts to reopen the database, or to write on a full disk: doubled from the
 /// first to the last.
@@ -66,8 +70,8 @@ pub(crate) struct Writer {
     pub(crate) floor: u64,
     pub(crate) readers: Vec<JoinHandle<()>>,
     pub(crate) lock: Option<Arc<LockFile>>,
-    /// Swaps that precede those in the queue.
-    pub(crate) pending: VecDeque<SwapJob>,
+    /// Writes that precede those in the queue.
+    pub(crate) pending: VecDeque<WriteJob>,
     pub(crate) reaps: VecDeque<Reap>,
     /// Whether there is a reserve to be released when the disk is full.
     pub(crate) reserve: bool,
@@ -111,19 +115,16 @@ pub(crate) struct Reap {
     reply: oneshot::Sender<Result<Reaped, StoreError>>,
 }
 
-/// Swaps with their answers, not sent yet.
-type SwapReplies = Vec<(SwapJob, Result<RawSwapped, StoreError>)>;
-
 /// The result of a batch.
 enum BatchEnd {
     /// The whole batch is durable.
-    Committed { answered: SwapReplies, removal: Option<Removal>, floor: u64, wrote: bool },
-    /// Nothing was written. One swap found damage; the others are repeated without it.
-    Damaged { over: Option<SwapJob>, error: StorageError, again: SwapReplies },
+    Committed { applied: Vec<AppliedJob>, removal: Option<Removal>, floor: u64, wrote: bool },
+    /// Nothing was written. One write found damage; the others are repeated without it.
+    Damaged { over: Option<WriteJob>, error: StorageError, again: Vec<WriteJob> },
     /// Nothing was written, and the database must be reopened.
-    Failed { answered: SwapReplies, error: redb::Error },
+    Failed { jobs: Vec<WriteJob>, error: redb::Error },
     /// The batch may have been written.
-    Ambiguous { answered: SwapReplies, error: redb::Error },
+    Ambiguous { jobs: Vec<WriteJob>, error: redb::Error },
 }
 
 impl Writer {
@@ -131,8 +132,8 @@ impl Writer {
     pub(crate) fn run(mut self, _end: &WriterExit) {
         loop {
             if self.pending.is_empty() {
-                // Reaping shares the commits of swaps. A separate commit would delay swaps that
-                // arrive a moment later, so it waits for a time without swaps.
+                // Reaping shares the commits of writes. A separate commit would delay writes that
+                // arrive a moment later, so it waits for a time without any.
                 let lull = (!self.reaps.is_empty()).then_some(QUIET_TIME);
                 if self.shared.jobs.wait(lull) == Woken::Closed {
                     break;
@@ -212,7 +213,7 @@ impl Writer {
         });
         let transaction = match begun {
             Ok(transaction) => transaction,
-            Err(error) => return BatchEnd::Failed { answered: Vec::new(), error },
+            Err(error) => return BatchEnd::Failed { jobs: Vec::new(), error },
         };
         let filled = match self.fill(&transaction) {
             Ok(filled) => filled,
@@ -221,27 +222,28 @@ impl Writer {
                 // If the abort fails, the repair at the next opening undoes the rest.
                 return match (transaction.abort(), ended) {
                     (Err(error), BatchEnd::Damaged { over, again, .. }) => {
-                        BatchEnd::Failed { answered: rejoin(over, again), error: error.into() }
+                        let jobs = again.into_iter().chain(over).collect();
+                        BatchEnd::Failed { jobs, error: error.into() }
                     }
                     (_, ended) => ended,
                 };
             }
         };
-        let Filled { answered, removal, floor, wrote } = filled;
+        let Filled { applied, removal, floor, wrote } = filled;
         if wrote {
             if let Err(error) = transaction.commit() {
-                return BatchEnd::Ambiguous { answered, error: error.into() };
+                return BatchEnd::Ambiguous { jobs: again(applied, None), error: error.into() };
             }
             count(&self.shared.counters.commits, 1);
         } else if let Err(error) = transaction.abort() {
-            return BatchEnd::Failed { answered, error: error.into() };
+            return BatchEnd::Failed { jobs: again(applied, None), error: error.into() };
         }
-        BatchEnd::Committed { answered, removal, floor, wrote }
+        BatchEnd::Committed { applied, removal, floor, wrote }
     }
 
     /// Applies the requests that wait.
     fn fill(&mut self, transaction: &WriteTransaction) -> Result<Filled, Box<BatchEnd>> {
-        let mut answered = Vec::new();
+        let mut applied = Vec::new();
         let mut batch =
             Batch::open(transaction, self.floor).map_err(|error| failed(Vec::new(), error))?;
         let now = self.shared.clock.now();
@@ -250,29 +252,32 @@ impl Writer {
         let terms =
             BatchContext { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
         let mut bytes = 0;
-        while answered.len() < MAX_SWAPS && bytes < MAX_BYTES {
+        while applied.len() < MAX_WRITES && bytes + batch.entry_bytes() < MAX_BYTES {
             let Some(job) = self.next() else { break };
-            let now = self.shared.clock.now();
-            match guarded(|| batch.apply(&job, now, terms)) {
-                Ok(answer) => {
-                    bytes += job.sealed.len() + weight(&answer);
-                    answered.push((job, answer));
+            let (job, error) = match apply(&mut batch, job, self.shared.clock.now(), terms) {
+                Ok(job) => {
+                    bytes += job.record_bytes();
+                    applied.push(job);
+                    continue;
                 }
-                Err(error @ StorageError::Corrupted(_)) if batch.in_index() => {
+                Err(stopped) => *stopped,
+            };
+            return Err(match error {
+                error @ StorageError::Corrupted(_) if batch.in_index() => {
                     // Repeated without the index, once: `no_index` stays.
                     self.leave_index(&error);
-                    let again = rejoin(Some(job), answered);
-                    return Err(Box::new(BatchEnd::Damaged { over: None, error, again }));
+                    let again = again(applied, Some(job));
+                    Box::new(BatchEnd::Damaged { over: None, error, again })
                 }
-                Err(error @ StorageError::Corrupted(_)) => {
-                    let (over, again) = (Some(job), answered);
-                    return Err(Box::new(BatchEnd::Damaged { over, error, again }));
+                error @ StorageError::Corrupted(_) => {
+                    let (over, again) = (Some(job), again(applied, None));
+                    Box::new(BatchEnd::Damaged { over, error, again })
                 }
-                Err(error) => return Err(failed(rejoin(Some(job), answered), error)),
-            }
+                error => failed(again(applied, Some(job)), error),
+            });
         }
         if let Some(pause) = &mut self.full_since {
-            pause.rejected += answered.len();
+            pause.rejected += applied.len();
         }
         let mut removal = None;
         if no_index && !self.reaps.is_empty() {
@@ -284,9 +289,9 @@ impl Writer {
         {
             // As many as the swaps of this commit will leave to be reaped, at two swaps per record.
             // So reaping keeps up, and hardly delays the requests in the same commit.
-            let beside = match answered.len() {
+            let beside = match applied.len() {
                 0 => MAX_DUE,
-                swaps => (swaps / 2).clamp(MIN_DUE, MAX_DUE),
+                writes => (writes / 2).clamp(MIN_DUE, MAX_DUE),
             };
             let (now, limit) = (self.shared.clock.now(), reap.left.min(beside as u32));
             match guarded(|| batch.remove_due(now, limit)) {
@@ -295,13 +300,13 @@ impl Writer {
                     if batch.in_index() {
                         self.leave_index(&error);
                     }
-                    let (over, again) = (None, answered);
+                    let (over, again) = (None, again(applied, None));
                     return Err(Box::new(BatchEnd::Damaged { over, error, again }));
                 }
-                Err(error) => return Err(failed(answered, error)),
+                Err(error) => return Err(failed(again(applied, None), error)),
             }
         }
-        Ok(Filled { answered, removal, floor: batch.floor(), wrote: batch.wrote() })
+        Ok(Filled { applied, removal, floor: batch.floor(), wrote: batch.wrote() })
     }
 
     fn leave_index(&mut self, error: &StorageError) {
@@ -315,14 +320,14 @@ impl Writer {
         }
     }
 
-    /// Returns the next swap, and collects the reaps before it.
-    fn next(&mut self) -> Option<SwapJob> {
+    /// Returns the next write, and collects the reaps before it.
+    fn next(&mut self) -> Option<WriteJob> {
         loop {
             if let Some(job) = self.pending.pop_front() {
                 return Some(job);
             }
             match self.shared.jobs.pop()? {
-                Job::Swap(job) => return Some(job),
+                Job::Write(job) => return Some(job),
                 Job::Reap { limit, reply } => {
                     self.reaps.push_back(Reap { left: limit, removed: 0, reply });
                 }
@@ -333,12 +338,12 @@ impl Writer {
     /// Sends the answers. Returns whether the database is still usable.
     fn settle(&mut self, ended: BatchEnd) -> bool {
         match ended {
-            BatchEnd::Committed { answered, removal, floor, .. } => {
+            BatchEnd::Committed { applied, removal, floor, .. } => {
                 self.floor = floor;
-                count(&self.shared.counters.swaps, answered.len() as u64);
-                for (job, answer) in answered {
-                    job.reply.send(answer).ok();
-                }
+                let is_swap = |job: &&AppliedJob| matches!(job, AppliedJob::Swap(..));
+                let swaps = applied.iter().filter(is_swap).count();
+                count(&self.shared.counters.swaps, swaps as u64);
+                applied.into_iter().for_each(AppliedJob::answer);
                 if let Some(removal) = removal {
                     self.removed(removal);
                 }
@@ -346,28 +351,28 @@ impl Writer {
             }
             BatchEnd::Damaged { over, error, again } => {
                 // At least one request leaves the batch each time, so the repetitions end.
-                for (job, _) in again.into_iter().rev() {
+                for job in again.into_iter().rev() {
                     self.pending.push_front(job);
                 }
                 match (over, self.reaps.is_empty()) {
-                    (Some(job), _) => drop(job.reply.send(Err(unchanged(error)))),
+                    (Some(job), _) => job.fail(unchanged(error)),
                     (None, false) => self.end_reap(Err(unchanged(error))),
                     (None, true) => {}
                 }
                 true
             }
-            BatchEnd::Failed { answered, error } => {
+            BatchEnd::Failed { jobs, error } => {
                 let error = Arc::new(FileStoreError::Engine(error));
-                for (job, _) in answered {
-                    job.reply.send(Err(StoreError::unavailable(Arc::clone(&error)))).ok();
+                for job in jobs {
+                    job.fail(StoreError::unavailable(Arc::clone(&error)));
                 }
                 self.refuse();
                 false
             }
-            BatchEnd::Ambiguous { answered, error } => {
+            BatchEnd::Ambiguous { jobs, error } => {
                 let error = Arc::new(FileStoreError::Engine(error));
-                for (job, _) in answered {
-                    job.reply.send(Err(StoreError::ambiguous(Arc::clone(&error)))).ok();
+                for job in jobs {
+                    job.fail(StoreError::ambiguous(Arc::clone(&error)));
                 }
                 self.refuse();
                 false
@@ -399,7 +404,7 @@ impl Writer {
         let reopening = || StoreError::unavailable(FileStoreError::Reopening);
         let waiting = self.pending.len() + self.shared.jobs.len();
         for job in (0..waiting).map_while(|_| self.next()).collect::<Vec<_>>() {
-            job.reply.send(Err(reopening())).ok();
+            job.fail(reopening());
         }
         while !self.reaps.is_empty() {
             self.end_reap(Err(reopening()));
@@ -491,28 +496,36 @@ impl Drop for WriterExit {
 }
 
 struct Filled {
-    answered: SwapReplies,
+    applied: Vec<AppliedJob>,
     removal: Option<Removal>,
     floor: u64,
     wrote: bool,
 }
 
-fn failed(answered: SwapReplies, error: impl Into<redb::Error>) -> Box<BatchEnd> {
-    Box::new(BatchEnd::Failed { answered, error: error.into() })
-}
-
-/// Returns the swap to the swaps before it; its answer is not used.
-fn rejoin(job: Option<SwapJob>, mut answered: SwapReplies) -> SwapReplies {
-    let none = || Err(StoreError::unavailable(FileStoreError::Reopening));
-    answered.extend(job.map(|job| (job, none())));
-    answered
-}
-
-fn weight(answer: &Result<RawSwapped, StoreError>) -> usize {
-    match answer {
-        Ok(RawSwapped::Conflict { stored: Some(SealedRead::Record(stored)), .. }) => {
-            stored.sealed.len()
-        }
-        _ => 0,
+/// Applies a write. An error concerns the transaction, and has the job.
+fn apply(
+    batch: &mut Batch<'_>,
+    job: WriteJob,
+    now: Timestamp,
+    terms: BatchContext,
+) -> Result<AppliedJob, Box<(WriteJob, StorageError)>> {
+    match job {
+        WriteJob::Swap(job) => match guarded(|| batch.apply(&job, now, terms)) {
+            Ok(answer) => Ok(AppliedJob::Swap(job, answer)),
+            Err(error) => Err(Box::new((WriteJob::Swap(job), error))),
+        },
+        WriteJob::Entry(job) => match guarded(|| batch.apply_entry(&job, now, terms)) {
+            Ok(answer) => Ok(AppliedJob::Entry(job, answer)),
+            Err(error) => Err(Box::new((WriteJob::Entry(job), error))),
+        },
     }
+}
+
+/// Returns the writes of a transaction that was not committed, and the one after them, in order.
+fn again(applied: Vec<AppliedJob>, next: Option<WriteJob>) -> Vec<WriteJob> {
+    applied.into_iter().map(AppliedJob::into_job).chain(next).collect()
+}
+
+fn failed(jobs: Vec<WriteJob>, error: impl Into<redb::Error>) -> Box<BatchEnd> {
+    Box::new(BatchEnd::Failed { jobs, error: error.into() })
 }

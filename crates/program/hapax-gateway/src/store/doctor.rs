@@ -281,7 +281,7 @@ impl StoreOpener {
         let examined = path.to_owned();
         let examined = tokio::task::spawn_blocking(move || hapax_file::examine(&examined));
         match examined.await.map_err(|_| StoreOpenError::Shutdown)? {
-            Ok(found) if found.damaged == 0 && found.lost() == 0 => {
+            Ok(found) if found.damaged + found.lost() + found.lost_entries() == 0 => {
                 findings.push(StoreFinding::new(
                     Severity::Fine,
                     "records",

@@ -1,11 +1,13 @@
 //! Backups of a file in use, and what is restored of them.
 
 use std::path::Path;
+use std::time::Duration;
 
+use hapax_core::schedule::Schedule;
 use hapax_core::{OnUnknown, RecordState};
 use hapax_file::{FileOptions, FileStore, OpenError, SecretSource, restore};
 
-use crate::support::{claim, complete, expect_stored, load};
+use crate::support::{claim, complete, due, entries, entry, expect_stored, load};
 
 fn secret_of(path: &Path) -> SecretSource {
     let mut name = path.as_os_str().to_owned();
@@ -24,17 +26,26 @@ async fn a_restored_backup_has_finished_records_and_makes_those_in_flight_unknow
     expect_stored(&store, &done).await;
     expect_stored(&store, &complete(&done, 1001, b"answer")).await;
     expect_stored(&store, &under_way).await;
+    store.insert(entry(2, Duration::ZERO)).await.unwrap();
+    let scheduled = entries(&store).await;
     assert_eq!(store.backup(&backup).await.unwrap(), 2);
     let again = store.backup(&backup).await;
     assert!(matches!(again, Err(OpenError::Io { .. })), "no file is overwritten: {again:?}");
     // The store goes on, and what comes now is not in the backup.
     expect_stored(&store, &claim(3)).await;
+    store.remove(entry(2, Duration::ZERO).key).await.unwrap();
+    store.insert(entry(3, Duration::ZERO)).await.unwrap();
+    let later = entries(&store).await;
     expect_stored(&store, &complete(&under_way, 1002, b"late")).await;
     let fence = load(&store, 2).await.unwrap().fence;
     let identity = store.identity();
     store.close().await;
     let closed = directory.path().join("closed.db");
     assert_eq!(hapax_file::backup_closed(&path, &closed).unwrap(), 3);
+    let options = FileOptions::new(&closed).secret(secret_of(&path)).verify(true);
+    let store = FileStore::open(options).unwrap();
+    assert_eq!((entries(&store).await, due(&store).await), (later.clone(), later));
+    store.close().await;
 
     let restored = directory.path().join("restored.db");
     let counts = restore(&backup, &restored, &secret_of(&path)).unwrap();
@@ -51,6 +62,7 @@ async fn a_restored_backup_has_finished_records_and_makes_those_in_flight_unknow
     );
     assert_eq!((stored.fence, stored.keep_until), (fence, None));
     assert!(load(&store, 3).await.is_none(), "what came after the backup is forgotten");
+    assert_eq!((entries(&store).await, due(&store).await), (scheduled.clone(), scheduled));
     store.close().await;
 }
 

@@ -13,7 +13,7 @@ use crate::support::{claim, complete, expect_stored, key, load, seen};
 
 type Answer = Result<Swapped, StoreError>;
 
-fn open(change: impl FnOnce(FileOptions) -> FileOptions) -> (Medium, Arc<FileStore>) {
+pub(crate) fn open(change: impl FnOnce(FileOptions) -> FileOptions) -> (Medium, Arc<FileStore>) {
     let medium = Medium::new(Vec::new(), Lies::None);
     let options = change(FileOptions::new("in memory").secret(SecretSource::None));
     let store = FileStore::open_on(Arc::new(medium.clone()), options).unwrap();
@@ -21,7 +21,7 @@ fn open(change: impl FnOnce(FileOptions) -> FileOptions) -> (Medium, Arc<FileSto
 }
 
 /// Sends, and returns once `queued` requests wait behind the commit under way.
-async fn send(store: &Arc<FileStore>, swap: Swap, queued: usize) -> JoinHandle<Answer> {
+pub(crate) async fn send(store: &Arc<FileStore>, swap: Swap, queued: usize) -> JoinHandle<Answer> {
     let sender = Arc::clone(store);
     let task = tokio::spawn(async move { sender.swap(swap).await });
     until(|| store.stats().queued == queued).await;
@@ -29,14 +29,18 @@ async fn send(store: &Arc<FileStore>, swap: Swap, queued: usize) -> JoinHandle<A
 }
 
 /// Sends the first swap of a held disk: on its way to the disk when this returns.
-async fn send_first(store: &Arc<FileStore>, medium: &Medium, swap: Swap) -> JoinHandle<Answer> {
+pub(crate) async fn send_first(
+    store: &Arc<FileStore>,
+    medium: &Medium,
+    swap: Swap,
+) -> JoinHandle<Answer> {
     let before = medium.operations();
     let task = send(store, swap, 0).await;
     until(|| medium.operations() > before).await;
     task
 }
 
-async fn until(condition: impl Fn() -> bool) {
+pub(crate) async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::task::yield_now().await;
     }

@@ -1,8 +1,11 @@
 //! What a power failure leaves behind: images of the file that drop, tear and reorder what was
-//! not synced. Each opens, and holds every swap that was acknowledged, byte for byte.
+//! not synced. Each opens, and holds every swap and every change of the schedule that was
+//! acknowledged, byte for byte.
 //!
 //! `HAPAX_IMAGES` says how many images to look at, 60 if it is not set; `HAPAX_SEED` which:
 //! `HAPAX_IMAGES=1000 cargo test --release -p hapax-file --test it images -- --nocapture`.
+
+mod entries;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,6 +17,7 @@ use hapax_core::{Inspect, OperationId, Store, StoreError};
 use hapax_file::{FileOptions, FileStore, SecretSource};
 use hapax_testkit::{ManualClock, SeededEntropy};
 
+use self::entries::EntryHistory;
 use crate::medium::{Crashes, Fault, Lies, Loss, Medium, Op};
 use crate::support::{claim, complete};
 
@@ -30,7 +34,7 @@ struct Written {
 
 /// What was sent, by key, in order.
 #[derive(Default, Debug)]
-struct History(Mutex<BTreeMap<OperationId, Vec<Written>>>);
+struct History(Mutex<BTreeMap<OperationId, Vec<Written>>>, EntryHistory);
 
 impl History {
     /// Sends a swap and notes what came of it.
@@ -185,6 +189,9 @@ async fn run(dice: &SeededEntropy, lies: Lies, failing: bool, above: u64) -> Run
             for round in 0..12 {
                 let base = (caller * 100 + round) * 10;
                 operation(&store, &medium, &history, base, &dice).await;
+                if caller % 4 == 0 {
+                    history.1.changes(&store, &medium, base, &dice).await;
+                }
                 if caller == 0 {
                     store.reap(NonZeroU32::MIN.saturating_add(5)).await.ok();
                 }
@@ -240,6 +247,7 @@ async fn second(image: Vec<u8>, dice: &SeededEntropy, above: u64) -> Run {
     let history = History::default();
     for round in 0..3 {
         operation(&store, &medium, &history, 1_000_000 + round * 10, dice).await;
+        history.1.changes(&store, &medium, 1_000_000 + round, dice).await;
     }
     let log = medium.log();
     store.close().await;
@@ -267,6 +275,8 @@ async fn check(image: Vec<u8>, past: &Past<'_>) -> Result<(), String> {
     if let Some((key, _)) = page.records.iter().find(|(key, _)| !known.contains(key)) {
         return Err(format!("nobody wrote {key:?}"));
     }
+    let entries: Vec<_> = past.iter().map(|(history, at)| (&history.1, *at)).collect();
+    entries::check(&store, &clock, &entries).await?;
     clock.advance(Duration::from_secs(1 << 30));
     while store.reap(LIMIT).await.map_err(|error| format!("{error:?}"))?.more {}
     let left = store.page(None, LIMIT).await.map_err(|error| format!("{error:?}"))?;

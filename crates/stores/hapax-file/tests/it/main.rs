@@ -16,5 +16,6 @@ mod histories;
 mod images;
 mod lock;
 mod medium;
+mod schedule;
 mod suite;
 mod support;

@@ -60,6 +60,7 @@ struct Inner {
     lies: Lies,
     fault: Fault,
     syncs: u32,
+    reads: usize,
     free: u64,
     /// Pages that may still be written for the first time, and those that were.
     room: usize,
@@ -75,8 +76,19 @@ impl Medium {
         let (log, fault, free) = (Vec::new(), Fault::None, u64::MAX);
         let pages = (0..bytes.len().div_ceil(PAGE)).collect();
         let (room, reserve) = (usize::MAX, None);
-        let inner =
-            Inner { bytes, log, lies, fault, syncs: 0, free, room, pages, reserve, held: None };
+        let inner = Inner {
+            bytes,
+            log,
+            lies,
+            fault,
+            syncs: 0,
+            reads: 0,
+            free,
+            room,
+            pages,
+            reserve,
+            held: None,
+        };
         Self(Arc::new((Mutex::new(inner), Condvar::new())))
     }
 
@@ -87,6 +99,11 @@ impl Medium {
     /// Operations so far.
     pub(crate) fn operations(&self) -> usize {
         self.lock().log.len()
+    }
+
+    /// Reads so far.
+    pub(crate) fn reads(&self) -> usize {
+        self.lock().reads
     }
 
     pub(crate) fn log(&self) -> Vec<Op> {
@@ -177,7 +194,8 @@ impl redb::StorageBackend for Medium {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        inner.reads += 1;
         let from = inner.bytes.get(offset as usize..).and_then(|rest| rest.get(..out.len()));
         out.copy_from_slice(from.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hapax_core::{Clock, Timestamp};
 use hapax_file::{FileOptions, FileStore};
 use hapax_testkit::ManualClock;
+use hapax_testkit::schedule::ReopenFixture;
 use hapax_testkit::suite::{ClockFixture, StoreFixture};
 
 /// Files in a directory of their own, gone with the fixture.
@@ -43,6 +44,15 @@ impl ClockFixture for Files {
     }
 }
 
+impl ReopenFixture for Files {
+    async fn reopen(&self, store: &FileStore) -> Arc<FileStore> {
+        store.close().await;
+        self.open().await
+    }
+}
+
 hapax_testkit::store_suite!(Files::new());
 hapax_testkit::inspect_suite!(Files::new());
 hapax_testkit::clock_suite!(Files::new());
+hapax_testkit::schedule_suite!(Files::new());
+hapax_testkit::durable_schedule_suite!(Files::new());
