@@ -13,6 +13,7 @@ use hapax_core::store::{Stamp, Stamped};
 use hapax_core::{FencingToken, OperationId, StoreError, Timestamp, WriteId};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
+use crate::batch_context::{BatchContext, DiskFull};
 use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
 use crate::error::FileStoreError;
 use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
@@ -38,25 +39,6 @@ pub(crate) struct SwapJob {
 pub(crate) enum RawSwapped {
     Stored(Stamped),
     Conflict { now: Timestamp, stored: Option<SealedRead> },
-}
-
-/// Conditions under which a batch is applied.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchContext {
-    pub(crate) epoch: Epoch,
-    /// The reason for which new keys are rejected, if they are.
-    pub(crate) full: Option<DiskFull>,
-    /// True if nothing can be written.
-    pub(crate) no_writes: bool,
-    /// True if the index of expiry is damaged: then records are written without an entry there, and
-    /// stay until the file is salvaged.
-    pub(crate) no_index: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DiskFull {
-    pub(crate) free: u64,
-    pub(crate) needed: u64,
 }
 
 /// The result of removing expired records.

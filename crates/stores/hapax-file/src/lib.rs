@@ -64,6 +64,7 @@
 mod backing;
 mod backup;
 mod batch;
+mod batch_context;
 mod blocks;
 mod budget;
 mod database;
@@ -73,6 +74,7 @@ mod files;
 mod job;
 mod lock_file;
 mod options;
+mod pages;
 mod queue;
 mod reader;
 mod record;

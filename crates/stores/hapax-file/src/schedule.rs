@@ -23,7 +23,8 @@ use self::format::{SealedEntry, entry_key};
 use self::reader::RawDue;
 use crate::error::FileStoreError;
 use crate::job::{Job, WriteJob};
-use crate::reader::{RawPage, ReadJob};
+use crate::pages::RawPage;
+use crate::reader::ReadJob;
 use crate::store::FileStore;
 
 type OpenedEntry = (EntryKey, Result<ScheduleEntry, StoreError>);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redb::Database;
 
 use crate::database::{CELLS, ENTRIES};
-use crate::reader::{self, Stretch};
+use crate::pages::{Stretch, stretch};
 use crate::schedule::format::KEY;
 use crate::schedule::reader::index_stretch;
 use crate::shared::Shared;
@@ -93,9 +93,9 @@ impl Part {
     /// Reads a stretch.
     fn read(&self, database: &Database) -> Result<Stretch<Self>, redb::Error> {
         Ok(match self {
-            Self::Records(last) => reader::stretch(database, CELLS, *last)?
+            Self::Records(last) => stretch(database, CELLS, *last)?
                 .map(|last| last.map_or(Self::Entries(None), |last| Self::Records(Some(last)))),
-            Self::Entries(last) => reader::stretch(database, ENTRIES, *last)?
+            Self::Entries(last) => stretch(database, ENTRIES, *last)?
                 .map(|last| last.map_or(Self::Index(None), |last| Self::Entries(Some(last)))),
             Self::Index(last) => index_stretch(database, last.as_deref())?
                 .map(|last| last.map_or(Self::End, |last| Self::Index(Some(last)))),
@@ -113,12 +113,12 @@ enum Step {
 impl Round {
     /// Reads a stretch.
     fn step(&mut self, shared: &Shared) -> Step {
-        let stretch = match &*shared.database() {
+        let read = match &*shared.database() {
             Some(database) => self.part.read(database),
             // The database is being reopened.
             None => return Step::More,
         };
-        let (next, read) = match stretch {
+        let (next, read) = match read {
             Ok(Stretch::Read { next, count }) => (next, count),
             Ok(Stretch::Damaged { next }) => {
                 self.damaged += 1;

@@ -30,7 +30,8 @@ use hapax_core::{StoreError, Timestamp};
 use redb::{Database, StorageError, WriteTransaction};
 
 use crate::backing::Backing;
-use crate::batch::{Batch, BatchContext, DiskFull, Removal};
+use crate::batch::{Batch, Removal};
+use crate::batch_context::{BatchContext, DiskFull};
 use crate::database::{self, guarded};
 use crate::error::{FileStoreError, is_full, unchanged};
 use crate::job::{AppliedJob, Job, WriteJob};

@@ -9,7 +9,7 @@ use hapax_core::{StoreError, Timestamp};
 use redb::{ReadableTable, StorageError, Table, TableError, WriteTransaction};
 
 use super::format::{EntryColumns, KEY, stored_key};
-use crate::batch::{BatchContext, DiskFull};
+use crate::batch_context::{BatchContext, DiskFull};
 use crate::database::{ENTRIES, QUEUED};
 use crate::error::FileStoreError;
 

@@ -14,7 +14,7 @@ use super::format::{
 };
 use crate::database::{ENTRIES, QUEUED, guarded};
 use crate::error::unchanged;
-use crate::reader::{PAGE_BYTES, Stretch, begin, each, past_damage, stretch_of};
+use crate::pages::{PAGE_BYTES, Stretch, begin, each, past_damage, stretch_of};
 use crate::shared::Shared;
 
 /// Names an error that represents entries whose keys cannot be read.
