@@ -255,6 +255,7 @@ async fn takes_over(
         terms: record.terms,
         hook: None,
         may_reconcile: true,
+        adopts: false,
         local: &[],
         description: None,
     };
