@@ -193,6 +193,38 @@ async fn the_record_of_a_saga_is_not_decided_by_hapax_keys() {
     assert!(shop.audit_lines().is_empty());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_in_a_file_looks_the_same_through_its_service_and_in_the_file() {
+    let shop = Shop::in_file().await;
+    shop.systems.fail("charge");
+    let (_, id) = shop.stuck("k").await;
+    let views = async || {
+        let mut shown = shop.json(&["saga", "show", &id]).await;
+        assert!(shown["now"].take().is_string());
+        let listed = shop.json(&["saga", "list", "--state", "stuck"]).await;
+        let mut definitions = shop.json(&["saga", "definitions"]).await;
+        definitions["definitions"][0]["due_for_s"].take();
+        (shown, listed, definitions)
+    };
+    let through = views().await;
+    let retry = [&["saga", "retry", &id], &WHY[..]].concat();
+    shop.end().await;
+    // The file store lets every lease lapse when it opens.
+    let (mut shown, listed, definitions) = views().await;
+    shown["lease_until"] = through.0["lease_until"].clone();
+    assert_eq!((shown, listed, definitions), through);
+    shop.ok(&retry).await;
+    let decided = shop.json(&["saga", "show", &id]).await;
+    assert_eq!((&decided["state"], &decided["stuck"]), (&json!("parked"), &json!(null)));
+    assert_eq!(decided["decisions"][0]["why"], WHY[1]);
+    assert_eq!(shop.rejected_code(&retry).await, (1, "not-stuck".to_owned()));
+    let lines = shop.audit_lines();
+    let seen: Vec<_> = lines.iter().map(|line| (&line["stage"], &line["by"])).collect();
+    let [intended, done, rejected, cli] =
+        ["intended", "done", "rejected", "cli"].map(|it| json!(it));
+    assert_eq!(seen, [(&intended, &cli), (&done, &cli), (&intended, &cli), (&rejected, &cli)]);
+}
+
 #[test]
 fn a_missing_store_is_exit_code_69_and_one_in_memory_64() {
     let folder = tempfile::tempdir().unwrap();

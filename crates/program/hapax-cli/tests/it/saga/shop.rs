@@ -11,6 +11,7 @@ use hapax_core::{
     Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Store, SystemClock,
     SystemEntropy, Timestamp,
 };
+use hapax_file::{FileOptions, FileStore};
 use hapax_operators::{AdminToken, Audit, Operators};
 use hapax_saga::{At, Saga, Sagas, Started, StepError, StepRetry, Undo, UndoError};
 use serde_json::Value;
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::world::{ok, refused, run};
+use crate::world::{ok, refused, run, store};
 
 /// The system's time, which a test sets forward.
 #[derive(Debug, Default)]
@@ -106,6 +107,7 @@ pub(super) struct Shop {
     pub(super) folder: TempDir,
     /// Options with which `hapax` finds the store.
     at: Vec<String>,
+    file: Option<Arc<FileStore>>,
     order: Order,
     sagas: Sagas,
     driver: JoinHandle<()>,
@@ -123,6 +125,23 @@ impl Shop {
         let (shop, admin) = Self::on(store, clock, folder, &token).await;
         let at = ["--admin", &admin.to_string(), "--admin-token-file", token.to_str().unwrap()];
         Self { at: at.map(str::to_owned).into(), ..shop }
+    }
+
+    /// Starts the service with a store in a file, whose lock names the address of its API.
+    pub(super) async fn in_file() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hapax.db");
+        let file = Arc::new(FileStore::open(FileOptions::new(&path)).unwrap());
+        let (token, at) = (AdminToken::default_path(Some(&path)), store(folder.path()));
+        let (shop, admin) = Self::on(Arc::clone(&file), Arc::default(), folder, &token).await;
+        file.set_admin(Some(admin)).unwrap();
+        Self { at: vec!["--store".to_owned(), at], file: Some(file), ..shop }
+    }
+
+    /// Ends the service: its file is closed, and `hapax` opens it itself.
+    pub(super) async fn end(&self) {
+        self.stop_driving().await;
+        self.file.as_ref().unwrap().close().await;
     }
 
     async fn on<S: Store + Inspect>(
@@ -149,7 +168,8 @@ impl Shop {
         let admin = listener.local_addr().unwrap();
         let api = operators.router().into_make_service_with_connect_info::<SocketAddr>();
         tokio::spawn(async move { axum::serve(listener, api).await });
-        (Self { systems, clock, folder, at: Vec::new(), order, sagas, driver }, admin)
+        let at = Vec::new();
+        (Self { systems, clock, folder, at, file: None, order, sagas, driver }, admin)
     }
 
     /// Ends the driver, as if no process had the definition.
