@@ -292,6 +292,37 @@ fn check(outside: &Outside, rejected: Option<usize>, at: usize) {
     assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len());
 }
 
+/// Starts a server on a runtime that outlives the processes of a test.
+pub(crate) fn on_server<S>(starting: impl Future<Output = S>) -> (tokio::runtime::Runtime, S) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = runtime.block_on(starting);
+    (runtime, server)
+}
+
+struct File(tempfile::TempDir);
+
+impl KillFixture for File {
+    async fn open(&self) -> Arc<dyn Store> {
+        let options = hapax_file::FileOptions::new(self.0.path().join("sagas.db"));
+        loop {
+            match hapax_file::FileStore::open(options.clone()) {
+                Ok(store) => return Arc::new(store),
+                // The earlier process is still closing the file.
+                Err(hapax_file::OpenError::InUse { .. }) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_with_a_file_killed_at_any_point_is_continued() {
+    let file = File(tempfile::tempdir().unwrap());
+    another_process_continues(&file, None, 1);
+    another_process_continues(&file, Some(4), 1);
+}
+
 struct Memory(Arc<MemoryStore>);
 
 impl KillFixture for Memory {

@@ -8,6 +8,8 @@
 
 mod kills;
 mod pauses;
+mod postgres;
+mod redis;
 #[cfg(feature = "rehearsal")]
 mod rehearsal;
 #[cfg(feature = "axum")]

@@ -1,0 +1,137 @@
+//! Steps that commit with the log, and starts that commit with the caller's writes.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, Pool};
+use hapax_core::transaction::TransactionBackend;
+use hapax_core::{Idempotency, Store};
+use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
+use hapax_saga::{At, Saga, SagaError, Sagas, StepError, Undo, UndoError};
+use hapax_testkit::servers::PostgresServer;
+
+use super::options;
+use crate::world::{key, scope};
+
+fn pool(server: &PostgresServer) -> Pool {
+    let config = server.url("postgres").parse().unwrap();
+    let manager = Manager::new(config, tokio_postgres::NoTls);
+    Pool::builder(manager).max_size(8).build().unwrap()
+}
+
+async fn setup(
+    server: &PostgresServer,
+) -> (Arc<PostgresStore>, Pool, TransactionBackend<PgTransactions>) {
+    let store = Arc::new(PostgresStore::connect(options(server)).await.unwrap());
+    let pool = pool(server);
+    let tables = "CREATE TABLE ledger (entry text PRIMARY KEY, cents bigint NOT NULL)";
+    pool.get().await.unwrap().batch_execute(tables).await.unwrap();
+    let from = pool.clone();
+    let transactions = PgTransactions::new(
+        Arc::clone(&store),
+        move || {
+            let pool = from.clone();
+            async move { pool.get().await }
+        },
+        |connection| connection,
+    );
+    (store, pool, TransactionBackend::new(Arc::new(transactions)))
+}
+
+/// Returns a saga that writes two entries in the ledger, of which `fails` lets the second one fail.
+fn transfer(fails: bool) -> Saga<i64, i64, String> {
+    let mut saga = Saga::define("transfer", 1, ());
+    let entry = |saga: &mut hapax_saga::SagaBuilder<()>, name: &'static str, fails: bool| {
+        saga.within(name, move |at: At<()>, cents: i64| async move {
+            let tx = at.tx::<PgTx, String>().await?;
+            let insert = "INSERT INTO ledger VALUES ($1, $2)";
+            tx.execute(insert, &[&name, &cents]).await.map_err(StepError::not_sent)?;
+            match fails {
+                // Rolled back, with what it wrote.
+                true => Err(StepError::No("the account is closed".to_owned())),
+                false => Ok(cents),
+            }
+        })
+        .undo(move |at: At<()>, _: i64, _: Undo<i64>| async move {
+            let tx = at.tx::<PgTx, String>().await.map_err(|_| "no transaction")?;
+            tx.execute("DELETE FROM ledger WHERE entry = $1", &[&name]).await?;
+            Ok::<_, UndoError>(())
+        })
+    };
+    let debit = entry(&mut saga, "debit", false);
+    let credit = entry(&mut saga, "credit", fails);
+    saga.flow(move |op, cents: i64| async move {
+        op.run(debit, -cents).await?;
+        op.run(credit, cents).await
+    })
+    .unwrap()
+}
+
+async fn entries(pool: &Pool) -> Vec<(String, i64)> {
+    let rows = pool.get().await.unwrap();
+    let rows = rows.query("SELECT entry, cents FROM ledger ORDER BY entry", &[]).await.unwrap();
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+fn sagas(
+    store: &Arc<PostgresStore>,
+    backend: &TransactionBackend<PgTransactions>,
+    saga: &Saga<i64, i64, String>,
+) -> Sagas {
+    let engine = Idempotency::builder(Arc::clone(store)).build().unwrap();
+    Sagas::builder(engine).register(saga).transactions(backend).build().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_writes_of_a_step_commit_with_its_result() {
+    let server = PostgresServer::start().await;
+    let (store, pool, backend) = setup(&server).await;
+    let saga = transfer(false);
+    let sagas = sagas(&store, &backend, &saga);
+    let started = sagas.start(&saga, &scope(), &key("k"), &100).await.unwrap();
+    assert_eq!(started.outcome().await.unwrap(), 100);
+    assert_eq!(entries(&pool).await, [("credit".to_owned(), 100), ("debit".to_owned(), -100)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rejected_step_leaves_no_writes_and_the_earlier_ones_are_undone() {
+    let server = PostgresServer::start().await;
+    let (store, pool, backend) = setup(&server).await;
+    let saga = transfer(true);
+    let sagas = sagas(&store, &backend, &saga);
+    let started = sagas.start(&saga, &scope(), &key("k"), &100).await.unwrap();
+    let outcome = started.outcome().await;
+    assert!(matches!(&outcome, Err(SagaError::Undone(error)) if error == "the account is closed"));
+    assert_eq!(entries(&pool).await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_starts_if_and_only_if_the_callers_transaction_commits() {
+    let server = PostgresServer::start().await;
+    let (store, pool, backend) = setup(&server).await;
+    let saga = transfer(false);
+    let sagas = sagas(&store, &backend, &saga);
+    let running = sagas.clone();
+    tokio::spawn(async move { running.run(pending(), Duration::ZERO).await });
+    for (name, commits) in [("rolled back", false), ("committed", true)] {
+        let mut connection = pool.get().await.unwrap();
+        let mut tx = connection.transaction().await.unwrap();
+        let (scope, key) = (scope(), key(name));
+        sagas.start_in(&*store, &mut *tx, &saga, (&scope, &key), &100).await.unwrap();
+        match commits {
+            true => tx.commit().await.unwrap(),
+            false => tx.rollback().await.unwrap(),
+        }
+    }
+    let started = loop {
+        match sagas.find(&saga, &scope(), &key("committed")).await.unwrap() {
+            Some(started) => break started,
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    assert_eq!(started.outcome().await.unwrap(), 100);
+    assert!(sagas.find(&saga, &scope(), &key("rolled back")).await.unwrap().is_none());
+    assert_eq!(entries(&pool).await.len(), 2);
+    let _: &dyn Store = &*store;
+}
