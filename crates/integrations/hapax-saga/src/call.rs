@@ -43,7 +43,7 @@ impl<S> At<S> {
         self.context.number
     }
 
-    /// Takes the transaction of a step that was defined by [`SagaBuilder::within`]. It commits with
+    /// Takes the transaction of a step that was defined by [`SagaBuilder::within`](crate::SagaBuilder::within). It commits with
     /// the step's result, once the step returns `Ok`, and is rolled back otherwise.
     ///
     /// # Errors

@@ -84,7 +84,7 @@ impl Idempotency {
     /// it.
     ///
     /// # Errors
-    /// [`ClaimError`]; after [`StoreError::Ambiguous`] it may have been written: load the record
+    /// [`ClaimError`]; after [`StoreError::Ambiguous`](crate::StoreError::Ambiguous) it may have been written: load the record
     /// again.
     pub async fn amend(
         &self,

@@ -70,7 +70,7 @@ pub enum Effect {
     LookForCancellation,
     /// Wait until this time, and advance again.
     Wait(LogTime),
-    /// Save the log, and give the lease up until the time of [`Log::parked`]. The run is over. If
+    /// Save the log, and give the lease up until the time of [`Log::parked`](crate::log::Log::parked). The run is over. If
     /// the saga waits for a signal, look for it once more afterwards.
     Park,
     /// Complete the record. The run is over.
@@ -84,9 +84,9 @@ pub enum RunEvent {
     Saved(Option<String>),
     /// The try has ended.
     Called(TryEnd),
-    /// The step happened, and [`Run::log_with`] its result was saved together with its writes.
+    /// The step happened, and [`Run::log_with`](super::Run::log_with) its result was saved together with its writes.
     Committed(Blob),
-    /// The undo succeeded, and [`Run::log_undone`] was saved together with its writes.
+    /// The undo succeeded, and [`Run::log_undone`](super::Run::log_undone) was saved together with its writes.
     UndoCommitted,
     /// The undo has ended.
     Undone(Result<(), UndoFailure>),
