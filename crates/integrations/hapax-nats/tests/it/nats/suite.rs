@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_nats::jetstream::{Context, consumer::PullConsumer, stream};
-use hapax_nats::{NatsOrderKey, NatsSink, NatsSource};
+use hapax_nats::{NatsSink, NatsSource};
 use hapax_testkit::faults::FaultProxy;
 use hapax_testkit::messages::suite::BrokerFixture;
 use hapax_testkit::servers::NatsServer;
@@ -42,7 +42,8 @@ impl BrokerFixture for Nats {
     const ACK_TIMEOUT: Option<Duration> = Some(Duration::from_secs(2));
     const LARGE: usize = 990_000;
     const TOO_LARGE: &'static [usize] = &[STREAM_LIMIT, 2 << 20];
-    const KEEPS_ORDER: bool = true;
+    // With an order key a source has one message at a time, of which `source` has the tests.
+    const KEEPS_ORDER: bool = false;
     const MARKS_REDELIVERIES: bool = true;
 
     async fn start() -> Self {
@@ -64,9 +65,7 @@ impl BrokerFixture for Nats {
 
     async fn source(&self) -> NatsSource {
         let builder = NatsSource::builder(self.connect().await, "ORDERS", "test");
-        let order_key = NatsOrderKey::Header("message-order-key".to_owned());
-        let ack_wait = Self::ACK_TIMEOUT.unwrap();
-        builder.ack_wait(ack_wait).order_key(order_key).start().await.unwrap()
+        builder.ack_wait(Self::ACK_TIMEOUT.unwrap()).start().await.unwrap()
     }
 
     async fn sink(&self) -> NatsSink {
