@@ -3,7 +3,7 @@
 //! An adapter's crate implements [`BrokerFixture`], which starts a broker and opens the adapter's
 //! source and sink, and calls the macro:
 //!
-//! ```ignore
+//! ```text
 //! mod suite {
 //!     hapax_testkit::broker_suite!(super::NatsBroker);
 //! }
