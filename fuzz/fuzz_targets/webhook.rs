@@ -15,7 +15,9 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hapax_core::{Clock, Timestamp};
 use hapax_http::Body;
-use hapax_webhooks::{DeliveryId, HmacScheme, SignatureEncoding, VerifiedWebhook, WebhookLayer};
+use hapax_webhooks::{
+    DeliveryIdLocation, HmacScheme, SignatureEncoding, VerifiedWebhook, WebhookLayer,
+};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::Full;
@@ -52,7 +54,7 @@ fn whsec() -> String {
 
 static LAYERS: LazyLock<[WebhookLayer; 4]> = LazyLock::new(|| {
     let whsec = whsec();
-    let pointers = DeliveryId::json(["/a", "/b/0"]).expect("valid pointers");
+    let pointers = DeliveryIdLocation::json(["/a", "/b/0"]).expect("valid pointers");
     let header = HeaderName::from_static("x-hub-signature-256");
     let hmac = HmacScheme::new(header, SignatureEncoding::Base64, pointers).prefix("v1=");
     [

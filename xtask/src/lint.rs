@@ -28,8 +28,8 @@ pub(crate) fn run() -> Outcome {
 /// Compares the lock files of the workspaces beside this one with their manifests, by which they
 /// depend on its crates. Nothing is downloaded but the index.
 fn locks() -> Outcome {
-    let benches =
-        ["census", "cost", "engines", "flood", "slow"].map(|name| format!("bench/{name}"));
+    let benches = ["census", "client", "cost", "engines", "flood", "sagas", "slow"]
+        .map(|name| format!("bench/{name}"));
     for folder in benches.into_iter().chain(["fuzz".to_owned()]) {
         let manifest = format!("{folder}/Cargo.toml");
         let update = ["update", "--quiet", "--workspace", "--locked", "--manifest-path"];

@@ -15,12 +15,14 @@ pub(crate) fn simulate(options: &[(&str, u64)]) -> Outcome {
         .show()
 }
 
-/// Runs gateways that are killed, opens images of files after power failures, and runs consumers that
-/// are killed and frozen.
-pub(crate) fn torture(kills: u64, images: u64, messages: u64, seed: u64) -> Outcome {
+/// Runs gateways that are killed, opens images of files after power failures, runs consumers that are
+/// killed and frozen, and clients that are killed with their servers.
+pub(crate) fn torture(kills: u64, images: u64, messages: u64, calls: u64, seed: u64) -> Outcome {
     let seed = seed.to_string();
-    if kills > 0 {
+    if kills > 0 || calls > 0 {
         Run::cargo().args(["build", "--release", "--package", "hapax-cli"]).show()?;
+    }
+    if kills > 0 {
         Run::cargo()
             .args(["run", "--release", "--package", "hapax-torture", "--"])
             .args(["--kills", &kills.to_string(), "--seed", &seed])
@@ -47,6 +49,17 @@ pub(crate) fn torture(kills: u64, images: u64, messages: u64, seed: u64) -> Outc
             .args(["run", "--release", "--package", "hapax-consumers", "--", "run"])
             .args(["--messages", &messages.to_string(), "--seed", &seed])
             .show()?;
+    }
+    if calls > 0 {
+        for store in ["file", "postgres"] {
+            for kind in ["hapax", "stripe"] {
+                Run::cargo()
+                    .args(["run", "--release", "--package", "hapax-callers", "--", "run"])
+                    .args(["--kind", kind, "--records", store, "--journal", store])
+                    .args(["--operations", &calls.to_string(), "--seed", &seed])
+                    .show()?;
+            }
+        }
     }
     Ok(())
 }

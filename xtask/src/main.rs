@@ -27,13 +27,13 @@ use sh::Outcome;
 enum Command {
     /// Install the packages that the tests need
     ///
-    /// Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, nginx, curl and kill. What is
+    /// Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, Go, nginx, curl and kill. What is
     /// missing is installed with apt-get when this runs as root; otherwise the command to run is
     /// printed, and this fails. Does nothing if all is installed. The servers are only installed:
-    /// tests start their own, on separate ports. Stripe's and gRPC's clients and FastAPI for Python
-    /// come from PyPI into a virtual environment in the target folder, in the versions of
-    /// crates/program/hapax-gateway/tests/pypi/requirements.txt; Stripe's client for Node and Express
-    /// come from npm into the target folder, in the versions of
+    /// tests start their own, on separate ports. Stripe's and gRPC's clients, httpx and FastAPI for
+    /// Python come from PyPI into a virtual environment in the target folder, in the versions of
+    /// crates/program/hapax-gateway/tests/pypi/requirements.txt; Stripe's client for Node, axios and
+    /// Express come from npm into the target folder, in the versions of
     /// crates/program/hapax-gateway/tests/npm/package-lock.json.
     Setup(Skip),
 
@@ -101,11 +101,12 @@ enum Command {
 
     /// Kill gateways under load, and drop or tear what their file had not synced
     ///
-    /// Two runs. Real gateways on files get SIGKILL at random instants while clients retry: every
+    /// Four runs. Real gateways on files get SIGKILL at random instants while clients retry: every
     /// response that a client got must be replayed, and no key may execute twice where that is
     /// forbidden. Then images of the file as a power failure may leave it are opened: nothing that
     /// was acknowledged may be missing. Then message consumers are killed and frozen, in each mode:
-    /// each message must have one effect.
+    /// each message must have one effect. Then clients are killed with their servers: each operation
+    /// must have one effect and one answer.
     Torture {
         /// Kills of a gateway; 0 leaves the first run out
         #[arg(long, value_name = "N", default_value_t = 500)]
@@ -116,6 +117,10 @@ enum Command {
         /// Messages for the consumers of each mode; 0 leaves the third run out
         #[arg(long, value_name = "N", default_value_t = 10_000)]
         messages: u64,
+        /// Operations of the clients, for each store and each kind of server; 0
+        /// leaves the fourth run out
+        #[arg(long, value_name = "N", default_value_t = 10_000)]
+        calls: u64,
         /// Seed of the instants and of the losses
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
@@ -158,8 +163,8 @@ impl Command {
             Self::Fuzz { seconds, target } => tools::fuzz(seconds, target.as_deref()),
             Self::Sim { seed: Some(seed), .. } => long::simulate(&[("--seed", seed)]),
             Self::Sim { seeds, from, seed: None } => long::sim(seeds, from),
-            Self::Torture { kills, images, messages, seed } => {
-                long::torture(kills, images, messages, seed)
+            Self::Torture { kills, images, messages, calls, seed } => {
+                long::torture(kills, images, messages, calls, seed)
             }
             Self::Soak { only, seed } => soak::soak(only.as_deref(), seed),
             Self::Bench(bench) => bench::run(&bench),

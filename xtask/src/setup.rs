@@ -13,6 +13,7 @@ enum Part {
     Postgres,
     Pypi,
     Npm,
+    Go,
     Strace,
 }
 
@@ -60,7 +61,7 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 12] = [
+const NEEDS: [Need; 13] = [
     Need { what: "nats", package: "nats-server", is_there: || on_path("nats-server") },
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
@@ -71,6 +72,7 @@ const NEEDS: [Need; 12] = [
     Need { what: "npm", package: "npm", is_there: || on_path("npm") },
     // Serves in front of a gateway that has a Node service behind it.
     Need { what: "npm", package: "nginx-light", is_there: || on_path("nginx") },
+    Need { what: "go", package: "golang-go", is_there: || on_path("go") },
     Need { what: "strace", package: "strace", is_there: || on_path("strace") },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program `kill`: tests send signals with it.

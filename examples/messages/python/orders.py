@@ -9,6 +9,7 @@
 import asyncio
 import hashlib
 import json
+import re
 import signal
 import sys
 
@@ -23,9 +24,9 @@ def place(database, customer, item):
     with psycopg.connect(database) as connection:
         insert = "INSERT INTO orders (customer, item) VALUES (%s, %s) RETURNING id"
         (order,) = connection.execute(insert, [customer, item]).fetchone()
-        message = json.dumps({"order": order, "customer": customer}).encode()
+        message = json.dumps({"order": order, "customer": customer})
         connection.execute(
-            "SELECT hapax_outbox_put('orders.created', %s, %s, %s)",
+            "SELECT hapax_outbox_put_text('orders.created', %s, %s, %s)",
             [message, customer, f"order-{order}"],
         )
     print(order)
@@ -33,36 +34,62 @@ def place(database, customer, item):
 
 def handle(connection, messages):
     """Writes invoices for the new ones of `messages`, and commits them with their ids."""
-    ids = [message.headers["message-id"] for message in messages]
-    payloads = [message.data for message in messages]
     with connection.transaction():
+        identified = []
+        for message in messages:
+            message_id = header(message, "message-id")
+            if message_id is None or not 1 <= len(message_id.encode()) <= 1024:
+                park(connection, None, message, "no-id", "expected a header message-id")
+            else:
+                identified.append((message_id, message))
+        ids = [message_id for message_id, _ in identified]
+        payloads = [message.data for _, message in identified]
         entered = connection.execute(
             "SELECT item, state FROM hapax_inbox('python', %s::text[], %s::bytea[])", [ids, payloads]
         )
         for item, state in entered.fetchall():
-            message_id, payload = ids[item - 1], payloads[item - 1]
-            if state == "conflict":
-                park(connection, message_id, payload, state, "another payload under this id")
+            message_id, message = identified[item - 1]
+            if state == "mismatch":
+                park(connection, message_id, message, state, "another payload under this id")
+                continue
             if state == "new":
                 try:
-                    created = json.loads(payload)
+                    created = json.loads(message.data)
                     invoice = [created["order"], created["customer"]]
                 except (ValueError, KeyError, TypeError) as error:
                     connection.execute("SELECT hapax_inbox_park('python', %s)", [message_id])
-                    park(connection, message_id, payload, "rejected", repr(error))
+                    park(connection, message_id, message, "rejected", repr(error))
                     continue
                 connection.execute(
                     "INSERT INTO invoices (order_id, customer) VALUES (%s, %s)", invoice
                 )
+            # A message that was redriven, and is handled now or was before.
+            redriven = header(message, "hapax-redrive")
+            if redriven is not None and re.fullmatch("[0-9a-f]{64}", redriven):
+                connection.execute(
+                    "SELECT hapax_dead_letter_remove(%s)", [bytes.fromhex(redriven)]
+                )
 
 
-def park(connection, message_id, payload, reason, error):
+def header(message, name):
+    return (message.headers or {}).get(name)
+
+
+def park(connection, message_id, message, reason, error):
     """Stores a dead letter; `hapax messages list` shows it."""
-    letter = hashlib.sha256(f"python\0{message_id}".encode()).digest()
+    # Two messages under one id have two dead letters.
+    parts = [b"python", (message_id or "").encode(), message.data]
+    dead_letter_id = hashlib.sha256(
+        b"".join(len(part).to_bytes(8) + part for part in parts)
+    ).digest()
+    headers = message.headers or {}
+    names, values = list(headers), [value.encode() for value in headers.values()]
     connection.execute(
-        """SELECT hapax_dead_letter_put(%s, 'python', %s, 'nats', %s, 1, %s, NULL, '{}', '{}', %s,
-                                        now(), now())""",
-        [letter, message_id, reason, error, payload],
+        """SELECT hapax_dead_letter_put(%s, 'python', %s, %s, %s, 1, %s, NULL, %s::text[],
+                                        %s::bytea[], %s, now(), now())""",
+        # `hapax messages redrive` publishes to the subject in the origin.
+        [dead_letter_id, message_id, f"nats://ORDERS/{message.subject}", reason, error, names, values,
+         message.data],
     )
 
 
@@ -84,7 +111,7 @@ async def consume(database, broker):
         try:
             handle(connection, messages)
         except (errors.LockNotAvailable, errors.SerializationFailure, errors.DeadlockDetected):
-            # Another process handles one of them, or won: they are delivered again.
+            # Another transaction has one of the ids, or caused an abort: the messages are delivered again.
             continue
         # Only after the COMMIT.
         for message in messages:

@@ -64,3 +64,9 @@ pub async fn shutdown() {
 pub fn argument(place: usize, name: &str) -> Result<String, AnyError> {
     std::env::args().nth(place).ok_or_else(|| format!("expected {name} as argument {place}").into())
 }
+
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/messages.md")]
+    mod messages {}
+}

@@ -1,7 +1,7 @@
 //! The process of a consumer.
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use hapax_core::{HookTiming, Idempotency, Store, Verdict};
 use hapax_file::{FileOptions, FileStore};
 use hapax_messages::{
     Attempts, BatchConsumer, BatchConsumerLimits, BatchItem, BatchOptions, Consumer,
-    ConsumerLimits, Delivery, HandledMessage, Inbox, Message, MessageFailure, MessageReconcileCall,
-    MessageSource, SourceError, SourceLimits,
+    ConsumerLimits, Delivery, Inbox, Message, MessageExecution, MessageFailure,
+    MessageReconcileCall, MessageSource, SourceError, SourceLimits,
 };
 use hapax_nats::NatsSource;
 use hapax_postgres::{PgTransactions, PgTx, PostgresOptions, PostgresStore};
-use hapax_postgres_messages::{BatchHandler, PgDeadLetters, PgInbox};
+use hapax_postgres_messages::{BatchHandler, PgDeadLetterStore, PgInbox};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_postgres::Config;
 
 use crate::database::{Connection, Database, EffectError, effect};
 use crate::faults::{Fault, FaultKind, Faults};
-use crate::{ConsumerMode, ConsumersError, Plant, failed};
+use crate::{ConsumerMode, ConsumersError, PlantedBug, failed};
 
 /// Name of the stream and of its consumer.
 pub(crate) const STREAM: &str = "ORDERS";
@@ -59,7 +59,7 @@ pub struct ConsumerArgs {
     pub faults: Vec<Fault>,
     /// A deliberate error
     #[arg(long)]
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
 }
 
 /// Runs a consumer until SIGTERM. Returns whether every message under way ended in time.
@@ -79,7 +79,7 @@ pub async fn consume(args: ConsumerArgs) -> Result<bool, ConsumersError> {
     let source = FaultySource {
         source: Arc::new(source.start().await.map_err(failed("starting the source"))?),
         faults: Arc::clone(&faults),
-        acks_first: args.plant == Some(Plant::AckFirst),
+        acks_first: args.plant == Some(PlantedBug::AckFirst),
     };
     let work = Arc::new(Work { database, faults, mode: args.mode, plant: args.plant });
     let config = args.database;
@@ -103,7 +103,7 @@ pub async fn consume(args: ConsumerArgs) -> Result<bool, ConsumersError> {
             let backend = TransactionBackend::new(Arc::new(transactions)).any();
             claims(work, store, source, Some(backend), shutdown).await
         }
-        ConsumerMode::Direct => direct(work, source, shutdown).await,
+        ConsumerMode::Batch => batch(work, source, shutdown).await,
     }
 }
 
@@ -114,7 +114,8 @@ async fn postgres(config: Config) -> Result<Arc<PostgresStore>, ConsumersError> 
 
 fn attempts() -> Attempts {
     let pause = Duration::from_millis(200);
-    Attempts { first_pause: pause, longest_pause: 5 * pause, ..Attempts::default() }
+    let max = NonZeroU32::MIN.saturating_add(4);
+    Attempts { max, first_pause: pause, longest_pause: 5 * pause, ..Attempts::default() }
 }
 
 async fn claims(
@@ -125,12 +126,12 @@ async fn claims(
     shutdown: impl Future<Output = ()>,
 ) -> Result<bool, ConsumersError> {
     let engine = Idempotency::builder(store).build().map_err(failed("building the engine"))?;
-    let letters = Arc::new(PgDeadLetters::new(&work.database.connections()));
+    let letters = Arc::new(PgDeadLetterStore::new(&work.database.connections()));
     let inbox = Inbox::builder(CONSUMER, engine.clone())
         .lease(LEASE)
         .attempts(attempts())
         .dead_letters(letters);
-    let reexecutes = backend.is_some() || work.plant == Some(Plant::Reexecute);
+    let reexecutes = backend.is_some() || work.plant == Some(PlantedBug::Reexecute);
     let inbox = match backend {
         Some(backend) => inbox.transactions(backend),
         None => inbox,
@@ -140,17 +141,18 @@ async fn claims(
     } else {
         let timing = HookTiming { after: Duration::ZERO, timeout: Duration::from_secs(5) };
         let work = Arc::clone(&work);
-        inbox.reconcile_with(timing, move |call| Arc::clone(&work).settle(call))
+        inbox.reconcile_with(timing, move |call| Arc::clone(&work).reconcile(call))
     };
     let inbox = inbox.build().map_err(failed("building the inbox"))?;
     let handler = move |message| Arc::clone(&work).handle(message);
-    let consumer = Consumer::new(inbox, Arc::new(source), handler, ConsumerLimits::default());
+    let consumer = Consumer::new(inbox, Arc::new(source), handler, ConsumerLimits::default())
+        .map_err(failed("building the consumer"))?;
     let ended = consumer.run(shutdown).await;
     engine.drain().await;
     Ok(ended)
 }
 
-async fn direct(
+async fn batch(
     work: Arc<Work>,
     source: FaultySource,
     shutdown: impl Future<Output = ()>,
@@ -183,11 +185,11 @@ struct Work {
     database: Database,
     faults: Arc<Faults>,
     mode: ConsumerMode,
-    plant: Option<Plant>,
+    plant: Option<PlantedBug>,
 }
 
 impl Work {
-    async fn handle(self: Arc<Self>, message: HandledMessage) -> Result<(), MessageFailure> {
+    async fn handle(self: Arc<Self>, message: MessageExecution) -> Result<(), MessageFailure> {
         let id = message.id().as_str().to_owned();
         sleep(WORK).await;
         self.faults.reach(FaultKind::FreezeInHandler, &id);
@@ -197,16 +199,16 @@ impl Work {
         Ok(())
     }
 
-    async fn write(&self, message: &HandledMessage, id: &str) -> Result<(), MessageFailure> {
+    async fn write(&self, message: &MessageExecution, id: &str) -> Result<(), MessageFailure> {
         if self.mode == ConsumerMode::Transaction {
             let tx = message.transaction::<PgTx>().await?;
             return match self.plant {
-                Some(Plant::OwnConnection) => Ok(self.database.effect(id).await?),
+                Some(PlantedBug::OwnConnection) => Ok(self.database.effect(id).await?),
                 _ => Ok(effect(&tx, id).await?),
             };
         }
         let written = match self.plant {
-            Some(Plant::NoFence) => self.database.effect(id).await,
+            Some(PlantedBug::NoFence) => self.database.effect(id).await,
             _ => self.database.fenced_effect(id, message.fence()).await,
         };
         written.map_err(|error| match error {
@@ -215,8 +217,8 @@ impl Work {
         })
     }
 
-    async fn settle(self: Arc<Self>, call: MessageReconcileCall) -> Verdict<()> {
-        match self.database.settle(call.id.as_str(), call.fence).await {
+    async fn reconcile(self: Arc<Self>, call: MessageReconcileCall) -> Verdict<()> {
+        match self.database.reconcile(call.id.as_str(), call.fence).await {
             Ok(true) => Verdict::Happened(()),
             Ok(false) => Verdict::DidNotHappen,
             Err(_) => Verdict::CannotSay,
@@ -234,7 +236,7 @@ impl Work {
             self.faults.reach(FaultKind::FreezeInHandler, id);
             self.faults.reach(FaultKind::KillInHandler, id);
             match self.plant {
-                Some(Plant::OwnConnection) => self.database.effect(id).await?,
+                Some(PlantedBug::OwnConnection) => self.database.effect(id).await?,
                 _ => effect(connection, id).await?,
             }
             self.faults.reach(FaultKind::KillAfterEffect, id);

@@ -94,8 +94,13 @@ impl Database {
         }
     }
 
-    /// Rejects further effects with `fence` or a lower token, and returns whether the effect exists.
-    pub(crate) async fn settle(&self, id: &str, fence: FencingToken) -> Result<bool, EffectError> {
+    /// Rejects further effects with `fence` or a lower token, and returns whether the effect
+    /// exists.
+    pub(crate) async fn reconcile(
+        &self,
+        id: &str,
+        fence: FencingToken,
+    ) -> Result<bool, EffectError> {
         let client = self.pool.get().await?;
         client.execute(RAISE, &[&id, &(number(fence) + 1)]).await?;
         Ok(client.query_one(EXISTS, &[&id]).await?.get(0))

@@ -3,15 +3,15 @@
 //! A run has a private broker (NATS), a private database (PostgreSQL) and consumers, which are
 //! processes of their own. Messages are published beforehand, some of them twice. The run injects
 //! every fault of [`FaultKind`] at messages that the seed selects, kills and restarts the broker,
-//! takes the store away, and drops replies of the database. It ends when the broker has nothing left
-//! to deliver. Then each id must have one effect, and no message may be a dead letter.
+//! takes the store away, and drops replies of the database. It ends when the broker has nothing
+//! left to deliver. Then each id must have one effect, and no message may be a dead letter.
 //!
 //! Effects are rows of a table without a unique index. In the modes with a transaction they are
 //! written in it. In the modes of claims they are written by a statement of their own, to a system
-//! downstream that rejects a lower fencing token than the highest it has seen; a reconciliation hook
-//! raises that token before it looks for the effect.
+//! downstream that rejects a lower fencing token than the highest it has seen; a reconciliation
+//! hook raises that token before it looks for the effect.
 //!
-//! With a [`Plant`] the consumers are wrong: the run must report a violation.
+//! With a [`PlantedBug`] the consumers are wrong: the run must report a violation.
 
 mod consumer;
 mod database;
@@ -37,19 +37,19 @@ pub enum ConsumerMode {
     /// Claims in PostgreSQL; the effect commits with the completion.
     Transaction,
     /// Ids and effects of a batch in one transaction, without claims.
-    Direct,
+    Batch,
 }
 
 impl ConsumerMode {
     /// All modes.
     pub const ALL: [Self; 4] =
-        [Self::ClaimsFile, Self::ClaimsPostgres, Self::Transaction, Self::Direct];
+        [Self::ClaimsFile, Self::ClaimsPostgres, Self::Transaction, Self::Batch];
 
     /// Returns the number of consumers that can share the records.
     const fn consumers(self) -> usize {
         match self {
             Self::ClaimsFile => 1,
-            Self::ClaimsPostgres | Self::Transaction | Self::Direct => 3,
+            Self::ClaimsPostgres | Self::Transaction | Self::Batch => 3,
         }
     }
 
@@ -60,14 +60,14 @@ impl ConsumerMode {
             Self::ClaimsFile => "claims-file",
             Self::ClaimsPostgres => "claims-postgres",
             Self::Transaction => "transaction",
-            Self::Direct => "direct",
+            Self::Batch => "batch",
         }
     }
 }
 
 /// A planted bug of the consumers, which a run must find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Plant {
+pub enum PlantedBug {
     /// Messages are acknowledged when they are received.
     AckFirst,
     /// The system downstream ignores fencing tokens.
@@ -78,7 +78,7 @@ pub enum Plant {
     OwnConnection,
 }
 
-impl Plant {
+impl PlantedBug {
     /// Returns the name that the command line has for it.
     const fn name(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ pub struct ConsumersOptions {
     /// Seed of the choices.
     pub seed: u64,
     /// A deliberate error.
-    pub plant: Option<Plant>,
+    pub plant: Option<PlantedBug>,
     /// Time within which the broker must have nothing left to deliver.
     pub limit: Duration,
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hapax_consumers::{ConsumerArgs, ConsumerMode, ConsumersOptions, Plant, consume, run};
+use hapax_consumers::{ConsumerArgs, ConsumerMode, ConsumersOptions, PlantedBug, consume, run};
 
 /// Kills and freezes message consumers under load, and checks that each message has one effect.
 #[derive(Parser)]
@@ -38,7 +38,7 @@ struct RunArgs {
     seed: u64,
     /// A deliberate error, with which the run must fail
     #[arg(long)]
-    plant: Option<Plant>,
+    plant: Option<PlantedBug>,
 }
 
 #[tokio::main]
@@ -98,6 +98,6 @@ async fn all(args: RunArgs) -> ExitCode {
             }
         }
     }
-    println!("{}", if kept { "every message had one effect" } else { "a promise broke" });
+    println!("{}", if kept { "every message had one effect" } else { "a check failed" });
     if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -14,7 +14,7 @@ pub struct ConsumersReport {
     /// Processes that were frozen for longer than their lease.
     pub freezes: u64,
     /// Freezes during which another process wrote the effect of the message.
-    pub overtaken: u64,
+    pub takeovers: u64,
     /// Restarts of the broker after SIGKILL.
     pub broker_restarts: u64,
     /// Outages of the store.
@@ -34,9 +34,9 @@ impl fmt::Display for ConsumersReport {
             ("effects", self.effects),
             ("kills", self.kills),
             ("freezes", self.freezes),
-            ("  overtaken by another process", self.overtaken),
+            ("  takeovers by another process", self.takeovers),
             ("broker killed and restarted", self.broker_restarts),
-            ("store away", self.outages),
+            ("outages of the store", self.outages),
             ("replies of the database dropped", self.lost_replies),
             ("starts that failed", self.failed_starts),
         ];

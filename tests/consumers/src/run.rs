@@ -30,9 +30,9 @@ const EVERY: Duration = Duration::from_millis(50);
 /// Time for which a process freezes at least: longer than its lease and than the broker waits.
 const FREEZE: Duration = LEASE.saturating_mul(2);
 
-/// The same in the direct mode, where a frozen transaction has its messages: longer than another process
+/// The same in batch mode, where a frozen transaction has its messages: longer than another process
 /// would take to use up their attempts.
-const DIRECT_FREEZE: Duration = Duration::from_secs(15);
+const BATCH_FREEZE: Duration = Duration::from_secs(15);
 
 /// Time that another process has to write the effect of a frozen one.
 const OVERTAKE: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ struct Run<'a> {
     context: Context,
     dice: SeededEntropy,
     faults: Vec<Fault>,
-    seats: Vec<Option<Child>>,
+    consumers: Vec<Option<Child>>,
     /// Freezes that happened, and the process and its time while it is frozen.
     frozen: HashMap<Fault, Option<(i32, Instant)>>,
     report: ConsumersReport,
@@ -90,7 +90,7 @@ impl<'a> Run<'a> {
         let observer = connect(&database).await?;
         let dice = SeededEntropy::new(options.seed);
         let faults = plan(options, &dice);
-        let seats = (0..options.mode.consumers()).map(|_| None).collect();
+        let consumers = (0..options.mode.consumers()).map(|_| None).collect();
         let (frozen, report) = (HashMap::new(), ConsumersReport::default());
         Ok(Self {
             options,
@@ -102,7 +102,7 @@ impl<'a> Run<'a> {
             context,
             dice,
             faults,
-            seats,
+            consumers,
             frozen,
             report,
         })
@@ -166,19 +166,19 @@ impl<'a> Run<'a> {
 
     /// Restarts consumers that have ended.
     fn observe_processes(&mut self) -> Result<(), ConsumersError> {
-        for seat in 0..self.seats.len() {
-            let ended = match &mut self.seats[seat] {
+        for at in 0..self.consumers.len() {
+            let ended = match &mut self.consumers[at] {
                 Some(child) => match child.try_wait().map_err(failed("observing a consumer"))? {
                     Some(status) => status,
                     None => continue,
                 },
                 None => {
-                    self.seats[seat] = Some(self.spawn()?);
+                    self.consumers[at] = Some(self.spawn()?);
                     continue;
                 }
             };
             self.note_end(ended);
-            self.seats[seat] = None;
+            self.consumers[at] = None;
         }
         Ok(())
     }
@@ -233,19 +233,19 @@ impl<'a> Run<'a> {
         let frozen = self.frozen.iter().filter_map(|(fault, at)| Some((fault.clone(), (*at)?)));
         let frozen: Vec<_> = frozen.collect();
         let freeze = match self.options.mode {
-            ConsumerMode::Direct => DIRECT_FREEZE,
+            ConsumerMode::Batch => BATCH_FREEZE,
             _ => FREEZE,
         };
         for (fault, (process, since)) in &frozen {
             let text = "SELECT count(*) FROM effects WHERE id = $1 AND process <> $2";
-            let overtaken = self.query(text, &[&fault.id, process]).await? > 0;
+            let takeovers = self.query(text, &[&fault.id, process]).await? > 0;
             let waits = can_be_overtaken(self.options.mode, fault.kind)
-                && frozen.len() < self.seats.len()
+                && frozen.len() < self.consumers.len()
                 && since.elapsed() < OVERTAKE;
-            if since.elapsed() < freeze || (waits && !overtaken) {
+            if since.elapsed() < freeze || (waits && !takeovers) {
                 continue;
             }
-            self.report.overtaken += u64::from(overtaken);
+            self.report.takeovers += u64::from(takeovers);
             if let Some(pid) = Pid::from_raw(*process) {
                 // It may have been killed meanwhile.
                 let _ = kill_process(pid, Signal::CONT);
@@ -260,7 +260,7 @@ impl<'a> Run<'a> {
         self.report.lost_replies = self.proxy.counts().lost_replies;
         let (commits, rate) = match self.options.mode {
             ConsumerMode::ClaimsFile | ConsumerMode::ClaimsPostgres => (&b""[..], 20),
-            ConsumerMode::Transaction | ConsumerMode::Direct => (&b"COMMIT"[..], 100),
+            ConsumerMode::Transaction | ConsumerMode::Batch => (&b"COMMIT"[..], 100),
         };
         let enough = self.report.lost_replies >= self.options.kills;
         self.proxy.only(commits);
@@ -279,7 +279,7 @@ impl<'a> Run<'a> {
     async fn outage(&mut self) -> Result<(), ConsumersError> {
         let end = Instant::now() + self.options.outage;
         if self.options.mode == ConsumerMode::ClaimsFile {
-            if let Some(mut consumer) = self.seats[0].take() {
+            if let Some(mut consumer) = self.consumers[0].take() {
                 consumer.kill().await.map_err(failed("killing the consumer"))?;
                 self.report.kills += 1;
             }
@@ -315,15 +315,15 @@ impl<'a> Run<'a> {
     }
 
     async fn end(&mut self) -> Result<(), ConsumersError> {
-        let mut seats = std::mem::take(&mut self.seats);
-        for child in seats.iter_mut().flatten() {
+        let mut consumers = std::mem::take(&mut self.consumers);
+        for child in consumers.iter_mut().flatten() {
             let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
             if let Some(pid) = id {
                 let _ = kill_process(pid, Signal::CONT);
                 let _ = kill_process(pid, Signal::TERM);
             }
         }
-        for mut child in seats.into_iter().flatten() {
+        for mut child in consumers.into_iter().flatten() {
             match timeout(Duration::from_secs(40), child.wait()).await {
                 Ok(Ok(status)) if status.success() => {}
                 Ok(Ok(status)) => self.violation(format!("SIGTERM ended a consumer with {status}")),
@@ -371,7 +371,7 @@ impl<'a> Run<'a> {
             ("reply that was dropped", self.report.lost_replies),
         ];
         if self.options.mode != ConsumerMode::ClaimsFile {
-            want.push(("frozen process that another overtook", self.report.overtaken));
+            want.push(("frozen process that another overtook", self.report.takeovers));
         }
         for (what, count) in want {
             if count == 0 {
@@ -420,7 +420,7 @@ fn can_be_overtaken(mode: ConsumerMode, kind: FaultKind) -> bool {
         ConsumerMode::ClaimsFile => false,
         ConsumerMode::ClaimsPostgres | ConsumerMode::Transaction => true,
         // In the handler, its transaction is open, and has the id.
-        ConsumerMode::Direct => kind == FaultKind::FreezeReceived,
+        ConsumerMode::Batch => kind == FaultKind::FreezeReceived,
     }
 }
 

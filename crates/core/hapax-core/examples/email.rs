@@ -12,7 +12,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::{
     Function, FunctionError, Idempotency, Key, MemoryStore, NaturalKey, OnUnknown, Policy, Receipt,
     RunError, Scope,
@@ -51,7 +51,7 @@ pub(crate) async fn run(print: impl Fn(String)) -> Result<(), Box<dyn Error>> {
     // An operator reads the log of the server and resolves the operation.
     let record = idempotency.operation_id(&invoice.scope(&recipient()), &key());
     let seen = idempotency.store().load(&record).await?.stored.ok_or("there is no record")?;
-    let resolution = Resolution::Happened(invoice.outcome(&server.sent()));
+    let resolution = DefiniteVerdict::Happened(invoice.outcome(&server.sent()));
     let resolve =
         Resolve { expected: seen.fence, force: false, forget: false, resolution, note: None };
     idempotency.resolve(record, resolve).await?;

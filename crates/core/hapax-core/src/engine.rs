@@ -8,6 +8,7 @@ mod execution;
 mod function;
 mod idempotency;
 mod lease;
+mod lease_clock;
 mod renewal;
 mod request;
 mod resume;

@@ -144,7 +144,7 @@ pub use fingerprint::{CanonicalValueError, canonicalize_value};
 pub use key::{
     BucketError, CompositeKey, Key, KeyError, KeyMaker, KeyPart, MakeKeyError, NaturalKey,
 };
-pub use machine::{Amendment, HookTiming, Resolution, Resolve, Verdict};
+pub use machine::{Amendment, DefiniteVerdict, HookTiming, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use self::operator::{Amendment, Resolution, Resolve};
+pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};

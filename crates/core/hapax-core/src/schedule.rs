@@ -6,7 +6,8 @@
 //! 2. Every method may be called again with the same arguments: after
 //!    [`StoreError::Ambiguous`] that is how its result is determined. A copy of a call that was given
 //!    up may be applied later. A late insert leaves an entry for an operation that has ended, a late
-//!    removal finds its own entry or none, and a late postponement expects a due time that has changed.
+//!    removal finds its own entry or none, and a late `reschedule` finds a due time that it does not
+//!    expect. One without an expected time changes the due time: callers use it only to make an entry due.
 //! 3. An entry is not atomic with its record. Callers insert it before the operation counts as
 //!    accepted, and remove it after the record is done. So an entry may exist without need; it is never
 //!    missing while an accepted operation is unfinished.
@@ -51,8 +52,8 @@ pub trait Schedule: fmt::Debug + Send + Sync + 'static {
         limit: NonZeroU32,
     ) -> BoxFuture<'a, Result<DueEntries, StoreError>>;
 
-    /// Makes an entry due `due_in` from now, if it is due at `expected`; with `None`, whenever it is
-    /// due. Returns whether that was done.
+    /// Makes an entry due `due_in` from now, which may be earlier or later than before. With `expected`
+    /// it does so only if the entry is due at that time. Returns whether it was done.
     ///
     /// # Errors
     /// Any [`StoreError`].
@@ -238,13 +239,18 @@ impl fmt::Display for QueueName {
 #[non_exhaustive]
 pub enum QueueNameError {
     /// The length is out of range.
-    #[error("expected a name of 1 to {} characters, found {found}", QueueName::MAX_LEN)]
+    #[error(
+        "expected a queue name of 1 to {} characters, found {found}: shorten it",
+        QueueName::MAX_LEN
+    )]
     Length {
         /// The length, in bytes.
         found: usize,
     },
     /// A character is not allowed.
-    #[error("expected visible ASCII characters, found {found:?}: use letters, digits, `-` and `.`")]
+    #[error(
+        "expected a queue name of visible ASCII characters, found {found:?}: use letters, digits, `-` and `.`"
+    )]
     Character {
         /// The first such character.
         found: char,

@@ -85,6 +85,14 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ValueError> {
     Ok(value)
 }
 
+/// Returns whether two values of one type that [`write()`] encoded are the same, in whichever order
+/// their maps and fields were written.
+#[must_use]
+pub fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let canonical = || canonical(one).ok().zip(canonical(other).ok());
+    one == other || canonical().is_some_and(|(one, other)| one == other)
+}
+
 /// Errors of encoding and decoding.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -36,7 +36,7 @@ pub mod scenarios;
 pub mod shapes;
 mod stage;
 
-pub use client::{Client, Connection, Protocol, TIMEOUT, TestResponse};
+pub use client::{Connection, Protocol, TIMEOUT, TestClient, TestResponse};
 pub use fixture::{
     Hook, HookRequest, HookVerdict, HttpFixture, Instance, ScenarioPolicy, ScenarioScope, Starting,
     StoreLink,

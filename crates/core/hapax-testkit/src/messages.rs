@@ -3,29 +3,27 @@
 mod broker;
 pub mod suite;
 
-use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hapax_core::store::BoxFuture;
-use hapax_messages::{DeadLetter, DeadLetterError, DeadLetters};
+use hapax_messages::{DeadLetter, DeadLetterError, DeadLetterStore, OrderKeyQuery};
 
 pub use self::broker::MemoryBroker;
 
 /// Dead letters in memory, which can be made to fail.
 #[derive(Debug, Default)]
 pub struct MemoryDeadLetters {
-    letters: Mutex<BTreeMap<[u8; 32], DeadLetter>>,
+    /// In the order in which each was first stored.
+    letters: Mutex<Vec<DeadLetter>>,
     fails: AtomicBool,
 }
 
 impl MemoryDeadLetters {
-    /// Returns the letters, oldest first.
+    /// Returns the dead letters, oldest first.
     #[must_use]
     pub fn list(&self) -> Vec<DeadLetter> {
-        let mut letters: Vec<_> = self.lock().values().cloned().collect();
-        letters.sort_by_key(|letter| letter.last_at);
-        letters
+        self.lock().clone()
     }
 
     /// Makes each call fail, or succeed again.
@@ -33,7 +31,7 @@ impl MemoryDeadLetters {
         self.fails.store(fails, Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<[u8; 32], DeadLetter>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<DeadLetter>> {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -45,11 +43,14 @@ impl MemoryDeadLetters {
     }
 }
 
-impl DeadLetters for MemoryDeadLetters {
+impl DeadLetterStore for MemoryDeadLetters {
     fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>> {
         Box::pin(async move {
             self.check()?;
-            self.lock().entry(letter.id).or_insert_with(|| letter.clone());
+            let mut letters = self.lock();
+            if letters.iter().all(|stored| stored.id != letter.id) {
+                letters.push(letter.clone());
+            }
             Ok(())
         })
     }
@@ -57,24 +58,27 @@ impl DeadLetters for MemoryDeadLetters {
     fn remove<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), DeadLetterError>> {
         Box::pin(async move {
             self.check()?;
-            self.lock().remove(id);
+            self.lock().retain(|letter| letter.id != *id);
             Ok(())
         })
     }
 
-    fn lists_order_keys(&self) -> bool {
+    fn finds_order_keys(&self) -> bool {
         true
     }
 
-    fn blocked_keys<'a>(
+    fn blocks<'a>(
         &'a self,
-        consumer: &'a str,
-    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
+        query: OrderKeyQuery<'a>,
+    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
         Box::pin(async move {
             self.check()?;
             let letters = self.lock();
-            let of_consumer = letters.values().filter(|letter| letter.consumer == consumer);
-            Ok(of_consumer.filter_map(|letter| letter.message.key.clone()).collect())
+            let oldest = letters.iter().find(|letter| {
+                letter.consumer == query.consumer
+                    && letter.message.key.as_deref() == Some(query.key)
+            });
+            Ok(oldest.is_some_and(|oldest| Some(&oldest.id) != query.redriven))
         })
     }
 }

@@ -34,12 +34,14 @@
 //!    [`http::axum::InTransaction`].
 //! 4. **Sagas.** An operation of several steps, most of them calls to other systems, continues after a
 //!    crash where it was, and undoes its steps if it fails: [`saga`].
-//! 5. **Stores.** [`FileStore`] is for one process, [`RedisStore`] and [`PostgresStore`] are for any
+//! 5. **Calls.** A client names its operations, keeps them in a journal, and sends each until it has an
+//!    answer, whatever crashes: [`client`].
+//! 6. **Stores.** [`FileStore`] is for one process, [`RedisStore`] and [`PostgresStore`] are for any
 //!    number; [`tiered`] puts a cache in front. [`MemoryStore`] is for tests.
-//! 6. **Unknown outcomes.** A process can crash between the effect and the record. [`OnUnknown`] says
+//! 7. **Unknown outcomes.** A process can crash between the effect and the record. [`OnUnknown`] says
 //!    what a retry gets then; by default nothing executes until an operator decides. The API for
 //!    operators is in [`operators`].
-//! 7. **Manual.** [`manual`] has the defaults with their reasons, the failures with what follows, the
+//! 8. **Manual.** [`manual`] has the defaults with their reasons, the failures with what follows, the
 //!    limits, and how to choose a policy and a store.
 //!
 //! # Features
@@ -49,16 +51,21 @@
 //! | feature | brings |
 //! |---|---|
 //! | `http` | the tower layer |
-//! | `axum` | `http`, and extractors for axum |
+//! | `axum` | `http`, extractors for axum, and the routes of sagas if there is `saga` |
 //! | `function` | functions and transactions under a key |
 //! | `keys` | UUIDs, ULIDs and keys of payloads |
 //! | `file`, `redis`, `postgres`, `tiered` | stores |
 //! | `sqlx` | `postgres` on sqlx pools, and sqlx transactions |
 //! | `tls` | TLS by rustls for PostgreSQL and Redis |
 //! | `postgres-data` | detection of duplicates in the service's own tables |
+//! | `client` | a client whose operations survive crashes |
+//! | `reqwest`, `reqwest-middleware`, `tower` | `client`, and requests of these libraries as its operations |
 //! | `saga` | sagas: several steps under one key |
+//! | `rehearsal` | `saga`, and rehearsals of sagas for tests |
 //! | `operators` | the API to list and decide records and sagas |
 
+#[cfg(feature = "client")]
+pub use hapax_client as client;
 pub use hapax_core::*;
 #[cfg(feature = "file")]
 pub use hapax_file as file;
@@ -122,6 +129,10 @@ pub mod prelude {
 mod pages {
     #[doc = include_str!("../../../../README.md")]
     mod readme {}
+    #[doc = include_str!("../../../../docs/client.md")]
+    mod client {}
     #[doc = include_str!("../../../../docs/rust.md")]
     mod rust {}
+    #[doc = include_str!("../../../../docs/sagas.md")]
+    mod sagas {}
 }

@@ -1,8 +1,9 @@
-//! Rate of a consumer in the mode of claims, beside bare claims and completions, in one run, on a file
+//! Rate of a consumer in claim mode, beside bare claims and completions, in one run, on a file
 //! and on PostgreSQL.
 //!
-//! `cargo run --release -p hapax-messages --example claims_rate -- [MESSAGES] [ROUNDS] [CALLERS]` starts a
-//! private server, which syncs. A consumer has as many handlers, which do nothing, as there are callers.
+//! `cargo run --release -p hapax-messages --example claims_rate -- [MESSAGES] [ROUNDS] [CALLERS]`
+//! starts a private server, which syncs. A consumer has as many handlers, which do nothing, as
+//! there are callers.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -22,7 +23,7 @@ use hapax_core::{
 };
 use hapax_file::{FileOptions, FileStore};
 use hapax_messages::{
-    Consumer, ConsumerLimits, HandledMessage, Inbox, Message, MessageFailure, MessageId,
+    Consumer, ConsumerLimits, Inbox, Message, MessageExecution, MessageFailure, MessageId,
 };
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::messages::{MemoryBroker, MemoryDeadLetters};
@@ -100,11 +101,11 @@ async fn consumer(engine: &Idempotency, load: Load, round: u64) -> Duration {
         .unwrap();
     let limits = ConsumerLimits {
         handlers: NonZeroUsize::new(load.callers).unwrap(),
-        in_hand: NonZeroUsize::new(load.callers * 4).unwrap(),
+        max_unacknowledged: NonZeroUsize::new(load.callers * 4).unwrap(),
         ..ConsumerLimits::default()
     };
-    let handler = |_: HandledMessage| std::future::ready(Ok::<_, MessageFailure>(()));
-    let consumer = Consumer::new(inbox, Arc::new(broker.clone()), handler, limits);
+    let handler = |_: MessageExecution| std::future::ready(Ok::<_, MessageFailure>(()));
+    let consumer = Consumer::new(inbox, Arc::new(broker.clone()), handler, limits).unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let begun = Instant::now();
     let running = tokio::spawn(consumer.run(async {

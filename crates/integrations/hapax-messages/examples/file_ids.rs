@@ -1,9 +1,9 @@
-//! Memory of a consumer in the mode of claims whose ids are in a file, and the time until it goes on
+//! Memory of a consumer in claim mode whose ids are in a file, and the time until it goes on
 //! after it was killed.
 //!
-//! `cargo run --release -p hapax-messages --example file_ids -- RECORDS DIRECTORY` fills a new file with
-//! records as an inbox leaves them, some 0.8 GiB for each million, in an order that is quick to write;
-//! runs a consumer on it; kills its process, and starts it again.
+//! `cargo run --release -p hapax-messages --example file_ids -- RECORDS DIRECTORY` fills a new file
+//! with records as an inbox leaves them, some 0.8 GiB for each million, in an order that is quick
+//! to write; runs a consumer on it; kills its process, and starts it again.
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used, reason = "a measurement")]
 
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +19,7 @@ use hapax_core::{
     OperationId, Outcome, Record, RecordState, Store as _, SystemEntropy, Terms, WriteId,
 };
 use hapax_file::{FileOptions, FileStore};
-use hapax_messages::{Consumer, ConsumerLimits, HandledMessage, Inbox, Message, MessageFailure};
+use hapax_messages::{Consumer, ConsumerLimits, Inbox, Message, MessageExecution, MessageFailure};
 use hapax_testkit::messages::{MemoryBroker, MemoryDeadLetters};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -83,9 +83,9 @@ fn consume(store: Arc<FileStore>) -> MemoryBroker {
         .build()
         .unwrap();
     let broker = MemoryBroker::default();
-    let handler = |_: HandledMessage| std::future::ready(Ok::<_, MessageFailure>(()));
+    let handler = |_: MessageExecution| std::future::ready(Ok::<_, MessageFailure>(()));
     let source = Arc::new(broker.clone());
-    let consumer = Consumer::new(inbox, source, handler, ConsumerLimits::default());
+    let consumer = Consumer::new(inbox, source, handler, ConsumerLimits::default()).unwrap();
     tokio::spawn(consumer.run(std::future::pending()));
     let sending = broker.clone();
     tokio::spawn(async move {

@@ -2,16 +2,18 @@
 //!
 //! 1. The ids of a batch are inserted, the handler writes, and one COMMIT makes both durable. The
 //!    unique index of ids decides which messages are duplicates: there is no claim.
-//! 2. A batch that fails is rolled back and halved, until the message that fails is alone. Only then
-//!    an attempt is counted, in a transaction of its own.
+//! 2. A batch that fails is rolled back and halved, until the message that fails is alone. Only
+//!    then an attempt is counted, in a transaction of its own.
 //! 3. A message that was delivered before, a *suspect*, may have ended its process. It is handled
-//!    while no other one is, and its attempt is counted before. An attempt in which the database was
-//!    unavailable, or another transaction prevailed, is not counted again by the same process.
+//!    while no other one is, and its attempt is counted before. An attempt in which the database
+//!    was unavailable, or which it aborted, is not counted again by the same process.
 //! 4. If the reply to COMMIT is lost, nothing is acknowledged, and the batch is applied again:
 //!    then the index decides.
+//! 5. The consumer removes ids whose retention has ended, a bounded number at a time.
 
 mod consumer;
 mod options;
+mod slots;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,8 +34,8 @@ use hapax_core::store::BoxFuture;
 pub struct BatchItem {
     pub(crate) id: MessageId,
     pub(crate) delivery: Arc<dyn Delivery>,
-    letter: Option<[u8; 32]>,
-    /// Its place among those in hand, which is free once no copy of the item is left.
+    dead_letter: Option<[u8; 32]>,
+    /// Permit of the limit of unacknowledged messages, released when the last clone is dropped.
     _slot: Option<Arc<Slot>>,
 }
 
@@ -41,11 +43,11 @@ impl BatchItem {
     /// Creates the item of a delivery.
     #[must_use]
     pub fn new(id: MessageId, delivery: Arc<dyn Delivery>) -> Self {
-        Self { id, delivery, letter: None, _slot: None }
+        Self { id, delivery, dead_letter: None, _slot: None }
     }
 
-    pub(crate) fn with_letter(mut self, letter: Option<[u8; 32]>) -> Self {
-        self.letter = letter;
+    pub(crate) fn redriven_from(mut self, dead_letter: Option<[u8; 32]>) -> Self {
+        self.dead_letter = dead_letter;
         self
     }
 
@@ -66,10 +68,10 @@ impl BatchItem {
         self.delivery.message()
     }
 
-    /// Returns the id of the letter from which the message was redriven.
+    /// Returns the id of the dead letter from which the message was redriven.
     #[must_use]
-    pub const fn letter(&self) -> Option<&[u8; 32]> {
-        self.letter.as_ref()
+    pub const fn dead_letter(&self) -> Option<&[u8; 32]> {
+        self.dead_letter.as_ref()
     }
 }
 
@@ -84,25 +86,36 @@ impl fmt::Debug for BatchItem {
 pub enum EntryState {
     /// Handled or parked in this transaction.
     New,
-    /// Handled or parked before.
+    /// Handled or parked before, or an earlier message of the batch has its id.
     Duplicate,
-    /// Another payload was handled under its id.
-    Conflict,
+    /// Another payload was handled or parked under its id.
+    Mismatch,
 }
 
-/// Errors of a batch. Nothing of it was committed, except after [`BatchError::Unavailable`].
+/// Errors of a batch. Nothing of the batch was committed; only after [`BatchError::Unavailable`] it
+/// may have been.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BatchError {
-    /// The handler failed, about the whole batch.
+    /// The handler failed. The failure concerns every message of the batch.
     Handler(MessageFailure),
     /// A transaction that is still open has inserted one of the ids.
     InProgress,
     /// The database aborted the transaction (serialization failure or deadlock): run it again.
-    Conflict(Box<dyn std::error::Error + Send + Sync>),
+    Aborted(Box<dyn std::error::Error + Send + Sync>),
     /// The database is unavailable, or did not reply. The batch may have been committed, or may be
     /// yet.
     Unavailable(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// An attempt of a message that was counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchAttempt {
+    /// Number of the attempt, from 2; 0 if the message was handled or parked.
+    pub number: u32,
+    /// Whether the failure of the attempt before it was [noted](BatchInbox::note_failure). If it was
+    /// not, the process may have ended in that attempt.
+    pub follows_failure: bool,
 }
 
 /// A database that has the ids of messages beside the rows of their handler.
@@ -116,28 +129,28 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the bytes that an id takes in the database, for the log.
     fn bytes_per_id(&self) -> u64;
 
-    /// Enters a batch, has the handler handle the new messages, removes their
-    /// [letters](BatchItem::letter), and commits. `is_counted` is true for a single message whose
-    /// attempts were counted. Returns a state for each message.
+    /// Inserts the ids of a batch, calls the handler with the new messages, removes their
+    /// [dead letters](BatchItem::dead_letter), and commits. `clear_attempts` is true for one
+    /// message whose attempts were counted: they are deleted. Returns a state for each message.
     ///
-    /// The letter of a duplicate stays: it may be the letter by which the message was parked.
+    /// The dead letter of a duplicate is removed if the message was handled. Otherwise it stays: it may
+    /// be the one by which the message was parked.
     ///
-    /// Once called it runs to its end, also if the future is dropped.
+    /// Once polled, the call runs to its end, even if the future is dropped.
     ///
     /// # Errors
     /// [`BatchError`].
     fn apply(
         &self,
         batch: Vec<BatchItem>,
-        is_counted: bool,
+        clear_attempts: bool,
     ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>>;
 
-    /// Counts an attempt of a message that was delivered before. Returns its number, from 2, or 0 if
-    /// the message was handled or parked.
+    /// Counts an attempt of a message that was delivered before.
     ///
     /// # Errors
     /// [`BatchError`]; with [`BatchError::InProgress`] nothing was counted.
-    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<u32, BatchError>>;
+    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>>;
 
     /// Notes the error of an attempt. Returns the number of attempts.
     ///
@@ -149,15 +162,22 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         error: &'a str,
     ) -> BoxFuture<'a, Result<u32, BatchError>>;
 
-    /// Stores a dead letter and, if `enters`, enters its message as parked, in one transaction. If its
-    /// message is not new, nothing is stored: another process has handled or parked it. Returns the
-    /// state of the message; new without `enters`.
+    /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
+    /// transaction. If its message is not new, nothing is stored: another process has handled or
+    /// parked it. Returns the state of the message; new without `records_id`.
     ///
     /// # Errors
     /// [`BatchError`].
     fn park<'a>(
         &'a self,
-        letter: &'a DeadLetter,
-        enters: bool,
+        dead_letter: &'a DeadLetter,
+        records_id: bool,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>>;
+
+    /// Removes ids whose retention has ended, and what was counted for them, at most `limit` of each.
+    /// Returns the number removed; 0 if the operators of the database remove them.
+    ///
+    /// # Errors
+    /// [`BatchError`].
+    fn purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, BatchError>>;
 }

@@ -1,7 +1,8 @@
 //! Consumers: they receive messages, handle them through an inbox, and acknowledge them.
 
+mod key_queues;
+mod memory;
 mod stats;
-mod turns;
 
 use std::num::NonZeroUsize;
 use std::pin::pin;
@@ -12,12 +13,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use self::turns::{Turn, Turns};
+use self::key_queues::{KeyPosition, KeyQueues};
 use crate::handler::{MessageHandler, describe};
 use crate::inbox::{Disposition, Finish, HoldCause, Inbox, Progress};
 use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
+pub(crate) use self::memory::MemoryBudget;
 pub use self::stats::ConsumerStats;
 pub(crate) use self::stats::{Counters, Slot};
 
@@ -27,17 +29,24 @@ const AFTER_ERROR: Duration = Duration::from_secs(1);
 /// Time after which a suspect that waits for handlers is logged, and then each time.
 const LONG_WAIT: Duration = Duration::from_secs(60);
 
-/// Number of times that a message is acknowledged before it is left to the broker.
-const ACKNOWLEDGEMENTS: u32 = 3;
+/// Number of attempts to acknowledge a message; after that the broker delivers it again.
+const ACKNOWLEDGE_ATTEMPTS: u32 = 3;
+
+/// Default of the bytes of unacknowledged messages.
+pub(crate) const DEFAULT_BYTES: NonZeroUsize =
+    NonZeroUsize::MIN.saturating_add(64 * 1024 * 1024 - 1);
 
 /// Limits of a [`Consumer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConsumerLimits {
-    /// Handlers at a time. Default 16.
+    /// Largest number of handlers at a time. Default 16.
     pub handlers: NonZeroUsize,
-    /// Messages that were received and are not acknowledged: under way, waiting for a handler, or
-    /// held. Default 256; the limit of the source prevails.
-    pub in_hand: NonZeroUsize,
+    /// Largest number of messages that are received and not acknowledged: being handled, waiting
+    /// for a handler, or held. Default 256; the limit of the source prevails.
+    pub max_unacknowledged: NonZeroUsize,
+    /// Bytes of unacknowledged messages from which on none is received. What exceeds them is part of
+    /// the messages that were received last, or one message alone. Default 64 MiB.
+    pub max_unacknowledged_bytes: NonZeroUsize,
     /// Time for messages under way to end in a shutdown. Default 25 s. After that they are dropped,
     /// as in a crash.
     pub drain_timeout: Duration,
@@ -47,10 +56,23 @@ impl Default for ConsumerLimits {
     fn default() -> Self {
         Self {
             handlers: NonZeroUsize::MIN.saturating_add(15),
-            in_hand: NonZeroUsize::MIN.saturating_add(255),
+            max_unacknowledged: NonZeroUsize::MIN.saturating_add(255),
+            max_unacknowledged_bytes: DEFAULT_BYTES,
             drain_timeout: Duration::from_secs(25),
         }
     }
+}
+
+/// Errors of the configuration of a [`Consumer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConsumerError {
+    /// The inbox is ordered, and the messages of the source have no order keys.
+    #[error(
+        "expected a source with order keys for an `ordered` inbox, found one without: set the order key \
+         of the source (`NatsSourceBuilder::order_key`), or build the inbox without `ordered`"
+    )]
+    OrderKeys,
 }
 
 /// A consumer: a source, an inbox and a handler.
@@ -75,10 +97,11 @@ struct ConsumerState {
     handlers: Arc<Semaphore>,
     /// One permit for each message that may be unacknowledged.
     slots: Arc<Semaphore>,
+    memory: Arc<MemoryBudget>,
     /// False while the store is unavailable.
     store_is_up: watch::Sender<bool>,
     is_draining: watch::Sender<bool>,
-    turns: Turns,
+    key_queues: KeyQueues,
     counters: Counters,
 }
 
@@ -92,43 +115,57 @@ impl std::fmt::Debug for ConsumerState {
 }
 
 impl Consumer {
-    /// Creates a consumer. Nothing is received before [`Consumer::run`].
-    #[must_use]
+    /// Creates a consumer. Nothing is received before [`Consumer::run`]. Logs a warning if the source
+    /// has order keys and the inbox is not ordered.
+    ///
+    /// # Errors
+    /// [`ConsumerError`]: without order keys an ordered inbox would handle messages in any order.
     pub fn new(
         inbox: Inbox,
         source: Arc<dyn MessageSource>,
         handler: impl MessageHandler,
         limits: ConsumerLimits,
-    ) -> Self {
+    ) -> Result<Self, ConsumerError> {
         let of_source = source.limits();
-        let in_hand = match of_source.max_unacknowledged {
-            Some(most) => limits.in_hand.min(most),
-            None => limits.in_hand,
+        match (inbox.shared.is_ordered, of_source.has_order_keys) {
+            (true, false) => return Err(ConsumerError::OrderKeys),
+            (false, true) => tracing::warn!(
+                consumer = inbox.consumer(),
+                "the source has order keys and the inbox is not ordered: messages with one key are \
+                 handled at the same time, and also those behind a dead letter; build the inbox with \
+                 `ordered`, or the source without an order key"
+            ),
+            (true, true) | (false, false) => {}
+        }
+        let max_unacknowledged = match of_source.max_unacknowledged {
+            Some(most) => limits.max_unacknowledged.min(most),
+            None => limits.max_unacknowledged,
         };
         // More permits than a semaphore has cannot be used.
         let permits =
             |count: NonZeroUsize| Arc::new(Semaphore::new(count.get().min(Semaphore::MAX_PERMITS)));
-        Self {
+        Ok(Self {
             shared: Arc::new(ConsumerState {
                 hold_every: of_source.hold_every,
                 handlers: permits(limits.handlers),
-                slots: permits(in_hand),
+                slots: permits(max_unacknowledged),
+                memory: MemoryBudget::new(limits.max_unacknowledged_bytes),
                 inbox,
                 source,
                 handler: Arc::new(handler),
                 limits,
                 store_is_up: watch::Sender::new(true),
                 is_draining: watch::Sender::new(false),
-                turns: Turns::default(),
+                key_queues: KeyQueues::default(),
                 counters: Counters::default(),
             }),
-        }
+        })
     }
 
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read()
+        self.shared.counters.read(&self.shared.memory)
     }
 
     /// Returns a handle that reads the counters while the consumer runs.
@@ -184,11 +221,12 @@ impl ConsumerMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read()
+        self.shared.counters.read(&self.shared.memory)
     }
 }
 
-/// Awaits the tasks of messages for a time. Returns whether all of them have ended, without a panic.
+/// Awaits the tasks of messages for a time. Returns whether all of them have ended, without a
+/// panic.
 pub(crate) async fn drain(tasks: &mut JoinSet<()>, most: Duration, consumer: &str) -> bool {
     let ended = async {
         let mut all = true;
@@ -203,12 +241,12 @@ pub(crate) async fn drain(tasks: &mut JoinSet<()>, most: Duration, consumer: &st
 /// Logs the panic of a task. Returns whether there was none.
 pub(crate) fn note_ended(ended: Result<(), JoinError>, consumer: &str) -> bool {
     let Err(error) = ended else { return true };
-    tracing::error!(consumer, %error, "messages were dropped, and are delivered again");
+    tracing::error!(consumer, %error, "a task panicked: the broker delivers its messages again");
     false
 }
 
-/// Acquires all permits of handlers or transactions, for a suspect. Whatever waits for longer than
-/// they take is logged: nothing else begins meanwhile.
+/// Acquires all permits of handlers or transactions, for a suspect. Logs a warning each minute while
+/// it waits, because nothing else begins meanwhile. Returns `None` if the semaphore is closed.
 pub(crate) async fn acquire_all(
     permits: &Arc<Semaphore>,
     count: NonZeroUsize,
@@ -235,7 +273,7 @@ impl ConsumerState {
     /// loses no message, because the broker delivers it again.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
         let mut store = self.store_is_up.subscribe();
-        let is_ordered = self.inbox.shared.blocked.is_some();
+        let is_ordered = self.inbox.shared.is_ordered;
         loop {
             while let Some(ended) = tasks.try_join_next() {
                 note_ended(ended, self.inbox.consumer());
@@ -248,6 +286,7 @@ impl ConsumerState {
                 slots.push(slot);
             }
             let Some(most) = NonZeroUsize::new(slots.len()) else { return };
+            let most = self.memory.free(most).await;
             let received = tokio::select! {
                 // Another process may be able to handle what would arrive here. Messages that have
                 // arrived are dropped, and come later than those behind them.
@@ -258,25 +297,32 @@ impl ConsumerState {
                 Ok(received) => received,
                 Err(error) => {
                     let error = describe(&error);
-                    tracing::warn!(consumer = %self.inbox.consumer(), %error, "no messages are received");
+                    tracing::warn!(consumer = %self.inbox.consumer(), %error, "receiving failed: it is tried again in 1 s");
                     drop(slots);
                     sleep(AFTER_ERROR).await;
                     continue;
                 }
             };
-            for (delivery, slot) in received.into_iter().zip(slots) {
-                let slot = self.counters.received(slot);
+            let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
+            let slots = slots.into_iter().zip(self.memory.take(&sizes));
+            for (delivery, (slot, memory)) in received.into_iter().zip(slots) {
+                let slot = self.counters.received(slot, memory);
                 let delivery: Arc<dyn Delivery> = Arc::from(delivery);
                 let key = delivery.message().key.as_deref().filter(|_| is_ordered);
                 // In the order in which they were received.
-                let turn = key.map(|key| self.turns.next(key));
-                tasks.spawn(Arc::clone(self).drive(delivery, turn, slot));
+                let position = key.map(|key| self.key_queues.append(key));
+                tasks.spawn(Arc::clone(self).drive(delivery, position, slot));
             }
         }
     }
 
     /// Drives one message until it is acknowledged, and holds it meanwhile.
-    async fn drive(self: Arc<Self>, delivery: Arc<dyn Delivery>, turn: Option<Turn>, _slot: Slot) {
+    async fn drive(
+        self: Arc<Self>,
+        delivery: Arc<dyn Delivery>,
+        position: Option<KeyPosition>,
+        _slot: Slot,
+    ) {
         let holding = async {
             let Some(every) = self.hold_every else { return std::future::pending().await };
             loop {
@@ -290,21 +336,21 @@ impl ConsumerState {
         let mut draining = self.is_draining.subscribe();
         tokio::select! {
             () = holding => {}
-            () = self.deliver(&delivery, turn, &mut draining) => {}
+            () = self.deliver(&delivery, position, &mut draining) => {}
         }
     }
 
     async fn deliver(
         &self,
         delivery: &Arc<dyn Delivery>,
-        mut turn: Option<Turn>,
+        mut position: Option<KeyPosition>,
         draining: &mut watch::Receiver<bool>,
     ) {
-        if let Some(turn) = &mut turn {
+        if let Some(position) = &mut position {
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,
-                () = turn.comes() => {}
+                () = position.first() => {}
             }
             // The message before it may have been dropped by the drain.
             if *draining.borrow() {
@@ -354,7 +400,8 @@ impl ConsumerState {
         acquire_all(&self.handlers, self.limits.handlers, self.inbox.consumer()).await
     }
 
-    /// Notes whether the store is up. Messages whose letters are not stored are held, and no others.
+    /// Notes whether the store is up. Messages whose dead letters are not stored are held, and no
+    /// others.
     fn note_store(&self, disposition: &Disposition) {
         let is_up = !matches!(disposition, Disposition::Held(_, HoldCause::Store));
         self.store_is_up.send_if_modified(|was_up| {
@@ -364,7 +411,8 @@ impl ConsumerState {
             } else if changed {
                 tracing::warn!(
                     consumer = %self.inbox.consumer(),
-                    "the store is unavailable: no messages are received, those in hand are held"
+                    "the store is unavailable: no messages are received, and unacknowledged ones \
+                     are held"
                 );
             }
             *was_up = is_up;
@@ -375,7 +423,7 @@ impl ConsumerState {
     /// Acknowledges a message. If that fails, it is delivered again, and is a duplicate then.
     async fn finish(&self, delivery: &Arc<dyn Delivery>, finish: Finish) {
         self.counters.finished(finish);
-        for _ in 0..ACKNOWLEDGEMENTS {
+        for _ in 0..ACKNOWLEDGE_ATTEMPTS {
             let Err(error) = delivery.acknowledge().await else { return };
             let error = describe(&error);
             tracing::debug!(consumer = %self.inbox.consumer(), %error, "an acknowledgement failed");

@@ -1,6 +1,7 @@
 //! Dead letters: messages that are not handled until an operator decides.
 
-use std::collections::HashSet;
+mod caught;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Fingerprint, Timestamp};
 
+pub(crate) use self::caught::CaughtPanics;
 use crate::id::{IdRules, MessageId, MessageIdError};
 use crate::message::Message;
 use crate::sink::{MessageSink, OutgoingMessage, PublishError};
@@ -19,7 +21,7 @@ pub enum DeadLetterReason {
     /// The message has no valid id.
     NoId,
     /// Another payload was handled under the id of the message.
-    Conflict,
+    Mismatch,
     /// The message is older than the retention of ids, so it may have been handled before.
     TooOld,
     /// The handler rejected the message.
@@ -29,7 +31,7 @@ pub enum DeadLetterReason {
     /// The message may have been handled, and must not be handled again before an operator decides.
     Unknown,
     /// An earlier message with the same order key is a dead letter.
-    Behind,
+    Blocked,
     /// A number before it in its sequence is missing.
     Gap,
     /// The sink of a relay permanently rejected the message.
@@ -40,12 +42,12 @@ impl DeadLetterReason {
     /// Returns all reasons.
     pub const ALL: &[Self] = &[
         Self::NoId,
-        Self::Conflict,
+        Self::Mismatch,
         Self::TooOld,
         Self::Rejected,
         Self::Attempts,
         Self::Unknown,
-        Self::Behind,
+        Self::Blocked,
         Self::Gap,
         Self::Unpublishable,
     ];
@@ -55,12 +57,12 @@ impl DeadLetterReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoId => "no-id",
-            Self::Conflict => "conflict",
+            Self::Mismatch => "mismatch",
             Self::TooOld => "too-old",
             Self::Rejected => "rejected",
             Self::Attempts => "attempts",
             Self::Unknown => "unknown",
-            Self::Behind => "behind",
+            Self::Blocked => "blocked",
             Self::Gap => "gap",
             Self::Unpublishable => "unpublishable",
         }
@@ -79,6 +81,23 @@ impl fmt::Display for DeadLetterReason {
     }
 }
 
+/// Error of a message whose id belongs to another one.
+pub(crate) const MISMATCH: &str = "expected the payload that was first handled under this id, found \
+                                   another one: the producer must give each message its own id";
+
+/// Error of a message without an attempt that ended.
+pub(crate) const CRASHED: &str = "expected an attempt to end, found that its process ended each time: \
+                                  the message may crash the handler";
+
+/// Error of a message whose attempts failed in other processes.
+pub(crate) const EXHAUSTED: &str = "expected an attempt to succeed, found that each failed: the errors are in \
+                                    the logs of the processes that made them";
+
+/// Error of a message that is older than the retention.
+pub(crate) const TOO_OLD: &str = "expected a message younger than the retention of ids, found an older \
+                                  one, which may have been handled: look for its effect, then redrive \
+                                  or drop it";
+
 /// A message that is not handled until an operator decides, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -93,7 +112,7 @@ pub struct DeadLetter {
     pub message: Message,
     /// Reason.
     pub reason: DeadLetterReason,
-    /// Number of executions that began.
+    /// Number of executions that began, as far as the consumer that parked it knows.
     pub attempts: u32,
     /// Last error, at most [`DeadLetter::MAX_ERROR`] bytes.
     pub error: String,
@@ -119,7 +138,7 @@ impl DeadLetter {
     ) -> Self {
         let cut = error.floor_char_boundary(Self::MAX_ERROR);
         Self {
-            id: letter_id(consumer, message_id, &message),
+            id: dead_letter_id(consumer, message_id, &message),
             consumer: consumer.to_owned(),
             message_id: message_id.cloned(),
             message,
@@ -145,10 +164,11 @@ impl DeadLetter {
         self
     }
 
-    /// Header of a message that is redriven: the id of its letter, which is removed once the message
-    /// is handled. Of the messages of an order key with dead letters, only one with this header is
-    /// handled. It counts only for the consumer of the letter, and with the id and payload of its
-    /// message: others that receive the copy find a duplicate of their own.
+    /// Header of a redriven message: the id of its dead letter, which is removed once the message
+    /// is handled. While an order key has dead letters, only the message of the oldest one is handled,
+    /// and only with this header. A redrive counts only for the consumer of the dead letter, and with the
+    /// id and payload of its message: for other consumers, which receive the message too, it is a
+    /// duplicate.
     pub const REDRIVE_HEADER: &str = "hapax-redrive";
 
     /// Returns the id in hexadecimal digits.
@@ -158,12 +178,12 @@ impl DeadLetter {
     }
 }
 
-fn letter_id(consumer: &str, message_id: Option<&MessageId>, message: &Message) -> [u8; 32] {
+fn dead_letter_id(consumer: &str, message_id: Option<&MessageId>, message: &Message) -> [u8; 32] {
     let mut digest = Fingerprint::builder("hapax 1 dead letter");
     digest.field(consumer.as_bytes());
     match message_id {
         Some(id) => digest.field(id.as_str().as_bytes()),
-        // Without an id the place distinguishes messages with equal payloads.
+        // Without an id the position distinguishes messages with equal payloads.
         None => digest.field(
             message.position.as_ref().map(ToString::to_string).unwrap_or_default().as_bytes(),
         ),
@@ -172,7 +192,8 @@ fn letter_id(consumer: &str, message_id: Option<&MessageId>, message: &Message) 
     *digest.finish().as_bytes()
 }
 
-/// Returns the id of a message, and the id of the letter from which it was redriven for `consumer`.
+/// Returns the id of a message, and the id of the dead letter from which it was redriven for
+/// `consumer`.
 ///
 /// A redriven message keeps its id, which is its header `message-id`: by
 /// [`IdRule::Position`](crate::IdRule::Position) each copy would be another message.
@@ -182,22 +203,22 @@ pub(crate) fn identify(
     message: &Message,
 ) -> Result<(MessageId, Option<[u8; 32]>), MessageIdError> {
     match redriven(consumer, message) {
-        Some((id, letter)) => Ok((id, Some(letter))),
+        Some((id, dead_letter)) => Ok((id, Some(dead_letter))),
         None => Ok((rules.id(message)?, None)),
     }
 }
 
-/// Returns the id of a message and that of its letter, if the letter in its header is the one that
-/// `consumer` stores of this message. All consumers of a subject receive the copy, and anyone can
-/// write the header.
+/// Returns the id of a message and that of its dead letter, if the dead letter in its header is the
+/// one that `consumer` stores of this message. All consumers of a subject receive the copy, and
+/// anyone can write the header.
 fn redriven(consumer: &str, message: &Message) -> Option<(MessageId, [u8; 32])> {
-    let letter = letter_in_header(message)?;
+    let dead_letter = dead_letter_in_header(message)?;
     let id = std::str::from_utf8(message.header("message-id")?).ok()?;
     let id = MessageId::new(id).ok()?;
-    (letter == letter_id(consumer, Some(&id), message)).then_some((id, letter))
+    (dead_letter == dead_letter_id(consumer, Some(&id), message)).then_some((id, dead_letter))
 }
 
-fn letter_in_header(message: &Message) -> Option<[u8; 32]> {
+fn dead_letter_in_header(message: &Message) -> Option<[u8; 32]> {
     let hex = message.header(DeadLetter::REDRIVE_HEADER)?;
     let mut id = [0; 32];
     if hex.len() != 64 {
@@ -210,9 +231,9 @@ fn letter_in_header(message: &Message) -> Option<[u8; 32]> {
     Some(id)
 }
 
-/// Error of storing a dead letter: its message is not acknowledged.
+/// Error of a store of dead letters. After a failed `park` the message is not acknowledged.
 #[derive(Debug, thiserror::Error)]
-#[error("the dead letter was not stored: {0}")]
+#[error("the store of dead letters failed: {0}")]
 pub struct DeadLetterError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl DeadLetterError {
@@ -222,40 +243,59 @@ impl DeadLetterError {
     }
 }
 
+/// A question to a store of dead letters: which ones with this order key are in front of a message?
+#[derive(Clone, Copy, Debug)]
+pub struct OrderKeyQuery<'a> {
+    /// Consumer that parked them.
+    pub consumer: &'a str,
+    /// The order key.
+    pub key: &'a str,
+    /// The dead letter of the message itself, if it was redriven: only older ones are in front of it.
+    /// If it is not stored, or has another consumer or key, all are.
+    pub redriven: Option<&'a [u8; 32]>,
+}
+
 /// A store of dead letters.
-pub trait DeadLetters: fmt::Debug + Send + Sync + 'static {
-    /// Stores a letter durably. A letter with the same [`DeadLetter::id`] is stored once.
+pub trait DeadLetterStore: fmt::Debug + Send + Sync + 'static {
+    /// Stores a dead letter durably. A dead letter with the same [`DeadLetter::id`] is stored once.
     ///
     /// # Errors
     /// [`DeadLetterError`]; it may have been stored.
-    fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>>;
+    fn park<'a>(
+        &'a self,
+        dead_letter: &'a DeadLetter,
+    ) -> BoxFuture<'a, Result<(), DeadLetterError>>;
 
-    /// Removes a letter whose message was redriven and handled. A letter that is not there counts as
-    /// removed.
+    /// Removes a dead letter whose message was redriven and handled. A dead letter that is not
+    /// there counts as removed.
     ///
     /// # Errors
     /// [`DeadLetterError`]; it may have been removed.
     fn remove<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), DeadLetterError>>;
 
-    /// Returns whether this place can list order keys. An ordered inbox does not use another one.
-    fn lists_order_keys(&self) -> bool;
+    /// Returns whether this store finds dead letters by order key. An ordered inbox does not use
+    /// another one.
+    fn finds_order_keys(&self) -> bool;
 
-    /// Returns the order keys of a consumer with a letter that is neither redriven nor dropped.
+    /// Returns whether a dead letter of the query is stored, and neither handled nor dropped, at the
+    /// time of the call. An answer from a cache breaks the order by key: another process may have
+    /// parked a message meanwhile. Dead letters are ordered by the time at which each was first stored.
     ///
     /// # Errors
-    /// [`DeadLetterError`]; always, from a place that cannot list them.
-    fn blocked_keys<'a>(
+    /// [`DeadLetterError`]; always, from a store that does not find them.
+    fn blocks<'a>(
         &'a self,
-        consumer: &'a str,
-    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>>;
+        query: OrderKeyQuery<'a>,
+    ) -> BoxFuture<'a, Result<bool, DeadLetterError>>;
 }
 
-/// Dead letters that are published to a broker, each with its data as headers `dead-letter-…`, in
-/// which control characters, white space at the ends, and `%` are percent-encoded.
+/// A store that publishes each dead letter to a broker, with its data as headers `dead-letter-…`,
+/// in which control characters, white space at the ends, and `%` are percent-encoded. It removes
+/// none, and does not find them by order key, so that an ordered inbox cannot use it.
 ///
-/// A letter that the sink rejects, because it is larger than its message, is published without the
-/// message's own headers and with the beginning of its error. If the sink rejects that too, the
-/// message is held. An ordered inbox cannot use this place.
+/// A dead letter that the sink rejects, because it is larger than its message, is published without
+/// the message's own headers and with the beginning of its error. If the sink rejects that too, the
+/// message is held.
 #[derive(Clone, Debug)]
 pub struct PublishedDeadLetters {
     sink: Arc<dyn MessageSink>,
@@ -263,7 +303,7 @@ pub struct PublishedDeadLetters {
 }
 
 impl PublishedDeadLetters {
-    /// Publishes letters to `destination` of `sink`.
+    /// Creates a store that publishes to `destination` of `sink`.
     #[must_use]
     pub fn new(sink: Arc<dyn MessageSink>, destination: impl Into<String>) -> Self {
         Self { sink, destination: destination.into() }
@@ -271,54 +311,63 @@ impl PublishedDeadLetters {
 }
 
 impl PublishedDeadLetters {
-    /// Bytes of an error that are left of one in a letter that was too large.
+    /// Bytes of an error that are left of one in a dead letter that was too large.
     const SHORT_ERROR: usize = 64;
 
-    fn letter(&self, letter: &DeadLetter, is_short: bool) -> Result<OutgoingMessage, PublishError> {
-        let id = MessageId::new(letter.id_hex()).map_err(PublishError::rejected)?;
-        let payload = letter.message.payload.clone();
+    fn dead_letter(
+        &self,
+        dead_letter: &DeadLetter,
+        is_short: bool,
+    ) -> Result<OutgoingMessage, PublishError> {
+        let id = MessageId::new(dead_letter.id_hex()).map_err(PublishError::rejected)?;
+        let payload = dead_letter.message.payload.clone();
         let mut message = OutgoingMessage::new(&self.destination, id, payload);
-        // A message that is parked again, after its letter was consumed, is another letter for the
-        // broker's own deduplication.
-        let at = letter.last_at.as_micros();
+        // A message that is parked again, after its dead letter was consumed, is another dead
+        // letter for the broker's own deduplication.
+        let at = dead_letter.last_at.as_micros();
         message.broker_id = Some(format!("{} {at}", message.id));
-        let mut error = &*letter.error;
+        let mut error = &*dead_letter.error;
         if is_short {
             error = &error[..error.floor_char_boundary(Self::SHORT_ERROR)];
         } else {
-            message.headers.clone_from(&letter.message.headers);
-            // The letter is a message of its own, and carries the id of the other one.
+            message.headers.clone_from(&dead_letter.message.headers);
+            // The dead letter is a message of its own, and carries the id of the other one.
             message.headers.retain(|(name, _)| !name.eq_ignore_ascii_case("message-id"));
         }
         let micros = |time: Timestamp| time.as_micros().to_string();
-        let message_id = letter.message_id.as_ref().map_or("", MessageId::as_str);
+        let message_id = dead_letter.message_id.as_ref().map_or("", MessageId::as_str);
         for (name, value) in [
-            ("consumer", single_line(&letter.consumer)),
+            ("consumer", single_line(&dead_letter.consumer)),
             ("message-id", single_line(message_id)),
-            ("origin", single_line(&letter.message.origin)),
-            ("reason", letter.reason.as_str().to_owned()),
-            ("attempts", letter.attempts.to_string()),
+            ("origin", single_line(&dead_letter.message.origin)),
+            ("reason", dead_letter.reason.as_str().to_owned()),
+            ("attempts", dead_letter.attempts.to_string()),
             ("error", single_line(error)),
-            ("first-at-micros", micros(letter.first_at)),
-            ("last-at-micros", micros(letter.last_at)),
+            ("first-at-micros", micros(dead_letter.first_at)),
+            ("last-at-micros", micros(dead_letter.last_at)),
         ] {
             message.headers.push((format!("dead-letter-{name}"), Bytes::from(value)));
         }
         Ok(message)
     }
 
-    async fn publish(&self, letter: &DeadLetter) -> Result<(), PublishError> {
-        match self.sink.publish(&self.letter(letter, false)?).await {
-            Err(PublishError::Rejected(_)) => self.sink.publish(&self.letter(letter, true)?).await,
+    async fn publish(&self, dead_letter: &DeadLetter) -> Result<(), PublishError> {
+        match self.sink.publish(&self.dead_letter(dead_letter, false)?).await {
+            Err(PublishError::Rejected(_)) => {
+                self.sink.publish(&self.dead_letter(dead_letter, true)?).await
+            }
             published => published,
         }
     }
 }
 
-impl DeadLetters for PublishedDeadLetters {
-    fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>> {
+impl DeadLetterStore for PublishedDeadLetters {
+    fn park<'a>(
+        &'a self,
+        dead_letter: &'a DeadLetter,
+    ) -> BoxFuture<'a, Result<(), DeadLetterError>> {
         Box::pin(async move {
-            self.publish(letter).await.map_err(|error| match error {
+            self.publish(dead_letter).await.map_err(|error| match error {
                 PublishError::Rejected(cause)
                 | PublishError::NotAcknowledged { source: cause, .. } => DeadLetterError(cause),
             })
@@ -329,20 +378,21 @@ impl DeadLetters for PublishedDeadLetters {
         Box::pin(async { Ok(()) })
     }
 
-    fn lists_order_keys(&self) -> bool {
+    fn finds_order_keys(&self) -> bool {
         false
     }
 
-    fn blocked_keys<'a>(
-        &'a self,
-        _: &'a str,
-    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
-        Box::pin(async { Err(DeadLetterError::new("published dead letters have no list")) })
+    fn blocks<'a>(&'a self, _: OrderKeyQuery<'a>) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+        Box::pin(async {
+            Err(DeadLetterError::new(
+                "expected dead letters in a database, found published ones, which cannot be found",
+            ))
+        })
     }
 }
 
-/// Percent-encodes the control characters of a text, which is a header then, white space at its ends,
-/// and `%`.
+/// Percent-encodes the control characters of a text, which is a header then, white space at its
+/// ends, and `%`.
 fn single_line(text: &str) -> String {
     let start = text.len() - text.trim_start().len();
     let inner = start..text.trim_end().len();

@@ -116,14 +116,14 @@ impl<E: StdError + Send + Sync + 'static> From<E> for MessageFailure {
 
 /// One execution of a handler: its message, lease and transaction. Cheap to clone.
 #[derive(Clone)]
-pub struct HandledMessage {
+pub struct MessageExecution {
     pub(crate) delivery: Arc<dyn Delivery>,
     pub(crate) id: MessageId,
     pub(crate) lease: LeaseHandle,
     pub(crate) transaction: Option<TxHandle>,
 }
 
-impl HandledMessage {
+impl MessageExecution {
     /// Returns the message.
     #[must_use]
     pub fn message(&self) -> &Message {
@@ -154,9 +154,10 @@ impl HandledMessage {
         &self.lease
     }
 
-    /// Takes the transaction that commits with the record of the message: for the handler of an
+    /// Takes the transaction that commits with the record of the message, for the handler of an
     /// inbox with a [`TransactionBackend`](hapax_core::transaction::TransactionBackend). `T` is the
-    /// transaction of that database. It is dropped when the handler has written.
+    /// transaction type of that database. Drop it after the last write: the inbox commits it then.
+    /// One that the handler keeps is not committed.
     ///
     /// # Errors
     /// [`TakeTxError`]; [`TakeTxError::NoTransactions`] for an inbox without transactions.
@@ -168,30 +169,35 @@ impl HandledMessage {
     }
 }
 
-impl fmt::Debug for HandledMessage {
+impl fmt::Debug for MessageExecution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandledMessage")
+        f.debug_struct("MessageExecution")
             .field("id", &self.id)
             .field("attempt", &self.attempt())
             .finish_non_exhaustive()
     }
 }
 
-/// Code that handles messages, such as an async function of [`HandledMessage`].
+/// Code that handles messages, such as an async function of a [`MessageExecution`].
 pub trait MessageHandler: Send + Sync + 'static {
-    /// Handles a message. The future is polled until it ends, unless the process does.
+    /// Handles a message. The future is polled until it ends: only a crash, or a drain over its
+    /// limit, drops it.
     ///
     /// # Errors
     /// [`MessageFailure`].
-    fn handle(&self, message: HandledMessage) -> BoxFuture<'static, Result<(), MessageFailure>>;
+    fn handle(&self, execution: MessageExecution)
+    -> BoxFuture<'static, Result<(), MessageFailure>>;
 }
 
 impl<W, F> MessageHandler for W
 where
-    W: Fn(HandledMessage) -> F + Send + Sync + 'static,
+    W: Fn(MessageExecution) -> F + Send + Sync + 'static,
     F: Future<Output = Result<(), MessageFailure>> + Send + 'static,
 {
-    fn handle(&self, message: HandledMessage) -> BoxFuture<'static, Result<(), MessageFailure>> {
-        Box::pin(self(message))
+    fn handle(
+        &self,
+        execution: MessageExecution,
+    ) -> BoxFuture<'static, Result<(), MessageFailure>> {
+        Box::pin(self(execution))
     }
 }

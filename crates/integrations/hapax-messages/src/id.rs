@@ -97,19 +97,20 @@ pub enum MessageIdError {
     NoSource,
 }
 
-/// Rule by which a message names itself.
+/// Rule that finds the id of a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum IdRule {
     /// The value of a header, such as `message-id`. Do not use the header of a broker's own
     /// deduplication (`Nats-Msg-Id`): a message that is sent again on purpose needs another one.
     Header(String),
-    /// `source` and `id` of a CloudEvent, both required: headers `ce-id` and `ce-source` (also `ce_…` and
-    /// `cloudEvents:…`), or members of a payload of the type `application/cloudevents+json`.
+    /// `source` and `id` of a CloudEvent, both required: headers `ce-id` and `ce-source` (also
+    /// `ce_…` and `cloudEvents:…`), or members of a payload of the type
+    /// `application/cloudevents+json`.
     CloudEvents,
     /// Members of a JSON payload: strings or integers, all of which must be present.
     JsonPointers(JsonPointers),
-    /// The place in the broker's log. A producer that publishes a message twice gives it two ids.
+    /// The position in the broker's log. A producer that publishes a message twice gives it two ids.
     Position,
     /// A digest of the payload. Two messages with equal payloads have one id.
     PayloadHash,

@@ -1,6 +1,8 @@
 //! Inboxes: each message of a consumer is handled once.
 
+mod ended;
 mod process;
+mod record;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -14,8 +16,7 @@ use hapax_core::{
     Policy, PolicyError, Scope, SystemClock, SystemEntropy, Terms, Verdict,
 };
 
-use crate::blocked::BlockedKeys;
-use crate::dead_letter::DeadLetters;
+use crate::dead_letter::{CaughtPanics, DeadLetterStore};
 use crate::id::{IdRules, MessageId};
 use crate::message::Message;
 
@@ -24,21 +25,37 @@ pub(crate) use self::process::{Disposition, Finish, HoldCause, Progress};
 /// Number of attempts to handle a message, and the pauses between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attempts {
-    /// Executions after which a message that was not handled becomes a dead letter. Default 5.
+    /// Executions after which a message that was not handled becomes a dead letter. Default 60: with
+    /// the default pauses they take two hours on average, and no outage of an hour makes dead
+    /// letters.
     pub max: NonZeroU32,
-    /// Bound of the pause after the first attempt, which doubles after each. Default 1 s.
+    /// Consecutive executions in which the process ended, after which a message becomes a dead letter:
+    /// it may end each process that executes it. An execution that fails, or whose outcome is unknown,
+    /// does not count, and the next one is the first again. In batch mode, and if the handler saves
+    /// checkpoints: executions, failed ones included, if the process ended in the last one. Default 5;
+    /// at most `max` counts.
+    pub max_crashes: NonZeroU32,
+    /// Bound of the pause after the first attempt; it doubles after each further one, and a pause
+    /// is random below its bound (exponential backoff with full jitter). Default 1 s.
     pub first_pause: Duration,
-    /// Bound of all pauses. Default 5 min; at most 7 d.
+    /// Largest bound of a pause. Default 5 min; at most 7 d.
     pub longest_pause: Duration,
 }
 
 impl Attempts {
-    /// The longest pause that can be configured. Attempts are counted in the store for twice as long.
+    /// Largest [`longest_pause`](Self::longest_pause) that can be configured. In claim mode the store
+    /// counts attempts for the retention, and for at least twice `longest_pause`.
     pub const MAX_PAUSE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
     pub(crate) fn are_valid(&self) -> bool {
         let range = Duration::from_millis(1)..=Self::MAX_PAUSE;
         self.first_pause <= self.longest_pause && range.contains(&self.longest_pause)
+    }
+
+    /// Returns the number of executions after which a message in batch mode is not executed again. A
+    /// suspect is one whose process ended in the last execution.
+    pub(crate) fn most(&self, is_suspect: bool) -> u32 {
+        if is_suspect { self.max.min(self.max_crashes).get() } else { self.max.get() }
     }
 
     pub(crate) fn backoff(&self) -> Backoff {
@@ -49,7 +66,9 @@ impl Attempts {
 impl Default for Attempts {
     fn default() -> Self {
         Self {
-            max: NonZeroU32::MIN.saturating_add(4),
+            // The 59 pauses take 2 h 9 min on average, with a standard deviation of 10 min.
+            max: NonZeroU32::MIN.saturating_add(59),
+            max_crashes: NonZeroU32::MIN.saturating_add(4),
             first_pause: Duration::from_secs(1),
             longest_pause: Duration::from_secs(5 * 60),
         }
@@ -59,15 +78,15 @@ impl Default for Attempts {
 /// Action for a message without a record that is older than the retention of ids: it may have
 /// been handled before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TooOld {
+pub enum OnTooOld {
     /// The message becomes a dead letter.
     #[default]
-    Reject,
+    Park,
     /// The message is handled, possibly a second time.
-    Process,
+    Handle,
 }
 
-/// Question about a message whose handler may have succeeded.
+/// Arguments of a reconciliation hook: a message whose handler may have succeeded.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MessageReconcileCall {
@@ -107,7 +126,10 @@ impl fmt::Debug for UnknownRule {
 #[non_exhaustive]
 pub enum InboxError {
     /// The name is empty or longer than 255 bytes.
-    #[error("expected a consumer name of 1 to 255 bytes, found {length}: it names the records")]
+    #[error(
+        "expected a consumer name of 1 to 255 bytes, found {length}: choose another one; it is \
+         part of the scope of the records"
+    )]
     Consumer {
         /// Length of the name, in bytes.
         length: usize,
@@ -119,20 +141,30 @@ pub enum InboxError {
     )]
     NoUnknownRule,
     /// There is no store of dead letters.
-    #[error("expected a place for dead letters, found none: call `dead_letters`")]
+    #[error("expected a store of dead letters, found none: call `dead_letters`")]
     NoDeadLetters,
-    /// The inbox is ordered, and its place for dead letters cannot list order keys.
+    /// The inbox is ordered, and its store of dead letters does not find them by order key.
     #[error(
-        "expected dead letters that are listed by order key, found others: an ordered inbox parks the \
-         messages behind one"
+        "expected a store of dead letters that finds them by order key, found one that does not: use \
+         another one, or an inbox that is not `ordered`"
     )]
     OrderKeys,
     /// There is no rule for ids.
-    #[error("expected at least one rule for ids, found none")]
+    #[error(
+        "expected at least one rule for ids, found none: pass one to `ids`, or keep the default"
+    )]
     NoIdRules,
     /// The pauses are out of range.
-    #[error("expected a first pause of at most the longest, and a longest pause of 1 ms to 7 d")]
-    Pauses,
+    #[error(
+        "expected `first_pause` <= `longest_pause`, and `longest_pause` from 1 ms to 7 days, \
+         found {first:?} and {longest:?}: change `attempts`"
+    )]
+    Pauses {
+        /// The first pause.
+        first: Duration,
+        /// The longest pause.
+        longest: Duration,
+    },
     /// Lease, retention or hook are invalid.
     #[error(transparent)]
     Policy(#[from] PolicyError),
@@ -156,17 +188,17 @@ pub(crate) struct InboxState {
     rule: UnknownRule,
     ids: IdRules,
     attempts: Attempts,
-    too_old: TooOld,
-    dead_letters: Arc<dyn DeadLetters>,
+    on_too_old: OnTooOld,
+    dead_letters: Arc<dyn DeadLetterStore>,
     transactions: Option<TransactionBackend>,
-    pub(crate) blocked: Option<BlockedKeys>,
+    pub(crate) is_ordered: bool,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
 }
 
 impl Inbox {
-    /// Begins the inbox of `consumer`, whose records are in the store of `engine`. The name is part
-    /// of the records' scope: two consumers of one message both handle it.
+    /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`.
+    /// The name is part of the records' scope: two consumers of one message both handle it.
     pub fn builder(consumer: impl Into<String>, engine: Idempotency) -> InboxBuilder {
         InboxBuilder {
             consumer: consumer.into(),
@@ -176,7 +208,7 @@ impl Inbox {
             lease: Duration::from_secs(30),
             retention: Duration::from_secs(30 * 24 * 60 * 60),
             attempts: Attempts::default(),
-            too_old: TooOld::default(),
+            on_too_old: OnTooOld::default(),
             dead_letters: None,
             transactions: None,
             is_ordered: false,
@@ -197,11 +229,11 @@ impl Inbox {
         Scope::of([("consumer", consumer)])
     }
 
-    /// Returns whether `outcome` is that of a message that became a dead letter. The record of another
-    /// one is not released: its message would be handled again.
+    /// Returns whether `outcome` is that of a message that became a dead letter. The record of
+    /// another one is not released: its message would be handled again.
     #[must_use]
     pub fn is_parked(outcome: &Outcome) -> bool {
-        process::is_parked(outcome)
+        record::is_parked(outcome)
     }
 
     /// Returns the time for which the id of a handled message is known.
@@ -222,8 +254,8 @@ pub struct InboxBuilder {
     lease: Duration,
     retention: Duration,
     attempts: Attempts,
-    too_old: TooOld,
-    dead_letters: Option<Arc<dyn DeadLetters>>,
+    on_too_old: OnTooOld,
+    dead_letters: Option<Arc<dyn DeadLetterStore>>,
     transactions: Option<TransactionBackend>,
     is_ordered: bool,
     clock: Arc<dyn Clock>,
@@ -238,16 +270,17 @@ impl InboxBuilder {
         self
     }
 
-    /// Makes a message whose handler may have succeeded a dead letter, for an operator to decide.
+    /// Parks a message whose handler may have succeeded, until an operator decides.
     pub fn block(mut self) -> Self {
         self.rule = Some(UnknownRule::Block);
         self
     }
 
-    /// Calls `hook` about a message whose handler may have succeeded. It is called at the earliest
-    /// [`HookTiming::after`] the lapse of the lease, once at a time for each message. While it cannot
-    /// say, it is called again after the pauses of [`InboxBuilder::attempts`]; after as many calls as
-    /// there are attempts the message becomes a dead letter.
+    /// Calls `hook` to reconcile a message whose handler may have succeeded: not before
+    /// [`HookTiming::after`] has passed since the lapse of the lease, and one call at a time for
+    /// each message. While it cannot
+    /// say, it is called again after the pauses of [`InboxBuilder::attempts`]; after as many calls
+    /// as there are attempts the message becomes a dead letter.
     pub fn reconcile_with<F>(
         mut self,
         timing: HookTiming,
@@ -274,7 +307,7 @@ impl InboxBuilder {
     }
 
     /// Sets the time for which ids are known after their message was handled. It must be longer
-    /// than the broker, or a producer, may send a message again. Default 30 d.
+    /// than the time for which the broker or a producer may send a message again. Default 30 d.
     pub const fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
@@ -286,27 +319,28 @@ impl InboxBuilder {
         self
     }
 
-    /// Sets the handling of messages without a record that are older than the retention.
-    pub const fn too_old(mut self, too_old: TooOld) -> Self {
-        self.too_old = too_old;
+    /// Sets the action for messages without a record that are older than the retention.
+    pub const fn on_too_old(mut self, on_too_old: OnTooOld) -> Self {
+        self.on_too_old = on_too_old;
         self
     }
 
     /// Sets the store of dead letters. Required.
-    pub fn dead_letters(mut self, place: Arc<dyn DeadLetters>) -> Self {
-        self.dead_letters = Some(place);
+    pub fn dead_letters(mut self, store: Arc<dyn DeadLetterStore>) -> Self {
+        self.dead_letters = Some(store);
         self
     }
 
     /// Commits the rows of the handler together with the record of the message:
-    /// [`HandledMessage::transaction`](crate::HandledMessage::transaction).
+    /// [`MessageExecution::transaction`](crate::MessageExecution::transaction).
     pub fn transactions(mut self, backend: TransactionBackend) -> Self {
         self.transactions = Some(backend);
         self
     }
 
     /// Handles messages with the same order key one after the other, in the order in which they are
-    /// received. A dead letter parks the messages behind it that have its key.
+    /// received. A dead letter parks the messages behind it that have its key: each message with an
+    /// order key costs a query of the dead letters, by index.
     pub const fn ordered(mut self) -> Self {
         self.is_ordered = true;
         self
@@ -335,14 +369,16 @@ impl InboxBuilder {
         }
         let rule = self.rule.ok_or(InboxError::NoUnknownRule)?;
         let dead_letters = self.dead_letters.ok_or(InboxError::NoDeadLetters)?;
-        if self.is_ordered && !dead_letters.lists_order_keys() {
+        let dead_letters: Arc<dyn DeadLetterStore> = Arc::new(CaughtPanics(dead_letters));
+        if self.is_ordered && !dead_letters.finds_order_keys() {
             return Err(InboxError::OrderKeys);
         }
         if self.ids.is_empty() {
             return Err(InboxError::NoIdRules);
         }
         if !self.attempts.are_valid() {
-            return Err(InboxError::Pauses);
+            let Attempts { first_pause: first, longest_pause: longest, .. } = self.attempts;
+            return Err(InboxError::Pauses { first, longest });
         }
         let (on_unknown, hook) = match &rule {
             UnknownRule::Reexecute => (OnUnknown::Reexecute, None),
@@ -354,12 +390,13 @@ impl InboxBuilder {
             terms,
             in_flight: InFlight::Reject,
             hook,
-            // A message is claimed again after a pause: longer than the longest, by the time in
-            // which it waits for a handler.
-            keep_released: self.attempts.longest_pause.saturating_mul(2).saturating_add(self.lease),
+            // Attempts are counted for as long as the id of a handled message is known: a message is
+            // claimed again after a pause and a wait for a handler, and after an outage of the broker
+            // or of all consumers. If it restarted at attempt 1 each time, a message that always fails
+            // would never become a dead letter.
+            keep_released: self.retention.max(self.attempts.longest_pause.saturating_mul(2)),
         };
         policy.check()?;
-        let blocked = self.is_ordered.then(|| BlockedKeys::new(Arc::clone(&dead_letters)));
         let shared = Arc::new(InboxState {
             scope: Inbox::scope(&self.consumer),
             consumer: self.consumer,
@@ -368,10 +405,10 @@ impl InboxBuilder {
             rule,
             ids: self.ids,
             attempts: self.attempts,
-            too_old: self.too_old,
+            on_too_old: self.on_too_old,
             dead_letters,
             transactions: self.transactions,
-            blocked,
+            is_ordered: self.is_ordered,
             clock: self.clock,
             entropy: self.entropy,
         });

@@ -4,27 +4,33 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::Timestamp;
+use hapax_core::{Fingerprint, Timestamp};
 
 /// A message that was received. Its `Debug` form shows no contents.
 #[derive(Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Message {
-    /// Place from which it was received, for operators: `nats://orders/orders.created`.
+    /// Origin, for operators: `nats://orders/orders.created`.
     pub origin: String,
-    /// Order key: messages with the same one are in order. `None`: the message has no order.
+    /// Order key, of at most [`Message::MAX_KEY_LEN`] bytes: messages with the same one are in order.
+    /// `None`: the message has no order. A source sets it by [`Message::with_key`].
     pub key: Option<String>,
     /// Headers, in their order. A name may occur repeatedly.
     pub headers: Vec<(String, Bytes)>,
     /// Payload.
     pub payload: Bytes,
-    /// Place in the broker's log, if it has one: for [`IdRule::Position`](crate::IdRule::Position).
+    /// Position in the broker's log, if it has one: for
+    /// [`IdRule::Position`](crate::IdRule::Position).
     pub position: Option<Position>,
     /// Time at which the broker accepted it, if known.
     pub published_at: Option<Timestamp>,
 }
 
 impl Message {
+    /// Longest order key, in bytes, as in an outbox. A dead letter is found by its order key, and an
+    /// index has no longer ones.
+    pub const MAX_KEY_LEN: usize = 1024;
+
     /// Creates a message without headers.
     #[must_use]
     pub fn new(origin: impl Into<String>, payload: impl Into<Bytes>) -> Self {
@@ -38,10 +44,18 @@ impl Message {
         self
     }
 
-    /// Sets the order key.
+    /// Sets the order key. A hash replaces a key that is longer than [`Message::MAX_KEY_LEN`], and keeps
+    /// the same messages in order.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<String>) -> Self {
-        self.key = Some(key.into());
+        let key = key.into();
+        self.key = Some(match key.len() > Self::MAX_KEY_LEN {
+            true => {
+                let hash = Fingerprint::builder("hapax 1 order key").field(key.as_bytes()).finish();
+                hash.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+            false => key,
+        });
         self
     }
 
@@ -59,7 +73,16 @@ impl Message {
         self
     }
 
-    /// Returns the first header of this name, in any case of letters.
+    /// Returns the bytes of its contents, which a consumer has in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let headers: usize =
+            self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let texts = self.origin.len() + self.key.as_ref().map_or(0, String::len);
+        texts + headers + self.payload.len()
+    }
+
+    /// Returns the first header of this name; the case of letters is ignored.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&Bytes> {
         self.headers
@@ -86,8 +109,8 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A place in a broker's log. The time distinguishes a topic from another one of the same name
-/// that was created after it was deleted.
+/// A position in a broker's log. `stored_at` distinguishes a topic from a later one of the same
+/// name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Position {
     /// Topic, stream or queue.
@@ -104,5 +127,21 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { topic, partition, offset, stored_at } = self;
         write!(f, "{topic}:{partition}:{offset}:{}", stored_at.as_micros())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_replaces_a_long_order_key() {
+        let key = |text: String| Message::new("memory://orders", "").with_key(text).key.unwrap();
+        let longest = "k".repeat(1024);
+        assert_eq!(key(longest.clone()), longest);
+        let (one, other) = (format!("{longest}1"), format!("{longest}2"));
+        assert_eq!(key(one.clone()), key(one.clone()));
+        assert_ne!(key(one.clone()), key(other));
+        assert_eq!(key(one).len(), 64);
     }
 }

@@ -1,4 +1,4 @@
-//! The interface to an outbox: rows that were written with a caller's own writes, and are published.
+//! The interface to an outbox: messages that a caller writes in its own transactions, for a relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::sink::OutgoingMessage;
 /// Number of shards of an outbox. An order key belongs to one shard.
 pub const OUTBOX_SHARDS: u16 = 32;
 
-/// Position of a message in an outbox. Within a shard, the ids of messages with one order key ascend in
-/// the order in which they were committed.
+/// Position of a message in an outbox. Within a shard, the ids of messages with one order key
+/// ascend in the order in which they were committed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct OutboxPlace {
+pub struct OutboxPosition {
     /// Shard, below [`OUTBOX_SHARDS`].
     pub shard: u16,
     /// Id, from 1.
@@ -23,12 +23,15 @@ pub struct OutboxPlace {
 /// A message that waits to be published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutboxMessage {
-    /// Its position.
-    pub place: OutboxPlace,
+    /// The position.
+    pub position: OutboxPosition,
     /// The message.
     pub message: OutgoingMessage,
     /// Time since it was written, by the outbox's clock.
     pub age: Duration,
+    /// Reason for which it cannot be published, such as headers that cannot be read: it becomes a dead
+    /// letter, and the sink does not get it.
+    pub unpublishable: Option<String>,
 }
 
 impl OutboxMessage {
@@ -49,13 +52,13 @@ impl OutboxMessage {
 #[derive(Clone, Copy, Debug)]
 pub struct OutboxQuery<'a> {
     /// Shards in the order in which they are read, each with the id above which messages are read.
-    pub shards: &'a [OutboxPlace],
+    pub shards: &'a [OutboxPosition],
     /// Messages that are left out, because the relay has them.
-    pub known: &'a [OutboxPlace],
+    pub known: &'a [OutboxPosition],
     /// Order keys whose messages are left out.
     pub skipped: &'a [String],
     /// Largest number of messages.
-    pub most: u32,
+    pub max: u32,
     /// Bytes of payloads and headers after which no further message is read. The first message is
     /// read in any case.
     pub bytes: u64,
@@ -75,8 +78,8 @@ pub struct OutboxPage {
 pub struct OutboxWriters {
     /// Last id that was allocated.
     pub last_id: u64,
-    /// Names of the open transactions that may have allocated an id up to the last one. The name of one
-    /// does not change, except to [`OutboxWriters::PREPARED`].
+    /// Names of the open transactions that may have allocated an id up to the last one. The name of
+    /// one does not change, except to [`OutboxWriters::PREPARED`].
     pub open: Vec<String>,
 }
 
@@ -93,15 +96,15 @@ pub struct OutboxLag {
     pub oldest: Duration,
     /// Number of messages, counted up to a limit.
     pub messages: u64,
-    /// Number of order keys that wait behind a dead letter.
-    pub parked_keys: u64,
+    /// Number of blocked order keys: those with a dead letter.
+    pub blocked_keys: u64,
 }
 
 impl OutboxLag {
     /// Creates a state.
     #[must_use]
-    pub const fn new(oldest: Duration, messages: u64, parked_keys: u64) -> Self {
-        Self { oldest, messages, parked_keys }
+    pub const fn new(oldest: Duration, messages: u64, blocked_keys: u64) -> Self {
+        Self { oldest, messages, blocked_keys }
     }
 }
 
@@ -120,18 +123,18 @@ impl OutboxError {
 /// Future of a call of an [`Outbox`].
 pub type OutboxFuture<'a, T> = BoxFuture<'a, Result<T, OutboxError>>;
 
-/// Rows that wait to be published. No call leaves a transaction open. Dropping a future leaves a call
-/// that may have been executed; each may be repeated.
+/// Rows that wait to be published. No call leaves a transaction open. Dropping a future leaves a
+/// call that may have been executed; each may be repeated.
 pub trait Outbox: fmt::Debug + Send + Sync + 'static {
-    /// Returns the messages of a query: of each shard those with the least ids, and none of an order
-    /// key with a dead letter.
+    /// Returns the messages of a query: of each shard those with the least ids, and none of an
+    /// order key with a dead letter.
     fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage>;
 
     /// Deletes messages that were published.
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()>;
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()>;
 
-    /// Moves a message that the sink permanently rejects to the dead letters. Later messages with its
-    /// order key wait until an operator redrives or drops it.
+    /// Moves a message that the sink permanently rejects to the dead letters. Later messages with
+    /// its order key wait until an operator redrives or drops it.
     fn park<'a>(
         &'a self,
         message: &'a OutboxMessage,
@@ -142,8 +145,12 @@ pub trait Outbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the open transactions that may have allocated an id, and the last id.
     fn writers(&self) -> OutboxFuture<'_, OutboxWriters>;
 
-    /// Returns the least place above each of `shards` that has a message.
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>>;
+    /// Returns for each of `shards` the position of the first message above its floor, if there is
+    /// one.
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>>;
 
     /// Returns the state of the outbox.
     fn lag(&self) -> OutboxFuture<'_, OutboxLag>;

@@ -1,18 +1,19 @@
 //! The relay: it publishes the messages of an outbox.
 //!
-//! 1. A message is published at least once, under one id, and deleted once the sink has acknowledged
-//!    it. There is no cursor: a message that a transaction commits late is found by the next poll.
-//! 2. A shard belongs to one relay at a time, by a lease of the engine, which is checked before each
-//!    message is sent. Of the messages with one order key, one is unacknowledged at a time, unless
-//!    the sink keeps order.
+//! 1. A message is published at least once, under one id, and deleted once the sink has
+//!    acknowledged it. There is no cursor: a message that a transaction commits late is found by
+//!    the next poll.
+//! 2. A shard belongs to one relay at a time, by a lease of the engine, which is checked before
+//!    each message is sent. Of the messages with one order key, one is unacknowledged at a time,
+//!    unless the sink keeps order.
 //! 3. A relay that was suspended between the check and the send may repeat an earlier message late.
 //!    Inboxes drop it as a duplicate. It does not skip or reorder messages.
 //! 4. No transaction is open while a message is sent.
 
 mod floors;
 mod queue;
+mod run;
 mod shards;
-mod work;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use self::run::RelayLoop;
 use self::shards::Shards;
-use self::work::Work;
 use crate::outbox::{OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag};
 use crate::sink::MessageSink;
 
@@ -35,14 +36,14 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Limits of a [`Relay`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayLimits {
-    /// Messages that are sent and not acknowledged. Default 256.
+    /// Largest number of messages that are sent and not acknowledged. Default 256.
     pub in_flight: NonZeroUsize,
-    /// Messages in memory: in flight, or waiting for an earlier one with their order key. Default
-    /// 2048.
-    pub in_hand: NonZeroUsize,
+    /// Largest number of messages in memory: in flight, or waiting for an earlier one with their
+    /// order key. Default 2048.
+    pub max_buffered: NonZeroUsize,
     /// Bytes of messages in memory from which on no further one is read. One message can exceed it.
     /// Default 64 MiB.
-    pub bytes_in_hand: usize,
+    pub max_buffered_bytes: usize,
     /// Time for the sink to acknowledge a message. Default 10 s.
     pub publish_timeout: Duration,
     /// Time for the outbox to answer a call. Default 10 s.
@@ -60,8 +61,8 @@ impl Default for RelayLimits {
     fn default() -> Self {
         Self {
             in_flight: NonZeroUsize::MIN.saturating_add(255),
-            in_hand: NonZeroUsize::MIN.saturating_add(2047),
-            bytes_in_hand: 64 * 1024 * 1024,
+            max_buffered: NonZeroUsize::MIN.saturating_add(2047),
+            max_buffered_bytes: 64 * 1024 * 1024,
             publish_timeout: Duration::from_secs(10),
             outbox_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(15),
@@ -76,17 +77,17 @@ impl Default for RelayLimits {
 #[non_exhaustive]
 pub enum RelayError {
     /// The lease is shorter than a second.
-    #[error("expected a lease of at least 1 s, found {0:?}")]
+    #[error("expected a lease of at least 1 s, found {0:?}: set a longer one")]
     Lease(Duration),
-    /// The timeout is zero.
-    #[error("expected a publish timeout of at least 1 ms, found zero")]
-    PublishTimeout,
+    /// The timeout is shorter than a millisecond.
+    #[error("expected a publish timeout of at least 1 ms, found {0:?}: set a longer one")]
+    PublishTimeout(Duration),
     /// There is no memory for a message.
-    #[error("expected at least 1 byte of messages in hand, found zero")]
-    BytesInHand,
-    /// The timeout is zero.
-    #[error("expected an outbox timeout of at least 1 ms, found zero")]
-    OutboxTimeout,
+    #[error("expected `max_buffered_bytes` of at least 1, found 0: set a larger number")]
+    BufferedBytes,
+    /// The timeout is shorter than a millisecond.
+    #[error("expected an outbox timeout of at least 1 ms, found {0:?}: set a longer one")]
+    OutboxTimeout(Duration),
 }
 
 /// Counters of a relay since its start.
@@ -144,7 +145,9 @@ struct RelayState {
 
 impl Relay {
     /// Creates a relay. `engine` has the leases of the shards, in any store that all relays of this
-    /// outbox use; `name` is the outbox's name in it.
+    /// outbox use. `name` is the outbox's name in it, the same for all its relays and for no other
+    /// outbox: with one name for two, one of them is not published. For an outbox in PostgreSQL
+    /// `PgOutbox::identity` returns such a name.
     ///
     /// # Errors
     /// [`RelayError`].
@@ -159,13 +162,13 @@ impl Relay {
             return Err(RelayError::Lease(limits.lease));
         }
         if limits.publish_timeout < Duration::from_millis(1) {
-            return Err(RelayError::PublishTimeout);
+            return Err(RelayError::PublishTimeout(limits.publish_timeout));
         }
-        if limits.bytes_in_hand == 0 {
-            return Err(RelayError::BytesInHand);
+        if limits.max_buffered_bytes == 0 {
+            return Err(RelayError::BufferedBytes);
         }
         if limits.outbox_timeout < Duration::from_millis(1) {
-            return Err(RelayError::OutboxTimeout);
+            return Err(RelayError::OutboxTimeout(limits.outbox_timeout));
         }
         let state = RelayState {
             outbox,
@@ -186,8 +189,9 @@ impl Relay {
         RelayMonitor { state: Arc::clone(&self.state) }
     }
 
-    /// Publishes messages until `shutdown` ends. Then messages that were sent are awaited, for at most
-    /// the publish timeout, published ones are deleted, and the shards are released to other relays.
+    /// Publishes messages until `shutdown` ends. Then messages that were sent are awaited, for at
+    /// most the publish timeout, published ones are deleted, and the shards are released to other
+    /// relays.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let state = self.state;
         let stop = watch::Sender::new(false);
@@ -195,21 +199,21 @@ impl Relay {
         for shard in 0..OUTBOX_SHARDS {
             leases.spawn(Arc::clone(&state.shards).hold(shard, stop.subscribe()));
         }
-        let mut work = Work::new(&state);
+        let mut running = RelayLoop::new(&state);
         tokio::select! {
             () = shutdown => {}
-            () = work.run() => {}
+            () = running.run() => {}
         }
-        work.end().await;
-        drop(work);
+        running.end().await;
+        drop(running);
         stop.send_replace(true);
         while leases.join_next().await.is_some() {}
     }
 }
 
 impl RelayState {
-    /// Awaits a call of the outbox. After the timeout its future is dropped, so that the outbox uses
-    /// another connection for the next one.
+    /// Awaits a call of the outbox. After the timeout its future is dropped, so that the outbox
+    /// uses another connection for the next one.
     async fn call<T>(&self, call: OutboxFuture<'_, T>) -> Result<T, OutboxError> {
         let longest = self.limits.outbox_timeout;
         timeout(longest, call).await.unwrap_or_else(|_| {

@@ -8,10 +8,11 @@ use tokio::time::sleep;
 
 use crate::source::SourceLimits;
 
-/// Bytes of a record in a store, of a handled message: as measured on PostgreSQL, Redis and the file.
+/// Bytes of a record in a store, of a handled message: as measured on PostgreSQL, Redis and the
+/// file.
 pub(crate) const RECORD_BYTES: u64 = 700;
 
-/// Time for which ids are counted first, and then.
+/// Time of the first measurement of the rate of ids, and of each later one.
 const FIRST: Duration = Duration::from_secs(60);
 const FURTHER: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -33,8 +34,9 @@ struct StoredIds {
 
 impl Retention<'_> {
     /// Compares the retention with the time for which the source delivers a message again, and logs
-    /// the bytes that it takes: at start for one id a second, then for the ids of this process, which
-    /// `stored` counts: of the first minute with any, and of each further day. Does not end.
+    /// the bytes that the ids take: at start for one id per second, after the first minute that
+    /// stores ids, and then each day, by the rate of this process. `stored` returns the ids that it
+    /// has stored. Does not end.
     pub(crate) async fn watch(self, source: SourceLimits, stored: impl Fn() -> u64) -> Infallible {
         let Self { consumer, time, .. } = self;
         if let Some(span) = source.redelivers_for.filter(|span| *span > time) {
@@ -42,12 +44,12 @@ impl Retention<'_> {
                 consumer,
                 retention = ?time,
                 redelivers_for = ?span,
-                "the source may deliver a message again after its id was forgotten: expected a \
-                 longer retention"
+                "expected a retention of ids of at least the time for which the source delivers a message \
+                                 again, found a shorter one: set a longer `retention`"
             );
         }
         let of_one = StoredIds { count: 1, within: Duration::from_secs(1) };
-        tracing::info!(consumer, "{}", self.cost("for each id/s", of_one));
+        tracing::info!(consumer, "{}", self.cost("at 1 id/s", of_one));
         let mut within = FIRST;
         loop {
             let before = stored();
@@ -71,7 +73,7 @@ impl Retention<'_> {
         let (time, each) = (Span(self.time), self.bytes_per_id);
         let bytes = Bytes(self.bytes(ids));
         format!(
-            "retention {time}: {rate} this takes about {bytes} in the store ({each} bytes per id)"
+            "retention {time}: {rate} the ids take about {bytes} in the store ({each} bytes per id)"
         )
     }
 
@@ -81,7 +83,7 @@ impl Retention<'_> {
     }
 }
 
-/// A positive number with two digits, or more before the point.
+/// A positive number with two significant digits, and with all digits before the decimal point.
 struct Short(f64);
 
 impl fmt::Display for Short {
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(month.bytes(ids(0, 60)), 0);
         assert_eq!(
             month.cost("at 120 ids/s of this process", ids(7_200, 60)),
-            "retention 30 days: at 120 ids/s of this process this takes about 218 GB in the store \
+            "retention 30 days: at 120 ids/s of this process the ids take about 218 GB in the store \
              (700 bytes per id)"
         );
         // No overflow.

@@ -12,8 +12,10 @@ use crate::id::MessageId;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// The sink will never accept the message: it is too large, or its destination does not exist.
-    #[error("the sink rejects the message for good: {0}")]
+    /// The sink will never accept this message: it is too large, or has a header or a destination of
+    /// an invalid form. A destination that may be created later is
+    /// [`PublishError::NotAcknowledged`].
+    #[error("the sink permanently rejects the message: {0}")]
     Rejected(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The sink did not acknowledge the message, which may have been published: publish it again,
     /// under the same id.
@@ -53,8 +55,8 @@ pub struct OutgoingMessage {
     pub headers: Vec<(String, Bytes)>,
     /// Payload.
     pub payload: Bytes,
-    /// Id for the broker's own deduplication, if it is not [`OutgoingMessage::id`]: a message that
-    /// is published again on purpose has another one.
+    /// Id for the broker's own deduplication, if it is not [`OutgoingMessage::id`]: a redriven
+    /// message has another one, so that the broker does not drop it.
     pub broker_id: Option<String>,
 }
 
@@ -85,8 +87,9 @@ impl fmt::Debug for OutgoingMessage {
 
 /// A broker or service that accepts messages.
 pub trait MessageSink: fmt::Debug + Send + Sync + 'static {
-    /// Publishes a message, and returns once the sink has it durably. Dropping the future leaves a
-    /// message that may have been published.
+    /// Publishes a message, and returns once the sink has confirmed it: a relay deletes it then, so that
+    /// it is as durable as the sink makes it. Dropping the future leaves a message that may have been
+    /// published.
     ///
     /// # Errors
     /// [`PublishError`].

@@ -24,14 +24,17 @@ impl SourceError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SourceLimits {
-    /// Time between two calls of [`Delivery::hold`], after which the broker would deliver a message
-    /// again; `None` if the broker waits for as long as the connection lasts.
+    /// Interval at which the consumer calls [`Delivery::hold`] so that the broker does not deliver
+    /// the message again; `None` if the broker waits for as long as the connection lasts.
     pub hold_every: Option<Duration>,
     /// Number of unacknowledged messages that the broker delivers at most; `None` without a limit.
     pub max_unacknowledged: Option<NonZeroUsize>,
     /// Time for which the broker may deliver a message again; `None` if that is unknown or has no
     /// end. A shorter retention of ids is reported at start.
     pub redelivers_for: Option<Duration>,
+    /// Whether messages have order keys, and arrive in order by key. An ordered inbox is not started
+    /// without them.
+    pub has_order_keys: bool,
 }
 
 impl SourceLimits {
@@ -44,8 +47,8 @@ impl SourceLimits {
 
     /// Sets the number of unacknowledged messages that the broker delivers at most.
     #[must_use]
-    pub const fn max_unacknowledged(mut self, most: NonZeroUsize) -> Self {
-        self.max_unacknowledged = Some(most);
+    pub const fn max_unacknowledged(mut self, max: NonZeroUsize) -> Self {
+        self.max_unacknowledged = Some(max);
         self
     }
 
@@ -55,11 +58,18 @@ impl SourceLimits {
         self.redelivers_for = Some(time);
         self
     }
+
+    /// States that messages have order keys, and arrive in order by key.
+    #[must_use]
+    pub const fn with_order_keys(mut self) -> Self {
+        self.has_order_keys = true;
+        self
+    }
 }
 
 /// A queue, stream or subscription of a broker.
 ///
-/// 1. A message is delivered until it is acknowledged: after the connection is lost, or once
+/// 1. A message that is not acknowledged is delivered again, after the connection is lost or after
 ///    nothing has held it for a time.
 /// 2. The broker has no limit of deliveries, or one far above the consumer's attempts: the consumer
 ///    counts attempts itself, and stores dead letters. An adapter does not start otherwise.

@@ -4,26 +4,32 @@
 //! # Promises
 //! - *Source*: a message stays in the stream's consumer until the server has confirmed its
 //!   acknowledgement. It is delivered again when nothing has held it for the consumer's `ack_wait`.
-//! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the stream has confirmed
-//!   the message.
+//! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the stream has
+//!   confirmed the message.
 //!
 //! JetStream itself does not promise:
 //!
-//! - that a message with a known `Nats-Msg-Id` is the same one: within its window it drops any message
-//!   with that id, whatever its subject. The sink sends id and subject as `Nats-Msg-Id`, compares the
-//!   message that is stored, and rejects another one.
-//! - that its window is kept: it is short (two minutes by default) and a part of it may be lost with the
-//!   server. So an inbox knows ids by the header `message-id`, for as long as its own retention.
-//! - that an acknowledgement which it has confirmed survives: a server that is killed delivers messages
-//!   of the last seconds again (measured with 2.9). Inboxes drop them.
-//! - an order of messages that are under way together: those of a process that ended, or whose request
-//!   was interrupted, are delivered again after `ack_wait`, behind later ones. So a source with order
-//!   keys has one message under way.
-//! - that a header arrives with white space at its ends: its clients remove it. The sink rejects such
-//!   an id, order key or header.
+//! - that a message which it has confirmed survives a power loss: it writes messages to disk every two
+//!   minutes (`sync_interval`). A relay has deleted the row by then, and the message is lost. Set
+//!   `sync_interval: always` in the server's configuration, or give the stream three replicas on
+//!   hosts that do not fail together.
+//! - that a message with a known `Nats-Msg-Id` is the same one: within its window it drops any
+//!   message with that id, whatever its subject. The sink sends id and subject as `Nats-Msg-Id`,
+//!   compares the message that is stored, and rejects another one.
+//! - that its window is kept: it is short (two minutes by default) and a part of it may be lost
+//!   with the server. So an inbox knows ids by the header `message-id`, for as long as its own
+//!   retention.
+//! - that an acknowledgement which it has confirmed survives: a server that is killed delivers
+//!   messages of the last seconds again (measured with 2.9). Inboxes drop them.
+//! - an order of messages that are under way together: those of a process that ended, or whose
+//!   request was interrupted, are delivered again after `ack_wait`, behind later ones. So a source
+//!   with order keys has one message under way.
+//! - that a header arrives with white space at its ends: its clients remove it. The sink rejects
+//!   such an id, order key or header.
 //!
 //! # Settings that are checked
-//! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and rejects:
+//! [`NatsSourceBuilder::start`] creates the durable consumer, or reads an existing one, and
+//! rejects:
 //!
 //! | setting | required | reason |
 //! | --- | --- | --- |
@@ -32,11 +38,13 @@
 //! | `max_ack_pending` | bounded | it bounds the messages that a crash delivers again |
 //! | `max_ack_pending` | 1, with [order keys](NatsSourceBuilder::order_key) | with more, a restart changes the order |
 //! | `headers_only` | off | the payload is the fingerprint |
+//! | `ack_wait` | at least 1 s | a process holds its messages at a third of it |
 //! | `backoff` | none | it replaces `ack_wait`, by which messages are held |
 //! | `deliver_subject` | none | the source pulls |
 //!
-//! Let `ack_wait` be the time that a dead process may delay its messages; live ones hold theirs at every
-//! third of it. Let `max_ack_pending` be the messages in hand of all processes together.
+//! Set `ack_wait` to the time for which a dead process may delay its messages: a live process holds
+//! its messages at intervals of a third of it. Set `max_ack_pending` to the largest number of
+//! unacknowledged messages of all processes together.
 //!
 //! # Example
 //! ```no_run
@@ -69,7 +77,8 @@ pub async fn jetstream(url: &str) -> Result<JetStream, async_nats::Error> {
 }
 
 /// Creates a stream of `subjects` with the server's defaults, unless there is one of this name: for
-/// tests and small set-ups.
+/// tests and small set-ups. It has one replica: unless the server has `sync_interval: always`, a power
+/// loss loses messages of the last two minutes that it has confirmed.
 ///
 /// # Errors
 /// The error of the server.

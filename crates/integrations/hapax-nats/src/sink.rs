@@ -18,12 +18,12 @@ use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 /// - `Nats-Msg-Id` is the id and the subject, since a stream deduplicates over all of its subjects.
 ///   Other headers that begin with `Nats-` are commands to the server, which may reject, expire or
 ///   purge messages: they are not published.
-/// - A subject that no stream has is not an error for good, because the stream may be created, or be
-///   without a leader: the message is published again later.
-/// - A message that the server drops as a duplicate is compared with the one that is stored. Another
-///   subject or payload, a payload larger than a limit of server or stream, and headers or subjects that
-///   NATS cannot carry are rejected for good. A header has no white space at its ends, because the
-///   client removes it: two ids would become one.
+/// - A subject that belongs to no stream is a temporary error, because the stream may be created,
+///   or be without a leader for a time: the message is published again later.
+/// - A message that the server drops as a duplicate is compared with the one that is stored.
+///   Another subject or payload, a payload larger than a limit of server or stream, and headers or
+///   subjects that NATS cannot carry are permanently rejected. A header has no white space at its
+///   ends, because the client removes it: two ids would become one.
 #[derive(Clone)]
 pub struct NatsSink {
     context: Context,
@@ -74,8 +74,8 @@ impl NatsSink {
         let stream = stream.map_err(PublishError::not_acknowledged)?;
         let found = match stream.get_raw_message(stored.sequence).await {
             Ok(found) => found,
-            // Of a message that was removed since, by a work queue for instance, nothing is known but
-            // its id.
+            // The stored message may have been removed, for instance from a work queue: nothing to
+            // compare.
             Err(error) if matches!(error.kind(), RawMessageErrorKind::NoMessageFound) => {
                 return Ok(());
             }
@@ -85,8 +85,8 @@ impl NatsSink {
             return Ok(());
         }
         Err(PublishError::rejected(format!(
-            "the stream {} has another payload or subject under the Nats-Msg-Id of this message: \
-             expected one id for each message",
+            "expected one payload and subject for each Nats-Msg-Id, found another one in the stream \
+             {}: give each message its own id",
             stored.stream
         )))
     }
@@ -121,7 +121,8 @@ fn check_subject(subject: &str) -> Result<(), PublishError> {
         return Ok(());
     }
     Err(PublishError::rejected(format!(
-        "expected a subject of tokens with dots between, without spaces and wildcards, found {subject:?}"
+        "expected a subject of tokens separated by dots, without spaces and wildcards, found \
+         {subject:?}: change the destination"
     )))
 }
 
@@ -138,7 +139,8 @@ fn headers(message: &OutgoingMessage, id: &str) -> Result<HeaderMap, PublishErro
     for (name, value) in own.iter().map(|(name, value)| (*name, value.as_bytes())).chain(further) {
         let cannot = |what: &str| {
             PublishError::rejected(format!(
-                "the header {name:?}: expected {what}, found another character"
+                "the header {name:?}: expected {what}, found another one: change it where the \
+                 message is written"
             ))
         };
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':') {

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which the server waits for a message before it answers that there is none.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// Origin of the order keys of messages.
+/// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum NatsOrderKey {
@@ -47,11 +47,14 @@ pub enum NatsStartError {
     MaxDeliver {
         /// Name of the consumer.
         consumer: String,
-        /// Its limit.
+        /// The limit of deliveries.
         found: i64,
     },
     /// The consumer does not wait for acknowledgements of each message.
-    #[error("the consumer {consumer}: expected the ack policy `explicit`, found `{found}`")]
+    #[error(
+        "the consumer {consumer}: expected the ack policy `explicit`, found `{found}`, which \
+         acknowledges messages that were not handled: create another consumer"
+    )]
     AckPolicy {
         /// Name of the consumer.
         consumer: String,
@@ -60,13 +63,13 @@ pub enum NatsStartError {
     },
     /// The consumer has no limit of unacknowledged messages.
     #[error(
-        "the consumer {consumer}: expected max_ack_pending from 1, found {found}: without a limit a \
-         crash delivers every message again"
+        "the consumer {consumer}: expected max_ack_pending of at least 1, found {found}: set a limit, \
+         since without one a crash delivers every message again"
     )]
     MaxAckPending {
         /// Name of the consumer.
         consumer: String,
-        /// Its limit.
+        /// The limit of unacknowledged messages.
         found: i64,
     },
     /// The messages have order keys, and the consumer may have several of them under way.
@@ -78,7 +81,7 @@ pub enum NatsStartError {
     Order {
         /// Name of the consumer.
         consumer: String,
-        /// Its limit.
+        /// The limit of unacknowledged messages.
         found: i64,
     },
     /// The consumer leaves out payloads.
@@ -90,7 +93,10 @@ pub enum NatsStartError {
         consumer: String,
     },
     /// The consumer has a list of pauses between deliveries.
-    #[error("the consumer {consumer}: expected no backoff, found {found} steps: remove them")]
+    #[error(
+        "the consumer {consumer}: expected no backoff, found {found} steps, which replace \
+         ack_wait: remove them"
+    )]
     Backoff {
         /// Name of the consumer.
         consumer: String,
@@ -98,13 +104,19 @@ pub enum NatsStartError {
         found: usize,
     },
     /// The consumer pushes messages.
-    #[error("the consumer {consumer}: expected a pull consumer, found one with a deliver_subject")]
+    #[error(
+        "the consumer {consumer}: expected a pull consumer, found one with a deliver_subject: \
+         create one without it"
+    )]
     Push {
         /// Name of the consumer.
         consumer: String,
     },
     /// The time to wait for an acknowledgement is too short to hold messages.
-    #[error("the consumer {consumer}: expected an ack_wait of at least 1 s, found {found:?}")]
+    #[error(
+        "the consumer {consumer}: expected an ack_wait of at least 1 s, found {found:?}: set a \
+         longer one"
+    )]
     AckWait {
         /// Name of the consumer.
         consumer: String,
@@ -112,7 +124,10 @@ pub enum NatsStartError {
         found: Duration,
     },
     /// The server did not answer, or rejected a request.
-    #[error("the stream {stream} or its consumer is not available: {source}")]
+    #[error(
+        "expected the stream {stream} and its consumer, found an error: {source}: create the \
+         stream, and check the connection"
+    )]
     Server {
         /// Name of the stream.
         stream: String,
@@ -136,32 +151,32 @@ pub struct NatsSourceBuilder {
 }
 
 impl NatsSourceBuilder {
-    /// Receives only messages of these subjects, which may have wildcards. Only for a consumer that is
-    /// created here.
+    /// Receives only messages of these subjects, which may have wildcards. Only for a consumer that
+    /// is created here.
     pub fn filter_subjects(mut self, subjects: impl IntoIterator<Item = String>) -> Self {
         self.filter_subjects = subjects.into_iter().collect();
         self
     }
 
-    /// Sets the time after which a message that nothing holds is delivered again. Only for a consumer
-    /// that is created here. Default 30 s; at least 1 s.
+    /// Sets the time after which a message that nothing holds is delivered again. Only for a
+    /// consumer that is created here. Default 30 s; at least 1 s.
     pub const fn ack_wait(mut self, time: Duration) -> Self {
         self.ack_wait = time;
         self
     }
 
-    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer that
-    /// is created here. Default 1000; 1 with an order key.
-    pub const fn max_ack_pending(mut self, most: u32) -> Self {
-        self.max_ack_pending = Some(most);
+    /// Sets the number of unacknowledged messages of all processes together. Only for a consumer
+    /// that is created here. Default 1000; 1 with an order key.
+    pub const fn max_ack_pending(mut self, max: u32) -> Self {
+        self.max_ack_pending = Some(max);
         self
     }
 
-    /// Sets the origin of order keys, for an ordered inbox. The consumer then delivers one message at a
-    /// time, of all keys and to all processes (`max_ack_pending` 1): with several under way, the server
-    /// delivers those of a process that ended again only after `ack_wait`, behind later ones of their
-    /// keys. For an order at a higher rate use one consumer for each part of the subjects, or number
-    /// the messages (sequences).
+    /// Sets the origin of order keys, for an ordered inbox. The consumer then delivers one message
+    /// at a time, of all keys and to all processes (`max_ack_pending` 1): with several under way,
+    /// the server delivers those of a process that ended again only after `ack_wait`, behind later
+    /// ones of their keys. For an order at a higher rate use one consumer for each part of the
+    /// subjects, or number the messages (sequences).
     pub fn order_key(mut self, order_key: NatsOrderKey) -> Self {
         self.order_key = order_key;
         self
@@ -219,6 +234,9 @@ impl NatsSourceBuilder {
         let max_age = stream.cached_info().config.max_age;
         if !max_age.is_zero() {
             limits = limits.redelivers_for(max_age);
+        }
+        if is_ordered {
+            limits = limits.with_order_keys();
         }
         Ok(NatsSource { consumer, limits, order_key: self.order_key })
     }
@@ -298,7 +316,7 @@ impl NatsSource {
             let batch = self.consumer.fetch().max_messages(max.get()).expires(TIMEOUT);
             collect(batch.messages().await.map_err(SourceError::new)?).await
         };
-        let present = timeout(TIMEOUT * 2, present).await.map_err(|_| silent())??;
+        let present = timeout(TIMEOUT * 2, present).await.map_err(|_| no_reply(TIMEOUT * 2))??;
         if !present.is_empty() {
             return Ok(present);
         }
@@ -306,7 +324,7 @@ impl NatsSource {
             let batch = self.consumer.batch().max_messages(1).expires(WAIT);
             collect(batch.messages().await.map_err(SourceError::new)?).await
         };
-        timeout(WAIT + TIMEOUT, next).await.map_err(|_| silent())?
+        timeout(WAIT + TIMEOUT, next).await.map_err(|_| no_reply(WAIT + TIMEOUT))?
     }
 
     fn delivery(&self, message: NatsMessage) -> Result<NatsDelivery, SourceError> {
@@ -326,7 +344,7 @@ impl NatsSource {
                 received.headers.push((name.to_string(), value));
             }
         }
-        received.key = match &self.order_key {
+        let key = match &self.order_key {
             NatsOrderKey::None => None,
             NatsOrderKey::Subject => Some(message.subject.to_string()),
             NatsOrderKey::Header(name) => received
@@ -335,12 +353,18 @@ impl NatsSource {
                 // A database would not store a zero byte.
                 .map(|key| key.replace('\0', "\u{fffd}")),
         };
+        if let Some(key) = key {
+            received = received.with_key(key);
+        }
         Ok(NatsDelivery { message, received, is_redelivery })
     }
 }
 
-fn silent() -> SourceError {
-    SourceError::new("the server does not answer")
+fn no_reply(within: Duration) -> SourceError {
+    SourceError::new(format!(
+        "expected a reply of the NATS server within {within:?}, found none: check that it runs and can \
+         be reached"
+    ))
 }
 
 /// Collects the messages of a request that was answered.
@@ -375,9 +399,10 @@ impl MessageSource for NatsSource {
                 if !deliveries.is_empty() {
                     return Ok(deliveries);
                 }
-                // A request without messages ends alike if the server does not answer it.
+                // A pull that the server does not answer ends like one without messages: check the
+                // server.
                 let answered = timeout(TIMEOUT, self.consumer.get_info()).await;
-                answered.map_err(|_| silent())?.map_err(SourceError::new)?;
+                answered.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)?;
             }
         })
     }
@@ -407,7 +432,7 @@ impl Delivery for NatsDelivery {
         Box::pin(async move {
             // With a confirmation by the server.
             let acknowledged = timeout(TIMEOUT, self.message.double_ack()).await;
-            acknowledged.map_err(|_| silent())?.map_err(SourceError::new)
+            acknowledged.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
         })
     }
 
@@ -415,7 +440,7 @@ impl Delivery for NatsDelivery {
         // Never a negative acknowledgement: the server counts those as deliveries.
         Box::pin(async move {
             let held = timeout(TIMEOUT, self.message.ack_with(AckKind::Progress)).await;
-            held.map_err(|_| silent())?.map_err(SourceError::new)
+            held.map_err(|_| no_reply(TIMEOUT))?.map_err(SourceError::new)
         })
     }
 }

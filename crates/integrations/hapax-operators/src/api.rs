@@ -24,7 +24,7 @@ use crate::keys::{Decision, ListQuery, OperatorError, OperatorVerdict, StateView
 type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
-pub(crate) const INDEX: [(&str, &str, &str); 14] = [
+pub(crate) const INDEX: [(&str, &str, &str); 16] = [
     ("GET", "/api/stats", "what is under way, and what was counted"),
     (
         "GET",
@@ -55,6 +55,8 @@ pub(crate) const INDEX: [(&str, &str, &str); 14] = [
     sagas::INDEX[4],
     sagas::INDEX[5],
     sagas::INDEX[6],
+    sagas::INDEX[7],
+    sagas::INDEX[8],
 ];
 
 /// The error of a search by caller in a store without a secret.
@@ -168,29 +170,39 @@ async fn lookup(State(shared): Api, body: Result<Json<Lookup>, JsonRejection>) -
             return error(StatusCode::BAD_REQUEST, "bad-request", &invalid.to_string());
         }
     };
-    // Routes may name callers by different headers: what is meant is what there is a record of.
-    let named_by = (shared.scope_headers)();
-    let of_now = named_by.iter().filter_map(|names| headers(names, &scope));
-    // It may be of a scope that held before.
-    let mut scopes = of_now.chain(as_given(&scope));
-    let Some(first) = scopes.next() else {
-        let message = "`scope` is the value of the header that names the caller, or a list of \
-                       [header, value]";
-        return error(StatusCode::BAD_REQUEST, "bad-request", message);
-    };
-    let mut shown = shared.keys.show(&shared.keys.id(&first, &key)).await;
+    let Some(scopes) = scopes(&shared, &scope) else { return bad_scope() };
+    let mut shown = Err(OperatorError::NotFound);
     for scope in scopes {
+        shown = shared.keys.show(&shared.keys.id(&scope, &key)).await;
         if !matches!(shown, Err(OperatorError::NotFound)) {
             break;
         }
-        shown = shared.keys.show(&shared.keys.id(&scope, &key)).await;
     }
     answer(shown)
 }
 
+/// The values of headers, by name, that form a scope.
+type ScopeValues = Vec<(HeaderName, HeaderValue)>;
+
+/// Returns the scopes that a request may mean; `None` if its `scope` cannot be read.
+fn scopes(shared: &OperatorsState, scope: &Option<ScopeText>) -> Option<Vec<ScopeValues>> {
+    // Routes may name callers by different headers: what is meant is what there is a record of.
+    let named_by = (shared.scope_headers)();
+    let of_now = named_by.iter().filter_map(|names| headers(names, scope));
+    // It may be of a scope that held before.
+    let scopes: Vec<_> = of_now.chain(as_given(scope)).collect();
+    (!scopes.is_empty()).then_some(scopes)
+}
+
+fn bad_scope() -> Response {
+    let message = "`scope` is the value of the header that names the caller, or a list of \
+                   [header, value]";
+    error(StatusCode::BAD_REQUEST, "bad-request", message)
+}
+
 /// Returns the headers in the order of the request; `None` unless the request gives names and
 /// values.
-fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>> {
+fn as_given(scope: &Option<ScopeText>) -> Option<ScopeValues> {
     let Some(ScopeText::Headers(given)) = scope else { return None };
     let parse = |(name, value): &(String, String)| {
         let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
@@ -200,10 +212,7 @@ fn as_given(scope: &Option<ScopeText>) -> Option<Vec<(HeaderName, HeaderValue)>>
 }
 
 /// Returns the scope headers in the order of `names`; `None` if the request does not fit them.
-fn headers(
-    names: &[HeaderName],
-    scope: &Option<ScopeText>,
-) -> Option<Vec<(HeaderName, HeaderValue)>> {
+fn headers(names: &[HeaderName], scope: &Option<ScopeText>) -> Option<ScopeValues> {
     let given = match scope {
         None => return Some(Vec::new()),
         Some(ScopeText::Value(value)) => {
@@ -315,6 +324,7 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
         | OperatorError::Changed { .. }
         | OperatorError::OtherKind { .. }
         | OperatorError::Saga
+        | OperatorError::SeveralSagas
         | OperatorError::SagaEnded
         | OperatorError::SagaChanged
         | OperatorError::SagaMismatch(_)
@@ -336,7 +346,11 @@ pub fn answer<T: serde::Serialize>(result: Result<T, OperatorError>) -> Response
 }
 
 fn bad_id() -> Response {
-    error(StatusCode::BAD_REQUEST, "bad-request", "an id has 64 hexadecimal digits")
+    error(
+        StatusCode::BAD_REQUEST,
+        "bad-request",
+        "expected an id of 64 hexadecimal digits in the path, found another text: copy it from the list",
+    )
 }
 
 fn bad_body(rejected: &JsonRejection) -> Response {

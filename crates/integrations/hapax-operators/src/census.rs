@@ -362,7 +362,7 @@ mod tests {
             expected: fence,
             force: false,
             forget: false,
-            resolution: hapax_core::machine::Resolution::DidNotHappen,
+            resolution: hapax_core::machine::DefiniteVerdict::DidNotHappen,
             note: None,
         };
         here.resolve(id, resolve).await.unwrap();

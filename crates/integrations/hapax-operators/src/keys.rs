@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::exchange::{Resolved, WriteResult};
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::{
     ClaimError, Entropy, FencingToken, Idempotency, Inspect, Key, OperationId, Scope, StoreError,
     SystemEntropy,
@@ -183,8 +183,15 @@ pub enum OperatorError {
     )]
     Saga,
     /// There is no saga with this id.
-    #[error("expected a saga, found none with this id: it never began, or its outcome has expired")]
+    #[error(
+        "expected a saga, found none with this id or key: it never began, or its outcome has expired; the id of one that has ended is needed as a whole"
+    )]
     NoSaga,
+    /// The digits begin the ids of several sagas.
+    #[error(
+        "expected the first digits of one id, found several sagas that begin with them: add digits, or pass the whole id from the list"
+    )]
+    SeveralSagas,
     /// The saga has ended.
     #[error("expected an unfinished saga, found one that has ended: no decision is needed")]
     SagaEnded,
@@ -195,17 +202,19 @@ pub enum OperatorError {
     #[error(transparent)]
     SagaMismatch(DecisionMismatch),
     /// The log of the saga cannot be read.
-    #[error("the log of the saga cannot be read: use the version of `hapax` that wrote it")]
+    #[error(
+        "expected a step log of this version, found another encoding or damage: use the version of `hapax` or of the service that wrote it"
+    )]
     SagaUnreadable,
     /// The log of the saga has no room for the decision.
     #[error(
-        "the log of the saga would be too large: decide without a result, or give a smaller one"
+        "expected a step log that fits with the decision, found that it would be too large: decide without a result, or give a shorter one"
     )]
     SagaTooLarge,
     /// The decision is in the log of the saga, which could not be woken.
     #[error(
-        "the decision was recorded, but the saga could not be woken: it continues when it is due, see \
-         `hapax saga show`"
+        "the decision was recorded, but the saga could not be woken: repeat the decision with the same \
+         reason, or wait until it is due, see `hapax saga show`"
     )]
     SagaNotWoken,
     /// The store has no schedule, which lists the sagas.
@@ -221,10 +230,10 @@ pub enum OperatorError {
     /// Other writers changed the record again and again; nothing was decided.
     #[error("other writers changed the record each time: nothing was decided; retry")]
     Contended,
-    /// The store.
+    /// The store is unavailable, or the record is damaged.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The engine.
+    /// The decision could not be written; it may have been.
     #[error(transparent)]
     Engine(ClaimError),
 }
@@ -247,11 +256,13 @@ impl OperatorError {
             | Self::Engine(ClaimError::Store(StoreError::Corrupt(_))) => "corrupt",
             Self::Saga => "saga",
             Self::NoSaga => "not-found",
+            Self::SeveralSagas => "ambiguous",
             Self::SagaEnded => "ended",
             Self::SagaChanged => "changed",
             Self::SagaMismatch(DecisionMismatch::NotStuck) => "not-stuck",
             Self::SagaMismatch(DecisionMismatch::NoStep) => "no-step",
             Self::SagaMismatch(DecisionMismatch::NoUndo) => "no-undo",
+            Self::SagaMismatch(DecisionMismatch::NotAccepted) => "not-accepted",
             Self::SagaMismatch(DecisionMismatch::Compensates) => "compensates",
             Self::SagaMismatch(_) => "mismatch",
             Self::SagaUnreadable => "unreadable",
@@ -268,6 +279,10 @@ impl From<SagaOperatorError> for OperatorError {
         match error {
             SagaOperatorError::NotFound => Self::NoSaga,
             SagaOperatorError::Mismatch(mismatch) => Self::SagaMismatch(mismatch),
+            SagaOperatorError::NotWoken(error) => {
+                tracing::warn!(%error, "a saga was decided, but could not be woken");
+                Self::SagaNotWoken
+            }
             SagaOperatorError::Changed => Self::SagaChanged,
             SagaOperatorError::Unreadable => Self::SagaUnreadable,
             SagaOperatorError::Value(_) => Self::SagaTooLarge,
@@ -534,7 +549,7 @@ fn may_be_given(name: &HeaderName) -> bool {
         || [CONTENT_LENGTH, DATE, TRAILER].contains(name))
 }
 
-fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
+fn resolution(decision: Decision) -> Result<DefiniteVerdict, OperatorError> {
     if decision.outcome == OperatorVerdict::DidNotHappen {
         let Decision { status, headers, body, body_base64, .. } = &decision;
         if status.is_some() || !headers.is_empty() || body.is_some() || body_base64.is_some() {
@@ -542,7 +557,7 @@ fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
                 "expected no status, header or body with `did-not-happen`: remove them",
             ));
         }
-        return Ok(Resolution::DidNotHappen);
+        return Ok(DefiniteVerdict::DidNotHappen);
     }
     let body = decision.body_bytes()?;
     let Decision { status, headers, .. } = decision;
@@ -575,5 +590,5 @@ fn resolution(decision: Decision) -> Result<Resolution, OperatorError> {
     let grpc = is_grpc(&map);
     let whole = FullResponse { status, headers: map, body, trailers: None };
     let whole = if grpc { whole.for_grpc() } else { whole };
-    Ok(Resolution::Happened(StoredResponse::Whole(whole).outcome()))
+    Ok(DefiniteVerdict::Happened(StoredResponse::Whole(whole).outcome()))
 }

@@ -68,8 +68,8 @@ pub use keys::{
 };
 pub use sagas::{
     DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,
-    SagaDecisionView, SagaDetails, SagaList, SagaQuery, SagaStateView, SagaStepView, SagaSummary,
-    StepOutcomeView, StuckView, TriesView, parse_write_id,
+    SagaDecisionView, SagaDetails, SagaId, SagaList, SagaQuery, SagaStateView, SagaStepView,
+    SagaSummary, StepOutcomeView, StuckView, TriesView, parse_write_id,
 };
 pub use token::{AdminToken, TokenError, is_open_to_others};
 

@@ -130,6 +130,11 @@ impl<P> Pooled<P> {
     pub const fn new(of: P, client: fn(&P) -> &Client) -> Self {
         Self { of, client }
     }
+
+    /// Returns the guard of the pool.
+    pub fn into_inner(self) -> P {
+        self.of
+    }
 }
 
 pub(crate) type Rows = Vec<Vec<Option<String>>>;

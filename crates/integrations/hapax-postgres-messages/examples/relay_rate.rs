@@ -1,7 +1,7 @@
 //! Rate of a relay, and times of its polls, while a snapshot stays open.
 //!
-//! `cargo run --release -p hapax-postgres-messages --example relay_rate -- [MESSAGES]` starts a private
-//! server, writes messages, and relays them to a sink that accepts everything.
+//! `cargo run --release -p hapax-postgres-messages --example relay_rate -- [MESSAGES]` starts a
+//! private server, writes messages, and relays them to a sink that accepts everything.
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used, reason = "a measurement")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
-    MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPlace,
+    MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPosition,
     OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
 };
 use hapax_postgres_messages::{PgOutbox, SharedConnection, message_migrations};
@@ -45,8 +45,8 @@ impl Outbox for Timed {
         })
     }
 
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
-        self.outbox.remove(places)
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()> {
+        self.outbox.remove(positions)
     }
 
     fn park<'a>(
@@ -62,8 +62,11 @@ impl Outbox for Timed {
         self.outbox.writers()
     }
 
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
-        self.outbox.least(shards)
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>> {
+        self.outbox.first_above(shards)
     }
 
     fn lag(&self) -> OutboxFuture<'_, OutboxLag> {

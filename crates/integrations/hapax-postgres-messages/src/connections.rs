@@ -1,18 +1,27 @@
 //! Connections: of the caller's pool, or one that is shared.
 
 mod shared;
+mod timed;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use self::shared::SharedConnection;
+pub(crate) use self::timed::TimedConnection;
 use hapax_core::store::BoxFuture;
-use hapax_postgres_data::{Executor, SqlParameter, SqlRow, StatementError};
+use hapax_postgres_data::{Executor, SqlParameter, SqlRow};
+use tokio::runtime::Handle;
 
 /// Cause of a failed connection.
 pub type ConnectCause = Box<dyn std::error::Error + Send + Sync>;
 
+/// Range of timeouts.
+pub(crate) const TIMEOUTS: (Duration, Duration) =
+    (Duration::from_millis(20), Duration::from_secs(24 * 60 * 60));
+
 type Connect<C> = dyn Fn() -> BoxFuture<'static, Result<C, ConnectCause>> + Send + Sync;
+type Discard<C> = dyn Fn(C) + Send + Sync;
 
 /// A source of connections to one database: a pool of tokio-postgres or sqlx. Cheap to clone.
 ///
@@ -28,11 +37,13 @@ type Connect<C> = dyn Fn() -> BoxFuture<'static, Result<C, ConnectCause>> + Send
 /// ```
 pub struct Connections<C> {
     connect: Arc<Connect<C>>,
+    discard: Arc<Discard<C>>,
 }
 
 impl<C: Executor + 'static> Connections<C> {
-    /// Creates a source from a function that takes a connection from a pool. It limits the time that
-    /// this takes.
+    /// Creates a source from a function that takes a connection from a pool. An inbox and a store of
+    /// dead letters drop its future after their `statement_timeout`, a relay after its
+    /// `outbox_timeout`; a [`PgOutbox`](crate::PgOutbox) without a relay waits without a limit.
     pub fn new<F, E>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<C, E>> + Send + 'static,
@@ -43,7 +54,34 @@ impl<C: Executor + 'static> Connections<C> {
             Box::pin(async move { connecting.await.map_err(Into::into) })
                 as BoxFuture<'static, Result<C, ConnectCause>>
         };
-        Self { connect: Arc::new(connect) }
+        Self { connect: Arc::new(connect), discard: Arc::new(wait_for_answer) }
+    }
+
+    /// Sets the function that discards a connection on which the database did not answer in time. It
+    /// may be in a transaction: the function must close it, and not return it to its pool. With
+    /// sqlx `drop(connection.detach())`, with deadpool:
+    ///
+    /// ```
+    /// # fn example(connections: hapax_postgres_messages::Connections<
+    /// #     hapax_postgres_data::Pooled<deadpool_postgres::Object>,
+    /// # >) {
+    /// use deadpool_postgres::Object;
+    /// let connections = connections.discard_with(|pooled| drop(Object::take(pooled.into_inner())));
+    /// # }
+    /// ```
+    ///
+    /// Default: the connection is kept, outside of the pool, until the database answers or the
+    /// connection breaks, and then dropped. Until then the pool has one connection less, so set
+    /// `keepalives_idle` and `tcp_user_timeout`.
+    #[must_use]
+    pub fn discard_with(mut self, discard: impl Fn(C) + Send + Sync + 'static) -> Self {
+        self.discard = Arc::new(discard);
+        self
+    }
+
+    /// Gives up a connection that may be in a transaction.
+    pub(crate) fn give_up(&self, connection: C) {
+        (self.discard)(connection);
     }
 
     pub(crate) async fn connect(&self) -> Result<C, ConnectCause> {
@@ -51,9 +89,20 @@ impl<C: Executor + 'static> Connections<C> {
     }
 }
 
+/// Drops a connection once the database has answered all that was sent on it: then it is in no
+/// transaction.
+fn wait_for_answer<C: Executor + 'static>(mut connection: C) {
+    // Without a runtime nothing can be sent, and the connection is driven by nothing.
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        // An error is an end too: a connection that is closed is not used again by a pool.
+        let _ = connection.run("ROLLBACK", &[]).await;
+    });
+}
+
 impl<C> Clone for Connections<C> {
     fn clone(&self) -> Self {
-        Self { connect: Arc::clone(&self.connect) }
+        Self { connect: Arc::clone(&self.connect), discard: Arc::clone(&self.discard) }
     }
 }
 
@@ -63,34 +112,54 @@ impl<C> fmt::Debug for Connections<C> {
     }
 }
 
+/// A connection, whose statements have the time to be answered, if there is one.
+type ConnectFor = dyn Fn(Option<Duration>) -> BoxFuture<'static, Result<Box<dyn Executor>, ConnectCause>>
+    + Send
+    + Sync;
+
 /// Connections for single statements: those of a pool ([`Connections`]), or one that is shared
 /// ([`SharedConnection`]).
-#[derive(Clone, Debug)]
-pub struct StatementConnections(Connections<Box<dyn Executor>>);
+#[derive(Clone)]
+pub struct StatementConnections(Arc<ConnectFor>);
 
 impl StatementConnections {
-    pub(crate) async fn connect(&self) -> Result<Box<dyn Executor>, ConnectCause> {
-        self.0.connect().await
+    /// Takes a connection. With a limit it and each of its statements fail after that time.
+    pub(crate) async fn connect(
+        &self,
+        limit: Option<Duration>,
+    ) -> Result<Box<dyn Executor>, ConnectCause> {
+        (self.0)(limit).await
     }
 
     /// Runs one statement.
     pub(crate) async fn run(
         &self,
+        limit: Option<Duration>,
         text: &str,
         parameters: &[SqlParameter<'_>],
     ) -> Result<Vec<SqlRow>, ConnectCause> {
-        let mut connection = self.connect().await?;
-        let rows: Result<_, StatementError> = connection.run(text, parameters).await;
-        Ok(rows?)
+        Ok(self.connect(limit).await?.run(text, parameters).await?)
+    }
+}
+
+impl fmt::Debug for StatementConnections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StatementConnections")
     }
 }
 
 impl<C: Executor + 'static> From<&Connections<C>> for StatementConnections {
     fn from(connections: &Connections<C>) -> Self {
-        let connect = Arc::clone(&connections.connect);
-        Self(Connections::new(move || {
-            let connecting = connect();
-            async move { connecting.await.map(|connection| Box::new(connection) as Box<dyn Executor>) }
+        let connections = connections.clone();
+        Self(Arc::new(move |limit| {
+            let connections = connections.clone();
+            Box::pin(async move {
+                Ok(match limit {
+                    Some(limit) => Box::new(TimedConnection::connect(&connections, limit).await?)
+                        as Box<dyn Executor>,
+                    None => Box::new(connections.connect().await?),
+                })
+            })
         }))
     }
 }

@@ -1,64 +1,92 @@
 //! Dead letters in a table.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
-use hapax_messages::{DeadLetter, DeadLetterError, DeadLetters, MessageId};
+use hapax_messages::{DeadLetter, DeadLetterError, DeadLetterStore, MessageId, OrderKeyQuery};
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 
-use crate::connections::StatementConnections;
+use crate::connections::{ConnectCause, StatementConnections, TIMEOUTS};
 
 const PUT: &str =
     "SELECT hapax_dead_letter_put($1, $2, $3, $4, $5, $6::integer, $7, $8, $9, $10, $11,
     to_timestamp($12 / 1e6), to_timestamp($13 / 1e6))::text";
 
-pub(crate) const REMOVE: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
+const REMOVE: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
 
-const BLOCKED: &str = "SELECT DISTINCT order_key FROM hapax_dead_letters
-    WHERE consumer = $1 AND order_key IS NOT NULL";
+/// Reads the rows of one key, by index.
+const BLOCKS: &str = "SELECT EXISTS (
+        SELECT FROM hapax_dead_letters d
+        LEFT JOIN hapax_dead_letters own
+            ON own.id = $3 AND own.consumer = d.consumer AND own.order_key = d.order_key
+        WHERE d.consumer = $1 AND d.order_key = $2
+            AND (own.id IS NULL OR (d.parked_at, d.id) < (own.parked_at, own.id))
+    )::text";
 
 /// Dead letters in the table `hapax_dead_letters`.
+///
+/// If the database does not answer within a timeout, the call fails, and the consumer holds the message
+/// and parks it again later. The connection is [discarded](crate::Connections::discard_with). No
+/// statement is cancelled: the dead letter may still be stored, and then has the same id.
 #[derive(Clone, Debug)]
-pub struct PgDeadLetters {
-    pub(crate) connections: StatementConnections,
+pub struct PgDeadLetterStore {
+    connections: StatementConnections,
+    timeout: Duration,
 }
 
-impl PgDeadLetters {
+impl PgDeadLetterStore {
     /// Creates a store of dead letters in the database of `connections`.
     #[must_use]
     pub fn new(connections: impl Into<StatementConnections>) -> Self {
-        Self { connections: connections.into() }
+        Self { connections: connections.into(), timeout: Duration::from_secs(10) }
+    }
+
+    /// Sets the time for the database to answer each statement, and for a connection. Default 10 s;
+    /// 20 ms to 24 h.
+    #[must_use]
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
+        self
+    }
+
+    /// Runs one statement.
+    pub(crate) async fn run(
+        &self,
+        text: &str,
+        parameters: &[SqlParameter<'_>],
+    ) -> Result<Vec<SqlRow>, ConnectCause> {
+        self.connections.run(Some(self.timeout), text, parameters).await
     }
 }
 
-/// Stores a letter on a connection, which may be within a transaction.
+/// Stores a dead letter on a connection, which may be within a transaction.
 pub(crate) async fn put(
     connection: &mut dyn Executor,
-    letter: &DeadLetter,
+    dead_letter: &DeadLetter,
 ) -> Result<(), StatementError> {
-    let message = &letter.message;
-    // Columns of texts store no zero byte.
+    let message = &dead_letter.message;
+    // A column of type text cannot store a zero byte.
     let (origin, key) = (storable(&message.origin), message.key.as_deref().map(storable));
     let names: Vec<_> = message.headers.iter().map(|(name, _)| storable(name)).collect();
     let names: Vec<_> = names.iter().map(|name| Some(&**name)).collect();
     let values: Vec<_> = message.headers.iter().map(|(_, value)| Some(&value[..])).collect();
     let micros = |time: Timestamp| Some(i64::try_from(time.as_micros()).unwrap_or(i64::MAX));
     let parameters = [
-        SqlParameter::Bytes(Some(&letter.id)),
-        SqlParameter::Text(Some(&letter.consumer)),
-        SqlParameter::Text(letter.message_id.as_ref().map(MessageId::as_str)),
+        SqlParameter::Bytes(Some(&dead_letter.id)),
+        SqlParameter::Text(Some(&dead_letter.consumer)),
+        SqlParameter::Text(dead_letter.message_id.as_ref().map(MessageId::as_str)),
         SqlParameter::Text(Some(&origin)),
-        SqlParameter::Text(Some(letter.reason.as_str())),
-        SqlParameter::Integer(Some(letter.attempts.into())),
-        SqlParameter::Text(Some(&storable(&letter.error))),
+        SqlParameter::Text(Some(dead_letter.reason.as_str())),
+        SqlParameter::Integer(Some(dead_letter.attempts.into())),
+        SqlParameter::Text(Some(&storable(&dead_letter.error))),
         SqlParameter::Text(key.as_deref()),
         SqlParameter::Texts(&names),
         SqlParameter::ByteStrings(&values),
         SqlParameter::Bytes(Some(&message.payload)),
-        SqlParameter::Integer(micros(letter.first_at)),
-        SqlParameter::Integer(micros(letter.last_at)),
+        SqlParameter::Integer(micros(dead_letter.first_at)),
+        SqlParameter::Integer(micros(dead_letter.last_at)),
     ];
     connection.run(PUT, &parameters).await.map(drop)
 }
@@ -70,35 +98,47 @@ fn storable(text: &str) -> Cow<'_, str> {
     }
 }
 
-impl DeadLetters for PgDeadLetters {
-    fn park<'a>(&'a self, letter: &'a DeadLetter) -> BoxFuture<'a, Result<(), DeadLetterError>> {
+impl DeadLetterStore for PgDeadLetterStore {
+    fn park<'a>(
+        &'a self,
+        dead_letter: &'a DeadLetter,
+    ) -> BoxFuture<'a, Result<(), DeadLetterError>> {
         Box::pin(async move {
-            let mut connection = self.connections.connect().await.map_err(DeadLetterError::new)?;
-            put(&mut connection, letter).await.map_err(DeadLetterError::new)
+            let connection = self.connections.connect(Some(self.timeout)).await;
+            let mut connection = connection.map_err(DeadLetterError::new)?;
+            put(&mut connection, dead_letter).await.map_err(DeadLetterError::new)
         })
     }
 
     fn remove<'a>(&'a self, id: &'a [u8; 32]) -> BoxFuture<'a, Result<(), DeadLetterError>> {
         Box::pin(async move {
             let parameters = [SqlParameter::Bytes(Some(id))];
-            self.connections.run(REMOVE, &parameters).await.map(drop).map_err(DeadLetterError::new)
+            self.run(REMOVE, &parameters).await.map(drop).map_err(DeadLetterError::new)
         })
     }
 
-    fn lists_order_keys(&self) -> bool {
+    fn finds_order_keys(&self) -> bool {
         true
     }
 
-    fn blocked_keys<'a>(
+    fn blocks<'a>(
         &'a self,
-        consumer: &'a str,
-    ) -> BoxFuture<'a, Result<HashSet<String>, DeadLetterError>> {
+        query: OrderKeyQuery<'a>,
+    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
         Box::pin(async move {
-            let parameters = [SqlParameter::Text(Some(consumer))];
-            let rows = self.connections.run(BLOCKED, &parameters).await;
+            let parameters = [
+                SqlParameter::Text(Some(query.consumer)),
+                SqlParameter::Text(Some(&storable(query.key))),
+                SqlParameter::Bytes(query.redriven.map(|id| &id[..])),
+            ];
+            let rows = self.run(BLOCKS, &parameters).await;
             let rows = rows.map_err(DeadLetterError::new)?;
-            let key = |row: SqlRow| row.into_iter().next().and_then(SqlValue::text);
-            Ok(rows.into_iter().filter_map(key).collect())
+            let found = rows.into_iter().next().and_then(|row| row.into_iter().next());
+            match found.and_then(SqlValue::text).as_deref() {
+                Some("true") => Ok(true),
+                Some("false") => Ok(false),
+                _ => Err(DeadLetterError::new("expected true or false, found other rows")),
+            }
         })
     }
 }

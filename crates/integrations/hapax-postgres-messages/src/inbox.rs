@@ -9,24 +9,36 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
-    BatchError, BatchInbox, BatchItem, DeadLetter, EntryState, MessageFailure, MessageId,
+    BatchAttempt, BatchError, BatchInbox, BatchItem, DeadLetter, EntryState, Message,
+    MessageFailure, MessageId,
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
+use tokio::time::{Instant, timeout_at};
 
-use crate::connections::Connections;
-use crate::dead_letters::{REMOVE, put};
+use crate::connections::{Connections, TIMEOUTS, TimedConnection};
+use crate::dead_letters::put;
+use crate::hashes::{IdHasher, payload_digest};
 
 /// Begins with the level for which the functions are written.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
-const ENTER: &str = "SELECT item, state, pg_current_xact_id_if_assigned()::text
-    FROM hapax_inbox($1, $2, $3, make_interval(secs => $4))";
-/// Precedes COMMIT. It fails in a transaction that has failed, which COMMIT would roll back without an
-/// error. COMMIT has no timeout: one that is interrupted while it waits for a standby succeeds.
+const INSERT: &str = "SELECT e.states, pg_current_xact_id_if_assigned()::text,
+        hapax_limit_timeout('statement_timeout', $5),
+        hapax_limit_timeout('idle_in_transaction_session_timeout', $6)
+    FROM hapax_inbox_insert($1, $2::uuid[], $3::uuid[], make_interval(secs => $4)) AS e (states)";
+/// Precedes COMMIT. It fails in a transaction that has failed, which COMMIT would roll back without
+/// an error. COMMIT has no timeout: one that is interrupted while it waits for a standby succeeds.
 const TRANSACTION: &str =
     "SELECT pg_current_xact_id_if_assigned()::text, set_config('statement_timeout', '0', true)";
 const PARK: &str = "SELECT hapax_inbox_park($1, $2)::text";
-const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_message_id($1, $2)";
-const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3))";
+const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_scoped_hash($1, $2)";
+/// Removes the dead letter of a message that was handled, perhaps as another copy. One by which it was
+/// parked again stays.
+const REMOVE: &str = "SELECT hapax_dead_letter_remove($1)::text";
+/// The row is read as it was before the call.
+const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3)), (
+        SELECT count(a.error) FROM hapax_attempts a WHERE a.id = hapax_scoped_hash($1, $2)
+    )";
+const PURGE: &str = "SELECT hapax_inbox_purge($1::integer)";
 const FAILED: &str = "SELECT hapax_inbox_failed($1, $2, $3, make_interval(secs => $4))";
 
 /// Bytes of a row of `hapax_inbox` and its index entry.
@@ -34,10 +46,12 @@ const ID_BYTES: u64 = 120;
 
 /// Code that handles the new messages of a batch on a connection in a transaction.
 pub trait BatchHandler<C>: Send + Sync + 'static {
-    /// Writes the effects of `messages`, which is not empty, and neither commits nor rolls back.
+    /// Writes the effects of `messages`, which is not empty, and neither commits nor rolls back. The
+    /// future is dropped after [`PgInbox::transaction_timeout`].
     ///
     /// # Errors
-    /// [`MessageFailure`], about all of them: the batch is rolled back, and tried again in halves.
+    /// [`MessageFailure`], which concerns all of them: the batch is rolled back, and tried again in
+    /// halves.
     fn handle<'a>(
         &'a self,
         connection: &'a mut C,
@@ -62,12 +76,29 @@ where
 }
 
 /// The inbox of a consumer in batch mode, on connections of type `C`.
+///
+/// If the database does not answer within a timeout, the call fails with
+/// [`BatchError::Unavailable`], as after a lost reply: the batch is not acknowledged, and is applied
+/// again. The connection is [discarded](Connections::discard_with). A COMMIT is never cancelled: it may
+/// still be executed, and then the messages of the batch are duplicates.
 pub struct PgInbox<C> {
     shared: Arc<InboxTable<C>>,
+    timeouts: InboxTimeouts,
+    purges: bool,
+}
+
+/// Timeouts of an inbox.
+#[derive(Clone, Copy, Debug)]
+struct InboxTimeouts {
+    /// For each statement of the inbox, and for a connection of the pool.
+    statement: Duration,
+    /// From BEGIN to the end of the handler.
+    transaction: Duration,
 }
 
 struct InboxTable<C> {
     consumer: String,
+    hasher: IdHasher,
     connections: Connections<C>,
     retention: Duration,
     handler: Box<dyn BatchHandler<C>>,
@@ -80,7 +111,7 @@ impl<C> fmt::Debug for PgInbox<C> {
 }
 
 impl<C: Executor + 'static> PgInbox<C> {
-    /// Creates the inbox of `consumer`, which knows the ids of handled messages for `retention`.
+    /// Creates the inbox of `consumer`, which keeps the ids of handled messages for `retention`.
     pub fn new(
         consumer: impl Into<String>,
         connections: Connections<C>,
@@ -88,7 +119,39 @@ impl<C: Executor + 'static> PgInbox<C> {
         handler: impl BatchHandler<C>,
     ) -> Self {
         let (consumer, handler) = (consumer.into(), Box::new(handler));
-        Self { shared: Arc::new(InboxTable { consumer, connections, retention, handler }) }
+        let hasher = IdHasher::new(&consumer);
+        let shared = InboxTable { consumer, hasher, connections, retention, handler };
+        let timeouts = InboxTimeouts {
+            statement: Duration::from_secs(10),
+            transaction: Duration::from_secs(60),
+        };
+        Self { shared: Arc::new(shared), timeouts, purges: true }
+    }
+
+    /// Sets whether a [`BatchConsumer`](hapax_messages::BatchConsumer) removes ids whose retention has
+    /// ended: 10,000 at a time, at start and each minute, and each second while more are left. With
+    /// `false` call `hapax_inbox_purge` regularly; otherwise the table grows for ever. Default true.
+    #[must_use]
+    pub const fn purge_expired(mut self, purges: bool) -> Self {
+        self.purges = purges;
+        self
+    }
+
+    /// Sets the time for the database to answer each statement of the inbox, COMMIT included, and for a
+    /// connection. Default 10 s; 20 ms to 24 h.
+    #[must_use]
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.statement = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
+        self
+    }
+
+    /// Sets the time from BEGIN to the end of the handler. Then its future is dropped, and the batch
+    /// has failed. The server ends a statement after the same time, and an idle transaction after both
+    /// timeouts, unless the role has shorter ones. Default 60 s; 20 ms to 24 h.
+    #[must_use]
+    pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
+        self.timeouts.transaction = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
+        self
     }
 }
 
@@ -99,14 +162,14 @@ fn unavailable(error: impl Into<Box<dyn StdError + Send + Sync>>) -> BatchError 
 fn failed(error: StatementError) -> BatchError {
     match error {
         error if error.is("55P03") => BatchError::InProgress,
-        error if error.is("40001") || error.is("40P01") => BatchError::Conflict(error.into()),
+        error if error.is("40001") || error.is("40P01") => BatchError::Aborted(error.into()),
         error => unavailable(error),
     }
 }
 
-/// Returns whether an error of a handler, or a source of it, states that its transaction lost
-/// against another.
-fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
+/// Returns whether an error of a handler, or a source of it, states that the database
+/// aborted its transaction.
+fn is_aborted(error: &(dyn StdError + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| (**error).source());
     causes.any(|cause| {
         let code = cause.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.code());
@@ -114,12 +177,12 @@ fn is_conflict(error: &(dyn StdError + 'static)) -> bool {
             || cause
                 .downcast_ref::<StatementError>()
                 .is_some_and(|error| error.is("40001") || error.is("40P01"))
-            || is_conflict_of_sqlx(cause)
+            || is_aborted_of_sqlx(cause)
     })
 }
 
 #[cfg(feature = "sqlx")]
-fn is_conflict_of_sqlx(error: &(dyn StdError + 'static)) -> bool {
+fn is_aborted_of_sqlx(error: &(dyn StdError + 'static)) -> bool {
     let database = error.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
     database
         .and_then(sqlx::error::DatabaseError::code)
@@ -127,8 +190,12 @@ fn is_conflict_of_sqlx(error: &(dyn StdError + 'static)) -> bool {
 }
 
 #[cfg(not(feature = "sqlx"))]
-const fn is_conflict_of_sqlx(_: &(dyn StdError + 'static)) -> bool {
+const fn is_aborted_of_sqlx(_: &(dyn StdError + 'static)) -> bool {
     false
+}
+
+fn milliseconds(time: Duration) -> SqlParameter<'static> {
+    SqlParameter::Integer(Some(i64::try_from(time.as_millis()).unwrap_or(i64::MAX)))
 }
 
 fn integer(rows: &[SqlRow]) -> Option<i64> {
@@ -140,119 +207,157 @@ impl<C: Executor + 'static> InboxTable<C> {
         SqlParameter::Integer(Some(i64::try_from(self.retention.as_secs()).unwrap_or(i64::MAX)))
     }
 
-    /// Applies a batch in a transaction. The connection is in none afterwards, or lost.
+    /// Applies a batch in a transaction. The connection is in none afterwards, or lost or given up.
     async fn apply(
         &self,
         batch: Vec<BatchItem>,
-        is_counted: bool,
+        clear_attempts: bool,
+        timeouts: InboxTimeouts,
     ) -> Result<Vec<EntryState>, BatchError> {
-        let mut connection = self.connections.connect().await.map_err(unavailable)?;
+        let mut connection = self.connect(timeouts).await?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
-        let written = self.write(&mut connection, &batch, is_counted).await;
+        let written = self.write(&mut connection, &batch, clear_attempts, timeouts).await;
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = connection.run(end, &[]).await;
         match written {
             // Without a reply the batch may be committed: it is applied again.
             // A COMMIT that the server rejects, for a deferred constraint, is the handler's error.
             Ok(states) => ended.map(|_| states).map_err(handler_error),
-            Err(error) => Err(error),
+            Err(error) => match ended {
+                // The database is away: nothing says that the handler is the cause.
+                Err(lost) if connection.get_mut().is_none() => Err(unavailable(lost)),
+                _ => Err(error),
+            },
         }
+    }
+
+    async fn connect(&self, timeouts: InboxTimeouts) -> Result<TimedConnection<C>, BatchError> {
+        TimedConnection::connect(&self.connections, timeouts.statement).await.map_err(unavailable)
     }
 
     async fn write(
         &self,
-        connection: &mut C,
+        connection: &mut TimedConnection<C>,
         batch: &[BatchItem],
-        is_counted: bool,
+        clear_attempts: bool,
+        timeouts: InboxTimeouts,
     ) -> Result<Vec<EntryState>, BatchError> {
-        let (states, transaction) = self.enter(connection, batch).await?;
-        let new: Vec<_> = batch
-            .iter()
-            .zip(&states)
-            .filter(|(_, state)| **state == EntryState::New)
-            .map(|(item, _)| item.clone())
-            .collect();
+        let deadline = Instant::now() + timeouts.transaction;
+        let messages = batch.iter().map(|item| (item.id(), item.message()));
+        let (states, transaction) = self.insert(connection, messages, timeouts).await?;
+        let of = |state| {
+            let items = batch.iter().zip(&states).filter(move |(_, found)| **found == state);
+            items.map(|(item, _)| item)
+        };
+        let new: Vec<_> = of(EntryState::New).cloned().collect();
+        if !new.is_empty() {
+            self.handle(connection, &new, deadline, timeouts).await?;
+        }
+        let redriven = of(EntryState::New).chain(of(EntryState::Duplicate));
+        for dead_letter in redriven.filter_map(BatchItem::dead_letter) {
+            let parameters = [SqlParameter::Bytes(Some(dead_letter))];
+            connection.run(REMOVE, &parameters).await.map_err(handler_error)?;
+        }
         if new.is_empty() {
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             return Ok(states);
         }
-        // Its creation may panic too. Without the rollback that follows, the connection would return
-        // to its pool within the transaction.
-        let handling = AssertUnwindSafe(async { self.handler.handle(connection, &new).await });
-        match handling.catch_unwind().await {
-            Ok(Ok(())) => {}
-            Ok(Err(failure)) if is_conflict(failure.cause()) => {
-                return Err(BatchError::Conflict(failure.text().into()));
-            }
-            Ok(Err(failure)) => return Err(BatchError::Handler(failure)),
-            Err(_) => {
-                return Err(BatchError::Handler(MessageFailure::retry("the handler panicked")));
-            }
-        }
-        if is_counted && let [one] = &*new {
+        if clear_attempts && let [one] = &*new {
             let parameters = [
                 SqlParameter::Text(Some(&self.consumer)),
                 SqlParameter::Text(Some(one.id().as_str())),
             ];
             connection.run(CLEAR, &parameters).await.map_err(handler_error)?;
         }
-        for letter in new.iter().filter_map(BatchItem::letter) {
-            let parameters = [SqlParameter::Bytes(Some(letter))];
-            connection.run(REMOVE, &parameters).await.map_err(handler_error)?;
-        }
         let now = connection.run(TRANSACTION, &[]).await.map_err(handler_error)?;
         if now.into_iter().next().and_then(|row| row.into_iter().next()) != Some(transaction) {
-            let text = "the handler ended the transaction: it neither commits nor rolls back";
+            let text = "expected an open transaction after the handler, found it ended: remove COMMIT \
+                        and ROLLBACK from the handler";
             return Err(BatchError::Handler(MessageFailure::retry(text)));
         }
         Ok(states)
     }
 
-    /// Inserts the ids. Returns a state for each, and the name of the transaction.
-    async fn enter(
+    /// Calls the handler with the new messages of a batch, until `deadline`.
+    async fn handle(
         &self,
-        connection: &mut C,
-        batch: &[BatchItem],
-    ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
-        let ids: Vec<_> = batch.iter().map(|item| Some(item.id().as_str())).collect();
-        let digests: Vec<_> = batch
-            .iter()
-            .map(|item| {
-                let mut digest = hapax_core::Fingerprint::builder("hapax 1 message");
-                *digest.field(&item.message().payload).finish().as_bytes()
-            })
-            .collect();
-        let digests: Vec<_> = digests.iter().map(|digest| Some(&digest[..])).collect();
-        let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
-            SqlParameter::Texts(&ids),
-            SqlParameter::ByteStrings(&digests),
-            self.retention_secs(),
-        ];
-        let rows = connection.run(ENTER, &parameters).await.map_err(failed)?;
-        let mut transaction = SqlValue::Null;
-        let mut states = Vec::with_capacity(rows.len());
-        for row in rows {
-            let [_, state, name] = <[SqlValue; 3]>::try_from(row).map_err(|_| other_rows())?;
-            transaction = name;
-            states.push(entry_state(state)?);
+        connection: &mut TimedConnection<C>,
+        new: &[BatchItem],
+        deadline: Instant,
+        timeouts: InboxTimeouts,
+    ) -> Result<(), BatchError> {
+        let own = connection.get_mut().ok_or_else(other_rows)?;
+        // Creating the future may panic too. Without the rollback that follows, the connection
+        // would return to its pool within the transaction.
+        let handling = AssertUnwindSafe(async { self.handler.handle(own, new).await });
+        match timeout_at(deadline, handling.catch_unwind()).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(failure))) if is_aborted(failure.cause()) => {
+                Err(BatchError::Aborted(failure.text().into()))
+            }
+            Ok(Ok(Err(failure))) => Err(BatchError::Handler(failure)),
+            Ok(Err(_)) => Err(BatchError::Handler(MessageFailure::retry("the handler panicked"))),
+            Err(_) => {
+                // Its last statement goes on, for at most this time: the rollback waits for it. An
+                // answer says that the handler is slow, and not the database away.
+                connection.extend(timeouts.transaction);
+                Err(BatchError::Handler(MessageFailure::retry(format!(
+                    "expected the handler to end within {:?} of BEGIN, found it running: set a longer \
+                     `transaction_timeout`, or fewer messages in a transaction",
+                    timeouts.transaction
+                ))))
+            }
         }
-        if states.len() == batch.len() { Ok((states, transaction)) } else { Err(other_rows()) }
     }
 
-    /// Enters a message as parked and stores its letter, in one transaction.
-    async fn park(&self, letter: DeadLetter, enters: bool) -> Result<EntryState, BatchError> {
-        let mut connection = self.connections.connect().await.map_err(unavailable)?;
+    /// Inserts the ids of messages. Returns a state for each, and the name of the transaction.
+    async fn insert(
+        &self,
+        connection: &mut TimedConnection<C>,
+        messages: impl Iterator<Item = (&MessageId, &Message)>,
+        timeouts: InboxTimeouts,
+    ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
+        let hashes: Vec<_> =
+            messages.map(|(id, message)| (self.hasher.hash(id), payload_digest(message))).collect();
+        let keys: Vec<_> = hashes.iter().map(|(key, _)| Some(key.as_str())).collect();
+        let digests: Vec<_> = hashes.iter().map(|(_, digest)| Some(digest.as_str())).collect();
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Texts(&keys),
+            SqlParameter::Texts(&digests),
+            self.retention_secs(),
+            milliseconds(timeouts.transaction),
+            // Later than the rollback of a handler that does not end.
+            milliseconds(timeouts.transaction.saturating_add(timeouts.statement)),
+        ];
+        let rows = connection.run(INSERT, &parameters).await.map_err(failed)?;
+        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
+        let [states, transaction, ..] = row.ok_or_else(other_rows)?;
+        let states = states.text().ok_or_else(other_rows)?;
+        let states: Option<Vec<_>> = states.chars().map(entry_state).collect();
+        let states = states.filter(|states| states.len() == hashes.len());
+        Ok((states.ok_or_else(other_rows)?, transaction))
+    }
+
+    /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
+    /// transaction.
+    async fn park(
+        &self,
+        dead_letter: DeadLetter,
+        records_id: bool,
+        timeouts: InboxTimeouts,
+    ) -> Result<EntryState, BatchError> {
+        let mut connection = self.connect(timeouts).await?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = async {
-            let id = letter.message_id.as_ref().filter(|_| enters);
+            let id = dead_letter.message_id.as_ref().filter(|_| records_id);
             let state = match id {
-                Some(id) => self.enter_parked(&mut connection, id, &letter).await?,
+                Some(id) => self.insert_parked(&mut connection, id, &dead_letter, timeouts).await?,
                 None => EntryState::New,
             };
             // Otherwise another process has handled or parked the message.
             if state == EntryState::New {
-                put(&mut connection, &letter).await.map_err(failed)?;
+                put(&mut connection, &dead_letter).await.map_err(failed)?;
             }
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             Ok(state)
@@ -263,23 +368,16 @@ impl<C: Executor + 'static> InboxTable<C> {
         written.and_then(|state| ended.map(|_| state).map_err(failed))
     }
 
-    async fn enter_parked(
+    async fn insert_parked(
         &self,
-        connection: &mut C,
+        connection: &mut TimedConnection<C>,
         id: &MessageId,
-        letter: &DeadLetter,
+        dead_letter: &DeadLetter,
+        timeouts: InboxTimeouts,
     ) -> Result<EntryState, BatchError> {
-        let mut digest = hapax_core::Fingerprint::builder("hapax 1 message");
-        let digest = *digest.field(&letter.message.payload).finish().as_bytes();
-        let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
-            SqlParameter::Texts(&[Some(id.as_str())]),
-            SqlParameter::ByteStrings(&[Some(&digest[..])]),
-            self.retention_secs(),
-        ];
-        let rows = connection.run(ENTER, &parameters).await.map_err(failed)?;
-        let state = rows.into_iter().next().and_then(|row| row.into_iter().nth(1));
-        let state = entry_state(state.ok_or_else(other_rows)?)?;
+        let message = std::iter::once((id, &dead_letter.message));
+        let (states, _) = self.insert(connection, message, timeouts).await?;
+        let state = states.first().copied().ok_or_else(other_rows)?;
         if state == EntryState::New {
             let parameters =
                 [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
@@ -289,17 +387,9 @@ impl<C: Executor + 'static> InboxTable<C> {
     }
 }
 
-fn entry_state(state: SqlValue) -> Result<EntryState, BatchError> {
-    match state.text().as_deref() {
-        Some("new") => Ok(EntryState::New),
-        Some("duplicate") => Ok(EntryState::Duplicate),
-        Some("conflict") => Ok(EntryState::Conflict),
-        _ => Err(other_rows()),
-    }
-}
-
-/// A statement of ours that fails after the handler, or COMMIT: it is the handler's error, which it
-/// ignored or deferred, or the connection is lost.
+/// Returns the error of a statement that this inbox runs after the handler, or of COMMIT. If the
+/// server rejected it, the transaction had failed in the handler, which ignored that, or a deferred
+/// constraint rejects its rows; else the connection is lost.
 fn handler_error(error: StatementError) -> BatchError {
     match failed(error) {
         BatchError::Unavailable(error)
@@ -311,8 +401,18 @@ fn handler_error(error: StatementError) -> BatchError {
     }
 }
 
+/// Returns the state that a code of `hapax_inbox_insert` stands for.
+const fn entry_state(code: char) -> Option<EntryState> {
+    match code {
+        'n' => Some(EntryState::New),
+        'd' => Some(EntryState::Duplicate),
+        'm' => Some(EntryState::Mismatch),
+        _ => None,
+    }
+}
+
 fn other_rows() -> BatchError {
-    unavailable("expected the rows of hapax_inbox, found others: run the migrations")
+    unavailable("expected the rows of the inbox's functions, found others: run the migrations")
 }
 
 impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
@@ -331,26 +431,31 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
     fn apply(
         &self,
         batch: Vec<BatchItem>,
-        is_counted: bool,
+        clear_attempts: bool,
     ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, timeouts) = (Arc::clone(&self.shared), self.timeouts);
         Box::pin(async move {
-            // On a task: a connection that returns to its pool within a transaction would keep it open.
-            let applied = tokio::spawn(async move { shared.apply(batch, is_counted).await });
+            // On a task: a connection that returns to its pool within a transaction would keep it
+            // open.
+            let applied =
+                tokio::spawn(async move { shared.apply(batch, clear_attempts, timeouts).await });
             applied.await.unwrap_or_else(|error| Err(unavailable(error)))
         })
     }
 
-    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<u32, BatchError>> {
+    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
         Box::pin(async move {
-            let mut connection = self.shared.connections.connect().await.map_err(unavailable)?;
+            let mut connection = self.shared.connect(self.timeouts).await?;
             let parameters = [
                 SqlParameter::Text(Some(&self.shared.consumer)),
                 SqlParameter::Text(Some(id.as_str())),
                 self.shared.retention_secs(),
             ];
             let rows = connection.run(ATTEMPT, &parameters).await.map_err(failed)?;
-            integer(&rows).and_then(|made| u32::try_from(made).ok()).ok_or_else(other_rows)
+            let number = integer(&rows).and_then(|made| u32::try_from(made).ok());
+            let errors = rows.first().and_then(|row| row.get(1)).and_then(SqlValue::integer);
+            let (Some(number), Some(errors)) = (number, errors) else { return Err(other_rows()) };
+            Ok(BatchAttempt { number, follows_failure: errors > 0 })
         })
     }
 
@@ -360,7 +465,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         error: &'a str,
     ) -> BoxFuture<'a, Result<u32, BatchError>> {
         Box::pin(async move {
-            let mut connection = self.shared.connections.connect().await.map_err(unavailable)?;
+            let mut connection = self.shared.connect(self.timeouts).await?;
             let parameters = [
                 SqlParameter::Text(Some(&self.shared.consumer)),
                 SqlParameter::Text(Some(id.as_str())),
@@ -374,13 +479,27 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
 
     fn park<'a>(
         &'a self,
-        letter: &'a DeadLetter,
-        enters: bool,
+        dead_letter: &'a DeadLetter,
+        records_id: bool,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
-        let (shared, letter) = (Arc::clone(&self.shared), letter.clone());
+        let (shared, dead_letter) = (Arc::clone(&self.shared), dead_letter.clone());
+        let timeouts = self.timeouts;
         Box::pin(async move {
-            let parked = tokio::spawn(async move { shared.park(letter, enters).await });
+            let parked =
+                tokio::spawn(async move { shared.park(dead_letter, records_id, timeouts).await });
             parked.await.unwrap_or_else(|error| Err(unavailable(error)))
+        })
+    }
+
+    fn purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
+        Box::pin(async move {
+            if !self.purges {
+                return Ok(0);
+            }
+            let mut connection = self.shared.connect(self.timeouts).await?;
+            let parameters = [SqlParameter::Integer(Some(limit.into()))];
+            let rows = connection.run(PURGE, &parameters).await.map_err(failed)?;
+            integer(&rows).and_then(|removed| u64::try_from(removed).ok()).ok_or_else(other_rows)
         })
     }
 }

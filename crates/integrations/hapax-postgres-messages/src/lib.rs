@@ -1,62 +1,74 @@
 //! Inbox, outbox, sequences and dead letters in PostgreSQL 13 and later.
 //!
 //! The contract is SQL: tables, and functions over them that a program in any language calls within
-//! its own transactions. [`message_migrations`] returns the script that creates them, with a comment
-//! on each. The rest of this crate uses them from Rust, with tokio-postgres or, with the feature
-//! `sqlx`, sqlx:
+//! its own transactions. [`message_migrations`] returns the script that creates them, with a
+//! comment on each. The rest of this crate uses them from Rust, with tokio-postgres or, with the
+//! feature `sqlx`, sqlx:
 //!
 //! | SQL | Rust |
 //! | --- | --- |
-//! | `hapax_inbox`, `hapax_inbox_attempt`, `hapax_inbox_failed` | [`PgInbox`], for a [`BatchConsumer`](hapax_messages::BatchConsumer) |
-//! | `hapax_outbox_put`, `hapax_outbox_put_all` | [`put_messages`] |
+//! | `hapax_inbox` | |
+//! | `hapax_inbox_insert`, `hapax_inbox_park`, `hapax_inbox_attempt`, `hapax_inbox_failed` | [`PgInbox`], for a [`BatchConsumer`](hapax_messages::BatchConsumer) |
+//! | `hapax_outbox_put`, `hapax_outbox_put_text`, `hapax_outbox_put_all` | [`put_messages`] |
 //! | `hapax_outbox_poll` and others | [`PgOutbox`], for a [`Relay`](hapax_messages::Relay) |
-//! | `hapax_dead_letter_put` | [`PgDeadLetters`] |
+//! | `hapax_dead_letter_put`, `hapax_dead_letter_remove`, `hapax_dead_letter_redrive`, `hapax_dead_letter_drop`, `hapax_outbox_redrive` | [`PgDeadLetterStore`] |
 //! | `hapax_sequence`, `hapax_sequence_next` | |
 //!
 //! ```sql
 //! BEGIN;
 //! SELECT state FROM hapax_inbox('orders', ARRAY['message-17']);   -- new: handle it
 //! INSERT INTO orders …;
-//! SELECT hapax_outbox_put('orders.created', '{"order": 17}', 'customer-3');
+//! SELECT hapax_outbox_put_text('orders.created', '{"order": 17}', 'customer-3');
 //! COMMIT;   -- then acknowledge the message
 //! ```
 //!
 //! # Inbox
-//! The unique index of ids decides which of two transactions handles a message; there is no claim. A
-//! transaction that enters an id which another one has entered, and that is still open, waits for
-//! half a second and fails with 55P03: its messages are held and entered again later. Each function
-//! sets this `lock_timeout` itself. An id takes about 120 bytes, index included. `hapax_inbox_purge`
-//! removes those whose retention has ended, a bounded number in each call: run it regularly.
+//! The unique index of ids decides which of two transactions handles a message; there is no claim.
+//! If another open transaction has inserted one of the ids, a transaction waits for half a second
+//! and then fails with 55P03: hold its messages, and apply them again later. The functions
+//! `hapax_inbox`, `hapax_inbox_attempt`, `hapax_inbox_failed` and those of sequences set this
+//! `lock_timeout` themselves; the others have that of the session. An id takes about 120 bytes,
+//! indexes included. `hapax_inbox_purge` removes those whose retention has ended, a bounded number in
+//! each call. A [`BatchConsumer`](hapax_messages::BatchConsumer) calls it each minute; otherwise call
+//! it regularly.
 //!
 //! # Outbox
-//! - Messages with an order key are published in the order in which their transactions commit: writers
-//!   of one key take turns, by an advisory lock on one of 1,024 stripes that `hapax_outbox_put` takes
-//!   before it draws the id. Write the messages of a transaction by one call, shortly before COMMIT.
+//! - The payload of `hapax_outbox_put` and `hapax_outbox_put_all` is `bytea`. PostgreSQL reads a
+//!   literal as its text form, in which a backslash begins an escape, so JSON would be changed:
+//!   write texts by `hapax_outbox_put_text`.
+//! - Messages with an order key are published in the order in which their transactions commit: the
+//!   writers of one key are serialized by an advisory lock on one of 1,024 stripes, which
+//!   `hapax_outbox_put` takes before it allocates the id. Write the messages of a transaction by
+//!   one call, shortly before COMMIT.
 //! - There is no cursor, and a message that commits late is found. Rows are deleted once they are
-//!   published. To read past the index entries of deleted rows, a relay keeps floors: the ids below
-//!   which no message is left and none can appear.
-//! - No transaction stays open while a message is sent. The functions use no session state, so a pooler
-//!   in transaction mode works.
+//!   published. To skip the index entries of deleted rows, a relay keeps a floor for each shard: no
+//!   message with a smaller id is left, and none can appear.
+//! - No transaction stays open while a message is sent. The functions use no session state, so a
+//!   pooler in transaction mode works.
 //!
 //! # Failover
-//! An id or a message is as durable as the transaction with it. With asynchronous standbys a failover
-//! loses the last transactions, ids and effects alike; a message that was acknowledged before is then
-//! lost with them. Use synchronous standbys where that matters. Then neither a message of the inbox is
-//! acknowledged nor one of the outbox published before a standby has its transaction, even if a crash
-//! of the primary has made it visible before: `hapax_inbox` raises `synchronous_commit` to `on`, and
-//! writes even if each message is a duplicate, so that COMMIT waits; each session of a relay writes
-//! once. The exception is a backend that an operator ends while it waits for a standby.
+//! An id or a message is as durable as the transaction with it. With asynchronous standbys a
+//! failover loses the last transactions, ids and effects alike; a message that was acknowledged
+//! before is then lost with them. Use synchronous standbys where that matters. Then neither a
+//! message of the inbox is acknowledged nor one of the outbox published before a standby has its
+//! transaction, even if a crash of the primary has made it visible before: `hapax_inbox` raises
+//! `synchronous_commit` to `on`, and writes even if each message is a duplicate, so that COMMIT
+//! waits; each session of a relay writes once. The exception is a backend that an operator ends
+//! while it waits for a standby.
 
 mod connections;
 mod dead_letters;
+mod hashes;
 mod inbox;
-mod letters;
+mod operators;
 mod outbox;
 mod schema;
 
 pub use connections::{ConnectCause, Connections, SharedConnection, StatementConnections};
-pub use dead_letters::PgDeadLetters;
+pub use dead_letters::PgDeadLetterStore;
 pub use inbox::{BatchHandler, PgInbox};
-pub use letters::{LetterContents, LetterPlace, LetterQuery, LetterView, OUTBOX_CONSUMER};
+pub use operators::{
+    DeadLetterContents, DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER,
+};
 pub use outbox::{PgOutbox, put_messages};
 pub use schema::{message_migrations, migrate_messages};

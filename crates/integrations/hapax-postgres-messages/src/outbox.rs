@@ -4,7 +4,7 @@ use bytes::Bytes;
 use hapax_core::Fingerprint;
 use hapax_messages::{
     MessageId, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
-    OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage,
+    OutboxPosition, OutboxQuery, OutboxWriters, OutgoingMessage,
 };
 use hapax_postgres::CONFIRM_READS;
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
@@ -15,11 +15,18 @@ use crate::connections::StatementConnections;
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
 const POLL: &str = "SELECT p.* FROM hapax_outbox_poll($1, $2, $3, $4, $5, $6, $7) p";
-const DONE: &str = "SELECT hapax_outbox_done($1, $2)::text";
+const REMOVE: &str = "SELECT hapax_outbox_remove($1, $2)::text";
 const PARK: &str = "SELECT hapax_outbox_park($1, $2, $3, $4, $5::integer)::text";
 const WRITERS: &str = "SELECT last_id, array_to_string(writers, ' ') FROM hapax_outbox_writers()";
-const LEAST: &str = "SELECT shard, id FROM hapax_outbox_least($1, $2)";
-const LAG: &str = "SELECT oldest_ms, rows, parked_keys FROM hapax_outbox_lag()";
+const FIRST_ABOVE: &str = "SELECT shard, id FROM hapax_outbox_first_above($1, $2)";
+const IDENTITY: &str = "SELECT identity::text FROM hapax_outbox_epoch";
+/// Returns no row for tables that do not exist.
+const MISSING_PRIVILEGES: &str = "SELECT n.privilege || ' on ' || n.name FROM (VALUES
+        ('SELECT', 'hapax_outbox'), ('DELETE', 'hapax_outbox'), ('SELECT', 'hapax_outbox_ids'),
+        ('SELECT', 'hapax_outbox_epoch'), ('SELECT', 'hapax_dead_letters'),
+        ('INSERT', 'hapax_dead_letters')
+    ) AS n (privilege, name) WHERE NOT has_table_privilege(to_regclass(n.name), n.privilege)";
+const LAG: &str = "SELECT oldest_ms, messages, blocked_keys FROM hapax_outbox_lag()";
 
 /// Writes messages to the outbox in the transaction of `connection`, by one call of
 /// `hapax_outbox_put_all`. They are published after it commits.
@@ -28,7 +35,7 @@ const LAG: &str = "SELECT oldest_ms, rows, parked_keys FROM hapax_outbox_lag()";
 ///
 /// # Errors
 /// [`StatementError`]; 22023 for an order key that is empty or over 1024 bytes, 40P01 after a
-/// deadlock. The transaction is over.
+/// deadlock. The transaction has failed: roll it back.
 pub async fn put_messages(
     connection: &mut dyn Executor,
     messages: &[OutgoingMessage],
@@ -49,8 +56,8 @@ pub async fn put_messages(
     connection.run(PUT, &parameters).await.map(drop)
 }
 
-/// Returns headers as a JSON object, in which a name with several values has an array. A value that is
-/// no UTF-8 has U+FFFD in place of its other bytes.
+/// Returns headers as a JSON object, in which a name with several values has an array. In a value
+/// that is not UTF-8, U+FFFD replaces the other bytes.
 fn headers(headers: &[(String, Bytes)]) -> String {
     let mut object = serde_json::Map::new();
     for (name, value) in headers {
@@ -64,9 +71,16 @@ fn headers(headers: &[(String, Bytes)]) -> String {
     Value::from(object).to_string()
 }
 
-/// Returns the headers of such an object.
-fn parse_headers(text: &str) -> Result<Vec<(String, Bytes)>, OutboxError> {
-    let object: serde_json::Map<_, _> = serde_json::from_str(text).map_err(OutboxError::new)?;
+/// Returns the headers of such an object; else the error for operators. `hapax_outbox_put_all` writes
+/// no other object.
+fn parse_headers(text: &str) -> Result<Vec<(String, Bytes)>, String> {
+    let other = |found: &dyn std::fmt::Display| {
+        format!(
+            "headers: expected an object of texts and arrays of texts, found {found}: redrive the dead \
+             letter to publish the text of each value, or drop it"
+        )
+    };
+    let object: serde_json::Map<_, _> = serde_json::from_str(text).map_err(|it| other(&it))?;
     let mut headers = Vec::with_capacity(object.len());
     for (name, value) in object {
         let values = match value {
@@ -74,9 +88,8 @@ fn parse_headers(text: &str) -> Result<Vec<(String, Bytes)>, OutboxError> {
             one => vec![one],
         };
         for value in values {
-            let text = match value {
-                Value::String(text) => text,
-                other => other.to_string(),
+            let Value::String(text) = value else {
+                return Err(other(&format_args!("another value of {name:?}")));
             };
             headers.push((name.clone(), Bytes::from(text)));
         }
@@ -97,25 +110,51 @@ impl PgOutbox {
         Self { connections: connections.into() }
     }
 
+    /// Returns the privileges that a relay needs and the role of the connections lacks, each as
+    /// `SELECT on hapax_outbox`.
+    ///
+    /// # Errors
+    /// [`OutboxError`].
+    pub async fn missing_privileges(&self) -> Result<Vec<String>, OutboxError> {
+        let rows = self.run(MISSING_PRIVILEGES, &[]).await?;
+        let privilege = |row: SqlRow| row.into_iter().next().and_then(SqlValue::text);
+        rows.into_iter().map(|row| privilege(row).ok_or_else(other_row)).collect()
+    }
+
+    /// Returns the identity of the outbox, which its tables got when they were created: a name by which
+    /// all its [relays](hapax_messages::Relay::new) share its shards, and no relay of another outbox
+    /// does.
+    ///
+    /// # Errors
+    /// [`OutboxError`].
+    pub async fn identity(&self) -> Result<String, OutboxError> {
+        let row = self.run(IDENTITY, &[]).await?.into_iter().next();
+        row.and_then(|row| row.into_iter().next()?.text()).ok_or_else(other_row)
+    }
+
     async fn run(
         &self,
         text: &str,
         parameters: &[SqlParameter<'_>],
     ) -> Result<Vec<SqlRow>, OutboxError> {
-        self.connections.run(text, parameters).await.map_err(OutboxError::new)
+        // The relay has a timeout for each call.
+        self.connections.run(None, text, parameters).await.map_err(OutboxError::new)
     }
 }
 
-fn integers(places: &[OutboxPlace]) -> (Vec<i64>, Vec<i64>) {
-    places
+fn integers(positions: &[OutboxPosition]) -> (Vec<i64>, Vec<i64>) {
+    positions
         .iter()
-        .map(|place| (i64::from(place.shard), i64::try_from(place.id).unwrap_or(i64::MAX)))
+        .map(|position| (i64::from(position.shard), i64::try_from(position.id).unwrap_or(i64::MAX)))
         .unzip()
 }
 
 /// Error of a row that the functions of this version do not return.
 fn other_row() -> OutboxError {
-    OutboxError::new("expected the rows of hapax_outbox_poll, found others: run the migrations")
+    OutboxError::new(
+        "expected the rows of the outbox's functions, found others: run the SQL of `hapax messages \
+         migrations`",
+    )
 }
 
 fn unsigned(value: &SqlValue) -> Result<u64, OutboxError> {
@@ -128,7 +167,7 @@ fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
     else {
         return Err(other_row());
     };
-    let place = OutboxPlace {
+    let position = OutboxPosition {
         shard: u16::try_from(unsigned(&shard)?).map_err(OutboxError::new)?,
         id: unsigned(&id)?,
     };
@@ -137,9 +176,16 @@ fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
     let payload = payload.bytes().ok_or_else(other_row)?;
     let mut message = OutgoingMessage::new(text(destination)?, message_id, payload);
     message.key = key.text();
-    message.headers = parse_headers(&text(headers)?)?;
+    // An error of the page would keep all other messages from being published.
+    let unpublishable = match parse_headers(&text(headers)?) {
+        Ok(headers) => {
+            message.headers = headers;
+            None
+        }
+        Err(error) => Some(error),
+    };
     let age = std::time::Duration::from_millis(age.integer().unwrap_or(0).unsigned_abs());
-    Ok(OutboxMessage { place, message, age })
+    Ok(OutboxMessage { position, message, age, unpublishable })
 }
 
 impl Outbox for PgOutbox {
@@ -154,7 +200,7 @@ impl Outbox for PgOutbox {
                 SqlParameter::Integers(&known_shards),
                 SqlParameter::Integers(&known_ids),
                 SqlParameter::Texts(&skipped),
-                SqlParameter::Integer(Some(query.most.into())),
+                SqlParameter::Integer(Some(query.max.into())),
                 SqlParameter::Integer(Some(i64::try_from(query.bytes).unwrap_or(i64::MAX))),
             ];
             // The first poll of a session waits until a synchronous standby has what it read: a
@@ -173,11 +219,11 @@ impl Outbox for PgOutbox {
         })
     }
 
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()> {
         Box::pin(async move {
-            let (shards, ids) = integers(places);
+            let (shards, ids) = integers(positions);
             let parameters = [SqlParameter::Integers(&shards), SqlParameter::Integers(&ids)];
-            self.run(DONE, &parameters).await.map(drop)
+            self.run(REMOVE, &parameters).await.map(drop)
         })
     }
 
@@ -188,15 +234,17 @@ impl Outbox for PgOutbox {
         attempts: u32,
     ) -> OutboxFuture<'a, ()> {
         Box::pin(async move {
-            let mut digest = Fingerprint::builder("hapax 1 outbox letter");
-            digest.field(&message.place.shard.to_be_bytes()).field(&message.place.id.to_be_bytes());
-            // A place may be drawn again, after the sequence was reset.
+            let mut digest = Fingerprint::builder("hapax 1 outbox dead letter");
+            digest
+                .field(&message.position.shard.to_be_bytes())
+                .field(&message.position.id.to_be_bytes());
+            // A position may be allocated again, after the sequence was reset.
             digest.field(message.message.id.as_str().as_bytes());
-            let letter = *digest.finish().as_bytes();
+            let dead_letter = *digest.finish().as_bytes();
             let parameters = [
-                SqlParameter::Bytes(Some(&letter)),
-                SqlParameter::Integer(Some(message.place.shard.into())),
-                SqlParameter::Integer(Some(i64::try_from(message.place.id).unwrap_or(i64::MAX))),
+                SqlParameter::Bytes(Some(&dead_letter)),
+                SqlParameter::Integer(Some(message.position.shard.into())),
+                SqlParameter::Integer(Some(i64::try_from(message.position.id).unwrap_or(i64::MAX))),
                 SqlParameter::Text(Some(error)),
                 SqlParameter::Integer(Some(attempts.into())),
             ];
@@ -216,17 +264,20 @@ impl Outbox for PgOutbox {
         })
     }
 
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>> {
         Box::pin(async move {
             let (shards, floors) = integers(shards);
             let parameters = [SqlParameter::Integers(&shards), SqlParameter::Integers(&floors)];
-            let rows = self.run(LEAST, &parameters).await?;
-            let place = |row: SqlRow| {
+            let rows = self.run(FIRST_ABOVE, &parameters).await?;
+            let position = |row: SqlRow| {
                 let [shard, id] = <[SqlValue; 2]>::try_from(row).map_err(|_| other_row())?;
                 let shard = u16::try_from(unsigned(&shard)?).map_err(OutboxError::new)?;
-                Ok(OutboxPlace { shard, id: unsigned(&id)? })
+                Ok(OutboxPosition { shard, id: unsigned(&id)? })
             };
-            rows.into_iter().map(place).collect()
+            rows.into_iter().map(position).collect()
         })
     }
 

@@ -15,7 +15,9 @@ const SCRIPT: &str = concat!(
     "    applied timestamptz NOT NULL DEFAULT clock_timestamp()\n",
     ");\n\n",
     include_str!("migrations/0001_messages.sql"),
-    "\nINSERT INTO hapax_messages_migrations (version) VALUES (1) ON CONFLICT DO NOTHING;\n",
+    "\n",
+    include_str!("migrations/0002_outbox_put_text.sql"),
+    "\nINSERT INTO hapax_messages_migrations (version) VALUES (1), (2) ON CONFLICT DO NOTHING;\n",
     "COMMIT;\n",
 );
 

@@ -5,14 +5,16 @@
 //!
 //! The store is the process's memory, so that an order ends with it: use a file, PostgreSQL or Redis.
 
+use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use hapax_core::{Idempotency, MemoryStore};
-use hapax_saga::routes::{SagaAnswer, SagaRoutes};
-use hapax_saga::{At, Saga, Sagas, StepError, Undo, UndoError};
+use hapax_saga::routes::{SagaOutcome, SagaRoutes};
+use hapax_saga::{Saga, Sagas, StepContext, StepEffect, StepError, UndoError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -38,47 +40,59 @@ enum Rejection {
     NotApproved,
 }
 
-async fn reserve(at: At<Systems>, article: String) -> Result<u32, StepError<Rejection>> {
+async fn reserve(at: StepContext<Systems>, article: String) -> Result<u32, StepError<Rejection>> {
     call("warehouse", "reserve", &at).await;
-    if article == "none" { Err(StepError::No(Rejection::SoldOut)) } else { Ok(17) }
+    if article == "none" { Err(StepError::Rejected(Rejection::SoldOut)) } else { Ok(17) }
 }
 
-async fn free(at: At<Systems>, _article: String, _place: Undo<u32>) -> Result<(), UndoError> {
+async fn free(
+    at: StepContext<Systems>,
+    _article: String,
+    _place: StepEffect<u32>,
+) -> Result<(), UndoError> {
     call("warehouse", "free", &at).await;
     Ok(())
 }
 
-async fn charge(at: At<Systems>, cents: u64) -> Result<String, StepError<Rejection>> {
+async fn charge(at: StepContext<Systems>, cents: u64) -> Result<String, StepError<Rejection>> {
     call(at.bank, "charge", &at).await;
-    if cents == 13 { Err(StepError::No(Rejection::Declined)) } else { Ok(format!("ch_{cents}")) }
+    if cents == 13 {
+        Err(StepError::Rejected(Rejection::Declined))
+    } else {
+        Ok(format!("ch_{cents}"))
+    }
 }
 
-async fn refund(at: At<Systems>, _cents: u64, charge: Undo<String>) -> Result<(), UndoError> {
+async fn refund(
+    at: StepContext<Systems>,
+    _cents: u64,
+    charge: StepEffect<String>,
+) -> Result<(), UndoError> {
     match charge {
-        Undo::Happened(id) => call(at.bank, &format!("refund {id}"), &at).await,
+        StepEffect::Happened(id) => call(at.bank, &format!("refund {id}"), &at).await,
         // It may be on its way: the bank rejects the key of the charge from now on.
-        Undo::Unknown => call(at.bank, "void the key of the charge", &at).await,
+        StepEffect::Unknown => call(at.bank, "void the key of the charge", &at).await,
     }
     Ok(())
 }
 
-async fn ship(at: At<Systems>, place: u32) -> Result<String, StepError<Rejection>> {
+async fn ship(at: StepContext<Systems>, place: u32) -> Result<String, StepError<Rejection>> {
     call("carrier", "ship", &at).await;
     Ok(format!("parcel-{place}"))
 }
 
 /// Stands for a call to another system, which has one effect for each key.
-async fn call(system: &str, what: &str, at: &At<Systems>) {
+async fn call(system: &str, what: &str, at: &StepContext<Systems>) {
     println!("{system}: {what}, key {}, try {}", at.key().as_str(), at.number());
     sleep(Duration::from_secs(1)).await;
 }
 
-fn definition() -> Result<Saga<Order, Value, Rejection>, Box<dyn std::error::Error>> {
+fn definition() -> Result<Saga<Order, Value, Rejection>, Box<dyn Error>> {
     let mut order = Saga::define("place-order", 1, Systems { bank: "bank" });
     let reserve = order.keyed("reserve", DAY, reserve).undo(free);
     let charge = order.keyed("charge", DAY, charge).undo(refund);
     let ship = order.keyed("ship", DAY, ship).no_undo();
-    let flow = move |op: hapax_saga::Op, order: Order| async move {
+    let flow = move |op: hapax_saga::FlowContext, order: Order| async move {
         let place = op.run(reserve, order.article).await?;
         let charge = op.run(charge, order.cents).await?;
         if order.cents > 100_000 {
@@ -94,17 +108,26 @@ fn definition() -> Result<Saga<Order, Value, Rejection>, Box<dyn std::error::Err
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> ExitCode {
+    let Err(error) = run().await else { return ExitCode::SUCCESS };
+    // A `main` that returns the error prints its `Debug` form.
+    let causes = std::iter::successors(Some(&*error), |error| (*error).source());
+    let text: Vec<_> = causes.map(ToString::to_string).collect();
+    eprintln!("orders: {}", text.join(": "));
+    ExitCode::FAILURE
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let place_order = definition()?;
     let engine = Idempotency::builder(MemoryStore::default()).build()?;
     let sagas = Sagas::builder(engine).register(&place_order).build()?;
 
     let answer = |end| match end {
-        SagaAnswer::Done(order) => (StatusCode::CREATED, Json(order)).into_response(),
-        SagaAnswer::Undone(error) => {
+        SagaOutcome::Done(order) => (StatusCode::CREATED, Json(order)).into_response(),
+        SagaOutcome::Undone(error) => {
             (StatusCode::CONFLICT, Json(json!({ "error": error }))).into_response()
         }
-        SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
+        SagaOutcome::Cancelled { .. } => StatusCode::GONE.into_response(),
     };
     let orders = SagaRoutes::builder(sagas.clone(), place_order, "/orders", answer)
         .allow_cancel()

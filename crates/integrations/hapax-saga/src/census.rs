@@ -7,7 +7,8 @@ use std::time::Duration;
 use hapax_core::schedule::QueueStatus;
 
 use crate::log::{Log, LogTime, StepLog};
-use crate::operator::{SagaLookup, SagaOperator, SagaOperatorError};
+use crate::operator::{SagaLookup, SagaOperator, SagaOperatorError, UnacceptedStart};
+use crate::schedule::on_schedule;
 
 const PAGE: NonZeroU32 = NonZeroU32::new(256).unwrap();
 
@@ -16,11 +17,14 @@ const PAGE: NonZeroU32 = NonZeroU32::new(256).unwrap();
 #[non_exhaustive]
 pub struct SagaCensus {
     /// The queues: one for each definition and version, with the number of its unfinished sagas, and
-    /// the time for which the first has been due. One that is long overdue has no process that runs it.
+    /// the time for which the first has been due. If it is overdue for minutes, no process with the
+    /// definition runs, or all are at their limit.
     pub queues: Vec<QueueStatus>,
     /// The counts, by definition, version and step.
     pub steps: Vec<SagaCensusStep>,
-    /// Sagas whose log cannot be read.
+    /// Starts in a transaction that never run, since their key belongs to a saga with another input.
+    pub rejected_starts: u64,
+    /// Sagas whose log or record cannot be read.
     pub unreadable: u64,
     /// False if the walk ended at its limit.
     pub is_complete: bool,
@@ -55,7 +59,13 @@ impl SagaOperator {
     /// # Errors
     /// [`SagaOperatorError::Store`].
     pub async fn census(&self, limit: u64) -> Result<SagaCensus, SagaOperatorError> {
-        let queues = self.definitions().await?;
+        let mut queues = on_schedule(&self.engine, |schedule| schedule.queues()).await?;
+        let is_rejected = |it: &QueueStatus| {
+            UnacceptedStart::parse_queue(&it.queue).map(|(_, _, is_rejected)| is_rejected)
+        };
+        let rejected = queues.iter().filter(|it| is_rejected(it) == Some(true));
+        let rejected_starts = rejected.map(|it| it.entries).sum();
+        queues.retain(|it| is_rejected(it) == Some(false));
         let mut steps = BTreeMap::new();
         let (mut unreadable, mut counted, mut after, mut last) = (0, 0, None, None);
         let is_complete = 'walk: loop {
@@ -77,7 +87,7 @@ impl SagaOperator {
                         }
                     }
                     Ok(SagaLookup::Ended(_) | SagaLookup::NotFound) => {}
-                    Err(SagaOperatorError::Unreadable) => unreadable += 1,
+                    Err(error) if error.is_of_one_saga() => unreadable += 1,
                     Err(error) => return Err(error),
                 }
             }
@@ -85,14 +95,15 @@ impl SagaOperator {
                 break true;
             }
         };
-        Ok(SagaCensus { queues, steps: steps.into_values().collect(), unreadable, is_complete })
+        let steps = steps.into_values().collect();
+        Ok(SagaCensus { queues, steps, rejected_starts, unreadable, is_complete })
     }
 }
 
 type Steps = BTreeMap<(String, u32, Option<String>), SagaCensusStep>;
 
 fn count(steps: &mut Steps, log: &Log, now: LogTime) {
-    let step = log.present();
+    let step = log.current_step();
     let name = step.map(|step| step.name.clone());
     let key = (log.definition.clone(), log.version, name.clone());
     let counts = steps.entry(key).or_insert_with(|| SagaCensusStep {

@@ -16,15 +16,18 @@ use hapax_core::{EntryId, Verdict, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::call::{At, CallContext, StepError, Undo, UndoError};
-use crate::flow::{Desk, Op, StepHandle};
+use crate::call::{CallContext, StepContext, StepEffect, StepError, UndoError};
+use crate::error::DefinitionError;
+use crate::flow::{FlowContext, StepChannel, StepHandle, read_result};
 use crate::log::{Blob, Log, LogTime, MAX_LOG, StuckReason};
 use crate::retry::StepRetry;
 use crate::run::{
-    FlowEnd, FlowFuture, Kind, Run, RunTerms, SagaFault, StepTerms, TryEnd, UndoFailure,
+    FlowEnd, FlowFuture, Kind, Run, RunTerms, StepTerms, StuckCause, TryEnd, UndoFailure,
 };
 
 type CallFn = Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, TryEnd> + Send + Sync>;
+type PrepareFn =
+    Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, Result<Blob, TryEnd>> + Send + Sync>;
 type UndoFn = Arc<
     dyn Fn(CallContext, Bytes, Option<Bytes>) -> BoxFuture<'static, Result<(), UndoFailure>>
         + Send
@@ -32,12 +35,16 @@ type UndoFn = Arc<
 >;
 type ReconcileFn =
     Arc<dyn Fn(CallContext, Bytes) -> BoxFuture<'static, Verdict<Blob>> + Send + Sync>;
-type FlowFn = Arc<dyn Fn(Arc<Desk>, Bytes) -> FlowFuture + Send + Sync>;
+type FlowFn = Arc<dyn Fn(Arc<StepChannel>, Bytes) -> FlowFuture + Send + Sync>;
+
+/// Default retention of outcomes.
+pub(crate) const RETENTION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The functions of a step.
 #[derive(Clone)]
 pub(crate) struct Functions {
     pub(crate) call: CallFn,
+    pub(crate) prepare: Option<PrepareFn>,
     pub(crate) undo: Option<UndoFn>,
     pub(crate) reconcile: Option<ReconcileFn>,
 }
@@ -47,6 +54,8 @@ pub(crate) struct Definition {
     pub(crate) name: &'static str,
     pub(crate) version: u32,
     pub(crate) queue: QueueName,
+    /// The queue of rejected starts, which no process polls.
+    pub(crate) rejected: QueueName,
     pub(crate) retention: Duration,
     pub(crate) terms: Arc<RunTerms>,
     pub(crate) functions: BTreeMap<&'static str, Functions>,
@@ -118,9 +127,10 @@ impl Saga<(), (), ()> {
             name,
             version,
             state: Arc::new(state),
-            retention: Duration::from_secs(30 * 24 * 60 * 60),
+            retention: RETENTION,
             max_value: 64 << 10,
             max_log: 256 << 10,
+            park_after: Duration::from_secs(10),
             steps: BTreeMap::new(),
             functions: BTreeMap::new(),
             error: check_name(name).err(),
@@ -137,6 +147,7 @@ pub struct SagaBuilder<S> {
     retention: Duration,
     max_value: usize,
     max_log: usize,
+    park_after: Duration,
     steps: BTreeMap<&'static str, StepTerms>,
     functions: BTreeMap<&'static str, Functions>,
     error: Option<DefinitionError>,
@@ -153,21 +164,39 @@ impl<S> fmt::Debug for SagaBuilder<S> {
 }
 
 impl<S: Send + Sync + 'static> SagaBuilder<S> {
-    /// Sets the time for which an outcome is replayed. Default 30 days.
+    /// Sets the time for which an outcome is replayed. Default 30 days. It is at least the lifetime of
+    /// each step's key, which is the same for the next saga under the saga's key.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
     }
 
-    /// Sets the size of the log, in bytes, to which no further step is added. Default 256 KiB, at most
-    /// [`MAX_LOG`].
+    /// Sets the limit of the step log, in bytes: a saga whose next step would exceed it is stuck as
+    /// `too-large`. Default 256 KiB, at most 1 MiB.
     pub fn max_log(mut self, bytes: usize) -> Self {
         self.max_log = bytes;
         self
     }
 
+    /// Sets the longest pause for which a process keeps a saga; one that waits longer is parked. Default
+    /// 10 s.
+    pub fn park_after(mut self, pause: Duration) -> Self {
+        self.park_after = pause;
+        self
+    }
+
+    /// Sets the largest argument, result or error of a step, in bytes. Default 64 KiB.
+    pub fn max_value(mut self, bytes: usize) -> Self {
+        self.max_value = bytes;
+        self
+    }
+
     /// Defines a step that calls a system which honors the step's key for `lifetime`: a repeated call
-    /// under [`At::key`] has no second effect.
+    /// under [`StepContext::key`] has no second effect.
+    ///
+    /// No try begins later after the first one than 0.9 of the lifetime, or the lifetime without the
+    /// timeout of a try if that is less. A process that is frozen just before a call makes it up to a
+    /// lease later: do not rely on lifetimes of less than ten leases.
     pub fn keyed<A, R, E, F, Fut>(
         &mut self,
         name: &'static str,
@@ -178,7 +207,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         A: DeserializeOwned + Send + 'static,
         R: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + Send + 'static,
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         self.step(name, Kind::Keyed { lifetime }, step)
@@ -195,7 +224,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         A: DeserializeOwned + Send + 'static,
         R: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + Send + 'static,
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         self.step(name, Kind::Once, step)
@@ -211,14 +240,14 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         A: DeserializeOwned + Send + 'static,
         R: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + Send + 'static,
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         self.step(name, Kind::Again, step)
     }
 
     /// Defines a step that writes rows in the database of the records, in a transaction that it takes
-    /// by [`At::tx`]. Its writes and its result in the log commit together. Needs
+    /// by [`StepContext::tx`]. Its writes and its result in the log commit together. Needs
     /// [`SagasBuilder::transactions`](crate::SagasBuilder::transactions).
     pub fn within<A, R, E, F, Fut>(
         &mut self,
@@ -229,7 +258,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         A: DeserializeOwned + Send + 'static,
         R: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + Send + 'static,
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         self.step(name, Kind::Within, step)
@@ -245,7 +274,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         A: DeserializeOwned + Send + 'static,
         R: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + Send + 'static,
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, StepError<E>>> + Send + 'static,
     {
         let (state, step) = (Arc::clone(&self.state), Arc::new(step));
@@ -256,15 +285,11 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
                     Ok(argument) => argument,
                     Err(error) => return TryEnd::Faulted(unreadable(name, &error)),
                 };
-                match step(At { state, context }, argument).await {
+                match step(StepContext { state, context }, argument).await {
                     Ok(result) => {
                         written(name, &result).map_or_else(TryEnd::Lost, TryEnd::Happened)
                     }
-                    Err(StepError::No(error)) => {
-                        written(name, &error).map_or_else(TryEnd::Lost, TryEnd::Rejected)
-                    }
-                    Err(StepError::NotSent(error)) => TryEnd::NotSent(text(&*error)),
-                    Err(StepError::Unknown(error)) => TryEnd::Unknown(text(&*error)),
+                    Err(error) => try_end(name, error),
                 }
             })
         });
@@ -275,6 +300,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
             settle: Duration::from_secs(60),
             has_undo: false,
             reconciles: false,
+            prepares: false,
         };
         if let Err(error) = check_name(name) {
             self.error.get_or_insert(error);
@@ -282,13 +308,13 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         if self.functions.contains_key(name) {
             self.error.get_or_insert(DefinitionError::Twice { name });
         }
-        let functions = Functions { call, undo: None, reconcile: None };
+        let functions = Functions { call, prepare: None, undo: None, reconcile: None };
         StepBuilder { saga: self, name, terms, functions, types: PhantomData }
     }
 
-    /// Ends the definition with its flow, which requests steps by [`Op::run`] and may branch and loop.
-    /// If it returns an error, every step that happened is undone in reverse order, and then the
-    /// error is the outcome.
+    /// Ends the definition with its flow, which requests steps by [`FlowContext::run`] and may branch
+    /// and loop. If it returns an error, every step that happened is undone in reverse order, and then
+    /// the error is the outcome.
     ///
     /// # Errors
     /// [`DefinitionError`].
@@ -297,7 +323,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         I: Serialize + DeserializeOwned + Send + 'static,
         O: Serialize + DeserializeOwned + Send + 'static,
         E: Serialize + DeserializeOwned + Send + 'static,
-        F: Fn(Op, I) -> Fut + Send + Sync + 'static,
+        F: Fn(FlowContext, I) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<O, E>> + Send + 'static,
     {
         if let Some(error) = self.error {
@@ -309,8 +335,20 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         if self.retention.is_zero() {
             return Err(DefinitionError::Retention);
         }
-        let queue = QueueName::new(format!("saga:{}:{}", self.name, self.version))
-            .map_err(|_| DefinitionError::Name { name: self.name })?;
+        self.steps.iter().try_for_each(|(name, terms)| terms.check(name))?;
+        let too_short = self.steps.iter().find_map(|(step, terms)| match terms.kind {
+            Kind::Keyed { lifetime } if lifetime > self.retention => Some((*step, lifetime)),
+            _ => None,
+        });
+        if let Some((step, lifetime)) = too_short {
+            let retention = self.retention;
+            return Err(DefinitionError::KeyOutlives { step, lifetime, retention });
+        }
+        let queue_of = |kind: &str| {
+            QueueName::new(format!("{kind}:{}:{}", self.name, self.version))
+                .map_err(|_| DefinitionError::Name { name: self.name })
+        };
+        let (queue, rejected) = (queue_of("saga")?, queue_of("saga-rejected")?);
         let flow = Arc::new(flow);
         let flow: FlowFn = Arc::new(move |desk, input| {
             let flow = Arc::clone(&flow);
@@ -319,7 +357,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
                     Ok(input) => input,
                     Err(error) => return FlowEnd::Faulted(unreadable("the input", &error)),
                 };
-                let end = flow(Op::new(desk), input).await;
+                let end = flow(FlowContext::new(desk), input).await;
                 match end {
                     Ok(output) => written("the output", &output)
                         .map_or_else(FlowEnd::Faulted, FlowEnd::Returned),
@@ -331,13 +369,14 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         });
         let terms = Arc::new(RunTerms {
             steps: self.steps,
-            park_after: Duration::from_secs(10),
+            park_after: self.park_after,
             stuck_for: Duration::from_secs(24 * 60 * 60),
             max_value: self.max_value,
             max_log: self.max_log,
         });
         let Self { name, version, retention, functions, .. } = self;
-        let definition = Definition { name, version, queue, retention, terms, functions, flow };
+        let definition =
+            Definition { name, version, queue, rejected, retention, terms, functions, flow };
         Ok(Saga { definition: Arc::new(definition), types: PhantomData })
     }
 }
@@ -376,19 +415,52 @@ where
         self
     }
 
-    /// Sets the time after the timeout of a try in which it may still take effect. A step whose
-    /// outcome is unknown is reconciled or undone no earlier. Default 60 s.
+    /// Sets the settle time: for so long after the timeout of a try, its call may still take effect in
+    /// the called system. A step whose outcome is unknown is neither reconciled nor undone before that.
+    /// Default 60 s.
     pub fn settle(mut self, settle: Duration) -> Self {
         self.terms.settle = settle;
         self
     }
 
-    /// Sets the function that determines whether the step happened, once its tries are exhausted or
-    /// its key has expired. It may only answer [`Verdict::DidNotHappen`] if the step never will
-    /// happen under this fence or a smaller one.
+    /// Sets the function that prepares each try: its value is saved together with the try, before the
+    /// call, which gets it by [`StepContext::prepared`]. It calls nothing that has an effect. Its
+    /// error ends the try without a call; whatever the error says, nothing was sent.
+    pub fn prepare<P, F, Fut>(mut self, prepare: F) -> Self
+    where
+        P: Serialize + Send + 'static,
+        E: Serialize + Send + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<P, StepError<E>>> + Send + 'static,
+    {
+        let (name, state) = (self.name, Arc::clone(&self.saga.state));
+        let prepare = Arc::new(prepare);
+        self.terms.prepares = true;
+        self.functions.prepare = Some(Arc::new(move |context, argument| {
+            let (state, prepare) = (Arc::clone(&state), Arc::clone(&prepare));
+            Box::pin(async move {
+                let argument = value::read::<A>(&argument)
+                    .map_err(|error| TryEnd::Faulted(unreadable(name, &error)))?;
+                let prepared = prepare(StepContext { state, context }, argument).await;
+                let value = prepared.map_err(|error| match try_end(name, error) {
+                    TryEnd::Unknown(error) => TryEnd::NotSent(error),
+                    TryEnd::RetryAfter(after, error) => TryEnd::Postponed(after, error),
+                    TryEnd::Lost(fault) => TryEnd::Faulted(fault),
+                    end => end,
+                })?;
+                written(name, &value).map_err(TryEnd::Faulted)
+            })
+        }));
+        self
+    }
+
+    /// Sets the function that determines whether the step happened. It is called once the tries are
+    /// exhausted, the key has expired, or a `once` step may have happened; and before the undo of a step
+    /// whose outcome is unknown: in all at most [`StepRetry::tries`] times. [`Verdict::DidNotHappen`]
+    /// also promises that no call with this fence or a smaller one will take effect.
     pub fn reconcile<F, Fut>(mut self, reconcile: F) -> Self
     where
-        F: Fn(At<S>, A) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Verdict<R>> + Send + 'static,
     {
         let (name, state) = (self.name, Arc::clone(&self.saga.state));
@@ -398,7 +470,7 @@ where
             let (state, reconcile) = (Arc::clone(&state), Arc::clone(&reconcile));
             Box::pin(async move {
                 let Ok(argument) = value::read::<A>(&argument) else { return Verdict::CannotSay };
-                match reconcile(At { state, context }, argument).await {
+                match reconcile(StepContext { state, context }, argument).await {
                     Verdict::Happened(result) => {
                         written(name, &result).map_or(Verdict::CannotSay, Verdict::Happened)
                     }
@@ -415,7 +487,7 @@ where
     #[must_use = "the flow requests the step by this handle"]
     pub fn undo<F, Fut>(mut self, undo: F) -> StepHandle<A, R, E>
     where
-        F: Fn(At<S>, A, Undo<R>) -> Fut + Send + Sync + 'static,
+        F: Fn(StepContext<S>, A, StepEffect<R>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), UndoError>> + Send + 'static,
     {
         let (name, state, undo) = (self.name, Arc::clone(&self.saga.state), Arc::new(undo));
@@ -426,10 +498,12 @@ where
                 let unreadable = |error| UndoFailure::Faulted(unreadable(name, &error));
                 let argument = value::read::<A>(&argument).map_err(unreadable)?;
                 let result = match result {
-                    Some(result) => Undo::Happened(value::read::<R>(&result).map_err(unreadable)?),
-                    None => Undo::Unknown,
+                    Some(result) => {
+                        StepEffect::Happened(read_result::<R>(&result).map_err(unreadable)?)
+                    }
+                    None => StepEffect::Unknown,
                 };
-                let undone = undo(At { state, context }, argument, result).await;
+                let undone = undo(StepContext { state, context }, argument, result).await;
                 undone.map_err(|UndoError(source)| UndoFailure::Error(text(&*source)))
             })
         }));
@@ -449,35 +523,6 @@ where
     }
 }
 
-/// Errors of a definition.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DefinitionError {
-    /// A name is empty, too long, or has other characters.
-    #[error(
-        "expected a name of 1 to 100 letters, digits, `-`, `_` and `.`, found `{name}`: rename it"
-    )]
-    Name {
-        /// The name.
-        name: &'static str,
-    },
-    /// Two steps have one name.
-    #[error("expected one step named `{name}`, found two: rename one")]
-    Twice {
-        /// The name.
-        name: &'static str,
-    },
-    /// The limit of the log is too large.
-    #[error("expected a log of at most {MAX_LOG} bytes, found {found}: lower `max_log`")]
-    MaxLog {
-        /// The limit.
-        found: usize,
-    },
-    /// The retention is zero.
-    #[error("expected a retention above zero: a retry would start the saga again")]
-    Retention,
-}
-
 fn check_name(name: &'static str) -> Result<(), DefinitionError> {
     let is_valid = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
     match (1..=100).contains(&name.len()) && name.chars().all(is_valid) {
@@ -486,18 +531,34 @@ fn check_name(name: &'static str) -> Result<(), DefinitionError> {
     }
 }
 
-fn written<T: Serialize>(name: &str, value: &T) -> Result<Blob, SagaFault> {
+fn written<T: Serialize>(name: &str, value: &T) -> Result<Blob, StuckCause> {
     value::write(value, hapax_core::codec::MAX_CHECKPOINT).map(Blob).map_err(|error| {
-        let detail = format!("expected a value of `{name}` that can be serialized, found: {error}");
-        SagaFault { reason: StuckReason::TooLarge, detail }
+        let detail = format!("expected a value of `{name}` that serde can serialize, of at most 16 MiB, found: {error}: correct its type, then `retry`");
+        StuckCause { reason: StuckReason::TooLarge, detail }
     })
 }
 
-fn unreadable(name: &str, error: &value::ValueError) -> SagaFault {
+fn try_end<E: Serialize>(name: &str, error: StepError<E>) -> TryEnd {
+    match error {
+        StepError::Rejected(error) => {
+            written(name, &error).map_or_else(TryEnd::Lost, TryEnd::Rejected)
+        }
+        StepError::NotSent(error) => TryEnd::NotSent(text(&*error)),
+        StepError::Unknown(error) => TryEnd::Unknown(text(&*error)),
+        StepError::RetryAfter { after, source } => TryEnd::RetryAfter(after, text(&*source)),
+        StepError::Postponed { after, source } => TryEnd::Postponed(after, text(&*source)),
+        StepError::Stuck { reason, source, sent } => {
+            let fault = StuckCause { reason, detail: text(&*source) };
+            if sent { TryEnd::Lost(fault) } else { TryEnd::Faulted(fault) }
+        }
+    }
+}
+
+fn unreadable(name: &str, error: &value::ValueError) -> StuckCause {
     let detail = format!(
         "expected logged values of `{name}` of the types in this definition, found: {error}"
     );
-    SagaFault { reason: StuckReason::Unreadable, detail }
+    StuckCause { reason: StuckReason::Unreadable, detail }
 }
 
 /// Returns an error with its causes, at most 1,000 characters.

@@ -1,15 +1,27 @@
 //! The driver of a run: performs its effects on the store, the schedule and the steps' functions.
 //!
-//! *A driver that is dropped, at any await, leaves what a crash leaves*: the log of the last save. A
-//! call under way is dropped with it, and the log has its try.
+//! *A driver may be dropped at any await, with the effect of a crash*: the log of the last save remains.
+//! A call begins after its try is in that log.
 //!
-//! *A process that was frozen calls nothing afterwards*: just before each call the driver reads by
-//! its monotonic clock whether the lease may have lapsed since the save ([`LeaseHandle::remaining`]).
+//! *A process that was frozen calls nothing afterwards*, nor does one whose machine was suspended: just
+//! before each call the driver reads by its monotonic clock and its wall clock whether the lease may have
+//! lapsed since the save ([`LeaseHandle::remaining`]).
 //!
-//! *Parking*: the log is saved and the lease given up in one swap; then the entry is postponed, if it is
-//! still due when it was; then signals and cancellations are looked for once more. A sender writes
+//! *A store that is away ends no run*: a save or a look is repeated until it is answered or another
+//! owner is found, also after the lease has lapsed. The result of a call is in this process only, and
+//! as long as no process has taken over, the save is still accepted.
+//!
+//! *A start* inserts its entry and saves the first log at the same time, in one commit of a store that
+//! groups them, and calls nothing before both are done: see [`Starting`].
+//!
+//! *Parking*: the log is saved and the lease given up in one swap; then the entry is moved to the end of
+//! a short pause; then signals and cancellations are looked for once more. A sender writes
 //! the signal first and looks at the log afterwards, so that one of the two sees the other.
 
+mod look;
+mod start;
+
+use std::error::Error as StdError;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -17,23 +29,32 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::store::BoxFuture;
 use hapax_core::transaction::{CheckpointCommit, TransactionBackend, TxHandle};
+use hapax_core::value::ValueError;
 use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
 use tokio::time::{sleep, timeout};
 use tracing::{Instrument, Span};
 
-use crate::call::CallContext;
+use self::look::look;
+pub(crate) use self::start::Starting;
+use crate::call::{CallContext, CallTries};
 use crate::clock::StoreClock;
 use crate::definition::{Definition, text};
 use crate::log::{Blob, Direction, Log, StepOutcome, Stuck, StuckReason};
 use crate::node::{Node, ScheduledSaga};
 use crate::note::{CANCEL, FinalOutcome, step_key};
-use crate::run::{Call, Effect, Kind, Run, RunEvent, SagaEnd, SagaFault, TryEnd, UndoFailure};
+use crate::run::{
+    Call, Effect, Kind, Run, RunEvent, SagaEnd, StuckCause, TryEnd, UndoFailure, too_large,
+};
 use crate::stats::{DefinitionCounters, Running, is_newly_stuck};
 
 /// Pause before a save is repeated that got no definite reply.
 const SAVE_AGAIN: Duration = Duration::from_millis(200);
+
+/// Time after which a flow that waits for something that is no step is reported.
+const FLOW_WAIT: Duration = Duration::from_secs(60);
 
 /// The end of a run.
 enum RunEnd {
@@ -45,30 +66,47 @@ enum RunEnd {
     Dropped,
 }
 
-/// Runs a saga under its lease until it ends, parks, or loses the lease.
+/// Runs a saga under its lease until it ends, parks, or loses the lease. The entry exists, unless it is
+/// that of a saga that starts.
 pub(crate) async fn drive(
     node: Arc<Node>,
     definition: Arc<Definition>,
     lease: Lease,
     saga: ScheduledSaga,
+    starting: Option<Starting>,
 ) {
-    let clock = StoreClock::new(lease.fence());
-    let id = lease.id();
-    let log = match lease.checkpoint().map(|log| Log::decode(log)) {
-        None => definition.new_log(saga.key.id, clock.now()),
+    let (handle, id) = (lease.handle(), lease.id());
+    let mut log = match lease.checkpoint().map(|log| Log::decode(log)) {
+        None => definition.new_log(saga.key.id, lease.fence().issued_at().into()),
         Some(Ok(log)) => log,
         Some(Err(error)) => {
             // An operator needs to see it. It stays as it is, and is looked at again later.
             tracing::error!(saga = %definition.name, operation = ?id, %error, "the log of a saga cannot be read: run the version that wrote it");
-            return node.set_aside(saga).await;
+            // Nothing was executed: it is no crash.
+            let _ = lease.withdraw().await;
+            return node.set_aside(&saga).await;
         }
     };
+    // Only an owner that took over can withdraw without releasing a record that may have been accepted.
+    if lease.is_takeover() && !node.enter_alone(id, log.crashes_before(lease.attempt())) {
+        // A start took it over. This execution does not count, and the entry is due.
+        let _ = lease.withdraw().await;
+        return;
+    }
+    let clock = StoreClock::new(handle.clone(), log.latest());
+    match &starting {
+        // The entry does not exist.
+        Some(_) if log.attempt > 0 => log.not_begun(clock.now()),
+        Some(_) => {}
+        None => log.inserted = true,
+    }
     let span = tracing::info_span!("saga", name = definition.name, version = definition.version, operation = %id, attempt = lease.attempt());
     let counters = node.counters(&definition);
     let running = counters.run();
     let was_stuck = log.stuck.clone();
-    let run = definition.run(log, lease.attempt(), saga.input.clone());
-    let mut driver = Driver { node, definition, counters, run, clock, handle: lease.handle(), id };
+    let input = saga.input.clone();
+    let run = definition.run(log, lease.attempt(), input.clone());
+    let mut driver = Driver { node, definition, counters, run, clock, handle, id, input, starting };
     let driving: BoxFuture<'_, ()> = Box::pin(async {
         let end: BoxFuture<'_, RunEnd> = Box::pin(driver.run());
         let end = lease.keep_alive(end).await;
@@ -87,13 +125,23 @@ struct Driver {
     clock: StoreClock,
     handle: LeaseHandle,
     id: OperationId,
+    input: Bytes,
+    /// Set until the entry of a saga that starts is inserted.
+    starting: Option<Starting>,
 }
 
 impl Driver {
     /// Performs effects until the run is over.
     async fn run(&mut self) -> RunEnd {
         loop {
-            let Some(effect) = self.next().await else {
+            if self.handle.remaining().is_zero() {
+                self.renew().await;
+            }
+            let effect = self.next().await;
+            // Both are done before anything else is.
+            let comes_with_save = matches!(effect, Some(Effect::Save | Effect::Prepare(_)));
+            let is_inserted = comes_with_save || self.insert_first().await;
+            let Some(effect) = effect.filter(|_| is_inserted) else {
                 self.run.interrupt(self.clock.now());
                 return RunEnd::Parked;
             };
@@ -112,17 +160,27 @@ impl Driver {
                     }
                     continue;
                 }
-                Effect::Save => match self.save().await {
-                    Some(cancelled) => RunEvent::Saved(cancelled),
-                    None => return RunEnd::Dropped,
+                Effect::Save => match self.save_soon().await {
+                    Ok(cancelled) => RunEvent::Saved(cancelled),
+                    Err(end) => return end,
                 },
-                Effect::Look(signal) => match self.look(&signal).await {
-                    Some(value) => RunEvent::Signal(value),
-                    None => return RunEnd::Dropped,
-                },
-                Effect::LookForCancellation => match self.look(CANCEL).await {
-                    Some(reason) => RunEvent::Cancelled(reason.map(|reason| cancellation(&reason))),
-                    None => return RunEnd::Dropped,
+                Effect::Look(signal) => {
+                    match look(&self.node, &self.handle, &self.id, &signal).await {
+                        Some(value) => RunEvent::Signal(value),
+                        None => return RunEnd::Dropped,
+                    }
+                }
+                Effect::LookForCancellation => {
+                    match look(&self.node, &self.handle, &self.id, CANCEL).await {
+                        Some(reason) => {
+                            RunEvent::Cancelled(reason.map(|reason| cancellation(&reason)))
+                        }
+                        None => return RunEnd::Dropped,
+                    }
+                }
+                Effect::Prepare(call) => match self.prepare_soon(call).await {
+                    Ok(prepared) => RunEvent::Prepared(prepared),
+                    Err(end) => return end,
                 },
                 Effect::Call(call) => match self.call(call).await {
                     Some(event) => event,
@@ -140,7 +198,14 @@ impl Driver {
             if let Some(step) = called {
                 self.counters.called(&self.run.log().steps[step].name, &event);
             }
+            let is_saved = matches!(
+                event,
+                RunEvent::Saved(_) | RunEvent::Committed(_) | RunEvent::UndoCommitted
+            );
             self.run.resume(event, self.clock.now(), &SystemEntropy);
+            if is_saved && self.run.log().crashes == 0 {
+                self.node.leave_alone(&self.id);
+            }
         }
     }
 
@@ -149,50 +214,81 @@ impl Driver {
     async fn next(&mut self) -> Option<Effect> {
         let mut shutdown = pin!(self.node.shutdown());
         let (run, clock) = (&mut self.run, &self.clock);
-        let next = poll_fn(|cx| {
+        let mut next = pin!(poll_fn(|cx| {
             if let Poll::Ready(effect) = run.advance(cx, clock.now()) {
                 return Poll::Ready(Some(effect));
             }
             shutdown.as_mut().poll(cx).map(|()| None)
-        });
-        let effect = next.await?;
+        }));
+        let effect = match timeout(FLOW_WAIT, next.as_mut()).await {
+            Ok(effect) => effect?,
+            Err(_) => {
+                self.counters.flow_waits();
+                tracing::warn!(saga = %self.definition.name, operation = %self.id, "a flow has waited for a minute for something that is no step: make it a step, which has a timeout");
+                next.await?
+            }
+        };
         let ends = matches!(effect, Effect::Park | Effect::Complete(_));
         (ends || !self.node.is_shutting_down()).then_some(effect)
     }
 
-    /// Saves the log, and looks for a cancellation. `None`: the lease is lost, or may be.
+    /// Saves the log as it is, because the lease may have lapsed: the process was frozen, its machine was
+    /// suspended, or its wall clock stepped forward. If no process has taken over, the lease holds again;
+    /// else the next save or call finds that. The run decides only then, by the present time, whether the
+    /// next call may be made.
+    async fn renew(&mut self) {
+        if let Some(log) = self.encoded(self.run.log()) {
+            // Without a reply the lease stays lapsed, and nothing is called.
+            let _ = self.handle.save(log).await;
+        }
+    }
+
+    /// Saves the log, and looks for a cancellation. `None`: the lease is lost.
     async fn save(&mut self) -> Option<Option<String>> {
-        let log = self.run.log().encode().ok()?;
+        let log = self.encoded(self.run.log())?;
+        let handle = &self.handle;
         let save = async {
             loop {
-                match self.handle.save(log.clone()).await {
+                match handle.save(log.clone()).await {
                     Ok(()) => return Some(()),
                     // The save may have arrived. A second one finds it, or writes it.
-                    Err(FinishError::Pending) if !self.handle.remaining().is_zero() => {
-                        sleep(SAVE_AGAIN).await;
-                    }
+                    Err(FinishError::Pending) if !handle.is_lost() => sleep(SAVE_AGAIN).await,
                     Err(_) => return None,
                 }
             }
         };
-        // A cancellation that this look misses is found by the next one.
-        let (saved, reason) = tokio::join!(save, self.node.signal(&self.id, CANCEL));
+        let (node, id, direction) = (&*self.node, &self.id, self.run.log().direction());
+        let look = async {
+            match direction {
+                // Until it is answered: a call without it could follow a cancellation.
+                Direction::Forward => look(node, handle, id, CANCEL).await,
+                // What is being undone cannot be cancelled.
+                Direction::Undo => Some(None),
+            }
+        };
+        let (saved, reason) = tokio::join!(save, look);
         saved?;
-        Some(reason.ok().flatten().map(|reason| cancellation(&reason)))
+        Some(reason?.map(|reason| cancellation(&reason)))
     }
 
-    /// Looks for a signal until the store answers. `None`: the lease is lost.
-    async fn look(&mut self, name: &str) -> Option<Option<Blob>> {
-        loop {
-            match self.node.signal(&self.id, name).await {
-                Ok(value) => return Some(value),
-                Err(_) if self.handle.remaining().is_zero() => return None,
-                Err(error) => {
-                    tracing::debug!(operation = ?self.id, %error, "a signal cannot be looked up yet");
-                    sleep(SAVE_AGAIN).await;
-                }
-            }
-        }
+    /// Encodes a log. `None`, which is reported: it is larger than a record can be.
+    fn encoded(&self, log: &Log) -> Option<Bytes> {
+        let report = |error: &ValueError| {
+            tracing::error!(saga = %self.definition.name, operation = %self.id, %error, "the log of a saga cannot be saved: lower `max_log`");
+        };
+        log.encode().inspect_err(report).ok()
+    }
+
+    /// Prepares a try.
+    async fn prepare(&mut self, call: Call) -> Option<Result<Blob, TryEnd>> {
+        let step = &self.run.log().steps[call.step];
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let prepare = functions.prepare.as_ref()?;
+        let (context, argument) = (self.context(call), step.argument.0.clone());
+        let span = self.span("prepare", call);
+        let function = || prepare(context, argument).instrument(span);
+        let ended = Self::guard(&self.handle, call, function).await?;
+        Some(ended.unwrap_or_else(|error| Err(TryEnd::NotSent(error))))
     }
 
     async fn call(&mut self, call: Call) -> Option<RunEvent> {
@@ -226,16 +322,31 @@ impl Driver {
             TryEnd::Happened(value) if value.0.len() <= self.definition.terms.max_value => {
                 let log = self.run.log_with(call.step, value.clone());
                 match self.commit(&backend, tx, &log).await? {
-                    Ok(()) => RunEvent::Committed(value),
-                    Err(error) => RunEvent::Called(TryEnd::NotSent(error)),
+                    Ok(Ok(())) => RunEvent::Committed(value),
+                    Ok(Err(error)) => RunEvent::Called(TryEnd::NotSent(error)),
+                    Err(fault) => RunEvent::Called(TryEnd::Lost(fault)),
                 }
             }
             end => RunEvent::Called(match (self.roll_back(&backend, tx).await, end) {
-                (Ok(()), TryEnd::Unknown(error)) => TryEnd::NotSent(error),
-                (Ok(()), end) => end,
+                (Ok(()), end) => self.rolled_back(call, end),
                 (Err(fault), _) => TryEnd::Lost(fault),
             }),
         })
+    }
+
+    /// Returns the end of a try whose transaction was rolled back, so that it did not happen.
+    fn rolled_back(&self, call: Call, end: TryEnd) -> TryEnd {
+        let limit = self.definition.terms.max_value;
+        match end {
+            TryEnd::Unknown(error) => TryEnd::NotSent(error),
+            TryEnd::Lost(fault) => TryEnd::Faulted(fault),
+            TryEnd::Happened(value) => {
+                let name = &self.run.log().steps[call.step].name;
+                let advice = "its writes are rolled back: shorten the result, then `retry`";
+                TryEnd::Faulted(too_large(name, limit, &value, advice))
+            }
+            end => end,
+        }
     }
 
     /// Calls the undo of such a step.
@@ -246,8 +357,9 @@ impl Driver {
         let tx = self.handle.begin(&backend);
         Some(match self.call_undo(call, Some(tx.clone())).await? {
             Ok(()) => match self.commit(&backend, tx, &self.run.log_undone(call.step)).await? {
-                Ok(()) => RunEvent::UndoCommitted,
-                Err(error) => RunEvent::Undone(Err(UndoFailure::Error(error))),
+                Ok(Ok(())) => RunEvent::UndoCommitted,
+                Ok(Err(error)) => RunEvent::Undone(Err(UndoFailure::Error(error))),
+                Err(fault) => RunEvent::Undone(Err(UndoFailure::Faulted(fault))),
             },
             Err(failure) => RunEvent::Undone(Err(match self.roll_back(&backend, tx).await {
                 Ok(()) => failure,
@@ -256,22 +368,22 @@ impl Driver {
         })
     }
 
-    /// Commits a transaction with a log. An error is that of a transaction that was rolled back.
-    /// `None`: the next run finds in the log whether it was committed.
+    /// Commits a transaction with a log. The inner error is that of a transaction that was rolled back,
+    /// the outer one that of a step that ended it itself. `None`: the next run finds in the log whether
+    /// it was committed.
     async fn commit(
         &mut self,
         backend: &TransactionBackend,
         tx: TxHandle,
         log: &Log,
-    ) -> Option<Result<(), String>> {
-        match self.handle.commit(backend, tx, log.encode().ok()?).await {
-            CheckpointCommit::Committed => Some(Ok(())),
-            CheckpointCommit::RolledBack => {
-                Some(Err("the transaction lost against another".to_owned()))
-            }
-            CheckpointCommit::Rejected(error) => Some(Err(text(&*error))),
-            CheckpointCommit::Lost(_) | CheckpointCommit::Unknown => None,
-        }
+    ) -> Option<Result<Result<(), String>, StuckCause>> {
+        Some(Ok(match self.handle.commit(backend, tx, self.encoded(log)?).await {
+            CheckpointCommit::Committed => Ok(()),
+            CheckpointCommit::RolledBack => Err("the transaction lost against another".to_owned()),
+            CheckpointCommit::Rejected(error) => Err(text(&*error)),
+            CheckpointCommit::EndedEarly(error) => return Some(Err(ended_early(&*error))),
+            CheckpointCommit::Lost(_) | CheckpointCommit::Unknown => return None,
+        }))
     }
 
     /// Rolls a transaction back, unless the step ended it itself.
@@ -279,14 +391,8 @@ impl Driver {
         &mut self,
         backend: &TransactionBackend,
         tx: TxHandle,
-    ) -> Result<(), SagaFault> {
-        self.handle.roll_back(backend, tx).await.map_err(|error| SagaFault {
-            reason: StuckReason::Unknown,
-            detail: format!(
-                "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
-                text(&*error)
-            ),
-        })
+    ) -> Result<(), StuckCause> {
+        self.handle.roll_back(backend, tx).await.map_err(|error| ended_early(&*error))
     }
 
     async fn undo(&mut self, call: Call) -> Option<RunEvent> {
@@ -325,7 +431,7 @@ impl Driver {
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let reconcile = functions.reconcile.as_ref()?;
-        // The question is about the step's own key.
+        // A reconcile function gets the key of the step, also during the compensation.
         let context = self.context(Call { direction: Direction::Forward, ..call });
         let argument = step.argument.0.clone();
         let span = self.span("reconcile", call);
@@ -335,9 +441,15 @@ impl Driver {
     }
 
     /// Returns the span of a call. It has no key, no scope and no contents.
-    fn span(&self, kind: &'static str, call: Call) -> Span {
+    fn span(&self, function: &'static str, call: Call) -> Span {
         let step = &self.run.log().steps[call.step];
-        tracing::info_span!("call", kind, step = step.name, nth = step.nth, number = call.number)
+        tracing::info_span!(
+            "call",
+            function,
+            step = step.name,
+            nth = step.nth,
+            try_number = call.number
+        )
     }
 
     fn running(&self, call: Call) -> Option<Running> {
@@ -351,7 +463,7 @@ impl Driver {
             (RunEnd::Dropped, _) => self.counters.lost(),
             (RunEnd::Parked, None) => self.counters.parked(),
             (RunEnd::Parked, stuck) if is_newly_stuck(was_stuck, stuck.as_ref()) => {
-                self.counters.stuck(log.present().map(|step| step.name.as_str()));
+                self.counters.stuck(log.current_step().map(|step| step.name.as_str()));
             }
             (RunEnd::Parked | RunEnd::Complete(_), _) => {}
         }
@@ -360,7 +472,9 @@ impl Driver {
     fn context(&self, call: Call) -> CallContext {
         let step = &self.run.log().steps[call.step];
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
-        CallContext { key, fence: self.handle.fence(), number: call.number, tx: None }
+        let tries = CallTries::new(step.tries(call.direction), call.number, self.clock.now());
+        let (fence, input) = (self.handle.fence(), self.input.clone());
+        CallContext { key, fence, id: self.id, input, tries, tx: None }
     }
 
     /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the
@@ -373,7 +487,7 @@ impl Driver {
         if handle.remaining().is_zero() {
             return None;
         }
-        let panicked = || "the function panicked".to_owned();
+        let panicked = || "the function panicked, see the standard error of the service".to_owned();
         let Ok(future) = catch_unwind(AssertUnwindSafe(function)) else {
             return Some(Err(panicked()));
         };
@@ -385,7 +499,7 @@ impl Driver {
             });
         tokio::select! {
             ended = timeout(call.timeout, caught) => {
-                let late = |_| Err(format!("no result within {:?}", call.timeout));
+                let late = |_| Err(format!("expected a result within {:?}, found none: the call was dropped", call.timeout));
                 Some(ended.unwrap_or_else(late))
             }
             () = handle.lost() => None,
@@ -404,11 +518,15 @@ impl Driver {
     }
 
     async fn park(self, lease: Lease, saga: ScheduledSaga) {
-        let Self { node, definition, run, clock, id, .. } = self;
-        let log = run.log();
-        let (Some(parked), Ok(bytes)) = (&log.parked, log.encode()) else { return };
+        let log = self.run.log();
+        let (Some(parked), Some(bytes)) = (&log.parked, self.encoded(log)) else { return };
+        let Self { node, definition, clock, handle, id, .. } = &self;
         if let Some(stuck) = &log.stuck {
-            tracing::warn!(saga = %definition.name, operation = %id, reason = ?stuck.reason, detail = %stuck.detail, "a saga is stuck");
+            // Without the detail, which has the text of an error of another system.
+            let step = stuck.step.and_then(|step| log.steps.get(step));
+            let tries = step.map(|step| step.tries(stuck.direction).begun);
+            let step = step.map(|step| step.name.as_str());
+            tracing::warn!(saga = %definition.name, operation = %id, reason = stuck.reason.as_str(), step, tries, "a saga is stuck");
         }
         let span = clock.until(parked.until);
         if lease.park(bytes, span).await.is_err() {
@@ -418,13 +536,13 @@ impl Driver {
         match span.is_zero() {
             // Another node continues at once. Making an entry due is right at any time.
             true => node.make_due(saga.key).await.unwrap_or_else(|error| {
-                tracing::debug!(operation = ?id, %error, "an entry was not made due: it is due within a lease");
+                tracing::debug!(operation = ?id, %error, "the entry of a parked saga was not made due: another process resumes it within a lease");
             }),
-            false => node.postpone(&saga, span).await,
+            false => node.postpone_parked(saga.key, span).await,
         }
-        if node.is_awaited(&id, log).await.unwrap_or(true) {
-            node.wake(&id).await.unwrap_or_else(|error| {
-                tracing::warn!(operation = ?id, %error, "a saga could not be woken: it continues when its entry is due");
+        if node.is_awaited(id, handle.generation(), log).await.unwrap_or(true) {
+            node.wake(id).await.unwrap_or_else(|error| {
+                tracing::warn!(operation = ?id, %error, "expected to wake a parked saga whose signal has arrived, found an error: it continues when its entry is due");
             });
         }
     }
@@ -432,24 +550,36 @@ impl Driver {
     async fn complete(self, lease: Lease, saga: ScheduledSaga, end: SagaEnd) {
         let Self { node, definition, counters, run, id, .. } = self;
         let is_done = matches!(end, SagaEnd::Done(_));
-        let Ok(outcome) = FinalOutcome::new(run.log(), end).encode() else { return };
+        let report = |error: &ValueError| {
+            tracing::error!(saga = %definition.name, operation = %id, %error, "the outcome of a saga cannot be saved: shorten it");
+        };
+        let outcome = FinalOutcome::new(run.log(), end).encode().inspect_err(report);
+        let Ok(outcome) = outcome else { return };
         match lease.complete(outcome, Some(definition.retention)).await {
             // Only then: an entry is never missing while its saga is unfinished.
             Ok(_) => {
                 counters.ended(is_done);
+                node.ended(&id).notify_waiters();
                 node.remove(&saga).await;
             }
             Err(error) => {
                 tracing::debug!(operation = ?id, %error, "the outcome of a saga is not recorded yet");
             }
         }
-        node.ended.notify_waiters();
     }
 }
 
-fn no_database() -> SagaFault {
+fn ended_early(error: &(dyn StdError + 'static)) -> StuckCause {
+    let detail = format!(
+        "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
+        text(error)
+    );
+    StuckCause { reason: StuckReason::Unknown, detail }
+}
+
+fn no_database() -> StuckCause {
     let detail = "expected a database for steps of the kind `within`, found none: set `SagasBuilder::transactions`";
-    SagaFault { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
+    StuckCause { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
 }
 
 fn cancellation(reason: &Blob) -> String {

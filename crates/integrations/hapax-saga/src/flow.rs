@@ -13,13 +13,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::log::{Blob, StepOutcome, StuckReason};
-use crate::run::SagaFault;
+use crate::run::StuckCause;
 
 /// Prefixes of the names of pauses in the log. Names of steps have no slash.
 pub(crate) const SLEEP: &str = "sleep/";
 pub(crate) const SIGNAL: &str = "signal/";
 
-/// A step of a definition, which a flow requests by [`Op::run`].
+/// A step of a definition, which a flow requests by [`FlowContext::run`].
 pub struct StepHandle<A, R, E> {
     pub(crate) name: &'static str,
     pub(crate) nth: u32,
@@ -53,23 +53,23 @@ impl<A, R, E> fmt::Debug for StepHandle<A, R, E> {
     }
 }
 
-/// The handle of a flow to its saga.
+/// The context of a flow, by which it runs steps, sleeps and waits for signals.
 ///
 /// A flow runs from the top after each crash and each pause, and gets the logged outcomes of its
-/// steps. So all that may differ between two runs is a step: times, random values, look-ups.
+/// steps. So make a step of everything that may differ between two runs: times, random values, look-ups.
 #[derive(Clone)]
-pub struct Op {
-    desk: Arc<Desk>,
+pub struct FlowContext {
+    desk: Arc<StepChannel>,
 }
 
-impl fmt::Debug for Op {
+impl fmt::Debug for FlowContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Op")
+        f.write_str("FlowContext")
     }
 }
 
-impl Op {
-    pub(crate) const fn new(desk: Arc<Desk>) -> Self {
+impl FlowContext {
+    pub(crate) const fn new(desk: Arc<StepChannel>) -> Self {
         Self { desk }
     }
 
@@ -90,26 +90,30 @@ impl Op {
         let (name, nth) = (step.name.to_owned(), step.nth);
         let outcome = self.desk.request(StepRequest { name, nth, argument, wait: None }).await;
         match outcome {
-            StepOutcome::Happened(value) => Ok(self.read(step.name, &value).await),
-            StepOutcome::Rejected(error) => Err(self.read(step.name, &error).await),
+            StepOutcome::Happened(value) => Ok(self.read(step.name, step.nth, &value).await),
+            StepOutcome::Rejected(error) => Err(self.read(step.name, step.nth, &error).await),
         }
     }
 
-    /// Pauses for `span`, counted from the first request of this pause. A long one costs no memory
-    /// and survives restarts. `name` distinguishes the pauses of a flow.
+    /// Pauses for `duration`, counted from the first request of this pause. A pause of more than ten
+    /// seconds parks the saga: it costs no memory then. `name` names the pause in the log; the saga is
+    /// stuck if it requests a name twice, so put a number into it in a loop.
     pub async fn sleep(&self, name: &str, span: Duration) {
         let argument = self.written(name, &span).await;
         let (name, wait) = (format!("{SLEEP}{name}"), Some(Wait { span }));
         self.desk.request(StepRequest { name, nth: 0, argument, wait }).await;
     }
 
-    /// Waits for the signal `name`, which any caller with the saga's key can send once; `None` if it
-    /// does not arrive within `span`.
+    /// Waits for the signal `name`, which each caller with the saga's key can send; the first one
+    /// counts. Returns `None` if it does not arrive before `timeout`, counted from the first request. A
+    /// name may be requested once. One that was sent before the wait is received if that was not more
+    /// than 365 days ago.
     pub async fn signal<T: DeserializeOwned>(&self, name: &str, span: Duration) -> Option<T> {
         let argument = self.written(name, &span).await;
         let (full, wait) = (format!("{SIGNAL}{name}"), Some(Wait { span }));
-        match self.desk.request(StepRequest { name: full, nth: 0, argument, wait }).await {
-            StepOutcome::Happened(value) => Some(self.read(name, &value).await),
+        let request = StepRequest { name: full.clone(), nth: 0, argument, wait };
+        match self.desk.request(request).await {
+            StepOutcome::Happened(value) => Some(self.read(&full, 0, &value).await),
             StepOutcome::Rejected(_) => None,
         }
     }
@@ -121,22 +125,31 @@ impl Op {
                 let detail = format!(
                     "expected an argument of `{name}` that can be serialized, found: {error}"
                 );
-                self.desk.fault(StuckReason::TooLarge, detail).await
+                self.desk.fault(StuckReason::TooLarge, detail, None).await
             }
         }
     }
 
-    async fn read<T: DeserializeOwned>(&self, name: &str, value: &Blob) -> T {
-        match value::read(&value.0) {
+    async fn read<T: DeserializeOwned>(&self, name: &str, nth: u32, value: &Blob) -> T {
+        match read_result(&value.0) {
             Ok(value) => value,
             Err(error) => {
                 let detail = format!(
-                    "expected a logged value of `{name}` of the type in this definition, found: {error}"
+                    "expected a logged value of `{name}` of the type in this definition, found: {error}: restore the definition, or, if an operator gave the value, `resolve` with one of the type"
                 );
-                self.desk.fault(StuckReason::Unreadable, detail).await
+                let step = Some((name.to_owned(), nth));
+                self.desk.fault(StuckReason::Unreadable, detail, step).await
             }
         }
     }
+}
+
+/// Reads a logged result. An operator's JSON `null` is logged as `()`, and is also a missing value.
+pub(crate) fn read_result<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, value::ValueError> {
+    value::read(bytes).or_else(|error| {
+        let [unit, none] = [value::write(&(), 16)?, value::write(&None::<()>, 16)?];
+        if bytes == unit { value::read(&none).map_err(|_| error) } else { Err(error) }
+    })
 }
 
 /// A request of a flow.
@@ -155,23 +168,26 @@ pub(crate) struct Wait {
     pub(crate) span: Duration,
 }
 
-/// The place at which a flow and its run exchange requests and outcomes.
+/// A fault that a flow reports, with name and number of the step whose logged value it is about.
+type DeskFault = (StuckCause, Option<(String, u32)>);
+
+/// The channel between a flow and its run: one request at a time, then its outcome.
 #[derive(Default)]
-pub(crate) struct Desk(Mutex<DeskState>);
+pub(crate) struct StepChannel(Mutex<ChannelState>);
 
 #[derive(Default)]
-struct DeskState {
+struct ChannelState {
     last: u64,
     /// Number of the request without an answer.
     open: Option<u64>,
     request: Option<StepRequest>,
     answer: Option<(u64, StepOutcome)>,
-    fault: Option<SagaFault>,
+    fault: Option<DeskFault>,
     waker: Option<Waker>,
 }
 
-impl Desk {
-    fn lock(&self) -> MutexGuard<'_, DeskState> {
+impl StepChannel {
+    fn lock(&self) -> MutexGuard<'_, ChannelState> {
         // Locked for assignments only.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,12 +197,17 @@ impl Desk {
     }
 
     /// Reports a fault. The run drops the flow, so that this does not resolve.
-    async fn fault<T>(&self, reason: StuckReason, detail: String) -> T {
-        self.lock().fault = Some(SagaFault { reason, detail });
+    async fn fault<T>(
+        &self,
+        reason: StuckReason,
+        detail: String,
+        step: Option<(String, u32)>,
+    ) -> T {
+        self.lock().fault = Some((StuckCause { reason, detail }, step));
         pending().await
     }
 
-    pub(crate) fn take_fault(&self) -> Option<SagaFault> {
+    pub(crate) fn take_fault(&self) -> Option<DeskFault> {
         self.lock().fault.take()
     }
 
@@ -210,7 +231,7 @@ impl Desk {
 
 /// A request until its answer.
 struct Requested<'a> {
-    desk: &'a Desk,
+    desk: &'a StepChannel,
     request: Option<StepRequest>,
     number: u64,
 }
@@ -224,10 +245,10 @@ impl Future for Requested<'_> {
         if let Some(request) = self.request.take() {
             if state.open.is_some() {
                 let detail = format!(
-                    "expected one step at a time, found a request of `{}` beside another: await each",
+                    "expected one step at a time, found a request of `{}` while another is under way: await each, then `retry`",
                     request.name
                 );
-                state.fault = Some(SagaFault { reason: StuckReason::Diverged, detail });
+                state.fault = Some((StuckCause { reason: StuckReason::Diverged, detail }, None));
                 return Poll::Pending;
             }
             state.last += 1;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::{EntryId, Timestamp, value};
+use hapax_core::{EntryId, Key, OperationId, Timestamp, value};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An encoded value. Its `Debug` form shows its length only.
@@ -104,25 +104,31 @@ impl Direction {
 /// The tries of a step in one direction.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Tries {
-    /// Tries that began, since an operator let the step be tried again. Counted before each begins.
+    /// Tries that have begun, or begun since an operator decided `retry`. Saved before the call.
     pub begun: u32,
-    /// Begin of the first of them.
+    /// Begin of the first of these tries: the retry's time counts from it.
     pub since: Option<LogTime>,
-    /// True while a try is under way.
+    /// True while a try is under way, or until the next execution if its process died.
     pub open: bool,
-    /// True if a try that has ended, or whose process died, may have arrived.
+    /// True if a try that has ended, or whose process died, may have had an effect.
     pub arrived: bool,
-    /// Begin of the first try that may have arrived; the key's lifetime counts from it.
+    /// Begin of the first try that may have had an effect: the lifetime of the step's key counts from it.
     pub first: Option<LogTime>,
-    /// Time until which the last try was called: its end, or the takeover from its process. Its begin
-    /// while it is under way.
+    /// Time until which the last try may have called: its end, or the takeover from its process. Its
+    /// begin while it is under way.
     pub last: Option<LogTime>,
-    /// Time before which there is no further try.
+    /// Time before which no further try begins; of a pause, its end.
     pub retry_at: Option<LogTime>,
     /// Calls of the reconcile function without a verdict.
     pub checks: u32,
+    /// End of the first of them.
+    #[serde(default)]
+    pub checked: Option<LogTime>,
     /// Text of the last error.
     pub error: Option<String>,
+    /// The value that was prepared for the last try.
+    #[serde(default)]
+    pub prepared: Option<Blob>,
 }
 
 impl Tries {
@@ -138,10 +144,20 @@ impl Tries {
 
     /// Grants new tries.
     pub(crate) fn grant(&mut self) {
-        (self.begun, self.since, self.retry_at, self.checks) = (0, None, None, 0);
+        (self.begun, self.since, self.retry_at) = (0, None, None);
+        (self.checks, self.checked) = (0, None);
     }
 
-    /// Ends a try that was not sent, or never called.
+    /// Takes back the begin of a try that was surely not called.
+    pub(crate) fn not_begun(&mut self) {
+        self.not_sent();
+        self.begun = self.begun.saturating_sub(1);
+        if self.begun == 0 {
+            self.since = None;
+        }
+    }
+
+    /// Ends a try that was not sent.
     pub(crate) fn not_sent(&mut self) {
         self.open = false;
         if !self.arrived {
@@ -170,7 +186,7 @@ pub enum StepOutcome {
 pub enum UndoEnd {
     /// The undo succeeded.
     Undone,
-    /// The step did not happen: there was nothing to undo.
+    /// The step did not happen, or it has no undo and its effect stays.
     Nothing,
     /// An operator skipped it.
     Skipped,
@@ -220,6 +236,13 @@ impl StepLog {
         }
     }
 
+    /// Returns the key of its calls in a direction, as
+    /// [`StepContext::key`](crate::StepContext::key) does; `None` of a pause.
+    #[must_use]
+    pub fn key(&self, saga: &OperationId, direction: Direction) -> Option<Key> {
+        crate::note::called_key(saga, direction, &self.name, self.nth)
+    }
+
     /// Returns the tries in a direction.
     #[must_use]
     pub const fn tries(&self, direction: Direction) -> &Tries {
@@ -255,7 +278,8 @@ pub enum Failure {
 pub enum StuckReason {
     /// The tries of a step are exhausted.
     Exhausted,
-    /// Its executions ended with their process, too often in a row.
+    /// [`MAX_CRASHES`](crate::run::MAX_CRASHES) executions in a row ended without progress: their
+    /// process died, or they lost their lease.
     Crashed,
     /// The step may have happened, and nothing can determine whether it did.
     Unknown,
@@ -265,18 +289,21 @@ pub enum StuckReason {
     Diverged,
     /// A logged value does not have the type that the definition expects.
     Unreadable,
-    /// The definition has no such step, or no undo of it.
+    /// The definition cannot run a step: it has no such step, or no database for a `within` step, or a
+    /// signal has no name.
     NoSuchStep,
-    /// An argument, a result or the log exceeds its limit.
+    /// An argument, a result or the step log exceeds its limit, or a value cannot be serialized.
     TooLarge,
     /// The flow panicked.
     Panicked,
+    /// A reason of the step's own, by its name.
+    Step(String),
 }
 
 impl StuckReason {
     /// Returns the word for it in texts.
     #[must_use]
-    pub const fn as_str(&self) -> &'static str {
+    pub fn as_str(&self) -> &str {
         match self {
             Self::Exhausted => "exhausted",
             Self::Crashed => "crashed",
@@ -287,6 +314,7 @@ impl StuckReason {
             Self::NoSuchStep => "no-such-step",
             Self::TooLarge => "too-large",
             Self::Panicked => "panicked",
+            Self::Step(reason) => reason,
         }
     }
 }
@@ -300,9 +328,9 @@ pub struct Stuck {
     pub step: Option<usize>,
     /// The direction.
     pub direction: Direction,
-    /// Text: expected and found.
+    /// Sentence that says what was expected, what was found, and what to do.
     pub detail: String,
-    /// Since when.
+    /// Time at which it became stuck.
     pub since: LogTime,
 }
 
@@ -324,7 +352,8 @@ pub struct LoggedDecision {
     pub at: LogTime,
     /// The reason.
     pub reason: String,
-    /// The decision: `retry`, `resolve`, `skip` or `abort`.
+    /// The decision as [`SagaDecision::as_str`](crate::SagaDecision::as_str) names it: `retry`,
+    /// `resolve happened`, `resolve did-not-happen`, `skip` or `abort`.
     pub action: String,
 }
 
@@ -337,13 +366,17 @@ pub struct Log {
     pub version: u32,
     /// Id of the schedule's entry.
     pub entry: [u8; 16],
+    /// True if the entry is known to have been inserted. If not, nothing was called unless the entry
+    /// exists.
+    #[serde(default = "is_inserted")]
+    pub inserted: bool,
     /// Begin of the saga.
     pub started: LogTime,
     /// The steps.
     pub steps: Vec<StepLog>,
     /// The reason for the compensation; no step runs forward once there is one.
     pub failure: Option<Failure>,
-    /// Attempt of the record that saved the log last.
+    /// Number of the execution that saved the log last; zero before the first save.
     pub attempt: u32,
     /// Executions in a row that ended without progress.
     pub crashes: u32,
@@ -367,6 +400,7 @@ impl Log {
             definition: definition.to_owned(),
             version,
             entry: *entry.as_bytes(),
+            inserted: false,
             started,
             steps: Vec::new(),
             failure: None,
@@ -409,6 +443,36 @@ impl Log {
         self.steps.iter().map(step).sum()
     }
 
+    /// Returns the executions in a row that ended without progress, if attempt number `attempt` of the
+    /// record continues the log. Those between did not save. The last one that did has crashed, unless
+    /// it parked the saga.
+    #[must_use]
+    pub(crate) fn crashes_before(&self, attempt: u32) -> u32 {
+        let between = attempt.saturating_sub(self.attempt).saturating_sub(1);
+        let last = u32::from(self.attempt > 0 && self.parked.is_none());
+        self.crashes.saturating_add(between).saturating_add(last)
+    }
+
+    /// Notes that nothing was called since the saga was claimed: no try has begun, and none has crashed.
+    pub fn not_begun(&mut self, now: LogTime) {
+        for step in &mut self.steps {
+            if step.forward.open {
+                step.forward.not_begun();
+            }
+        }
+        self.parked = Some(Parked { until: now, signal: None });
+    }
+
+    /// Returns the latest time that the log has, of those that are not the end of a pause.
+    #[must_use]
+    pub(crate) fn latest(&self) -> LogTime {
+        let tries = self.steps.iter().flat_map(|step| [&step.forward, &step.undo]);
+        let tries = tries.flat_map(|it| [it.since, it.first, it.last, it.checked]).flatten();
+        let stuck = self.stuck.iter().map(|stuck| stuck.since);
+        let decided = self.decisions.iter().map(|decision| decision.at);
+        tries.chain(stuck).chain(decided).fold(self.started, LogTime::max)
+    }
+
     /// Returns whether the saga runs forward or is undone.
     #[must_use]
     pub const fn direction(&self) -> Direction {
@@ -420,7 +484,7 @@ impl Log {
 
     /// Returns the step that runs, waits or is stuck; `None` between steps.
     #[must_use]
-    pub fn present(&self) -> Option<&StepLog> {
+    pub fn current_step(&self) -> Option<&StepLog> {
         let stuck = self.stuck.as_ref().and_then(|stuck| self.steps.get(stuck.step?));
         stuck.or_else(|| {
             let is_open = |step: &&StepLog| match self.direction() {
@@ -436,6 +500,11 @@ impl Log {
     pub fn find(&self, name: &str, nth: u32) -> Option<usize> {
         self.steps.iter().position(|step| step.nth == nth && step.name == name)
     }
+}
+
+/// Earlier versions saved no log before the entry was inserted.
+const fn is_inserted() -> bool {
+    true
 }
 
 #[cfg(test)]

@@ -1,38 +1,48 @@
-//! The sagas of one process: those that run here, and access to the store and its schedule.
+//! The worker of a process: claims sagas that are due, limits those that run, and sends signals.
+
+mod signals;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use std::future::Future;
-
 use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
-use hapax_core::store::{BoxFuture, Snapshot, StoredRecord};
+use hapax_core::store::{BoxFuture, StoredRecord};
 use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
-    Amendment, Claim, ClaimError, EntryId, Fingerprint, FingerprintScheme, Idempotency, InFlight,
-    Lease, OnUnknown, OperationId, OperationRequest, Outcome, Policy, RecordState, StoreError,
-    SystemEntropy, Terms, Timestamp, WriteResult,
+    Claim, ClaimError, EntryId, Idempotency, Lease, OperationId, RecordState, StoreError,
+    SystemEntropy, Timestamp,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::admission::Admission;
+use crate::aside::Aside;
 use crate::definition::Definition;
 use crate::driver;
-use crate::log::{Blob, Log};
-use crate::note::{CANCEL, Note, policy, signal_id};
+use crate::log::{Log, Parked};
+use crate::note::{Note, policy, rejected_id};
 use crate::schedule::on_schedule;
 use crate::stats::DefinitionCounters;
 
-/// Format of signals.
-const SIGNAL_FORMAT: &str = "saga-signal/1";
-
-/// Retention of a signal: also of one that arrives long before the flow waits for it.
-const SIGNAL_RETENTION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// Pause before a saga that cannot be read here is looked at again.
+/// Pause before an entry or a saga that cannot be read here is looked at again.
 const SET_ASIDE: Duration = Duration::from_secs(60);
+
+/// Executions in a row without progress after which a saga is a suspect.
+const SUSPECT: u32 = 2;
+
+/// Pause before a suspect is looked at again while another one runs.
+const ALONE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Pause before this process looks again at an entry whose saga runs here, or could not be claimed.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Number of groups of callers that wait for the end of a saga.
+const ENDED: usize = 1_024;
 
 /// The sagas of one process.
 pub(crate) struct Node {
@@ -42,15 +52,24 @@ pub(crate) struct Node {
     pub(crate) counters: BTreeMap<QueueName, Arc<DefinitionCounters>>,
     pub(crate) transactions: Option<TransactionBackend>,
     pub(crate) lease: Duration,
-    pub(crate) limit: usize,
+    pub(crate) max_running: usize,
     /// One permit for each saga that may run here.
     pub(crate) permits: Arc<Semaphore>,
     /// Operations that are looked at or run here.
     busy: Mutex<HashSet<OperationId>>,
-    /// Notified when a saga has ended here.
-    pub(crate) ended: Notify,
+    /// The suspect that runs here: see [`Node::enter_alone`].
+    alone: Mutex<Option<OperationId>>,
+    /// Entries that are left alone here.
+    pub(crate) aside: Aside,
+    /// Notified when a saga has ended here. Callers that wait are in groups by operation id, so that the
+    /// end of a saga does not let all of them read the store.
+    ended: Box<[Notify]>,
+    /// True if a look has failed since the last poll.
+    pub(crate) has_failed: AtomicBool,
     /// Notified when an entry may be due, or a permit may be free.
     pub(crate) changed: Notify,
+    /// Decides about sagas that are due, if set.
+    pub(crate) admission: Option<Admission>,
     shutdown: watch::Sender<bool>,
 }
 
@@ -81,7 +100,10 @@ pub(crate) struct Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
+        self.node.leave_alone(&self.id);
         self.node.busy().remove(&self.id);
+        // Only then: a waiter waits for this if it has found the operation here.
+        self.node.ended(&self.id).notify_waiters();
         self.node.changed.notify_one();
     }
 }
@@ -92,7 +114,8 @@ impl Node {
         definitions: BTreeMap<QueueName, Arc<Definition>>,
         transactions: Option<TransactionBackend>,
         lease: Duration,
-        limit: usize,
+        max_running: usize,
+        admission: Option<Admission>,
     ) -> Self {
         let counters = |(queue, definition): (&QueueName, &Arc<Definition>)| {
             (queue.clone(), Arc::new(DefinitionCounters::new(definition)))
@@ -103,11 +126,15 @@ impl Node {
             definitions,
             transactions,
             lease,
-            limit,
-            permits: Arc::new(Semaphore::new(limit)),
+            max_running,
+            permits: Arc::new(Semaphore::new(max_running)),
             busy: Mutex::default(),
-            ended: Notify::new(),
+            alone: Mutex::default(),
+            aside: Aside::default(),
+            ended: (0..ENDED).map(|_| Notify::new()).collect(),
+            has_failed: AtomicBool::new(false),
             changed: Notify::new(),
+            admission,
             shutdown: watch::Sender::new(false),
         }
     }
@@ -142,7 +169,32 @@ impl Node {
         self.busy().contains(id)
     }
 
-    /// Asks all runs to park.
+    /// Returns what is notified when a saga has ended here.
+    pub(crate) fn ended(&self, id: &OperationId) -> &Notify {
+        // An operation id is a hash.
+        let [first, second, ..] = *id.as_bytes();
+        &self.ended[usize::from(u16::from_be_bytes([first, second])) % ENDED]
+    }
+
+    /// Lets a suspect run here; false while another one does.
+    ///
+    /// A suspect is a saga whose last executions ended with their process. One of those that ran
+    /// together may end each of their processes; if they went on together, all would be stuck. Alone
+    /// among suspects, each of the others gets past its step. One crash makes no suspect: all that ran
+    /// in a process that was killed go on together.
+    pub(crate) fn enter_alone(&self, id: OperationId, crashes: u32) -> bool {
+        // Each use is one call or assignment.
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        crashes < SUSPECT || *alone.get_or_insert(id) == id
+    }
+
+    /// Notes that a saga has made progress, which is saved, or does not run any more.
+    pub(crate) fn leave_alone(&self, id: &OperationId) {
+        let mut alone = self.alone.lock().unwrap_or_else(PoisonError::into_inner);
+        *alone = alone.filter(|other| other != id);
+    }
+
+    /// Makes all executions park.
     pub(crate) fn begin_shutdown(&self) {
         self.shutdown.send_replace(true);
     }
@@ -163,31 +215,42 @@ impl Node {
     /// Looks at an entry that is due, and runs its saga if it can be claimed.
     pub(crate) async fn look(self: Arc<Self>, saga: ScheduledSaga, note: Note, queue: QueueName) {
         let Some(definition) = self.definitions.get(&queue).map(Arc::clone) else { return };
-        match self.claim(&saga, &note).await {
+        match self.claim(&saga, &note, &definition).await {
             Ok(Some(lease)) => {
-                // Another node that finds the entry due would look in vain.
+                // Another process would load the record for nothing.
                 self.postpone(&saga, self.lease).await;
                 // Its due time is not known any more.
                 let saga = ScheduledSaga { due: None, ..saga };
                 match self.accept(&lease, saga, note, queue).await {
-                    Ok(saga) => driver::drive(self, definition, lease, saga).await,
-                    // The lease lapses, and the entry is due then.
+                    Ok(saga) => driver::drive(self, definition, lease, saga, None).await,
+                    // The entry that was looked at is due after a lease.
                     Err(error) => {
-                        tracing::warn!(operation = ?lease.id(), %error, "a saga could not be accepted: it is tried again");
+                        tracing::warn!(operation = ?lease.id(), %error, "the entry of a transactional start could not be replaced: it is tried again when the lease lapses");
+                        // Nothing was executed: it is no crash.
+                        let _ = lease.withdraw().await;
+                        self.has_failed.store(true, Ordering::Relaxed);
                     }
                 }
             }
             Ok(None) => {}
             Err(error) => {
-                // The entry stays due.
-                tracing::warn!(operation = ?saga.key.operation, %error, "a saga could not be claimed: it is tried again");
-                self.postpone(&saga, Duration::from_secs(1)).await;
+                // The entry stays due, for other nodes too.
+                tracing::warn!(operation = ?saga.key.operation, %error, "a saga that is due could not be claimed: it is tried again in 1 s");
+                match error {
+                    ClaimError::Store(StoreError::Corrupt(_)) => self.set_aside(&saga).await,
+                    _ => self.fail(&saga),
+                }
             }
         }
     }
 
-    /// Replaces an entry that was inserted in a transaction of its caller. Of the one that stays,
-    /// nothing begins once the record has ended and expired.
+    /// Gives a saga without a log an entry of its own, which replaces the one that was looked at.
+    ///
+    /// So the entry that a log names was inserted by the owner that saved the log first, after its
+    /// claim. From then on the record is in flight until the saga has ended, and no process can have
+    /// decided before to remove that entry. A process that finds another entry of the operation
+    /// beside a log removes it. An entry that was inserted in a transaction of its caller must not stay: it
+    /// begins the saga again once the record has ended and expired.
     async fn accept(
         &self,
         lease: &Lease,
@@ -195,18 +258,29 @@ impl Node {
         note: Note,
         queue: QueueName,
     ) -> Result<ScheduledSaga, StoreError> {
-        if !note.transactional || lease.checkpoint().is_some() {
+        if lease.checkpoint().is_some() {
             return Ok(saga);
         }
         let note = Note { transactional: false, ..note };
         let id = self.insert(saga.key.operation, queue, self.lease, &note);
         let inserting: BoxFuture<'_, _> = Box::pin(id);
         let key = lease.keep_alive(inserting).await?;
+        // If that fails, it is removed when it is looked at beside the log.
         self.remove(&saga).await;
         Ok(ScheduledSaga { key, ..saga })
     }
 
-    /// Inserts an entry.
+    /// Returns whether an entry exists.
+    pub(crate) async fn has_entry(&self, key: EntryKey) -> Result<bool, StoreError> {
+        // The one before it in the order of keys; of the first one, a page from the beginning.
+        let before = u128::from_be_bytes(*key.id.as_bytes()).checked_sub(1);
+        let before = before.map(|id| EntryId::from_bytes(id.to_be_bytes()));
+        let after = before.map(|id| EntryKey { id, ..key });
+        let page = on_schedule(&self.engine, |it| it.entries(after, NonZeroU32::MIN)).await?;
+        Ok(page.entries.first().is_some_and(|(found, _)| *found == key))
+    }
+
+    /// Inserts an entry under a new id.
     pub(crate) async fn insert(
         &self,
         operation: OperationId,
@@ -217,52 +291,132 @@ impl Node {
         let id = EntryId::fresh(&SystemEntropy).map_err(StoreError::unavailable)?;
         let key = EntryKey { operation, id };
         let note = note.encode().map_err(StoreError::unavailable)?;
-        let entry = NewEntry { key, queue, due_in, note };
-        on_schedule(&self.engine, |schedule| schedule.insert(entry)).await?;
+        self.insert_entry(NewEntry { key, queue, due_in, note }).await?;
         Ok(key)
     }
 
+    /// Inserts an entry. One with its key stays as it is.
+    pub(crate) async fn insert_entry(&self, entry: NewEntry) -> Result<(), StoreError> {
+        on_schedule(&self.engine, |schedule| schedule.insert(entry)).await
+    }
+
     /// Claims the saga of an entry, or moves or removes the entry.
-    async fn claim(&self, saga: &ScheduledSaga, note: &Note) -> Result<Option<Lease>, ClaimError> {
+    async fn claim(
+        &self,
+        saga: &ScheduledSaga,
+        note: &Note,
+        definition: &Definition,
+    ) -> Result<Option<Lease>, ClaimError> {
         let id = saga.key.operation;
         let seen = self.engine.load(&id).await?;
         let now = seen.now;
-        let is_kept = |it: &&StoredRecord| it.keep_until.is_none_or(|until| now < until);
-        let stored = seen.stored.as_ref().filter(is_kept);
-        let claimed = match stored.map(|stored| (stored, &stored.record.state)) {
-            None | Some((_, RecordState::Released)) if note.transactional => {
-                self.engine.claim_id(id, note, &policy(self.lease)).await
+        let is_kept = |it: &&StoredRecord| {
+            it.keep_until.is_none_or(|until| now < until)
+                && it.record.state != RecordState::Released
+        };
+        let Some(stored) = seen.stored.as_ref().filter(is_kept) else {
+            if note.transactional {
+                let claimed = self.engine.claim_id(id, note, &policy(self.lease)).await;
+                return self.claimed(saga, claimed).await;
             }
-            Some((stored, RecordState::InFlight))
-                if self.engine.is_of_request(&stored.record, note) =>
-            {
-                if now < stored.lease_until {
-                    // The node that parked it may have crashed before it looked once more.
-                    if let Some(log) = parked(stored)
-                        && self.is_awaited(&id, &log).await?
-                    {
-                        self.wake(&id).await?;
-                        return Ok(None);
-                    }
-                    self.postpone(saga, stored.lease_until.since(now)).await;
-                    return Ok(None);
+            // It was never accepted.
+            self.remove(saga).await;
+            return Ok(None);
+        };
+        let is_in_flight = stored.record.state == RecordState::InFlight;
+        match self.engine.is_of_request(&stored.record, note) {
+            Some(true) if is_in_flight => {}
+            Some(false) if note.transactional => {
+                match is_in_flight && stored.record.checkpoint.is_none() {
+                    // The other start may yet be withdrawn.
+                    true => self.postpone(saga, self.lease).await,
+                    false => self.reject(saga, note, definition).await,
                 }
-                self.engine.adopt(id, seen, &policy(self.lease)).await
+                return Ok(None);
             }
-            // It has ended, was never accepted, or the record is of another request.
+            None if is_in_flight || note.transactional => {
+                tracing::error!(operation = %id, "the record of a saga cannot be read: run the version that wrote it");
+                self.set_aside(saga).await;
+                return Ok(None);
+            }
+            // It has ended, or the entry is that of a rejected start.
             _ => {
                 self.remove(saga).await;
                 return Ok(None);
             }
+        }
+        let log = match stored.record.checkpoint.as_ref().map(|log| Log::decode(log)).transpose() {
+            Ok(log) => log,
+            Err(error) => {
+                // Not adopted: that would count as a crash, and keep it from those that can read it.
+                tracing::error!(operation = %id, %error, "the log of a saga cannot be read: run the version that wrote it");
+                self.set_aside(saga).await;
+                return Ok(None);
+            }
         };
+        if log.as_ref().is_some_and(|log| log.entry != *saga.key.id.as_bytes()) {
+            // The saga has its own entry, in the queue of its version: see `accept`.
+            self.remove(saga).await;
+            return Ok(None);
+        }
+        if now < stored.lease_until {
+            let mut rest = stored.lease_until.since(now);
+            if let Some(log) = log
+                && let Some(parked) = waiting(stored, &log)
+            {
+                // The lease counts from the write of the log, which may have been deferred.
+                let pause = parked.until.since(now.into());
+                if rest > pause.saturating_add(LOOK_AGAIN) {
+                    rest = pause;
+                }
+                // The node that parked it may have crashed before it looked once more.
+                let generation = stored.record.generation;
+                if rest.is_zero() || self.is_awaited(&id, generation, &log).await? {
+                    self.wake(&id).await?;
+                    return Ok(None);
+                }
+            }
+            self.postpone(saga, rest).await;
+            return Ok(None);
+        }
+        // Before it is adopted, which counts as an execution.
+        let attempt = stored.record.attempt;
+        let crashes = log.map_or(attempt, |log| log.crashes_before(attempt.saturating_add(1)));
+        if !self.enter_alone(id, crashes) {
+            self.postpone(saga, ALONE_AGAIN).await;
+            return Ok(None);
+        }
+        let claimed = self.engine.adopt(id, seen, &policy(self.lease)).await;
+        self.claimed(saga, claimed).await
+    }
+
+    /// Returns the lease of a claim, unless the record has another entry by now, or cannot be read.
+    async fn claimed(
+        &self,
+        saga: &ScheduledSaga,
+        claimed: Result<Claim, ClaimError>,
+    ) -> Result<Option<Lease>, ClaimError> {
         match claimed {
-            Ok(Claim::Execute(lease)) => Ok(Some(lease)),
+            Ok(Claim::Execute(lease)) => {
+                let log = lease.checkpoint().map(|log| Log::decode(log));
+                let is_own = |log: &Log| log.entry == *saga.key.id.as_bytes();
+                if log.is_none_or(|log| log.as_ref().is_ok_and(is_own)) {
+                    return Ok(Some(lease));
+                }
+                // The next look finds what it is.
+                let _ = lease.withdraw().await;
+                Ok(None)
+            }
             Ok(Claim::InFlight { remaining, .. }) => {
                 self.postpone(saga, remaining.max(Duration::from_millis(100))).await;
                 Ok(None)
             }
-            // The entry is due again, and the next look finds what the record is now.
-            Ok(_) | Err(ClaimError::NotFound) => Ok(None),
+            // The entry is due again, and the next look finds what the record is now: the outcome may be
+            // a deferred write of this process.
+            Ok(_) | Err(ClaimError::NotFound) => {
+                self.aside.set(saga.key, LOOK_AGAIN);
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -275,7 +429,43 @@ impl Node {
             on_schedule(&self.engine, |schedule| schedule.postpone(saga.key, Some(due), due_in));
         if let Err(error) = call.await {
             tracing::debug!(operation = ?saga.key.operation, %error, "an entry was not postponed: it is looked at again");
+            self.fail(saga);
         }
+    }
+
+    /// Makes the entry of a saga that was parked here due when the saga is. It is due within a lease, so
+    /// that a longer pause leaves it to the look at that time.
+    ///
+    /// Without a condition, since its due time is not known. So it may replace that of a sender's
+    /// wake-up: the look for signals, which follows, repeats the wake-up, and after a crash before that
+    /// the saga continues at the end of the pause, which is less than a lease.
+    pub(crate) async fn postpone_parked(&self, key: EntryKey, pause: Duration) {
+        if pause >= self.lease {
+            return;
+        }
+        let call = on_schedule(&self.engine, |schedule| schedule.postpone(key, None, pause));
+        if let Err(error) = call.await {
+            tracing::debug!(operation = ?key.operation, %error, "an entry was not moved to the end of a pause: it is due within a lease");
+        }
+    }
+
+    /// Moves the entry of a transactional start whose key belongs to a saga with another input to the
+    /// queue of rejected starts. It never runs. The transaction of its caller has committed, so it is
+    /// not dropped: it stays until an operator removes it.
+    ///
+    /// The key of the new entry is derived, so that a repetition after a crash inserts no second one.
+    async fn reject(&self, saga: &ScheduledSaga, note: &Note, definition: &Definition) {
+        let (operation, id) = (saga.key.operation, rejected_id(saga.key.id));
+        let Ok(note) = note.encode() else { return };
+        let (key, queue) = (EntryKey { operation, id }, definition.rejected.clone());
+        let entry = NewEntry { key, queue, due_in: Duration::ZERO, note };
+        if let Err(error) = on_schedule(&self.engine, |schedule| schedule.insert(entry)).await {
+            tracing::debug!(%operation, %error, "a start was not rejected: it is looked at again");
+            return self.fail(saga);
+        }
+        self.counters(definition).rejected();
+        tracing::error!(%operation, saga = definition.name, "expected a free key for a saga that was started in a transaction, found a saga with another input: it never runs; `hapax saga list` has it; compare both inputs; if it is another operation, start it under a key of its own; then remove it by `hapax saga abort`");
+        self.remove(saga).await;
     }
 
     /// Removes the entry of a saga that has ended.
@@ -283,108 +473,30 @@ impl Node {
         let call = on_schedule(&self.engine, |schedule| schedule.remove(saga.key));
         if let Err(error) = call.await {
             tracing::debug!(operation = ?saga.key.operation, %error, "an entry was not removed: it is looked at again");
+            self.fail(saga);
         }
     }
 
-    /// Postpones a saga that cannot run here.
-    pub(crate) async fn set_aside(&self, saga: ScheduledSaga) {
-        self.postpone(&saga, SET_ASIDE).await;
+    /// Leaves an entry alone for a moment that stays due because the store fails.
+    fn fail(&self, saga: &ScheduledSaga) {
+        self.aside.set(saga.key, LOOK_AGAIN);
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the value of a signal, once it was sent.
-    pub(crate) async fn signal(
-        &self,
-        saga: &OperationId,
-        name: &str,
-    ) -> Result<Option<Blob>, StoreError> {
-        let Snapshot { stored, .. } = self.engine.load(&signal_id(saga, name)).await?;
-        Ok(match stored.map(|stored| stored.record.state) {
-            Some(RecordState::Done(outcome)) if outcome.format() == SIGNAL_FORMAT => {
-                Some(Blob(outcome.bytes().clone()))
-            }
-            _ => None,
-        })
-    }
-
-    /// Stores a signal and wakes the saga. Returns false if the signal was sent before, perhaps with
-    /// another value: the first counts.
-    pub(crate) async fn send(
-        &self,
-        saga: &OperationId,
-        name: &str,
-        value: Blob,
-    ) -> Result<bool, ClaimError> {
-        let terms = Terms {
-            lease: self.lease,
-            retention: SIGNAL_RETENTION,
-            on_unknown: OnUnknown::Reexecute,
-        };
-        let in_flight = InFlight::Wait(self.engine.store_timeout());
-        let policy = Policy { terms, in_flight, ..Policy::default() };
-        let claim = self.engine.claim_id(signal_id(saga, name), &SignalRequest, &policy).await?;
-        let is_first = match claim {
-            Claim::Execute(lease) => {
-                let outcome = Outcome::new(SIGNAL_FORMAT, value.0);
-                lease.complete(outcome, None).await.map_err(StoreError::ambiguous)?;
-                true
-            }
-            Claim::Replay(_) => false,
-            _ => return Err(ClaimError::Contended),
-        };
-        // Also for one that was sent before: its sender may have died before the wake-up.
-        self.wake(saga).await?;
-        Ok(is_first)
-    }
-
-    /// Lets a parked saga continue now. Does nothing if it is not parked: it looks for signals
-    /// itself, after it has parked.
-    pub(crate) async fn wake(&self, saga: &OperationId) -> Result<(), ClaimError> {
-        loop {
-            let seen = self.engine.load(saga).await?;
-            let Some(stored) = &seen.stored else { return Ok(()) };
-            let checkpoint = stored.record.checkpoint.as_ref();
-            let log = checkpoint.and_then(|log| Log::decode(log).ok());
-            let Some(log) = log.filter(|log| {
-                stored.record.state == RecordState::InFlight
-                    && log.parked.is_some()
-                    && log.stuck.is_none()
-            }) else {
-                return Ok(());
-            };
-            let key = EntryKey { operation: *saga, id: EntryId::from_bytes(log.entry) };
-            if log.attempt != stored.record.attempt {
-                // A node has adopted it since, and an amendment would end its lease. It may crash
-                // before its first save, while the entry is due much later.
-                return Ok(self.make_due(key).await?);
-            }
-            let (expected, lease) = (stored.write_id, Duration::ZERO);
-            let amendment = Amendment { expected, checkpoint: None, lease };
-            let resolved = self.engine.amend(*saga, seen, amendment).await?;
-            // Otherwise it has changed since it was read: look again.
-            if let WriteResult::Recorded(_) = resolved.result {
-                self.make_due(key).await?;
-                return Ok(());
-            }
+    /// Leaves a saga alone that cannot be read here. If there are too many, it is postponed.
+    pub(crate) async fn set_aside(&self, saga: &ScheduledSaga) {
+        if !self.aside.set(saga.key, SET_ASIDE) {
+            self.postpone(saga, SET_ASIDE).await;
         }
     }
 
-    /// Returns whether what a parked saga waits for has arrived: its signal, or a cancellation.
-    pub(crate) async fn is_awaited(
-        &self,
-        saga: &OperationId,
-        log: &Log,
-    ) -> Result<bool, StoreError> {
-        let Some(parked) = log.parked.as_ref().filter(|_| log.stuck.is_none()) else {
-            return Ok(false);
-        };
-        // A saga that is being undone waits for no cancellation.
-        let cancel = log.failure.is_none().then_some(CANCEL);
-        for name in cancel.into_iter().chain(parked.signal.as_deref()) {
-            if self.signal(saga, name).await?.is_some() {
-                return Ok(true);
-            }
+    /// Leaves an entry alone that cannot be read here.
+    pub(crate) async fn set_entry_aside(&self, key: EntryKey) {
+        if !self.aside.set(key, SET_ASIDE) {
+            // It must not hide others, whenever it is due.
+            let call = on_schedule(&self.engine, |it| it.postpone(key, None, SET_ASIDE));
+            let _ = call.await;
         }
-        Ok(false)
     }
 
     /// Makes an entry due now.
@@ -395,22 +507,8 @@ impl Node {
     }
 }
 
-/// Returns the log of a record that is parked: no node has adopted it since.
-fn parked(stored: &StoredRecord) -> Option<Log> {
-    let log = Log::decode(stored.record.checkpoint.as_ref()?).ok()?;
-    (log.parked.is_some() && log.attempt == stored.record.attempt).then_some(log)
-}
-
-/// All signals of one name to one saga are one request: the first counts.
-struct SignalRequest;
-
-impl OperationRequest for SignalRequest {
-    #[allow(clippy::expect_used, reason = "the name is short")]
-    fn scheme(&self) -> FingerprintScheme {
-        FingerprintScheme::new(SIGNAL_FORMAT).expect("the name is short")
-    }
-
-    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        (*scheme == self.scheme()).then(|| Fingerprint::builder(SIGNAL_FORMAT).finish())
-    }
+/// Returns the pause of a saga that is parked and not stuck: no node has adopted it since.
+fn waiting<'a>(stored: &StoredRecord, log: &'a Log) -> Option<&'a Parked> {
+    let is_waiting = log.attempt == stored.record.attempt && log.stuck.is_none();
+    log.parked.as_ref().filter(|_| is_waiting)
 }

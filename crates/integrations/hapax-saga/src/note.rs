@@ -1,29 +1,30 @@
-//! Data of a saga outside of its log: the note of its entry in the schedule, and its outcome.
+//! The payload of a saga's entry, the outcome of a saga, and the keys of steps and signals.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{
-    Fingerprint, FingerprintScheme, Key, OnUnknown, OperationId, OperationRequest, Outcome, Policy,
-    Scope, Terms, value,
+    EntryId, Fingerprint, FingerprintScheme, Idempotency, Key, LeaseId, OnUnknown, OperationId,
+    OperationRequest, Outcome, Policy, Scope, Terms, canonicalize_value, value,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::log::{Blob, Direction, Failure, Log, StepOutcome, UndoEnd};
+use crate::flow::{SIGNAL, SLEEP};
+use crate::log::{Blob, Direction, Failure, Log, LoggedDecision, StepOutcome, UndoEnd};
 use crate::run::SagaEnd;
 
 /// Retention of a record while its saga is unfinished: it never expires before the saga ends. Its
 /// completion sets the retention of the outcome.
 const UNFINISHED: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Time for which the record of a withdrawn start is kept. A copy of its claim that arrives later than
-/// that would leave a record, with which an entry that arrives late too would begin the saga.
+/// Time for which the record of a withdrawn start is kept. If it expired while copies of the claim and
+/// of the entry are under way, both could arrive later and start the saga.
 const WITHDRAWN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The format of outcomes.
 pub(crate) const FORMAT: &str = "saga/1";
 
-/// Returns the policy of a saga's claims. A crash always continues: `reexecute`.
+/// Returns the policy of a saga's claims: after a crash the next claim executes (`reexecute`).
 pub(crate) fn policy(lease: Duration) -> Policy {
     let terms = Terms { lease, retention: UNFINISHED, on_unknown: OnUnknown::Reexecute };
     Policy { terms, keep_released: WITHDRAWN, ..Policy::default() }
@@ -39,6 +40,10 @@ pub(crate) struct Note {
     /// True if the entry was inserted in a transaction of its caller, so that there may be no record
     /// yet.
     pub(crate) transactional: bool,
+    /// The key of the start, for operators; only where entries and records are sealed. Entries of earlier
+    /// versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) key: Option<String>,
 }
 
 impl Note {
@@ -60,6 +65,15 @@ impl OperationRequest for Note {
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         (*scheme == self.scheme()).then(|| Fingerprint::from_bytes(self.fingerprint))
     }
+
+    fn description(&self) -> Option<Bytes> {
+        #[derive(Serialize)]
+        struct Description<'a> {
+            key: &'a str,
+        }
+        let description = Description { key: self.key.as_deref()? };
+        canonicalize_value(&description).ok().map(Bytes::from)
+    }
 }
 
 #[allow(clippy::expect_used, reason = "the name is short")]
@@ -76,7 +90,10 @@ pub(crate) fn fingerprint(input: &[u8]) -> [u8; 32] {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct FinalOutcome {
     pub(crate) end: FinalEnd,
-    pub(crate) history: Vec<HistoryStep>,
+    pub(crate) history: Vec<EndedStep>,
+    /// The decisions of operators. Outcomes of earlier versions have none.
+    #[serde(default)]
+    pub(crate) decisions: Vec<LoggedDecision>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -85,9 +102,9 @@ pub(crate) enum FinalEnd {
     Undone(Failure),
 }
 
-/// A step of a saga that has ended, without its contents.
+/// A step of a saga that has ended, without its argument and result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct HistoryStep {
+pub struct EndedStep {
     /// Its name.
     pub name: String,
     /// Its number among the requests of this name.
@@ -102,9 +119,17 @@ pub struct HistoryStep {
     pub undone: Option<UndoEnd>,
 }
 
+impl EndedStep {
+    /// Returns the key of its calls in a direction; `None` of a pause.
+    #[must_use]
+    pub fn key(&self, saga: &OperationId, direction: Direction) -> Option<Key> {
+        called_key(saga, direction, &self.name, self.nth)
+    }
+}
+
 impl FinalOutcome {
     pub(crate) fn new(log: &Log, end: SagaEnd) -> Self {
-        let history = log.steps.iter().map(|step| HistoryStep {
+        let history = log.steps.iter().map(|step| EndedStep {
             name: step.name.clone(),
             nth: step.nth,
             tries: step.forward.begun,
@@ -116,7 +141,7 @@ impl FinalOutcome {
             SagaEnd::Done(value) => FinalEnd::Done(value),
             SagaEnd::Undone(failure) => FinalEnd::Undone(failure),
         };
-        Self { end, history: history.collect() }
+        Self { end, history: history.collect(), decisions: log.decisions.clone() }
     }
 
     pub(crate) fn encode(&self) -> Result<Outcome, value::ValueError> {
@@ -140,9 +165,47 @@ pub(crate) fn step_key(saga: &OperationId, direction: Direction, name: &str, nth
     OperationId::derive(None, &scope, &number(nth)).downstream()
 }
 
-/// Returns the operation id of a signal to a saga.
-pub(crate) fn signal_id(saga: &OperationId, name: &str) -> OperationId {
-    let scope = Scope::of([(&b"saga"[..], &saga.as_bytes()[..]), (b"signal", name.as_bytes())]);
+/// Returns the key of a step's calls; `None` of a pause, which calls nothing.
+pub(crate) fn called_key(
+    saga: &OperationId,
+    direction: Direction,
+    name: &str,
+    nth: u32,
+) -> Option<Key> {
+    (!is_pause(name)).then(|| step_key(saga, direction, name, nth))
+}
+
+/// Returns whether a step sleeps or waits for a signal.
+pub(crate) fn is_pause(name: &str) -> bool {
+    name.starts_with(SLEEP) || name.starts_with(SIGNAL)
+}
+
+/// Returns the operation id of a saga. The version of the definition is not part of it: a retry after an
+/// upgrade finds the saga.
+pub(crate) fn saga_id(
+    engine: &Idempotency,
+    definition: &str,
+    scope: &Scope,
+    key: &Key,
+) -> OperationId {
+    engine.operation_id(&scope.within("saga", definition), key)
+}
+
+/// Returns the id of the entry to which a rejected start moves.
+pub(crate) fn rejected_id(entry: EntryId) -> EntryId {
+    let digest = Fingerprint::builder("saga/rejected").field(entry.as_bytes()).finish();
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest.as_bytes()[..16]);
+    EntryId::from_bytes(id)
+}
+
+/// Returns the operation id of a signal to the saga of a generation.
+pub(crate) fn signal_id(saga: &OperationId, generation: LeaseId, name: &str) -> OperationId {
+    let scope = Scope::of([
+        (&b"saga"[..], &saga.as_bytes()[..]),
+        (b"generation", generation.as_bytes()),
+        (b"signal", name.as_bytes()),
+    ]);
     OperationId::derive(None, &scope, &number(0))
 }
 

@@ -5,28 +5,28 @@
 //!
 //! 1. The flow is dropped after each step, and resumed from the top by the encoded log.
 //! 2. Every `keyed` and `again` step is called twice, under the same key. A `keyed` step must return
-//!    the same the second time. One of an `again` step counts, whichever it is.
+//!    the same the second time; an `again` step may return another result, and the first counts.
 //! 3. Then everything is undone: each undo is called twice, and a third time as
-//!    [`Undo::Unknown`](crate::Undo::Unknown).
-//! 4. In a second saga everything that happened is undone as `Undo::Unknown`, each undo twice.
+//!    [`StepEffect::Unknown`](crate::StepEffect::Unknown).
+//! 4. In a second saga everything that happened is undone as `StepEffect::Unknown`, each undo twice.
 //! 5. In one more saga for each step that has an undo, the process dies just before that step is
-//!    called: its undo gets `Undo::Unknown`, or its reconcile function is called, for something that
+//!    called: its undo gets `StepEffect::Unknown`, or its reconcile function is called, for something that
 //!    never happened.
 //! 6. In the last saga the flow runs as in 1 and 2. Its effects stay, and its end is the
 //!    [outcome](RehearsalReport::outcome).
 //!
-//! Each of these sagas has its own operation id, so the keys of its steps differ. A step that uses a
-//! name of its own instead of its key meets the undone effects of the earlier ones.
+//! Each of these sagas has its own operation id, so the keys of its steps differ. A step that sends
+//! another name than its key to a system finds the undone effects of the earlier sagas there.
 //!
 //! *Not rehearsed*: steps at the same time; whether a late call under a key has no effect after its
-//! undo, which [`Undo`](crate::Undo) requires; the limits of the log; the store, and steps of the
-//! kind `within`, whose transactions need it.
+//! undo, which [`StepEffect`](crate::StepEffect) requires; the limits of the log; the store, and steps
+//! of the kind `within`, whose transactions need it.
 //!
 //! ```
-//! use hapax_saga::rehearsal::{RehearsalFault, rehearse};
-//! use hapax_saga::{At, Saga, StepError};
+//! use hapax_saga::rehearsal::{RehearsalFindingKind, rehearse};
+//! use hapax_saga::{StepContext, Saga, StepError};
 //!
-//! async fn charge(_: At<()>, cents: u64) -> Result<u64, StepError<String>> {
+//! async fn charge(_: StepContext<()>, cents: u64) -> Result<u64, StepError<String>> {
 //!     Ok(cents)
 //! }
 //!
@@ -38,7 +38,7 @@
 //! // Not a step, so that it differs when the flow is resumed.
 //! let order = order.flow(move |op, cents: u64| async move { op.run(charge, cents + random()).await })?;
 //! let report = rehearse(&order, &1999).await;
-//! assert_eq!(report.findings[0].fault, RehearsalFault::Diverged);
+//! assert_eq!(report.findings[0].fault, RehearsalFindingKind::Diverged);
 //! # Ok(())
 //! # }
 //! ```
@@ -104,14 +104,14 @@ where
         Ok(self)
     }
 
-    /// Runs the rehearsal. A panic of a step is one of the caller.
+    /// Runs the rehearsal. A step that panics makes this panic.
     pub async fn run(self, input: &I) -> RehearsalReport<O, E> {
         let mut report = RehearsalReport { outcome: None, findings: Vec::new(), steps: Vec::new() };
         let input = match value::write(input, hapax_core::schedule::MAX_NOTE) {
             Ok(input) => input,
             Err(error) => {
                 let detail = format!("expected an input that can be serialized, found: {error}");
-                report.add(RehearsalFault::Stuck, None, detail);
+                report.add(RehearsalFindingKind::Stuck, None, detail);
                 return report;
             }
         };
@@ -182,15 +182,15 @@ impl<O, E> RehearsalReport<O, E> {
     /// Returns the outcome of a rehearsal without findings.
     ///
     /// # Errors
-    /// [`RehearsalFailed`] with the findings.
-    pub fn passed(self) -> Result<Result<O, E>, RehearsalFailed> {
+    /// [`RehearsalError`] with the findings.
+    pub fn into_outcome(self) -> Result<Result<O, E>, RehearsalError> {
         match self.outcome {
             Some(outcome) if self.findings.is_empty() => Ok(outcome),
-            _ => Err(RehearsalFailed { findings: self.findings }),
+            _ => Err(RehearsalError { findings: self.findings }),
         }
     }
 
-    fn add(&mut self, fault: RehearsalFault, step: Option<String>, detail: String) {
+    fn add(&mut self, fault: RehearsalFindingKind, step: Option<String>, detail: String) {
         self.findings.push(RehearsalFinding { fault, step, detail });
     }
 }
@@ -219,7 +219,7 @@ impl RehearsedStep {
 #[non_exhaustive]
 pub struct RehearsalFinding {
     /// The fault.
-    pub fault: RehearsalFault,
+    pub fault: RehearsalFindingKind,
     /// The name of the step, if it is one of a step.
     pub step: Option<String>,
     /// The sentence: expected, found, and what to do.
@@ -232,12 +232,12 @@ impl fmt::Display for RehearsalFinding {
     }
 }
 
-/// Kinds of faults.
+/// Kinds of findings.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum RehearsalFault {
-    /// The resumed flow requests other steps, arguments or an other output: something outside of a
-    /// step differs between two runs, such as a time, a random value or a look-up.
+pub enum RehearsalFindingKind {
+    /// The resumed flow requests other steps or arguments, or returns another output: something outside
+    /// of a step differs between two runs, such as a time, a random value or a look-up.
     Diverged,
     /// The saga is stuck.
     Stuck,
@@ -245,7 +245,7 @@ pub enum RehearsalFault {
     OtherResult,
     /// A repeated undo failed.
     RepeatedUndo,
-    /// An undo as [`Undo::Unknown`](crate::Undo::Unknown) failed after the step was undone.
+    /// An undo as [`StepEffect::Unknown`](crate::StepEffect::Unknown) failed after the step was undone.
     UnknownUndo,
     /// The reconcile function found that a step happened that was never called.
     Reconciled,
@@ -257,16 +257,16 @@ pub enum RehearsalFault {
 
 /// A rehearsal with findings.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RehearsalFailed {
+pub struct RehearsalError {
     /// The findings.
     pub findings: Vec<RehearsalFinding>,
 }
 
-impl fmt::Display for RehearsalFailed {
+impl fmt::Display for RehearsalError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the rehearsal has {} findings", self.findings.len())?;
+        write!(f, "expected a rehearsal without findings, found {}", self.findings.len())?;
         self.findings.iter().try_for_each(|finding| write!(f, "; {finding}"))
     }
 }
 
-impl std::error::Error for RehearsalFailed {}
+impl std::error::Error for RehearsalError {}

@@ -34,7 +34,7 @@ impl StepRetry {
         Self { tries: u32::MAX, span, ..Self::default() }
     }
 
-    /// Sets the greatest number of tries, at least 1.
+    /// Sets the greatest number of tries. A definition with none is rejected.
     pub fn tries(mut self, tries: u32) -> Self {
         self.tries = tries;
         self

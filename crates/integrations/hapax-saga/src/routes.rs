@@ -1,12 +1,13 @@
 //! Sagas over HTTP: a resource that starts a saga, and one that shows its state.
 //!
 //! 1. `POST PATH` with an `Idempotency-Key` and a JSON body starts a saga. The response is the answer
-//!    if the saga ends in time, else 202 with `Location` and `StepRetry-After`. `Prefer: respond-async`
-//!    gets 202 at once; `Prefer: wait=N` waits N seconds, at most [`SagaRoutesBuilder::longest_wait`]
+//!    if the saga ends in time, else 202 with `Location` and `Retry-After`. `Prefer: respond-async`
+//!    gets 202 at once; `Prefer: wait=N` waits N seconds, at most [`SagaRoutesBuilder::max_wait`]
 //!    (RFC 7240). With both, it waits N seconds.
 //! 2. The same request again gets the same, whichever process it reaches: 202 until the saga has
 //!    ended, then its answer, with `Idempotency-Replayed: true`. Another body under the key gets 422
-//!    `key-reused`.
+//!    `key-reused`. Bodies are compared in canonical JSON as they were sent: a further field of the
+//!    input's type, with a default, makes no other request of one that was sent before.
 //! 3. `GET PATH/KEY` shows the state of the caller's own saga; the same key in another scope is
 //!    another saga, or 404. `Location` is this resource, and contains nothing of the scope.
 //! 4. `DELETE PATH/KEY`, if it is [allowed](SagaRoutesBuilder::allow_cancel), cancels the saga: 202,
@@ -14,14 +15,14 @@
 //! 5. Every rejection is an RFC 9457 problem of [`hapax_http::problem`]; 404 has the code `not-found`.
 //!    After a 503 the saga may have been started: send the same request again.
 //!
-//! The status resource is JSON. While the saga is unfinished it has `StepRetry-After`:
+//! The status resource is JSON. While the saga is unfinished it has `Retry-After`:
 //!
 //! | member | value |
 //! | --- | --- |
 //! | `state` | `running`, `parked`, `stuck`; at the end `done`, `undone`, `cancelled` |
 //! | `step`, `nth`, `tries` | the step that runs or waits, its number, and its tries; a pause is `sleep/NAME` or `signal/NAME` |
-//! | `undoing` | `true` once the saga is being undone |
-//! | `continues_in` | with `parked`: seconds until it continues, or waits no longer for a signal |
+//! | `compensating` | `true` once the compensation has begun |
+//! | `parked_for` | with `parked`: seconds until it continues, or waits no longer for a signal |
 //! | `reason` | with `stuck`: the reason; an operator has to decide |
 //! | `answer` | at the end: `status` and, if it is JSON or text, `body` of the answer |
 //!
@@ -36,7 +37,7 @@
 //! use axum::http::StatusCode;
 //! use axum::response::IntoResponse;
 //! use hapax_core::{Idempotency, MemoryStore};
-//! use hapax_saga::routes::{SagaAnswer, SagaRoutes};
+//! use hapax_saga::routes::{SagaOutcome, SagaRoutes};
 //! use hapax_saga::{Saga, Sagas};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
@@ -46,9 +47,9 @@
 //! let engine = Idempotency::builder(MemoryStore::default()).build()?;
 //! let sagas = Sagas::builder(engine).register(&order).build()?;
 //! let answer = |end| match end {
-//!     SagaAnswer::Done(cents) => (StatusCode::CREATED, Json(cents)).into_response(),
-//!     SagaAnswer::Undone(error) => (StatusCode::CONFLICT, error).into_response(),
-//!     SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
+//!     SagaOutcome::Done(cents) => (StatusCode::CREATED, Json(cents)).into_response(),
+//!     SagaOutcome::Undone(error) => (StatusCode::CONFLICT, error).into_response(),
+//!     SagaOutcome::Cancelled { .. } => StatusCode::GONE.into_response(),
 //! };
 //! let orders = SagaRoutes::builder(sagas, order, "/orders", answer).build()?;
 //! let app: axum::Router = axum::Router::new().merge(orders.router());
@@ -82,9 +83,9 @@ use crate::{Saga, Sagas};
 /// Requests that may wait for an answer at the same time; further ones get 202 at once.
 const MAX_WAITING: usize = 10_000;
 
-/// The end of a saga, which a service maps to its answer.
+/// The outcome of a saga, which a service maps to a response.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum SagaAnswer<O, E> {
+pub enum SagaOutcome<O, E> {
     /// The flow returned this output.
     Done(O),
     /// The flow returned this error, and what had happened was undone.
@@ -96,7 +97,7 @@ pub enum SagaAnswer<O, E> {
     },
 }
 
-type AnswerFn<O, E> = dyn Fn(SagaAnswer<O, E>) -> Response + Send + Sync;
+type AnswerFn<O, E> = dyn Fn(SagaOutcome<O, E>) -> Response + Send + Sync;
 
 /// The resources of a saga. Cheap to clone.
 pub struct SagaRoutes<I, O, E> {
@@ -111,7 +112,7 @@ struct RoutesState<I, O, E> {
     location: String,
     scope: ScopeSource,
     wait: Duration,
-    longest_wait: Duration,
+    max_wait: Duration,
     max_body: usize,
     cancels: bool,
     waiting: Semaphore,
@@ -137,7 +138,7 @@ impl<I, O, E> SagaRoutes<I, O, E> {
         sagas: Sagas,
         saga: Saga<I, O, E>,
         path: impl Into<String>,
-        answer: impl Fn(SagaAnswer<O, E>) -> R + Send + Sync + 'static,
+        answer: impl Fn(SagaOutcome<O, E>) -> R + Send + Sync + 'static,
     ) -> SagaRoutesBuilder<I, O, E> {
         let path = path.into();
         SagaRoutesBuilder {
@@ -149,7 +150,7 @@ impl<I, O, E> SagaRoutes<I, O, E> {
                 path,
                 scope: ScopeSource::headers([AUTHORIZATION], MissingScope::Reject),
                 wait: Duration::from_secs(10),
-                longest_wait: Duration::from_secs(60),
+                max_wait: Duration::from_secs(60),
                 max_body: 1 << 20,
                 cancels: false,
                 waiting: Semaphore::new(MAX_WAITING),
@@ -208,14 +209,14 @@ impl<I, O, E> SagaRoutesBuilder<I, O, E> {
     }
 
     /// Sets the time for which a request without a preference waits for the answer. Default 10 s.
-    pub fn wait(mut self, wait: Duration) -> Self {
+    pub fn default_wait(mut self, wait: Duration) -> Self {
         self.state.wait = wait;
         self
     }
 
     /// Sets the longest time for which any request waits. Default 60 s.
-    pub fn longest_wait(mut self, wait: Duration) -> Self {
-        self.state.longest_wait = wait;
+    pub fn max_wait(mut self, wait: Duration) -> Self {
+        self.state.max_wait = wait;
         self
     }
 
@@ -260,7 +261,9 @@ impl<I, O, E> SagaRoutesBuilder<I, O, E> {
 #[non_exhaustive]
 pub enum SagaRoutesError {
     /// The saga is not registered.
-    #[error("expected a registered saga, found `{name}`: add it by `SagasBuilder::register`")]
+    #[error(
+        "expected the definition that was registered, found another one of `{name}`, or none is: pass the value that was given to `SagasBuilder::register`, or a clone of it"
+    )]
     NotRegistered {
         /// Its name.
         name: &'static str,

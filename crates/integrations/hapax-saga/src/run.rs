@@ -1,7 +1,7 @@
 //! The run of a saga, without I/O: which effect is next, and what its result changes in the log.
 //!
 //! A [`Run`] polls the flow, and returns an [`Effect`] for its driver, which performs it and resumes
-//! the run with an [`RunEvent`]. The driver of this crate and the simulator of its tests run the same
+//! the run with a [`RunEvent`]. The driver of this crate and the simulator of its tests run the same
 //! code. A driver that cannot perform an effect drops the run, as a crash does: the log says where
 //! the next one continues.
 //!
@@ -22,14 +22,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use hapax_core::Entropy;
+use hapax_core::{Entropy, value};
 
 pub use self::effect::{
-    Call, Effect, FlowEnd, FlowFuture, RunEvent, SagaEnd, SagaFault, TryEnd, UndoFailure,
+    Call, Effect, FlowEnd, FlowFuture, RunEvent, SagaEnd, StuckCause, TryEnd, UndoFailure,
 };
 use self::forward::is_expired;
+pub(crate) use self::forward::too_large;
 pub use self::terms::{Kind, RunTerms, StepTerms};
-use crate::flow::{Desk, SIGNAL, StepRequest};
+use crate::flow::{SIGNAL, StepChannel, StepRequest};
 use crate::log::{
     Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
     StuckReason, UndoEnd,
@@ -53,6 +54,7 @@ enum State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pending {
     Save(AfterSave),
+    Prepare(usize),
     Call(usize, Direction),
     Reconcile(usize, Direction),
     Look(usize, LogTime),
@@ -71,7 +73,9 @@ pub struct Run {
     log: Log,
     terms: Arc<RunTerms>,
     flow: Option<FlowFuture>,
-    desk: Arc<Desk>,
+    /// The value that the flow returned.
+    output: Option<Blob>,
+    desk: Arc<StepChannel>,
     requested: HashSet<usize>,
     state: State,
     pending: Option<Pending>,
@@ -79,10 +83,12 @@ pub struct Run {
     unsaved: bool,
     /// The call of a try that was saved.
     calling: Option<(usize, Direction)>,
+    /// The step whose next try was prepared.
+    prepared: Option<usize>,
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
-    /// SagaFault of a step, if the saga is to be stuck next.
-    fault: Option<(usize, Direction, SagaFault)>,
+    /// The cause for which the saga becomes stuck next, with the step and its direction.
+    fault: Option<(usize, Direction, StuckCause)>,
 }
 
 impl fmt::Debug for Run {
@@ -102,17 +108,13 @@ impl Run {
         mut log: Log,
         terms: Arc<RunTerms>,
         attempt: u32,
-        flow: impl FnOnce(Arc<Desk>) -> FlowFuture,
+        flow: impl FnOnce(Arc<StepChannel>) -> FlowFuture,
     ) -> Self {
-        let desk = Arc::<Desk>::default();
-        // The executions between did not save. The last one that did has crashed, unless it parked
-        // the saga.
-        let between = attempt.saturating_sub(log.attempt).saturating_sub(1);
-        let last = u32::from(log.attempt > 0 && log.parked.is_none());
-        log.crashes = log.crashes.saturating_add(between).saturating_add(last);
-        // A log that was never saved is saved before the flow waits for anything: with it the saga counts
-        // as accepted.
-        let unsaved = log.attempt == 0;
+        let desk = Arc::<StepChannel>::default();
+        log.crashes = log.crashes_before(attempt);
+        // The first save comes before the flow waits for anything: the entry of a start is inserted with it,
+        // and the saga is accepted then. A start that inserts the entry of an existing log saves it again.
+        let unsaved = log.attempt == 0 || !log.inserted;
         log.attempt = attempt;
         let compensates = log.failure.is_some();
         let flow = (!compensates && log.stuck.is_none()).then(|| flow(Arc::clone(&desk)));
@@ -120,12 +122,14 @@ impl Run {
             log,
             terms,
             flow,
+            output: None,
             desk,
             requested: HashSet::new(),
             state: State::Start,
             pending: None,
             unsaved,
             calling: None,
+            prepared: None,
             parking: None,
             fault: None,
         }
@@ -137,6 +141,11 @@ impl Run {
         &self.log
     }
 
+    /// Notes that the entry of the saga has been inserted.
+    pub const fn inserted(&mut self) {
+        self.log.inserted = true;
+    }
+
     /// Returns the next effect; pending while the flow waits for something else than a step.
     ///
     /// It must not be called while an effect is under way whose event is still to come.
@@ -146,6 +155,9 @@ impl Run {
         }
         if let Some(parked) = self.parking.take() {
             return Poll::Ready(self.park(parked));
+        }
+        if let Some(step) = self.prepared.take() {
+            return Poll::Ready(self.begin_try(step, Direction::Forward, now));
         }
         if let Some((step, direction)) = self.calling.take()
             && let Some(effect) = self.call(step, direction, now)
@@ -213,7 +225,7 @@ impl Run {
             _ => self.calling.take(),
         };
         if let Some((step, direction)) = begun {
-            self.log.steps[step].tries_mut(direction).not_sent();
+            self.log.steps[step].tries_mut(direction).not_begun();
         }
         self.log.parked = Some(Parked { until: now, signal: None });
         self.state = State::Ended;
@@ -225,6 +237,9 @@ impl Run {
             (Some(Pending::Save(after)), RunEvent::Saved(cancelled)) => {
                 self.unsaved = false;
                 self.saved(after, cancelled);
+            }
+            (Some(Pending::Prepare(step)), RunEvent::Prepared(prepared)) => {
+                self.prepared(step, prepared, now, entropy);
             }
             (Some(Pending::Call(step, Direction::Forward)), RunEvent::Called(end)) => {
                 self.called(step, end, now, entropy);
@@ -250,7 +265,7 @@ impl Run {
                 Some(reason) => self.cancel(reason),
                 None => self.state = State::Flow,
             },
-            // Not an event of the effect under way: the effect stays.
+            // An event of another effect is ignored; the one under way stays pending.
             (pending, _) => self.pending = pending,
         }
     }
@@ -305,31 +320,31 @@ impl Run {
         let crashes = self.log.crashes;
         let name = step.map_or("the flow", |step| self.log.steps[step].name.as_str());
         let detail = format!(
-            "expected `{name}` ({}) to end, found that its process ended {crashes} times in a row: correct it, then `retry`",
+            "expected `{name}` ({}) to end, found {crashes} executions in a row that ended without progress, by a crash or a lost lease: see the logs of the service, correct it, then `retry`",
             direction.as_str()
         );
-        self.stuck(step, direction, SagaFault { reason: StuckReason::Crashed, detail }, now)
+        self.stuck(step, direction, StuckCause { reason: StuckReason::Crashed, detail }, now)
     }
 
     /// Calls a step whose try is saved; `None` if its key has expired meanwhile: the save may have
     /// taken long.
     fn call(&mut self, step: usize, direction: Direction, now: LogTime) -> Option<Effect> {
         let terms = self.terms_of(step);
+        let retry = terms.map_or_else(StepRetry::default, |terms| match direction {
+            Direction::Forward => terms.retry,
+            Direction::Undo => terms.undo_retry,
+        });
         let tries = self.log.steps[step].tries_mut(direction);
         if let Some(Kind::Keyed { lifetime }) = terms.map(|terms| terms.kind)
             && tries.arrived
-            && is_expired(tries.first.map(|first| now.since(first)), lifetime)
+            && is_expired(tries.first.map(|first| now.since(first)), lifetime, retry.timeout)
         {
-            tries.not_sent();
+            tries.not_begun();
             self.unsaved = true;
             return None;
         }
         let number = tries.begun;
         self.pending = Some(Pending::Call(step, direction));
-        let retry = terms.map_or_else(StepRetry::default, |terms| match direction {
-            Direction::Forward => terms.retry,
-            Direction::Undo => terms.undo_retry,
-        });
         let call = Call { step, direction, number, timeout: retry.timeout };
         Some(match direction {
             Direction::Forward => Effect::Call(call),
@@ -341,7 +356,7 @@ impl Run {
         match (after, cancelled) {
             (AfterSave::Call(step, Direction::Forward), Some(reason)) => {
                 // Not called: the try did not begin after all.
-                self.log.steps[step].forward.not_sent();
+                self.log.steps[step].forward.not_begun();
                 self.cancel(reason);
             }
             (AfterSave::Call(step, direction), _) => self.calling = Some((step, direction)),
@@ -389,10 +404,10 @@ impl Run {
         &mut self,
         step: Option<usize>,
         direction: Direction,
-        fault: SagaFault,
+        fault: StuckCause,
         now: LogTime,
     ) -> Effect {
-        let SagaFault { reason, detail } = fault;
+        let StuckCause { reason, detail } = fault;
         self.log.stuck = Some(Stuck { reason, step, direction, detail, since: now });
         self.park_stuck(now)
     }
@@ -406,11 +421,13 @@ impl Run {
     fn poll_flow(&mut self, cx: &mut Context<'_>, now: LogTime) -> Poll<Option<Effect>> {
         let Some(flow) = &mut self.flow else {
             self.state = State::Ended;
-            return Poll::Ready(None);
+            let output = self.output.take().map(SagaEnd::Done);
+            return Poll::Ready(output.map(Effect::Complete));
         };
         let polled = catch_unwind(AssertUnwindSafe(|| flow.as_mut().poll(cx)));
-        if let Some(fault) = self.desk.take_fault() {
-            return Poll::Ready(Some(self.stuck(None, Direction::Forward, fault, now)));
+        if let Some((fault, step)) = self.desk.take_fault() {
+            let step = step.and_then(|(name, nth)| self.log.find(&name, nth));
+            return Poll::Ready(Some(self.stuck(step, Direction::Forward, fault, now)));
         }
         match polled {
             Ok(Poll::Pending) => match self.desk.take_request() {
@@ -424,7 +441,7 @@ impl Run {
             Err(_) => {
                 self.flow = None;
                 let detail = "the flow panicked: correct it, then `retry`, or `abort`".to_owned();
-                let fault = SagaFault { reason: StuckReason::Panicked, detail };
+                let fault = StuckCause { reason: StuckReason::Panicked, detail };
                 Poll::Ready(Some(self.stuck(None, Direction::Forward, fault, now)))
             }
         }
@@ -435,14 +452,16 @@ impl Run {
             return Some(self.stuck(None, Direction::Forward, fault, now));
         }
         if let Some(fault) = self.diverged(|step| {
-            format!("expected a request of the step {step}, found the end of the flow")
+            format!("expected a request of the logged step {step}, found the end of the flow: restore the flow, then `retry`, or `abort`")
         }) {
             return Some(self.stuck(None, Direction::Forward, fault, now));
         }
         match end {
             FlowEnd::Returned(value) => {
-                self.state = State::Ended;
-                Some(Effect::Complete(SagaEnd::Done(value)))
+                // The last look was before the last call, if there was one in this run.
+                self.output = Some(value);
+                self.pending = Some(Pending::LookForCancellation);
+                Some(Effect::LookForCancellation)
             }
             FlowEnd::Failed(error) => {
                 self.begin_compensation(Failure::Error(error));
@@ -453,11 +472,11 @@ impl Run {
     }
 
     /// Returns the fault of a flow that has not requested every logged step.
-    fn diverged(&self, detail: impl Fn(&str) -> String) -> Option<SagaFault> {
+    fn diverged(&self, detail: impl Fn(&str) -> String) -> Option<StuckCause> {
         let (_, step) =
             self.log.steps.iter().enumerate().find(|(at, _)| !self.requested.contains(at))?;
         let name = format!("`{}` number {}", step.name, step.nth);
-        Some(SagaFault { reason: StuckReason::Diverged, detail: detail(&name) })
+        Some(StuckCause { reason: StuckReason::Diverged, detail: detail(&name) })
     }
 
     fn request(&mut self, request: StepRequest, now: LogTime) -> Option<Effect> {
@@ -475,15 +494,19 @@ impl Run {
     }
 
     /// Finds the requested step in the log, or adds it.
-    fn admit(&mut self, request: &StepRequest, now: LogTime) -> Result<usize, SagaFault> {
+    fn admit(&mut self, request: &StepRequest, now: LogTime) -> Result<usize, StuckCause> {
         let StepRequest { name, nth, argument, wait } = request;
-        let fault = |reason, detail| Err(SagaFault { reason, detail });
+        let fault = |reason, detail| Err(StuckCause { reason, detail });
         if wait.is_none() && !self.terms.steps.contains_key(name.as_str()) {
-            let detail = format!("expected a step of the definition, found `{name}`: define it");
+            let detail = format!(
+                "expected a step of the definition, found `{name}`: define it, then `retry`, or `abort`"
+            );
             return fault(StuckReason::NoSuchStep, detail);
         }
         if name == SIGNAL {
-            let detail = "expected a name of the signal, found an empty one".to_owned();
+            let detail =
+                "expected a name of the signal, found an empty one: correct the flow, then `retry`"
+                    .to_owned();
             return fault(StuckReason::NoSuchStep, detail);
         }
         if let Some(at) = self.log.find(name, *nth) {
@@ -493,7 +516,8 @@ impl Run {
                 );
                 return fault(StuckReason::Diverged, detail);
             }
-            if self.log.steps[at].argument != *argument {
+            // In another order of a map it is the same: that of a `HashMap` differs between processes.
+            if !value::is_same(&self.log.steps[at].argument.0, &argument.0) {
                 let detail = format!(
                     "expected the logged argument of `{name}` number {nth}, found another: restore the flow, or `abort`"
                 );
@@ -508,7 +532,7 @@ impl Run {
         // other had been.
         if let Some(fault) = self.diverged(|step| {
             format!(
-                "expected a request of the logged step {step}, found one of `{name}` number {nth}"
+                "expected a request of the logged step {step}, found one of `{name}` number {nth}: restore the flow, then `retry`, or `abort`"
             )
         }) {
             return Err(fault);
@@ -519,8 +543,9 @@ impl Run {
         let size = argument.0.len();
         if size > self.terms.max_value {
             let limit = self.terms.max_value;
-            let detail =
-                format!("expected an argument of `{name}` of at most {limit} bytes, found {size}");
+            let detail = format!(
+                "expected an argument of `{name}` of at most {limit} bytes, found {size}: pass a reference to the data, then `retry`, or `abort`"
+            );
             return fault(StuckReason::TooLarge, detail);
         }
         if self.log.steps.len() >= MAX_STEPS || self.log.size() + size > self.terms.max_log {

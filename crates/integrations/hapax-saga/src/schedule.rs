@@ -1,4 +1,4 @@
-//! Calls of the schedule of an engine's store.
+//! `on_schedule`: calls the schedule of an engine's store, with its timeout.
 
 use hapax_core::schedule::Schedule;
 use hapax_core::store::BoxFuture;
@@ -11,10 +11,15 @@ pub(crate) async fn on_schedule<'a, T>(
     call: impl FnOnce(&'a dyn Schedule) -> BoxFuture<'a, Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     let Some(schedule) = engine.store().capabilities().schedule else {
-        return Err(StoreError::unavailable("the store has no schedule"));
+        return Err(StoreError::unavailable(
+            "expected a store with a schedule, found none: use memory, file, Redis or PostgreSQL, and run its migrations",
+        ));
     };
     match timeout(engine.store_timeout(), call(schedule)).await {
         Ok(result) => result,
-        Err(_) => Err(StoreError::ambiguous("no answer of the schedule within the timeout")),
+        Err(_) => Err(StoreError::ambiguous(format!(
+            "expected a reply of the schedule within {:?}, found none: retry",
+            engine.store_timeout()
+        ))),
     }
 }

@@ -37,6 +37,10 @@ pub struct DefinitionStats {
     pub stuck: u64,
     /// Runs that ended because their lease was lost, or may have been.
     pub lost: u64,
+    /// Starts in a transaction that were rejected, since their key had another input.
+    pub rejected: u64,
+    /// Times that a flow waited for a minute for something that is no step.
+    pub flow_waits: u64,
     /// Sagas whose flow returned.
     pub done: u64,
     /// Sagas that were undone.
@@ -80,6 +84,8 @@ pub(crate) struct DefinitionCounters {
     parked: AtomicU64,
     stuck: AtomicU64,
     lost: AtomicU64,
+    rejected: AtomicU64,
+    flow_waits: AtomicU64,
     done: AtomicU64,
     undone: AtomicU64,
     steps: BTreeMap<&'static str, StepCounters>,
@@ -123,6 +129,8 @@ impl DefinitionCounters {
             parked: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            flow_waits: AtomicU64::new(0),
             done: AtomicU64::new(0),
             undone: AtomicU64::new(0),
             steps: steps.map(|step| (*step, StepCounters::default())).collect(),
@@ -167,8 +175,10 @@ impl DefinitionCounters {
                 &step.happened
             }
             RunEvent::Called(TryEnd::Rejected(_)) => &step.rejected,
-            RunEvent::Called(TryEnd::NotSent(_) | TryEnd::Faulted(_)) => &step.not_sent,
-            RunEvent::Called(TryEnd::Unknown(_)) => &step.unknown,
+            RunEvent::Called(TryEnd::NotSent(_) | TryEnd::Faulted(_) | TryEnd::Postponed(..)) => {
+                &step.not_sent
+            }
+            RunEvent::Called(TryEnd::Unknown(_) | TryEnd::RetryAfter(..)) => &step.unknown,
             RunEvent::Undone(Err(_)) => &step.undo_failures,
             _ => return,
         };
@@ -189,6 +199,14 @@ impl DefinitionCounters {
 
     pub(crate) fn lost(&self) {
         add(&self.lost);
+    }
+
+    pub(crate) fn rejected(&self) {
+        add(&self.rejected);
+    }
+
+    pub(crate) fn flow_waits(&self) {
+        add(&self.flow_waits);
     }
 
     pub(crate) fn ended(&self, is_done: bool) {
@@ -216,6 +234,8 @@ impl DefinitionCounters {
             parked: get(&self.parked),
             stuck: get(&self.stuck),
             lost: get(&self.lost),
+            rejected: get(&self.rejected),
+            flow_waits: get(&self.flow_waits),
             done: get(&self.done),
             undone: get(&self.undone),
             steps: steps.collect(),

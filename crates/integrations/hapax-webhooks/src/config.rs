@@ -8,7 +8,7 @@ use hapax_core::{Clock, SystemClock};
 use http::HeaderValue;
 
 use crate::layer::{WebhookLayer, WebhookSettings};
-use crate::scheme::{DeliveryId, SignatureScheme};
+use crate::scheme::{DeliveryIdLocation, SignatureScheme};
 use crate::secret::{MAX_SECRETS, SigningSecrets};
 
 /// The longest name of a source, in characters.
@@ -50,9 +50,9 @@ impl WebhookLayerBuilder {
         }
     }
 
-    /// Adds a signing secret, as the sender shows it. A delivery is valid under any of them, at most
-    /// eight: during a rotation there are the new one and the earlier one. A secret has at least 16
-    /// bytes, one of Standard Webhooks 24 decoded ones.
+    /// Adds a signing secret, as the sender shows it. A delivery is valid under any of them, at
+    /// most eight: during a rotation there are the new one and the earlier one. A secret has at
+    /// least 16 bytes, one of Standard Webhooks 24 decoded ones.
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         self.secrets.push(secret.as_ref().to_vec());
         self
@@ -87,21 +87,21 @@ impl WebhookLayerBuilder {
         match secrets.len() {
             0 => return Err(WebhookConfigError::NoSecret),
             found if found > MAX_SECRETS => {
-                return Err(WebhookConfigError::ManySecrets { found });
+                return Err(WebhookConfigError::TooManySecrets { found });
             }
             _ => {}
         }
         let secrets = SigningSecrets::parse(scheme.secret_form(), &secrets)
-            .map_err(|(number, fault)| WebhookConfigError::Secret { number, fault })?;
+            .map_err(|(number, error)| WebhookConfigError::Secret { number, error })?;
         let tolerance = match (tolerance, scheme.has_timestamp()) {
-            (Some(Duration::ZERO), _) => return Err(WebhookConfigError::NoTolerance),
-            (Some(_), false) => return Err(WebhookConfigError::NoTimestamp),
+            (Some(Duration::ZERO), _) => return Err(WebhookConfigError::ZeroTolerance),
+            (Some(_), false) => return Err(WebhookConfigError::ToleranceWithoutTimestamp),
             (tolerance, _) => tolerance.unwrap_or(Self::TOLERANCE),
         };
         if body_limit == 0 {
-            return Err(WebhookConfigError::NoBody);
+            return Err(WebhookConfigError::ZeroBodyLimit);
         }
-        if let Some(DeliveryId::Json(pointers)) = scheme.id()
+        if let Some(DeliveryIdLocation::Json(pointers)) = scheme.id()
             && pointers.iter().len() == 0
         {
             return Err(WebhookConfigError::NoPointers);
@@ -154,36 +154,36 @@ pub enum WebhookConfigError {
     NoSecret,
     /// There are too many secrets.
     #[error("expected at most 8 signing secrets, found {found}: remove those that have expired")]
-    ManySecrets {
+    TooManySecrets {
         /// The number of secrets.
         found: usize,
     },
     /// A secret is not valid.
-    #[error("signing secret {number}: {fault}")]
+    #[error("signing secret {number}: {error}")]
     Secret {
         /// The number of the secret, from 1, in the order of the calls.
         number: usize,
-        /// The fault.
-        fault: SecretFault,
+        /// The reason for which it is not valid.
+        error: SecretError,
     },
     /// The tolerance is zero.
     #[error(
         "expected a tolerance of some seconds or minutes, found zero, which no delivery meets: set \
          a longer one, or leave the default of five minutes"
     )]
-    NoTolerance,
+    ZeroTolerance,
     /// There is a tolerance for a scheme whose deliveries have no timestamp.
     #[error(
         "expected no tolerance, found one: deliveries of this kind have no signed timestamp; \
          remove the call of `tolerance`"
     )]
-    NoTimestamp,
+    ToleranceWithoutTimestamp,
     /// The limit of the body is zero.
     #[error(
         "expected a limit of at least one byte for the body, found zero: set a larger one, or \
          leave the default of 1 MiB"
     )]
-    NoBody,
+    ZeroBodyLimit,
     /// The delivery's id has no pointer.
     #[error("expected a JSON pointer to the delivery's id, found none: pass one, such as `/id`")]
     NoPointers,
@@ -192,13 +192,13 @@ pub enum WebhookConfigError {
 /// Reasons for which a signing secret is not valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SecretFault {
+pub enum SecretError {
     /// The secret is empty.
     #[error("expected a secret, found an empty text: check the place from which it is read")]
     Empty,
     /// The secret is too short.
     #[error("expected at least {least} bytes, found {found}: have the sender make a longer secret")]
-    Short {
+    TooShort {
         /// The length, in bytes.
         found: usize,
         /// The smallest length, in bytes.

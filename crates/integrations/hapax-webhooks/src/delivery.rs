@@ -57,7 +57,7 @@ impl VerifiedWebhook {
         Self { source, key, timestamp }
     }
 
-    /// Makes the request one of this delivery, whatever key and source the sender named.
+    /// Sets key and source of this delivery on the request, in place of those that the sender set.
     pub(crate) fn mark(self, name: &HeaderValue, parts: &mut Parts) {
         let ours = [IDEMPOTENCY_KEY, WEBHOOK_SOURCE];
         // Behind CGI and the like, `Webhook_Source` is the same variable as `Webhook-Source`.
@@ -71,8 +71,8 @@ impl VerifiedWebhook {
     }
 }
 
-/// Returns the scope for the policy of the HTTP layer behind a [`WebhookLayer`](crate::WebhookLayer):
-/// the source of the verified delivery.
+/// Returns the scope for the policy of the HTTP layer behind a
+/// [`WebhookLayer`](crate::WebhookLayer): the source of the verified delivery.
 ///
 /// It reads an extension, which no header of a request can make. A request that no webhook layer
 /// has verified gets 400 `missing-scope`, and nothing executes.
@@ -89,7 +89,7 @@ pub(crate) fn key(id: &FoundId, body: &[u8]) -> Result<Key, Rejected> {
     let text = match id {
         FoundId::Text(text) => match std::str::from_utf8(text) {
             Ok(text) => text.to_owned(),
-            Err(_) => return Err(invalid("bytes that are no text")),
+            Err(_) => return Err(invalid("bytes that are not UTF-8")),
         },
         FoundId::InBody(pointers) => id_in(pointers, body)?,
     };

@@ -18,12 +18,12 @@ use crate::config::WebhookLayerBuilder;
 use crate::delivery::{VerifiedWebhook, key};
 use crate::rejection::{Rejected, WebhookRejection};
 use crate::scheme::{
-    DeliveryId, HmacScheme, SignatureEncoding, SignatureScheme, SignedHead, check_time,
+    DeliveryIdLocation, HmacScheme, SignatureEncoding, SignatureScheme, SignedHead, check_time,
 };
 use crate::secret::SigningSecrets;
 use crate::service::WebhookService;
 
-/// A layer that accepts deliveries of one source whose signature is valid, and names each by its id.
+/// A layer that accepts validly signed deliveries of one source, and makes the id of each its key.
 /// See the [crate](crate) for its rules.
 ///
 /// The `Debug` form shows no secret.
@@ -43,13 +43,13 @@ pub(crate) struct WebhookSettings {
 }
 
 impl WebhookLayer {
-    /// The retention in [`route_options`](Self::route_options): longer than each sender of this
-    /// crate retries, and than it offers a manual resend.
+    /// The retention in [`route_options`](Self::route_options). It is longer than the time for
+    /// which any supported sender retries a delivery, or offers a manual resend of it.
     pub const RETENTION: Duration = Duration::from_secs(31 * 24 * 60 * 60);
 
     /// Returns the builder for a sender that follows [Standard Webhooks](https://www.standardwebhooks.com),
-    /// by its symmetric signature `v1`. Svix's earlier names, `svix-id` and so on, are accepted too.
-    /// The secret is `whsec_` and base64. `source` names the sender, and is its scope.
+    /// by its symmetric signature `v1`. Svix's earlier names, `svix-id` and so on, are accepted
+    /// too. The secret is `whsec_` and base64. `source` names the sender, and is its scope.
     pub fn standard(source: impl Into<String>) -> WebhookLayerBuilder {
         WebhookLayerBuilder::new(source.into(), SignatureScheme::Standard)
     }
@@ -63,7 +63,7 @@ impl WebhookLayer {
     /// Returns the builder for GitHub: `X-Hub-Signature-256`, and the id in `X-GitHub-Delivery`.
     /// GitHub signs neither that id nor a timestamp: see the [crate](crate#not-promised).
     pub fn github(source: impl Into<String>) -> WebhookLayerBuilder {
-        let id = DeliveryId::header(HeaderName::from_static("x-github-delivery"));
+        let id = DeliveryIdLocation::header(HeaderName::from_static("x-github-delivery"));
         let header = HeaderName::from_static("x-hub-signature-256");
         let scheme = HmacScheme::new(header, SignatureEncoding::Hex, id).prefix("sha256=");
         Self::hmac(source, scheme)
@@ -85,13 +85,13 @@ impl WebhookLayer {
     ///    key header must stay `Idempotency-Key`, which this layer overwrites.
     /// 2. The limit of the body is that of this layer.
     /// 3. The retention is [`RETENTION`](Self::RETENTION).
-    /// 4. A handler's 4xx is retryable: it is not stored, and the sender's next attempt executes. By
-    ///    default it would be replayed to each attempt.
+    /// 4. A handler's 4xx is retryable: it is not stored, and the sender's next attempt executes.
+    ///    By default it would be replayed to each attempt.
     /// 5. For Stripe, `/pending_webhooks` does not count in the comparison of bodies: it changes
     ///    between two attempts if an event has several endpoints.
     ///
-    /// [`OnUnknown`](hapax_core::OnUnknown) stays at `Block`: the [crate](crate#unknown-outcomes)
-    /// has the choice.
+    /// [`OnUnknown`](hapax_core::OnUnknown) stays at `Block`: [choose](crate#unknown-outcomes) by
+    /// the effects of the handler.
     #[must_use]
     pub fn route_options(&self) -> RouteOptions {
         let mut options = RouteOptions {
@@ -150,7 +150,7 @@ impl WebhookLayer {
                 "Expected a body of the declared length, found another one: send it whole.";
             return Err(Rejected::new(WebhookRejection::MalformedRequest, detail));
         }
-        if !self.0.secrets.verify(&[&head.before_body, body], &head.codes) {
+        if !self.0.secrets.verify(&[&head.before_body, body], &head.signatures) {
             let detail = "Expected a signature of this content with the shared secret, found \
                           another one: compare the secrets of sender and receiver, and let \
                           nothing change the body on its way.";

@@ -1,8 +1,8 @@
 //! Webhooks that are verified, and executed once for each delivery id.
 //!
-//! A sender of webhooks repeats a delivery until it receives a 2xx, so a receiver gets some deliveries
-//! twice, and anyone who knows its address can send others. [`WebhookLayer`] goes in front of the
-//! HTTP layer ([`hapax_http::server`]):
+//! A sender of webhooks repeats a delivery until it receives a 2xx, so a receiver gets some
+//! deliveries twice, and anyone who knows its address can send others. [`WebhookLayer`] goes in
+//! front of the HTTP layer ([`hapax_http::server`]):
 //!
 //! 1. It accepts POST requests only. The headers are checked before any of the body is read: there
 //!    is one signature header, and a signed timestamp is within the tolerance (five minutes), in
@@ -12,12 +12,12 @@
 //! 3. Only then the delivery's id becomes the `Idempotency-Key`, in the scope of its source. The
 //!    request is passed on with its body unchanged. A key or source that the sender supplied is
 //!    replaced.
-//! 4. A delivery that is not valid gets a problem document ([`WebhookRejection`]) and reaches neither
-//!    the store nor the handler. The log has its code at level `debug`, since any caller can cause
-//!    such lines; count responses of 401 to notice a wrong secret. No secret is in a log, an error or
-//!    a `Debug` form.
-//! 5. Everything after that is the HTTP layer's: the first attempt executes, a later one gets the same
-//!    response.
+//! 4. A delivery that is not valid gets a problem document ([`WebhookRejection`]) and reaches
+//!    neither the store nor the handler. The log has its code at level `debug`, since any caller
+//!    can cause such lines; count responses of 401 to notice a wrong secret. No secret is in a log,
+//!    an error or a `Debug` form.
+//! 5. Everything after that is the HTTP layer's: the first attempt executes, a later one gets the
+//!    same response.
 //!
 //! ```
 //! use axum::{Extension, Router, routing::post};
@@ -58,16 +58,16 @@
 //!
 //! All are HMAC-SHA256. An id has 1 to 255 characters of printable ASCII and is not blank; another
 //! one, a missing one and a repeated header get 400, so that no two deliveries share a key by
-//! accident. An id of Standard Webhooks has no full stop, since the signed content would have a second
-//! reading.
+//! accident. An id of Standard Webhooks has no full stop, which would make the signed content
+//! ambiguous.
 //!
 //! # Sources
 //!
 //! The name that a builder takes is the scope of all its keys: equal ids of two sources have two
-//! records. [`scope`] is the scope for the policy of the HTTP layer. It accepts only requests that a
-//! webhook layer has verified; any other request gets 400 `missing-scope`. If the two layers are in the
-//! wrong order, each delivery gets 400 too. The request also has the header [`WEBHOOK_SOURCE`] for
-//! whatever is behind the receiver.
+//! records. [`scope`] is the scope for the policy of the HTTP layer. It accepts only requests that
+//! a webhook layer has verified; any other request gets 400 `missing-scope`. If the two layers are
+//! in the wrong order, each delivery gets 400 too. The request also has the header
+//! [`WEBHOOK_SOURCE`] for whatever is behind the receiver.
 //!
 //! Leave the key header of the route at `Idempotency-Key`: the webhook layer does not overwrite any
 //! other. If one sender sends the same events to two endpoints, give each its own source; under one
@@ -95,9 +95,9 @@
 //! hapax keys release evt_123 --scope 'webhook-source: stripe' --forget --reason 'handler fixed'
 //! ```
 //!
-//! `--store` or `--admin` names the store. If the service has a file open, it serves the operators' API,
-//! as the crate `hapax-operators` shows, and the command calls it. In code, the record has the id
-//! `engine.operation_id(&webhook.scope(), webhook.key())`.
+//! `--store` or `--admin` names the store. If the service has a file open, it serves the operators'
+//! API, as the crate `hapax-operators` shows, and the command calls it. In code, the record has the
+//! id `engine.operation_id(&webhook.scope(), webhook.key())`.
 //!
 //! # Retention
 //!
@@ -109,14 +109,15 @@
 //! | Standard Webhooks | as the sender decides; the specification's example takes 3 days and 4 hours | as the sender decides |
 //! | GitHub | none | of the last 3 days; 7 on GitHub Enterprise Server |
 //!
-//! [`WebhookLayer::route_options`] sets 31 days ([`WebhookLayer::RETENTION`]), in which one delivery
-//! needs some hundred bytes and its response. Set a longer one for a sender that repeats for longer.
-//! The 24 hours of the HTTP layer are too short for every sender that repeats by itself.
+//! [`WebhookLayer::route_options`] sets 31 days ([`WebhookLayer::RETENTION`]), in which one
+//! delivery needs some hundred bytes and its response. Set a longer one for a sender that repeats
+//! for longer. The 24 hours of the HTTP layer are too short for every sender that repeats by
+//! itself.
 //!
 //! # Unknown outcomes
 //!
-//! After a crash, a panic or a 5xx it is unknown whether the delivery took effect. The sender repeats
-//! it, and `on_unknown` decides:
+//! After a crash, a panic or a 5xx it is unknown whether the delivery took effect. The sender
+//! repeats it, and `on_unknown` decides:
 //!
 //! | the handler's effects | `on_unknown` |
 //! | --- | --- |
@@ -125,25 +126,26 @@
 //! | are in a system that can look up an operation id | `Reconcile`, with a hook |
 //! | must not happen twice, and cannot be looked up | `Block`, the default: attempts get 409 `outcome-unknown` until an operator decides |
 //!
-//! Under `Block`, an operator should decide while the sender still repeats: afterwards the delivery has
-//! to be resent by hand. A handler whose 5xx means that nothing happened adds
+//! Under `Block`, an operator should decide while the sender still repeats: afterwards the delivery
+//! has to be resent by hand. A handler whose 5xx means that nothing happened adds
 //! `Idempotency-Outcome: retryable`.
 //!
 //! # Not promised
 //!
 //! - *Order*. Senders do not keep it, nor does this crate.
 //! - *A delivery that never arrives*. After its last attempt a sender gives up.
-//! - *An id that the sender does not sign*: GitHub's, and any other in a header. An attacker who has
-//!   captured a delivery and its signature can send it under another id, and it executes again. TLS
-//!   keeps deliveries from being captured; where the body has an id, prefer
-//!   [`DeliveryId::json`].
+//! - *An id that the sender does not sign*: GitHub's, and any other in a header. An attacker who
+//!   has captured a delivery and its signature can send it under another id, and it executes again.
+//!   TLS keeps deliveries from being captured; where the body has an id, prefer
+//!   [`DeliveryIdLocation::json`].
 //! - *A signed time* for GitHub and [`hmac`](WebhookLayer::hmac). An old delivery with its id is a
 //!   replay while there is a record, and executes after the retention.
-//! - *Anything about other headers, path and query*. No sender of this crate signs them: a handler must
+//! - *Anything about other headers, path and query*. No supported sender signs them: a handler must
 //!   not trust `X-GitHub-Event` more than the body.
 //! - *Asymmetric signatures* (`v1a` of Standard Webhooks), which are ignored.
-//! - *Slow senders*. The layer waits for a body as long as the server does. A connection occupies up to
-//!   the limit of the body before its signature is verified: limit time and connections in front.
+//! - *Slow senders*. The layer waits for a body as long as the server does. A connection occupies
+//!   up to the limit of the body before its signature is verified: limit time and connections in
+//!   front.
 
 mod body;
 mod config;
@@ -158,12 +160,12 @@ mod service;
 mod sink;
 
 pub use body::WebhookBody;
-pub use config::{SecretFault, WebhookConfigError, WebhookLayerBuilder};
+pub use config::{SecretError, WebhookConfigError, WebhookLayerBuilder};
 pub use delivery::{VerifiedWebhook, WEBHOOK_SOURCE, scope};
 pub use future::WebhookFuture;
 pub use layer::WebhookLayer;
 pub use rejection::WebhookRejection;
-pub use scheme::{DeliveryId, HmacScheme, SignatureEncoding};
+pub use scheme::{DeliveryIdLocation, HmacScheme, SignatureEncoding};
 pub use service::WebhookService;
 #[cfg(feature = "sink")]
 pub use sink::{WebhookSink, WebhookSinkBuilder, WebhookSinkError};

@@ -6,9 +6,9 @@ use hapax_core::{Clock, JsonPointers, PointerError, Timestamp};
 use http::{HeaderMap, HeaderName};
 
 use crate::rejection::{Rejected, WebhookRejection};
-use crate::secret::{Code, SecretForm, code_from_base64, code_from_hex};
+use crate::secret::{Mac, SecretForm, mac_from_base64, mac_from_hex};
 #[cfg(feature = "sink")]
-use crate::secret::{SigningSecrets, code_to_base64};
+use crate::secret::{SigningSecrets, mac_to_base64};
 #[cfg(feature = "sink")]
 use hapax_core::Key;
 
@@ -48,11 +48,11 @@ pub(crate) enum SignatureScheme {
 /// The signature of a sender that signs its body alone: an HMAC-SHA256 in a header.
 ///
 /// ```
-/// use hapax_webhooks::{DeliveryId, HmacScheme, SignatureEncoding};
+/// use hapax_webhooks::{DeliveryIdLocation, HmacScheme, SignatureEncoding};
 /// use http::HeaderName;
 /// // Shopify
 /// let header = HeaderName::from_static("x-shopify-hmac-sha256");
-/// let id = DeliveryId::header(HeaderName::from_static("x-shopify-event-id"));
+/// let id = DeliveryIdLocation::header(HeaderName::from_static("x-shopify-event-id"));
 /// let shopify = HmacScheme::new(header, SignatureEncoding::Base64, id);
 /// # drop(shopify);
 /// ```
@@ -61,13 +61,13 @@ pub struct HmacScheme {
     header: HeaderName,
     encoding: SignatureEncoding,
     prefix: String,
-    id: DeliveryId,
+    id: DeliveryIdLocation,
 }
 
 impl HmacScheme {
     /// Creates the scheme of a signature in `header`, with the delivery's id at `id`.
     #[must_use]
-    pub fn new(header: HeaderName, encoding: SignatureEncoding, id: DeliveryId) -> Self {
+    pub fn new(header: HeaderName, encoding: SignatureEncoding, id: DeliveryIdLocation) -> Self {
         Self { header, encoding, prefix: String::new(), id }
     }
 
@@ -93,15 +93,15 @@ pub enum SignatureEncoding {
 /// Location of a delivery's id in the request. All attempts of one delivery have the same id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum DeliveryId {
+pub enum DeliveryIdLocation {
     /// The value of a header, which such a sender does not sign.
     Header(HeaderName),
-    /// The strings or integers at these places in the JSON body, each of which must exist. Several
-    /// of them are one JSON array, in the order of the sorted pointers.
+    /// The strings or integers at these pointers into the JSON body, each of which must exist.
+    /// Several of them are one JSON array, in the order of the sorted pointers.
     Json(JsonPointers),
 }
 
-impl DeliveryId {
+impl DeliveryIdLocation {
     /// Creates the location of an id in a header.
     #[must_use]
     pub const fn header(name: HeaderName) -> Self {
@@ -119,11 +119,12 @@ impl DeliveryId {
     }
 }
 
-/// The head of a delivery: the statements that its body must confirm.
+/// Contents of the signature headers of a delivery: signatures, signed bytes before the body, id
+/// and timestamp.
 #[derive(Debug)]
 pub(crate) struct SignedHead {
     /// The signatures, at least one.
-    pub(crate) codes: Vec<Code>,
+    pub(crate) signatures: Vec<Mac>,
     /// The bytes that are signed before the body.
     pub(crate) before_body: Vec<u8>,
     pub(crate) id: FoundId,
@@ -152,7 +153,7 @@ impl SignatureScheme {
     }
 
     /// Returns the place of the id, if it is a setting.
-    pub(crate) const fn id(&self) -> Option<&DeliveryId> {
+    pub(crate) const fn id(&self) -> Option<&DeliveryIdLocation> {
         match self {
             Self::Standard | Self::Stripe => None,
             Self::Hmac(HmacScheme { id, .. }) => Some(id),
@@ -199,7 +200,7 @@ fn standard(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
     };
     let signature = signature_header(headers, &names.signature)?;
     let timestamp = one_line(headers, &names.timestamp)
-        .and_then(|line| std::str::from_utf8(line).map_err(|_| "bytes that are no text"))
+        .and_then(|line| std::str::from_utf8(line).map_err(|_| "bytes that are not UTF-8"))
         .map_err(|found| invalid(&names.timestamp, "seconds since 1970", found))?;
     let id = id_header(headers, &names.id)?;
     if id.contains(&b'.') {
@@ -211,11 +212,12 @@ fn standard(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
         );
         return Err(Rejected::new(WebhookRejection::InvalidDeliveryId, detail));
     }
-    let codes = signature.split(' ').filter_map(|one| one.strip_prefix("v1,"));
-    let codes = codes_of(codes.map(code_from_base64), &names.signature, "`v1,` and base64")?;
+    let signatures = signature.split(' ').filter_map(|one| one.strip_prefix("v1,"));
+    let signatures =
+        macs_of(signatures.map(mac_from_base64), &names.signature, "`v1,` and base64")?;
     let before_body = standard_content(&id, timestamp);
     let timestamp = Some(seconds(timestamp, &names.timestamp)?);
-    Ok(SignedHead { codes, before_body, id: FoundId::Text(id), timestamp })
+    Ok(SignedHead { signatures, before_body, id: FoundId::Text(id), timestamp })
 }
 
 /// Returns what a signature of Standard Webhooks covers before the body.
@@ -233,8 +235,8 @@ pub(crate) fn standard_signature(
 ) -> String {
     let content = standard_content(id.as_str().as_bytes(), timestamp);
     let parts = [&content, body];
-    let codes = secrets.codes(&parts);
-    codes.map(|code| format!("v1,{}", code_to_base64(&code))).collect::<Vec<_>>().join(" ")
+    let signatures = secrets.macs(&parts);
+    signatures.map(|mac| format!("v1,{}", mac_to_base64(&mac))).collect::<Vec<_>>().join(" ")
 }
 
 fn stripe(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
@@ -245,12 +247,13 @@ fn stripe(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
     let (Some(time), None) = (times.next(), times.next()) else {
         return Err(invalid(name, "one timestamp `t=`", "none or several"));
     };
-    let codes = fields().filter_map(|(field, value)| (field == "v1").then_some(value));
-    let codes = codes_of(codes.map(code_from_hex), name, "`v1=` and 64 hexadecimal digits")?;
+    let signatures = fields().filter_map(|(field, value)| (field == "v1").then_some(value));
+    let signatures =
+        macs_of(signatures.map(mac_from_hex), name, "`v1=` and 64 hexadecimal digits")?;
     let before_body = [time.as_bytes(), b"."].concat();
     let timestamp = Some(seconds(time, name)?);
     Ok(SignedHead {
-        codes,
+        signatures,
         before_body,
         id: FoundId::InBody(vec![STRIPE_ID.to_owned()]),
         timestamp,
@@ -260,40 +263,40 @@ fn stripe(headers: &HeaderMap) -> Result<SignedHead, Rejected> {
 fn hmac(headers: &HeaderMap, scheme: &HmacScheme) -> Result<SignedHead, Rejected> {
     let HmacScheme { header, encoding, prefix, id } = scheme;
     let line = signature_header(headers, header)?;
-    let code = line.strip_prefix(prefix.as_str()).map(|text| match encoding {
-        SignatureEncoding::Hex => code_from_hex(text),
-        SignatureEncoding::Base64 => code_from_base64(text),
+    let mac = line.strip_prefix(prefix.as_str()).map(|text| match encoding {
+        SignatureEncoding::Hex => mac_from_hex(text),
+        SignatureEncoding::Base64 => mac_from_base64(text),
     });
     let expected = match encoding {
         SignatureEncoding::Hex => format!("`{prefix}` and 64 hexadecimal digits"),
         SignatureEncoding::Base64 => format!("`{prefix}` and the base64 of 32 bytes"),
     };
-    let codes = codes_of(code.into_iter(), header, &expected)?;
+    let signatures = macs_of(mac.into_iter(), header, &expected)?;
     let id = found_id(headers, id)?;
-    Ok(SignedHead { codes, before_body: Vec::new(), id, timestamp: None })
+    Ok(SignedHead { signatures, before_body: Vec::new(), id, timestamp: None })
 }
 
 /// Returns the signatures that can be decoded, at least one; ignores the others.
-fn codes_of(
-    codes: impl Iterator<Item = Option<Code>>,
+fn macs_of(
+    signatures: impl Iterator<Item = Option<Mac>>,
     name: &HeaderName,
     expected: &str,
-) -> Result<Vec<Code>, Rejected> {
-    let codes: Vec<_> = codes.take(MAX_SIGNATURES + 1).collect();
-    if codes.len() > MAX_SIGNATURES {
+) -> Result<Vec<Mac>, Rejected> {
+    let signatures: Vec<_> = signatures.take(MAX_SIGNATURES + 1).collect();
+    if signatures.len() > MAX_SIGNATURES {
         return Err(invalid(name, "at most 32 signatures", "more"));
     }
-    let codes: Vec<_> = codes.into_iter().flatten().collect();
-    match codes.is_empty() {
+    let signatures: Vec<_> = signatures.into_iter().flatten().collect();
+    match signatures.is_empty() {
         true => Err(invalid(name, expected, "another text")),
-        false => Ok(codes),
+        false => Ok(signatures),
     }
 }
 
-fn found_id(headers: &HeaderMap, id: &DeliveryId) -> Result<FoundId, Rejected> {
+fn found_id(headers: &HeaderMap, id: &DeliveryIdLocation) -> Result<FoundId, Rejected> {
     match id {
-        DeliveryId::Header(name) => id_header(headers, name).map(FoundId::Text),
-        DeliveryId::Json(pointers) => {
+        DeliveryIdLocation::Header(name) => id_header(headers, name).map(FoundId::Text),
+        DeliveryIdLocation::Json(pointers) => {
             Ok(FoundId::InBody(pointers.iter().map(str::to_owned).collect()))
         }
     }
@@ -310,7 +313,7 @@ fn id_header(headers: &HeaderMap, name: &HeaderName) -> Result<Vec<u8>, Rejected
 
 fn signature_header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, Rejected> {
     let line = one_line(headers, name);
-    line.and_then(|line| std::str::from_utf8(line).map_err(|_| "bytes that are no text"))
+    line.and_then(|line| std::str::from_utf8(line).map_err(|_| "bytes that are not UTF-8"))
         .map_err(|found| invalid(name, "one signature header", found))
 }
 

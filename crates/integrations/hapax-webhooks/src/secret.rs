@@ -4,11 +4,11 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, KeyInit, Mac as _};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-use crate::config::SecretFault;
+use crate::config::SecretError;
 
 /// The largest number of secrets. A rotation needs two; each one costs a hash of the body.
 pub(crate) const MAX_SECRETS: usize = 8;
@@ -22,8 +22,8 @@ pub(crate) const MIN_STANDARD_SECRET: usize = 24;
 /// The beginning of the secrets of Standard Webhooks and of Stripe.
 const PREFIX: &str = "whsec_";
 
-/// An HMAC-SHA256 code.
-pub(crate) type Code = [u8; 32];
+/// An HMAC-SHA256.
+pub(crate) type Mac = [u8; 32];
 
 /// The forms in which senders hand out secrets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,16 +41,16 @@ pub(crate) enum SecretForm {
 pub(crate) struct SigningSecrets(Vec<Hmac<Sha256>>);
 
 impl SigningSecrets {
-    /// Returns the secrets; the number of the first one that is not valid, from 1, with its fault.
-    pub(crate) fn parse(form: SecretForm, texts: &[Vec<u8>]) -> Result<Self, (usize, SecretFault)> {
+    /// Returns the secrets; the number of the first one that is not valid, from 1, with the reason.
+    pub(crate) fn parse(form: SecretForm, texts: &[Vec<u8>]) -> Result<Self, (usize, SecretError)> {
         let parse = |(at, text): (usize, &Vec<u8>)| {
-            form.key(text).and_then(|key| mac(&key)).map_err(|fault| (at + 1, fault))
+            form.key(text).and_then(|key| mac(&key)).map_err(|error| (at + 1, error))
         };
         texts.iter().enumerate().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns the code of `parts` under each secret.
-    pub(crate) fn codes(&self, parts: &[&[u8]]) -> impl Iterator<Item = Code> {
+    /// Returns the MAC of `parts` under each secret.
+    pub(crate) fn macs(&self, parts: &[&[u8]]) -> impl Iterator<Item = Mac> {
         self.0.iter().map(|mac| {
             let mut mac = mac.clone();
             parts.iter().for_each(|part| mac.update(part));
@@ -58,11 +58,11 @@ impl SigningSecrets {
         })
     }
 
-    /// Returns whether one of `codes` is the code of `parts` under one of the secrets. The time
+    /// Returns whether one of `macs` is the MAC of `parts` under one of the secrets. The time
     /// depends on the numbers and lengths of its arguments only, and on which secret fits.
-    pub(crate) fn verify(&self, parts: &[&[u8]], codes: &[Code]) -> bool {
-        self.codes(parts).any(|expected| {
-            let equal = codes.iter().map(|code| expected.as_slice().ct_eq(code));
+    pub(crate) fn verify(&self, parts: &[&[u8]], macs: &[Mac]) -> bool {
+        self.macs(parts).any(|expected| {
+            let equal = macs.iter().map(|mac| expected.as_slice().ct_eq(mac));
             equal.fold(subtle::Choice::from(0), |one, other| one | other).into()
         })
     }
@@ -75,59 +75,59 @@ impl fmt::Debug for SigningSecrets {
 }
 
 impl SecretForm {
-    fn key(self, text: &[u8]) -> Result<Vec<u8>, SecretFault> {
+    fn key(self, text: &[u8]) -> Result<Vec<u8>, SecretError> {
         if text.is_empty() {
-            return Err(SecretFault::Empty);
+            return Err(SecretError::Empty);
         }
         if text.trim_ascii() != text {
-            return Err(SecretFault::WhiteSpace);
+            return Err(SecretError::WhiteSpace);
         }
         let (key, least) = match self {
             Self::Text => (text.to_vec(), MIN_SECRET),
             Self::Stripe => {
-                text.strip_prefix(PREFIX.as_bytes()).ok_or(SecretFault::Prefix)?;
+                text.strip_prefix(PREFIX.as_bytes()).ok_or(SecretError::Prefix)?;
                 (text.to_vec(), MIN_SECRET)
             }
             Self::Standard => {
-                let coded = text.strip_prefix(PREFIX.as_bytes()).ok_or(SecretFault::Prefix)?;
-                let key = STANDARD.decode(coded).map_err(|_| SecretFault::Base64)?;
+                let coded = text.strip_prefix(PREFIX.as_bytes()).ok_or(SecretError::Prefix)?;
+                let key = STANDARD.decode(coded).map_err(|_| SecretError::Base64)?;
                 (key, MIN_STANDARD_SECRET)
             }
         };
         match key.len() {
-            found if found < least => Err(SecretFault::Short { found, least }),
+            found if found < least => Err(SecretError::TooShort { found, least }),
             _ => Ok(key),
         }
     }
 }
 
-fn mac(key: &[u8]) -> Result<Hmac<Sha256>, SecretFault> {
+fn mac(key: &[u8]) -> Result<Hmac<Sha256>, SecretError> {
     // HMAC accepts keys of every length.
-    Hmac::new_from_slice(key).map_err(|_| SecretFault::Empty)
+    Hmac::new_from_slice(key).map_err(|_| SecretError::Empty)
 }
 
-/// Returns the code that hexadecimal digits of either case denote.
-pub(crate) fn code_from_hex(text: &str) -> Option<Code> {
-    let mut code = [0; 32];
+/// Returns the MAC that hexadecimal digits of either case denote.
+pub(crate) fn mac_from_hex(text: &str) -> Option<Mac> {
+    let mut mac = [0; 32];
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if pairs.len() != code.len() || !rest.is_empty() {
+    if pairs.len() != mac.len() || !rest.is_empty() {
         return None;
     }
-    for (byte, pair) in code.iter_mut().zip(pairs) {
+    for (byte, pair) in mac.iter_mut().zip(pairs) {
         let [high, low] = pair.map(|digit| char::from(digit).to_digit(16));
         *byte = u8::try_from(high? << 4 | low?).ok()?;
     }
-    Some(code)
+    Some(mac)
 }
 
-/// Returns a code as padded base64.
+/// Returns a MAC as padded base64.
 #[cfg(feature = "sink")]
-pub(crate) fn code_to_base64(code: &Code) -> String {
-    STANDARD.encode(code)
+pub(crate) fn mac_to_base64(mac: &Mac) -> String {
+    STANDARD.encode(mac)
 }
 
-/// Returns the code that padded base64 denotes.
-pub(crate) fn code_from_base64(text: &str) -> Option<Code> {
+/// Returns the MAC that padded base64 denotes.
+pub(crate) fn mac_from_base64(text: &str) -> Option<Mac> {
     STANDARD.decode(text).ok()?.try_into().ok()
 }
 
@@ -137,28 +137,28 @@ mod tests {
 
     /// The event and the signature of the tests of Stripe's library for .NET.
     const STRIPE_EVENT: &str = include_str!("../tests/it/stripe_event.json");
-    const STRIPE_CODE: &str = "f0bdba6d4eacbd8ad8a3bbadd7248e633ec1477f7899c124c51b39405fa36613";
+    const STRIPE_MAC: &str = "f0bdba6d4eacbd8ad8a3bbadd7248e633ec1477f7899c124c51b39405fa36613";
 
     #[test]
     fn stripes_published_signature_is_valid() {
         let secrets = SigningSecrets(vec![mac(b"webhook_secret").unwrap()]);
-        let code = code_from_hex(STRIPE_CODE).unwrap();
+        let mac = mac_from_hex(STRIPE_MAC).unwrap();
         let parts: [&[u8]; 2] = [b"1533204620.", STRIPE_EVENT.as_bytes()];
-        assert!(secrets.verify(&parts, &[[0; 32], code]));
-        assert!(!secrets.verify(&parts[1..], &[code]));
+        assert!(secrets.verify(&parts, &[[0; 32], mac]));
+        assert!(!secrets.verify(&parts[1..], &[mac]));
         assert!(!secrets.verify(&parts, &[]));
     }
 
     #[test]
-    fn codes_have_32_bytes_in_either_case() {
-        let code = code_from_hex(STRIPE_CODE).unwrap();
-        assert_eq!(code_from_hex(&STRIPE_CODE.to_uppercase()), Some(code));
-        for text in ["", "f0", &STRIPE_CODE[1..], &format!("{STRIPE_CODE}00"), &"g".repeat(64)] {
-            assert_eq!(code_from_hex(text), None, "{text}");
+    fn macs_have_32_bytes_in_either_case() {
+        let mac = mac_from_hex(STRIPE_MAC).unwrap();
+        assert_eq!(mac_from_hex(&STRIPE_MAC.to_uppercase()), Some(mac));
+        for text in ["", "f0", &STRIPE_MAC[1..], &format!("{STRIPE_MAC}00"), &"g".repeat(64)] {
+            assert_eq!(mac_from_hex(text), None, "{text}");
         }
-        assert_eq!(code_from_base64(&STANDARD.encode(code)), Some(code));
-        for text in ["", "AAAA", &STANDARD.encode([0; 33]), &STRIPE_CODE[..43]] {
-            assert_eq!(code_from_base64(text), None, "{text}");
+        assert_eq!(mac_from_base64(&STANDARD.encode(mac)), Some(mac));
+        for text in ["", "AAAA", &STANDARD.encode([0; 33]), &STRIPE_MAC[..43]] {
+            assert_eq!(mac_from_base64(text), None, "{text}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Exit codes of `sysexits.h`, and errors of one line on standard error.
 
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
@@ -9,6 +10,20 @@ use serde_json::json;
 /// Returns the error of a flag whose value, which may be secret, is not repeated.
 pub(crate) fn of<E: fmt::Display>(flag: &str) -> impl FnOnce(E) -> CliError {
     move |error| CliError::usage(format!("{flag}: {error}"))
+}
+
+/// Returns an error and its causes: libraries leave the reason to the source.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
 }
 
 /// An error that ends the program.
@@ -34,6 +49,11 @@ impl CliError {
     /// Creates the error of something that is unavailable: exit code 69.
     pub(crate) fn unavailable(message: impl fmt::Display) -> Self {
         Self { code: 69, name: "unavailable".into(), message: message.to_string() }
+    }
+
+    /// Creates an error with another exit code.
+    pub(crate) fn exit(code: u8, name: &'static str, message: impl fmt::Display) -> Self {
+        Self { code, name: name.into(), message: message.to_string() }
     }
 
     /// Appends `more` to the message.

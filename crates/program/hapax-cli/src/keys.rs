@@ -27,7 +27,7 @@ use crate::exit::CliError;
 pub(crate) use args::KeysArgs;
 pub(crate) use args::StoreSelector;
 use args::{KeysCommand, RecordSelector};
-pub(crate) use args::{StoreLocation, VerdictArg};
+pub(crate) use args::{ScopeText, StoreLocation, VerdictArg};
 pub(crate) use backup::{BackupArgs, RestoreArgs, backup, restore};
 pub(crate) use gateway::Remote;
 pub(crate) use render::json;
@@ -184,7 +184,9 @@ impl OpenedStore {
                     true => {
                         ": start the gateway, which creates a store, then run this command again"
                     }
-                    false => "",
+                    false => {
+                        ": pass the URL of another one with --store, or the address of its process with --admin"
+                    }
                 };
                 let none = format!("there is no store at {}{none}", path.display());
                 return Err(CliError::unavailable(none));
@@ -205,7 +207,9 @@ impl OpenedStore {
             }) => {
                 let owner = pid.map_or("another process".into(), |pid| format!("process {pid}"));
                 Err(CliError::unavailable(format!(
-                    "{} is in use by {owner}, which has no admin address: retry after it has ended",
+                    "{} is in use by {owner}, whose lock names no admin address: pass it with --admin; a service \
+                     without one has to mount the operators' API (hapax-operators); or retry after it has \
+                     ended",
                     path.display()
                 )))
             }
@@ -323,6 +327,7 @@ pub(crate) fn failure(error: &OperatorError) -> CliError {
         | OperatorError::Changed { .. }
         | OperatorError::Saga
         | OperatorError::NoSaga
+        | OperatorError::SeveralSagas
         | OperatorError::SagaEnded
         | OperatorError::SagaChanged
         | OperatorError::SagaMismatch(_)
@@ -335,7 +340,9 @@ pub(crate) fn failure(error: &OperatorError) -> CliError {
 
 pub(crate) fn id(text: &str) -> Result<OperationId, CliError> {
     OperationId::from_hex(text).ok_or_else(|| {
-        CliError::usage("expected an id of 64 hexadecimal digits, found another text")
+        CliError::usage(format!(
+            "expected an id of 64 hexadecimal digits, found {text:?}: copy it from `list`"
+        ))
     })
 }
 
@@ -350,7 +357,9 @@ pub(crate) fn read(flag: &str, text: &str) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
     source.take(MAX_BODY + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_BODY {
-        return Err(CliError::usage(format!("{flag} is larger than 1 MiB")));
+        return Err(CliError::usage(format!(
+            "{flag}: expected at most 1 MiB, found more: send a smaller body"
+        )));
     }
     Ok(bytes)
 }

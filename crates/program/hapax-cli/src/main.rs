@@ -1,5 +1,6 @@
 //! The program `hapax`.
 
+mod call;
 mod doctor;
 mod exit;
 mod gateway;
@@ -10,6 +11,7 @@ mod relay;
 mod saga;
 mod store;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -31,6 +33,7 @@ enum Command {
     Gateway(Box<gateway::GatewayArgs>),
     Keys(keys::KeysArgs),
     Saga(saga::SagaArgs),
+    Call(Box<call::CallArgs>),
     Doctor(doctor::DoctorArgs),
     Store(store::StoreArgs),
     Messages(messages::MessagesArgs),
@@ -45,7 +48,8 @@ enum Command {
 fn main() -> ExitCode {
     // Read from the raw arguments, so that it is known if the flags cannot be parsed.
     let words = std::env::args_os().skip(1).take_while(|word| word != "--");
-    let as_json = words.into_iter().any(|word| word == "--json");
+    let words: Vec<_> = words.collect();
+    let as_json = words.iter().any(|word| word == "--json") && !has_json_body(&words);
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return parse_error(&error, as_json),
@@ -68,6 +72,7 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Gateway(args) => Box::pin(gateway::run(*args)).await,
         Command::Keys(args) => Box::pin(keys::run(args)).await,
         Command::Saga(args) => Box::pin(saga::run(args)).await,
+        Command::Call(args) => Box::pin(call::run(*args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Store(args) => Box::pin(store::run(args)).await,
         Command::Messages(args) => Box::pin(messages::run(args)).await,
@@ -79,6 +84,13 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
             Box::pin(hapax_torture::demo::run(args)).await.map_err(CliError::unavailable)
         }
     }
+}
+
+/// Returns whether `--json` is the body of a request.
+fn has_json_body(words: &[OsString]) -> bool {
+    let commands = ["list", "resume", "forget"].map(OsString::from);
+    let [first, second, ..] = words else { return false };
+    first == "call" && !commands.contains(second)
 }
 
 /// Parses an address to listen on or to connect to. A name is rejected: it may have several

@@ -1,6 +1,7 @@
 //! `hapax messages`.
 
 mod args;
+mod grants;
 mod redrive;
 mod render;
 
@@ -9,41 +10,42 @@ use std::process::ExitCode;
 
 use hapax_postgres::PostgresOptions;
 use hapax_postgres_messages::{
-    LetterQuery, LetterView, PgDeadLetters, SharedConnection, message_migrations,
+    DeadLetterQuery, DeadLetterSummary, PgDeadLetterStore, SharedConnection, message_migrations,
 };
 
-use crate::exit::{CliError, of};
+use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
 pub(crate) use redrive::sink;
 
-/// The least number of digits that names a letter.
+/// Least number of digits that identifies a dead letter.
 const PREFIX: usize = 8;
 
 /// Runs `hapax messages`.
 pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
     match args.command {
         // Without that, psql goes on after an error and reports success.
-        MessagesCommand::Migrations => {
-            print(&format!("\\set ON_ERROR_STOP on\n{}", message_migrations()));
+        MessagesCommand::Migrations { roles } => {
+            let grants = grants::script(&roles);
+            print(&format!("\\set ON_ERROR_STOP on\n{}{grants}", message_migrations()));
         }
         MessagesCommand::List { at, consumer, parked_as, after, limit, json } => {
-            let letters = letters(&at)?;
+            let dead_letters = dead_letters(&at)?;
             let after = match after {
-                Some(prefix) => Some(find(&letters, &prefix).await?.place()),
+                Some(prefix) => Some(find(&dead_letters, &prefix).await?.position()),
                 None => None,
             };
             let reason = parked_as.map(Into::into);
-            let query = LetterQuery { consumer, reason, after, limit };
-            let listed = letters.list(&query).await.map_err(unavailable)?;
+            let query = DeadLetterQuery { consumer, reason, after, limit };
+            let listed = dead_letters.list(&query).await.map_err(unavailable)?;
             print(&if json { render::json_list(&listed) } else { render::list(&listed) });
         }
-        MessagesCommand::Show { at, letter, json } => {
-            let letters = letters(&at)?;
-            let view = find(&letters, &letter).await?;
-            let contents = letters.contents(&view.id).await.map_err(unavailable)?;
-            let contents = contents.ok_or_else(|| gone(&letter))?;
+        MessagesCommand::Show { at, dead_letter, json } => {
+            let dead_letters = dead_letters(&at)?;
+            let view = find(&dead_letters, &dead_letter).await?;
+            let contents = dead_letters.contents(&view.id).await.map_err(unavailable)?;
+            let contents = contents.ok_or_else(|| gone(&dead_letter))?;
             let text = match json {
                 true => render::json(&view, &contents),
                 false => render::show(&view, &contents),
@@ -51,11 +53,11 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
             print(&text);
         }
         MessagesCommand::Redrive(args) => redrive::run(*args).await?,
-        MessagesCommand::Drop { at, letters: named, reason } => {
-            let letters = letters(&at)?;
+        MessagesCommand::Drop { at, dead_letters: named, reason } => {
+            let dead_letters = dead_letters(&at)?;
             for prefix in named {
-                let view = find(&letters, &prefix).await?;
-                let dropped = letters.drop_letter(&view.id, &user(), &reason).await;
+                let view = find(&dead_letters, &prefix).await?;
+                let dropped = dead_letters.drop_dead_letter(&view.id, &user(), &reason).await;
                 if !dropped.map_err(unavailable)? {
                     return Err(gone(&prefix));
                 }
@@ -67,8 +69,8 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Returns the connection to the database of the flags.
-pub(crate) fn connection(at: &DatabaseSelector) -> Result<SharedConnection, CliError> {
-    let options: PostgresOptions = at.database.0.parse().map_err(of("--database"))?;
+pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection, CliError> {
+    let options: PostgresOptions = url.0.parse().map_err(of(flag))?;
     let options = options.timeout(crate::keys::TIMEOUT);
     Ok(SharedConnection::new(move || {
         let options = options.clone();
@@ -76,40 +78,41 @@ pub(crate) fn connection(at: &DatabaseSelector) -> Result<SharedConnection, CliE
     }))
 }
 
-fn letters(at: &DatabaseSelector) -> Result<PgDeadLetters, CliError> {
-    Ok(PgDeadLetters::new(&connection(at)?))
+fn dead_letters(at: &DatabaseSelector) -> Result<PgDeadLetterStore, CliError> {
+    Ok(PgDeadLetterStore::new(&connection(&at.database, "--database")?)
+        .statement_timeout(crate::keys::TIMEOUT))
 }
 
-/// Finds the letter whose id begins with `prefix`.
-async fn find(letters: &PgDeadLetters, prefix: &str) -> Result<LetterView, CliError> {
+/// Finds the dead letter whose id begins with `prefix`.
+async fn find(
+    dead_letters: &PgDeadLetterStore,
+    prefix: &str,
+) -> Result<DeadLetterSummary, CliError> {
     if prefix.len() < PREFIX || !prefix.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return Err(CliError::usage(format!(
             "expected the id of a dead letter, at least its first {PREFIX} hexadecimal digits, found \
              {prefix:?}"
         )));
     }
-    let mut found = letters.find(prefix).await.map_err(unavailable)?;
+    let mut found = dead_letters.find(prefix).await.map_err(unavailable)?;
     match (found.pop(), found.pop()) {
         (Some(one), None) => Ok(one),
         (None, _) => Err(gone(prefix)),
-        (Some(_), Some(_)) => {
-            Err(CliError::no(format!("several dead letters begin with {prefix}: add digits")))
-        }
+        (Some(_), Some(_)) => Err(CliError::no(format!(
+            "expected one dead letter that begins with {prefix}, found several: add digits"
+        ))),
     }
 }
 
 fn gone(prefix: &str) -> CliError {
-    CliError::no(format!("there is no dead letter {prefix}"))
+    CliError::no(format!(
+        "expected a dead letter {prefix}, found none: list those that exist with `hapax messages \
+         list`"
+    ))
 }
 
 fn unavailable(error: hapax_postgres_messages::ConnectCause) -> CliError {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    CliError::unavailable(format!("--database: {text}"))
+    CliError::unavailable(format!("--database: {}", with_causes(&*error)))
 }
 
 fn print(text: &str) {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use hapax_core::{Idempotency, Store};
 use hapax_gateway::{ByteSize, LogFormat, StoreOpener, StoreUrl, UrlText};
-use hapax_messages::{Outbox as _, Relay, RelayLimits, RelayMonitor, RelayStats};
+use hapax_messages::{Outbox as _, OutboxError, Relay, RelayLimits, RelayMonitor, RelayStats};
 use hapax_postgres_messages::PgOutbox;
 use http::{Method, Response, StatusCode};
 use http_body_util::Full;
@@ -25,7 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
-use crate::messages::{DatabaseSelector, HiddenUrl, connection};
+use crate::messages::{HiddenUrl, connection};
 
 /// Time for a request of the operators' listener.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -35,49 +35,47 @@ const LATE: Duration = Duration::from_secs(60);
 
 /// Publish the messages of an outbox in PostgreSQL
 ///
-/// Each message is published at least once, under one id, and deleted once the broker or endpoint has
-/// it.
-/// Messages with one order key are published in the order in which they were committed. Several
-/// relays of one outbox share its shards: when one ends, others take its part.
+/// Each message is published at least once, under one id, and deleted once the broker or endpoint
+/// has acknowledged it. Messages with one order key are published in the order in which they were
+/// committed. Several relays of one outbox share its shards: when one ends, the others take over
+/// its shards.
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
     /// The database with the outbox: postgres://USER@HOST/DB
     #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     from: HiddenUrl,
-    /// The broker: nats://HOST; or an endpoint of webhooks: https://HOST/PATH
+    /// The broker: nats://HOST or tls://HOST; or an endpoint of webhooks: https://HOST/PATH or
+    /// http://HOST/PATH
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     to: HiddenUrl,
-    /// For an endpoint: the file of the secret that signs, whsec_ and base64. Several lines are several
-    /// secrets [default: messages are not signed]
+    /// For an endpoint: file of the signing secrets, one a line, each whsec_ and base64 [default:
+    /// messages are not signed]
     #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]
     signing_secret_file: Option<PathBuf>,
     /// For an endpoint: the file of the root certificates to trust, in PEM [default: the system's]
     #[arg(long, value_name = "PATH")]
     to_ca: Option<PathBuf>,
-    /// The store of the leases of the shards, the same for all relays of the outbox [default: the
-    /// database of --from]
+    /// The store of the leases of the shards, the same for all relays of the outbox. It may have those
+    /// of several outboxes [default: the database of --from]
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     secret_file: Option<PathBuf>,
-    /// Name of the outbox in the store
-    #[arg(long, value_name = "NAME", default_value = "outbox")]
-    name: String,
-    /// Where /metrics, /healthz and /readyz are served; off for none
+    /// Address that serves /metrics, /healthz and /readyz, or off
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin)]
     admin: AdminAddr,
-    /// Messages that are sent and not acknowledged, and so connections to an endpoint [default: 256,
-    /// to an endpoint 32]
+    /// Largest number of messages that are sent and not acknowledged; to an endpoint, also of
+    /// connections [default: 256; to an endpoint 32]
     #[arg(long, value_name = "N")]
     in_flight: Option<NonZeroUsize>,
     /// Bytes of messages in memory; one message may exceed them
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
-    bytes_in_hand: ByteSize,
+    max_buffered_bytes: ByteSize,
     /// Time for the broker or endpoint to acknowledge a message
     #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
     publish_timeout: Duration,
-    /// Time for which a relay that died delays its messages
+    /// Lease of a shard: time after which other relays take over the shards of one that died
     #[arg(long, value_name = "DUR", default_value = "15s", value_parser = duration)]
     lease: Duration,
     /// The format of the log
@@ -120,15 +118,36 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(CliError::unavailable)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::unavailable)?;
     let (sink, in_flight) = sink::open(&args).await?;
-    let outbox = PgOutbox::new(&connection(&DatabaseSelector { database: args.from.clone() })?);
-    // An outbox that cannot be read now is a wrong URL, or lacks its tables.
-    let lag = tokio::time::timeout(RelayLimits::default().outbox_timeout, outbox.lag()).await;
-    let lag = lag.map_err(|_| CliError::unavailable("--from: expected an answer, found none"))?;
-    lag.map_err(|error| {
+    let outbox = PgOutbox::new(&connection(&args.from, "--from")?);
+    // An outbox that cannot be read now is a wrong URL, or lacks its tables or privileges.
+    let reading = async {
+        let missing = outbox.missing_privileges().await?;
+        if !missing.is_empty() {
+            return Ok((missing, String::new()));
+        }
+        outbox.lag().await?;
+        Ok((missing, outbox.identity().await?))
+    };
+    let read = tokio::time::timeout(RelayLimits::default().outbox_timeout, reading).await;
+    let read = read.map_err(|_| {
+        CliError::unavailable(
+            "--from: expected an outbox, found no answer: check the URL and the server",
+        )
+    })?;
+    let (missing, identity) = read.map_err(|error: OutboxError| {
         CliError::unavailable(format!(
-            "--from: {error}: does `hapax messages migrations` have to be run there?"
+            "--from: expected an outbox, found an error: {error}: check the URL, and run the SQL of \
+             `hapax messages migrations` there"
         ))
     })?;
+    if !missing.is_empty() {
+        return Err(CliError::unavailable(format!(
+            "--from: expected a role with the privileges of a relay, found one without {}: run the SQL \
+             of `hapax messages migrations --relay-role NAME` there",
+            missing.join(", ")
+        )));
+    }
+    let is_default = args.store.is_none();
     let url = match args.store {
         Some(url) => url,
         None => {
@@ -140,17 +159,23 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         timeout: TIMEOUT,
         ..StoreOpener::new(url.read().map_err(of("--store"))?)
     };
-    let opened = opener.open().await.map_err(CliError::unavailable)?;
+    let opened = opener.open().await.map_err(|error| match is_default {
+        true => CliError::unavailable(format!(
+            "{error}: the leases of the shards are in the database of --from: run the SQL of `hapax \
+             messages migrations --relay-role NAME` there, or name another --store"
+        )),
+        false => CliError::unavailable(error),
+    })?;
     let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>);
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),
-        bytes_in_hand: args.bytes_in_hand.0,
+        max_buffered_bytes: args.max_buffered_bytes.0,
         publish_timeout: args.publish_timeout,
         lease: args.lease,
         ..RelayLimits::default()
     };
-    let relay = Relay::new(&args.name, Arc::new(outbox), sink, engine.clone(), limits)
+    let relay = Relay::new(&identity, Arc::new(outbox), sink, engine.clone(), limits)
         .map_err(CliError::usage)?;
     let monitor = relay.monitor();
     let listener = match args.admin.0 {
@@ -160,7 +185,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         None => None,
     };
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-    tracing::info!(name = args.name, admin = admin.map(tracing::field::display), "ready");
+    tracing::info!(outbox = identity, admin = admin.map(tracing::field::display), "ready");
     if let Some(listener) = listener {
         tokio::spawn(serve(listener, monitor.clone()));
     }
@@ -170,7 +195,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            tracing::info!("messages in flight are awaited, then the relay ends");
+            tracing::info!("shutdown: waiting for messages in flight");
         })
         .await;
     if tokio::time::timeout(args.lease, engine.drain()).await.is_err() {
@@ -188,7 +213,7 @@ async fn serve(listener: TcpListener, monitor: RelayMonitor) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "the operators' listener");
+                tracing::warn!(%error, "the operators' listener did not accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -244,7 +269,7 @@ fn metrics(monitor: &RelayMonitor) -> String {
         (
             "relay_published_total",
             "counter",
-            "Messages that the broker or endpoint has.",
+            "Messages that the broker or endpoint acknowledged.",
             stats.published as f64,
         ),
         (
@@ -270,7 +295,7 @@ fn metrics(monitor: &RelayMonitor) -> String {
         (
             "outbox_lag_age_seconds",
             "gauge",
-            "Time since the three values of the outbox here were read.",
+            "Time since the other hapax_outbox_ metrics were read from the database.",
             stats.lag_age.as_secs_f64(),
         ),
         (
@@ -280,10 +305,10 @@ fn metrics(monitor: &RelayMonitor) -> String {
             stats.lag.messages as f64,
         ),
         (
-            "outbox_parked_keys",
+            "outbox_blocked_keys",
             "gauge",
-            "Order keys that wait behind a dead letter.",
-            stats.lag.parked_keys as f64,
+            "Order keys with a dead letter; later messages with them wait.",
+            stats.lag.blocked_keys as f64,
         ),
     ] {
         // Writing to a string does not fail.

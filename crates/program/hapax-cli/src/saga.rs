@@ -6,10 +6,10 @@ mod render;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hapax_core::{Idempotency, OperationId, Store};
+use hapax_core::{Idempotency, Store};
 use hapax_operators::{
     Audit, DefinitionList, OperatorSagas, OperatorVerdict, SagaAction, SagaBefore,
-    SagaDecisionRequest, SagaDetails, SagaList, SagaQuery, parse_write_id,
+    SagaDecisionRequest, SagaDetails, SagaId, SagaList, SagaQuery, parse_write_id,
 };
 use http::Method;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use crate::keys::{
     self, OpenedStore, Remote, StoreSelector, TIMEOUT, VerdictArg, decider, failure, id, print,
 };
 pub(crate) use args::SagaArgs;
-use args::{SagaCommand, SagaDecisionArgs};
+use args::{SagaCommand, SagaDecisionArgs, SagaName, SagaSelector};
 
 /// Runs `hapax saga`.
 pub(crate) async fn run(args: SagaArgs) -> Result<ExitCode, CliError> {
@@ -34,20 +34,22 @@ pub(crate) async fn run(args: SagaArgs) -> Result<ExitCode, CliError> {
             let listed = Sagas::find(&at).await?.list(query).await?;
             print(&if json { keys::json(&listed)? } else { render::list(&listed) });
         }
-        SagaCommand::Show { at, id, json } => {
-            let id = keys::id(&id)?;
-            let shown = Sagas::find(&at).await?.show(&id).await?;
+        SagaCommand::Show { at, target, json } => {
+            let name = target.parse()?;
+            let shown = Sagas::find(&at).await?.show(&name).await?;
             print(&if json { keys::json(&shown)? } else { render::show(&shown) });
         }
-        SagaCommand::Retry { at, sure, json } => {
-            decide(&at, &sure, SagaAction::Retry, json).await?;
+        SagaCommand::Retry { at, target, sure, json } => {
+            decide(&at, &target, &sure, SagaAction::Retry, json).await?;
         }
-        SagaCommand::Resolve { at, sure, outcome, result, json } => {
-            decide(&at, &sure, verdict(outcome, result.as_deref())?, json).await?;
+        SagaCommand::Resolve { at, target, sure, outcome, result, json } => {
+            decide(&at, &target, &sure, verdict(outcome, result.as_deref())?, json).await?;
         }
-        SagaCommand::Skip { at, sure, json } => decide(&at, &sure, SagaAction::Skip, json).await?,
-        SagaCommand::Abort { at, sure, json } => {
-            decide(&at, &sure, SagaAction::Abort, json).await?;
+        SagaCommand::Skip { at, target, sure, json } => {
+            decide(&at, &target, &sure, SagaAction::Skip, json).await?;
+        }
+        SagaCommand::Abort { at, target, sure, json } => {
+            decide(&at, &target, &sure, SagaAction::Abort, json).await?;
         }
         SagaCommand::Definitions { at, json } => {
             let found = Sagas::find(&at).await?.definitions().await?;
@@ -91,16 +93,23 @@ fn verdict(outcome: VerdictArg, result: Option<&str>) -> Result<SagaAction, CliE
 /// with that write id.
 async fn decide(
     at: &StoreSelector,
+    target: &SagaSelector,
     sure: &SagaDecisionArgs,
     action: SagaAction,
     json: bool,
 ) -> Result<(), CliError> {
-    let id = id(&sure.id)?;
+    let name = target.parse()?;
     let sagas = Sagas::find(at).await?;
-    let write_id = match &sure.write_id {
-        Some(write_id) => write_id.clone(),
-        // Of a saga that has ended there is none, and the decision is rejected.
-        None => sagas.show(&id).await?.write_id.unwrap_or_else(|| "0".repeat(32)),
+    let (id, write_id) = match (name, &sure.write_id) {
+        (SagaName::Id(id), Some(write_id)) => (id, write_id.clone()),
+        (name, given) => {
+            let shown = sagas.show(&name).await?;
+            let id = SagaId::parse(&shown.summary.id).ok_or_else(|| {
+                CliError::unavailable("expected the id of a saga in the answer, found another text")
+            })?;
+            // Of a saga that has ended there is none, and the decision is rejected.
+            (id, given.clone().or(shown.write_id).unwrap_or_else(|| "0".repeat(32)))
+        }
     };
     let (name, outcome) = (action.as_str(), action.outcome());
     let text = render::decided(&action);
@@ -157,13 +166,32 @@ impl Sagas {
         Ok(remote.request(Method::GET, &path, None).await?)
     }
 
-    async fn show(&self, id: &OperationId) -> Result<SagaDetails, CliError> {
-        match self {
-            Self::Local(sagas) => sagas.show(id).await.map_err(|error| failure(&error)),
-            Self::Remote(remote) => {
-                Ok(remote.request(Method::GET, &format!("/api/sagas/{id}"), None).await?)
+    async fn show(&self, name: &SagaName) -> Result<SagaDetails, CliError> {
+        let remote = match self {
+            Self::Local(sagas) => {
+                let id = match name {
+                    SagaName::Id(id) => *id,
+                    SagaName::Prefix(prefix) => {
+                        sagas.find(prefix).await.map_err(|error| failure(&error))?
+                    }
+                    SagaName::Key { definition, key, scope } => {
+                        sagas.id(definition, &scope.headers()?, key)
+                    }
+                };
+                return sagas.show(&id).await.map_err(|error| failure(&error));
             }
-        }
+            Self::Remote(remote) => remote,
+        };
+        let (method, path, body) = match name {
+            SagaName::Id(id) => (Method::GET, format!("/api/sagas/{id}"), None),
+            SagaName::Prefix(prefix) => (Method::GET, format!("/api/sagas/{prefix}"), None),
+            SagaName::Key { definition, key, scope } => {
+                let body =
+                    json!({ "definition": definition, "key": key.as_str(), "scope": scope.json() });
+                (Method::POST, "/api/sagas/lookup".to_owned(), Some(body))
+            }
+        };
+        Ok(remote.request(method, &path, body).await?)
     }
 
     async fn definitions(&self) -> Result<DefinitionList, CliError> {
@@ -177,7 +205,7 @@ impl Sagas {
 
     async fn decide(
         &self,
-        id: &OperationId,
+        id: &SagaId,
         write_id: String,
         action: SagaAction,
         reason: &str,
@@ -186,7 +214,7 @@ impl Sagas {
             Self::Local(sagas) => {
                 let write_id = parse_write_id(&write_id).ok_or_else(|| {
                     CliError::usage(
-                        "--write-id: expected 32 hexadecimal digits, found another text",
+                        "--write-id: expected 32 hexadecimal digits, found another text: copy them from `hapax saga show`",
                     )
                 })?;
                 let reason = reason.to_owned();

@@ -31,7 +31,7 @@ const BATCH_BYTES: usize = 16 << 20;
 /// Memory for pages while a copy is written.
 const CACHE: usize = 32 << 20;
 
-/// Metadata of a database: format, secret check, identity, fence floor.
+/// Metadata of a database: format, secret check, identity, fence floor, mark of the clock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DatabaseMeta {
     pub(crate) numbers: Vec<(String, u64)>,

@@ -14,7 +14,8 @@ use hapax_core::{FencingToken, OperationId, StoreError, Timestamp, WriteId};
 use redb::{ReadableTable, StorageError, Table, WriteTransaction};
 
 use crate::batch_context::{BatchContext, DiskFull};
-use crate::database::{CELLS, DUE, FLOOR, NUMBERS};
+use crate::clock::ClockMark;
+use crate::database::{CELLS, DUE, FLOOR, MACHINE, MARK, NUMBERS};
 use crate::error::FileStoreError;
 use crate::record::{Columns, Damaged, Epoch, NEVER, SMALL, SealedRead};
 use crate::schedule::batch::{EntryJob, EntryTables};
@@ -178,6 +179,13 @@ impl<'t> Batch<'t> {
             }
         }
         Ok(Removal { removed, more: true })
+    }
+
+    /// Writes the mark of the clock.
+    pub(crate) fn write_mark(&mut self, mark: ClockMark) -> Result<(), StorageError> {
+        self.numbers.insert(MARK, mark.time.as_micros())?;
+        self.numbers.insert(MACHINE, mark.machine.as_micros())?;
+        Ok(())
     }
 
     fn columns(

@@ -33,6 +33,7 @@ use redb::{
 
 use crate::backing::Backing;
 use crate::blocks::{Blocks, Damage, Damages, FetchError};
+use crate::clock::ClockMark;
 use crate::error::OpenError;
 use crate::schedule::format::KEY;
 
@@ -45,7 +46,7 @@ pub(crate) const ENTRIES: TableDefinition<'_, &[u8; KEY], &[u8]> = TableDefiniti
 /// The index of the schedule, in the order of queue and time:
 /// [`EntryColumns::index`](crate::schedule::format::EntryColumns::index).
 pub(crate) const QUEUED: TableDefinition<'_, &[u8], &[u8; 0]> = TableDefinition::new("queued");
-/// [`FORMAT`], [`EPOCH`], [`FLOOR`] and [`MADE`].
+/// [`FORMAT`], [`EPOCH`], [`FLOOR`], [`MADE`], [`MARK`] and [`MACHINE`].
 pub(crate) const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 /// [`CHECK`].
 pub(crate) const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("names");
@@ -59,6 +60,11 @@ const EPOCH: &str = "epoch";
 pub(crate) const FLOOR: &str = "fence floor";
 /// Time at which the database was created, in microseconds since 1970.
 const MADE: &str = "made";
+/// A time that no written time exceeds, in microseconds since 1970: see
+/// [`DatabaseClock`](crate::clock::DatabaseClock). Files of earlier versions have none.
+pub(crate) const MARK: &str = "clock mark";
+/// Time of the machine at which that was written, in microseconds since 1970.
+pub(crate) const MACHINE: &str = "clock machine";
 /// Identifies the secret under which the database was written.
 pub(crate) const CHECK: &str = "secret check";
 
@@ -68,6 +74,7 @@ pub(crate) struct OpenedDatabase {
     pub(crate) epoch: u64,
     pub(crate) floor: u64,
     pub(crate) made: u64,
+    pub(crate) mark: ClockMark,
 }
 
 /// Opens the database, and recovers it after a crash. A panic of the engine over damage is returned
@@ -123,7 +130,8 @@ pub(crate) fn begin(
     Ok(transaction)
 }
 
-/// Begins an epoch at `now`: every lease of an earlier one has lapsed.
+/// Begins an epoch: every lease of an earlier one has lapsed. A database without a time of its creation
+/// gets `now`.
 pub(crate) fn adopt(
     database: &Database,
     check: &[u8],
@@ -175,7 +183,10 @@ fn claim_epoch(
         numbers.insert(MADE, now.as_micros()).map_err(OpenError::database)?;
     }
     let made = made.unwrap_or(now.as_micros());
-    Ok(OpenedDatabase { epoch, floor, made })
+    let time =
+        |name| Ok::<_, OpenError>(Timestamp::from_micros(number(&numbers, name)?.unwrap_or(0)));
+    let mark = ClockMark { time: time(MARK)?, machine: time(MACHINE)? };
+    Ok(OpenedDatabase { epoch, floor, made, mark })
 }
 
 /// Returns the lower bound of the fences of new keys.
@@ -203,13 +214,16 @@ mod tests {
         FileOptions::new(path).secret(SecretSource::None)
     }
 
-    /// Removes the tables that files of earlier versions do not have, and returns the others.
+    /// Removes what files of earlier versions do not have, and returns the names of the tables.
     fn without_schedule(path: &Path) -> Vec<String> {
         let backing = FileBacking::existing(path);
         let database = open(&backing, 1 << 20, &Damages::default()).unwrap();
         let transaction = begin(&database, false).unwrap();
         assert!(transaction.delete_table(ENTRIES).unwrap());
         assert!(transaction.delete_table(QUEUED).unwrap());
+        for name in [MARK, MACHINE] {
+            assert!(transaction.open_table(NUMBERS).unwrap().remove(name).unwrap().is_some());
+        }
         let tables = transaction.list_tables().unwrap();
         let tables = tables.map(|table| table.name().to_owned()).collect();
         transaction.commit().unwrap();

@@ -6,7 +6,7 @@ use hapax_core::store::Reaped;
 
 use crate::batch::{RawSwapped, SwapJob};
 use crate::record::SealedRead;
-use crate::schedule::batch::EntryJob;
+use crate::schedule::batch::{EntryChange, EntryJob};
 
 /// A request for the writer.
 #[derive(Debug)]
@@ -46,6 +46,11 @@ impl AppliedJob {
             Self::Swap(job, answer) => drop(job.reply.send(answer)),
             Self::Entry(job, answer) => drop(job.reply.send(answer)),
         }
+    }
+
+    /// Returns whether it inserts an entry.
+    pub(crate) const fn is_insertion(&self) -> bool {
+        matches!(self, Self::Entry(EntryJob { change: EntryChange::Insert { .. }, .. }, _))
     }
 
     /// Returns the job without its answer.

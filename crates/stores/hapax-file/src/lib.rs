@@ -44,10 +44,19 @@
 //! # The clock
 //! Leases, retention and fences use the clock of the process ([`FileOptions::clock`]). A step
 //! forward lapses leases and ends retentions early; executions of this process stay in flight
-//! nevertheless, because its engine tracks them. A step back makes both last longer, and has no
-//! other effect: between two openings leases do not count at all, and fences grow regardless,
-//! because a record's next fence is larger than its last one, and a new record's is larger than
-//! that of any record that was ever reaped.
+//! nevertheless, because its engine tracks them.
+//!
+//! The clock of the store does not step back, also between two openings: it never shows a time before the
+//! latest one that it has written. While the process's clock is behind that by up to a minute, it stands
+//! still. If it is further behind, it continues from the latest time, and opening logs a warning with both
+//! times. So a key is never younger than the file shows, after a boot with a wrong clock too. Set the clock
+//! of the machine then. If it was the *latest* time that was wrong, because the clock was ahead once,
+//! nothing is to be done: leases, retentions, and pauses of the schedule go on from there. What ended
+//! early by that stays ended, and times that the store reports stay ahead, until the clock of the
+//! machine has passed them.
+//!
+//! Fences grow regardless: a record's next fence is larger than its last one, and a new record's is larger
+//! than that of any record that was ever reaped.
 //!
 //! ```
 //! use hapax_file::{FileStore, FileOptions};
@@ -67,6 +76,7 @@ mod batch;
 mod batch_context;
 mod blocks;
 mod budget;
+mod clock;
 mod database;
 mod driver;
 mod error;

@@ -75,7 +75,7 @@ impl FileOptions {
             min_free_bytes: 64 << 20,
             quick_recovery_above: QUICK_RECOVERY_ABOVE,
             verify: false,
-            check_for: Duration::from_secs(5),
+            check_for: Duration::from_secs(3),
         }
     }
 
@@ -154,7 +154,7 @@ impl FileOptions {
     }
 
     /// Sets for how long opening reads records, to find damage before the store serves; by default
-    /// 5 seconds. The rest is read in the background. Keys whose records are damaged are rejected,
+    /// 3 seconds. The rest is read in the background. Keys whose records are damaged are rejected,
     /// all others are served.
     #[must_use]
     pub const fn check_for(mut self, bound: Duration) -> Self {

@@ -2,16 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{
-    Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use hapax_core::OperationId;
 use hapax_core::store::parts::QueueLimits;
-use hapax_core::{Clock, OperationId};
 use redb::Database;
 
 use crate::blocks::Damages;
+use crate::clock::DatabaseClock;
 use crate::job::Job;
 use crate::queue::Queue;
 use crate::reader::ReadJob;
@@ -21,7 +22,7 @@ use crate::record::Epoch;
 pub(crate) struct Shared {
     pub(crate) jobs: Queue<Job>,
     pub(crate) reads: Queue<ReadJob>,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) clock: DatabaseClock,
     pub(crate) epoch: Epoch,
     pub(crate) counters: Counters,
     pub(crate) damages: Damages,
@@ -56,7 +57,7 @@ impl Shared {
     pub(crate) fn new(
         database: Database,
         jobs: QueueLimits,
-        clock: Arc<dyn Clock>,
+        clock: DatabaseClock,
         epoch: Epoch,
         damages: Damages,
     ) -> Self {

@@ -23,6 +23,7 @@ use crate::backup;
 use crate::batch::{RawSwapped, SwapJob};
 use crate::blocks::Damages;
 use crate::budget::MemoryBudget;
+use crate::clock::DatabaseClock;
 use crate::database;
 use crate::error::{FileStoreError, OpenError, check_place};
 use crate::files::with_suffix;
@@ -260,16 +261,16 @@ impl FileStore {
         }
         let mut database = database::open(&*backing, options.cache_bytes, &damages)
             .map_err(OpenError::database)?;
-        let opened_at = options.clock.now();
+        let made_at = options.clock.now();
         let check = check(secret.as_ref());
-        let adopted = match database::adopt(&database, &check, opened_at) {
+        let adopted = match database::adopt(&database, &check, made_at) {
             // Recording requests under way is worth more than the writes of an opening, but without
             // the opening nothing can be recorded.
             Err(error) if error.is_full() && backing.release_reserve().unwrap_or(false) => {
                 database::close(Some(database));
                 database = database::open(&*backing, options.cache_bytes, &damages)
                     .map_err(OpenError::database)?;
-                database::adopt(&database, &check, opened_at)?
+                database::adopt(&database, &check, made_at)?
             }
             Ok(adopted) => adopted,
             Err(error) => {
@@ -286,8 +287,9 @@ impl FileStore {
             );
         }
         let reserve = reserve.is_ok();
-        let epoch = Epoch { number: adopted.epoch, opened_at };
-        let shared = Arc::new(Shared::new(database, options.queue, options.clock, epoch, damages));
+        let clock = DatabaseClock::new(options.clock, adopted.mark);
+        let epoch = Epoch { number: adopted.epoch, opened_at: clock.now() };
+        let shared = Arc::new(Shared::new(database, options.queue, clock, epoch, damages));
         let threads = |error| OpenError::io(&options.path, error);
         // Dropped on an early return, which ends the threads that were started.
         let store = Self {
@@ -316,6 +318,8 @@ impl FileStore {
             min_free_bytes: options.min_free_bytes,
             quick_recovery_above: options.quick_recovery_above,
             floor: adopted.floor,
+            mark: adopted.mark,
+            no_mark: false,
             readers,
             lock: store.lock.clone(),
             pending: Default::default(),

@@ -19,6 +19,7 @@
 //! Changes of the schedule are writes as swaps are, in the same transactions.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,6 +33,7 @@ use redb::{Database, StorageError, WriteTransaction};
 use crate::backing::Backing;
 use crate::batch::{Batch, Removal};
 use crate::batch_context::{BatchContext, DiskFull};
+use crate::clock::ClockMark;
 use crate::database::{self, guarded};
 use crate::error::{FileStoreError, is_full, unchanged};
 use crate::job::{AppliedJob, Job, WriteJob};
@@ -50,6 +52,9 @@ const MAX_DUE: usize = 64;
 const MIN_DUE: usize = 4;
 /// Time without writes after which reaping gets a separate commit.
 const QUIET_TIME: Duration = Duration::from_millis(5);
+/// Time for which a commit that has only insertions of entries waits for another write. A saga saves its
+/// first log when it inserts its entry, and both share a commit.
+const BESIDE_INSERTION: Duration = Duration::from_millis(1);
 /// Pauses between attempts to reopen the database, or to write on a full disk: doubled from the
 /// first to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -68,6 +73,10 @@ pub(crate) struct Writer {
     pub(crate) quick_recovery_above: u64,
     /// At least the fence of every record that was reaped.
     pub(crate) floor: u64,
+    /// The mark of the clock in the file.
+    pub(crate) mark: ClockMark,
+    /// True if the mark cannot be written, because its block is damaged.
+    pub(crate) no_mark: bool,
     pub(crate) readers: Vec<JoinHandle<()>>,
     pub(crate) lock: Option<Arc<LockFile>>,
     /// Writes that precede those in the queue.
@@ -118,7 +127,7 @@ pub(crate) struct Reap {
 /// The result of a batch.
 enum BatchEnd {
     /// The whole batch is durable.
-    Committed { applied: Vec<AppliedJob>, removal: Option<Removal>, floor: u64, wrote: bool },
+    Committed(Filled),
     /// Nothing was written. One write found damage; the others are repeated without it.
     Damaged { over: Option<WriteJob>, error: StorageError, again: Vec<WriteJob> },
     /// Nothing was written, and the database must be reopened.
@@ -174,7 +183,7 @@ impl Writer {
             BatchEnd::Failed { error, .. } | BatchEnd::Ambiguous { error, .. }
                 if is_full(error) =>
             {
-                if std::mem::take(&mut self.reserve)
+                if mem::take(&mut self.reserve)
                     && matches!(self.backing.release_reserve(), Ok(true))
                 {
                     tracing::warn!(
@@ -191,7 +200,7 @@ impl Writer {
                 );
                 self.full_since = Some(pause);
             }
-            BatchEnd::Committed { wrote: true, .. } => self.full_since = None,
+            BatchEnd::Committed(Filled { wrote: true, .. }) => self.full_since = None,
             _ => {}
         }
         if !self.reserve && self.full_since.is_none() {
@@ -229,16 +238,17 @@ impl Writer {
                 };
             }
         };
-        let Filled { applied, removal, floor, wrote } = filled;
-        if wrote {
+        if filled.wrote {
             if let Err(error) = transaction.commit() {
-                return BatchEnd::Ambiguous { jobs: again(applied, None), error: error.into() };
+                let jobs = again(filled.applied, None);
+                return BatchEnd::Ambiguous { jobs, error: error.into() };
             }
             count(&self.shared.counters.commits, 1);
         } else if let Err(error) = transaction.abort() {
-            return BatchEnd::Failed { jobs: again(applied, None), error: error.into() };
+            let jobs = again(filled.applied, None);
+            return BatchEnd::Failed { jobs, error: error.into() };
         }
-        BatchEnd::Committed { applied, removal, floor, wrote }
+        BatchEnd::Committed(filled)
     }
 
     /// Applies the requests that wait.
@@ -251,9 +261,17 @@ impl Writer {
         let no_index = self.no_index;
         let terms =
             BatchContext { epoch: self.shared.epoch, full: self.full(), no_writes, no_index };
-        let mut bytes = 0;
+        let (mut bytes, mut lingers) = (0, true);
         while applied.len() < MAX_WRITES && bytes + batch.entry_bytes() < MAX_BYTES {
-            let Some(job) = self.next() else { break };
+            let Some(job) = self.next() else {
+                let beside =
+                    mem::take(&mut lingers) && applied.iter().all(AppliedJob::is_insertion);
+                if beside && !applied.is_empty() {
+                    self.shared.jobs.wait(Some(BESIDE_INSERTION));
+                    continue;
+                }
+                break;
+            };
             let (job, error) = match apply(&mut batch, job, self.shared.clock.now(), terms) {
                 Ok(job) => {
                     bytes += job.record_bytes();
@@ -306,11 +324,37 @@ impl Writer {
                 Err(error) => return Err(failed(again(applied, None), error)),
             }
         }
-        Ok(Filled { applied, removal, floor: batch.floor(), wrote: batch.wrote() })
+        // After the times of all writes, which it covers. A commit that fails leaves the former one.
+        let mark = self.shared.clock.next_mark(self.mark.time);
+        if let Some(mark) = mark.filter(|_| batch.wrote() && !self.no_mark)
+            && let Err(error) = guarded(|| batch.write_mark(mark))
+        {
+            let again = again(applied, None);
+            return Err(match error {
+                error @ StorageError::Corrupted(_) => {
+                    self.leave_mark(&error);
+                    Box::new(BatchEnd::Damaged { over: None, error, again })
+                }
+                error => failed(again, error),
+            });
+        }
+        let wrote = batch.wrote();
+        let mark = mark.filter(|_| wrote).unwrap_or(self.mark);
+        Ok(Filled { applied, removal, floor: batch.floor(), mark, wrote })
+    }
+
+    fn leave_mark(&mut self, error: &StorageError) {
+        self.no_mark = true;
+        tracing::error!(
+            %error,
+            "the mark of the clock is damaged and is not written: do not set the clock back, stop \
+             the process, and write the intact records to a new file with `hapax doctor --salvage OLD \
+             NEW`"
+        );
     }
 
     fn leave_index(&mut self, error: &StorageError) {
-        if !std::mem::replace(&mut self.no_index, true) {
+        if !mem::replace(&mut self.no_index, true) {
             tracing::error!(
                 %error,
                 "the index of expiry is damaged: records are kept and written without it, and none \
@@ -338,8 +382,8 @@ impl Writer {
     /// Sends the answers. Returns whether the database is still usable.
     fn settle(&mut self, ended: BatchEnd) -> bool {
         match ended {
-            BatchEnd::Committed { applied, removal, floor, .. } => {
-                self.floor = floor;
+            BatchEnd::Committed(Filled { applied, removal, floor, mark, .. }) => {
+                (self.floor, self.mark) = (floor, mark);
                 let is_swap = |job: &&AppliedJob| matches!(job, AppliedJob::Swap(..));
                 let swaps = applied.iter().filter(is_swap).count();
                 count(&self.shared.counters.swaps, swaps as u64);
@@ -427,7 +471,7 @@ impl Writer {
                     return true;
                 }
                 // The writes of an opening need the reserve, too.
-                Err(error) if is_full(&error) && std::mem::take(&mut self.reserve) => {
+                Err(error) if is_full(&error) && mem::take(&mut self.reserve) => {
                     if matches!(self.backing.release_reserve(), Ok(true)) {
                         continue;
                     }
@@ -499,6 +543,7 @@ struct Filled {
     applied: Vec<AppliedJob>,
     removal: Option<Removal>,
     floor: u64,
+    mark: ClockMark,
     wrote: bool,
 }
 

@@ -200,7 +200,9 @@ pub enum PostgresStoreError {
     NoTransaction,
     /// The caller's transaction has a savepoint. Rolling back to it would undo the record and keep
     /// the rest.
-    #[error("a record is not written within a savepoint: release the savepoint first")]
+    #[error(
+        "expected a transaction without an open savepoint, found one: release the savepoint, then write the record or the entry"
+    )]
     Savepoint,
     /// The swap in the caller's transaction expects that there is no record. That is a claim, and
     /// claims commit on their own.

@@ -1,12 +1,12 @@
 //! The schedule: a table beside the one of records.
 //!
-//! 1. Changes are written as swaps are, in batches on a separate connection. The table has few rows
-//!    that two processes change at once, because an entry belongs to the owner of its operation.
-//! 2. An insertion requires the tables that were used before, as a claim under `block` does: there
-//!    may be an outcome of its operation that was lost with them.
-//! 3. Polls and pages use the connection of purging. Counting, which reads all entries, makes a
-//!    connection of its own. Reads are confirmed on both, as everywhere.
-//! 4. A poll reads the first entries of each queue by one index.
+//! 1. Changes are sent in batches, like swaps, on another connection. Two processes seldom change one
+//!    row at once, because an entry belongs to the owner of its operation.
+//! 2. An insertion is rejected if the tables were emptied or replaced since they were used before, like
+//!    a claim under `block`: they may have lost the outcome of its operation.
+//! 3. `due` and `entries` use the connection for maintenance (`maintenance.rs`); `queues`, which counts
+//!    every row, opens a connection of its own. Reads on both are confirmed, see `link.rs`.
+//! 4. `due` reads the first entries of each queue by one index.
 
 #[cfg(feature = "sqlx")]
 mod sqlx;
@@ -22,7 +22,7 @@ use hapax_core::schedule::{
 };
 use hapax_core::store::BoxFuture;
 use hapax_core::store::parts::Admission;
-use hapax_core::{EntryId, OperationId, StoreError, Timestamp};
+use hapax_core::{EntryId, OperationId, Sealer, StoreError, Timestamp};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Row;
 
@@ -82,26 +82,15 @@ impl PostgresStore {
         Ok(rows)
     }
 
-    fn open_row(&self, row: &Row) -> Result<OpenedRow, StoreError> {
-        let entry = EntryRow::read(row).map_err(StoreError::corrupt)?;
-        let EntryRow { now, count, next, entry } = entry;
-        let entry = entry.map(|SealedEntry { key, queue, due, note }| {
-            let opened = queue.map_err(StoreError::corrupt).and_then(|queue| {
-                let note = self.sealer.open_note(&key, &note).map_err(StoreError::corrupt)?;
-                Ok(ScheduleEntry { key, queue, due, note })
-            });
-            (key, opened)
-        });
-        Ok(OpenedRow { now, count, next, entry })
-    }
-
     /// Opens at most `limit` entries.
     fn open_rows(&self, rows: &[Row], limit: u32) -> Result<OpenedRows, StoreError> {
         let first = rows.first().ok_or_else(unreadable)?;
-        let OpenedRow { now, count, next, .. } = self.open_row(first)?;
+        let EntryRow { now, count, next, .. } =
+            EntryRow::read(first).map_err(StoreError::corrupt)?;
         let mut entries = Vec::with_capacity(rows.len());
         for row in rows.iter().take(limit as usize) {
-            entries.extend(self.open_row(row)?.entry);
+            let found = EntryRow::read(row).map_err(StoreError::corrupt)?.entry;
+            entries.extend(found.map(|entry| (entry.key, entry.open(&self.sealer))));
         }
         // Further ones were counted, and left out because of a limit.
         let more = count.is_some_and(|count| count > entries.len() as u64);
@@ -211,13 +200,6 @@ struct OpenedRows {
     next: Option<Timestamp>,
 }
 
-struct OpenedRow {
-    now: Timestamp,
-    count: Option<u64>,
-    next: Option<Timestamp>,
-    entry: Option<(EntryKey, Result<ScheduleEntry, StoreError>)>,
-}
-
 /// A row of a statement that loads entries.
 struct EntryRow {
     now: Timestamp,
@@ -253,6 +235,13 @@ impl SealedEntry {
         let key = EntryKey { operation, id: EntryId::from_bytes(bytes(get(row, 4)?)?) };
         let (queue, note) = (queue(row, 5), get(row, 7)?);
         Ok(Some(Self { key, queue, due: time(get(row, 6)?)?, note }))
+    }
+
+    fn open(self, sealer: &Sealer) -> Result<ScheduleEntry, StoreError> {
+        let Self { key, queue, due, note } = self;
+        let queue = queue.map_err(StoreError::corrupt)?;
+        let note = sealer.open_note(&key, &note).map_err(StoreError::corrupt)?;
+        Ok(ScheduleEntry { key, queue, due, note })
     }
 }
 

@@ -102,7 +102,9 @@ pub enum RedisStoreError {
     Incomplete,
     /// A new key was claimed in a store that was opened read-only
     /// ([`RedisOptions::make`](crate::RedisOptions::make)).
-    #[error("the store was opened read-only (`RedisOptions::make(false)`): it claims no new keys")]
+    #[error(
+        "expected a store that was opened for writing, found one with `RedisOptions::make(false)`: it accepts no new key and no new entry of the schedule"
+    )]
     ReadOnly,
     /// The store is not the one that was used before: new keys are rejected under `block` and
     /// `reconcile`. See [`RedisStore::confirm`](crate::RedisStore::confirm).
@@ -114,7 +116,7 @@ pub enum RedisStoreError {
     Replaced,
     /// The key has a value that no store wrote.
     #[error(
-        "expected a record of this store under the key, found another value: delete it, or set another prefix"
+        "expected a record or an entry of this store under the key, found another value: delete it, or set another prefix"
     )]
     ForeignValue,
 }

@@ -43,7 +43,7 @@ pub(crate) fn swapped(
         }
         Err(answer) => match <[Value; 4]>::try_from(answer) {
             Ok([kind, asked, now, stored]) if bytes(&kind) == Some(b"C") && ours(&asked) => {
-                Ok(Swapped::Conflict(snapshot(key, &now, &stored, sealer)?))
+                Ok(Swapped::Conflict(snapshot(key, time(&now)?, &stored, sealer)?))
             }
             _ => Err(ReplyError::Unreadable),
         },
@@ -66,9 +66,11 @@ pub(crate) fn loaded(
     sealer: &Sealer,
 ) -> Result<Snapshot, ReplyError> {
     let Value::Array(answer) = value else { return Err(ReplyError::Unreadable) };
-    match <[Value; 3]>::try_from(answer) {
-        Ok([asked, now, stored]) if bytes(&asked) == Some(name.as_bytes()) => {
-            snapshot(key, &now, &stored, sealer)
+    match <[Value; 4]>::try_from(answer) {
+        Ok([asked, seconds, micros, stored]) if bytes(&asked) == Some(name.as_bytes()) => {
+            let seconds = Duration::from_secs(number(&seconds)?);
+            let now = seconds.saturating_add(Duration::from_micros(number(&micros)?));
+            snapshot(key, Timestamp::default().after(now), &stored, sealer)
         }
         _ => Err(ReplyError::Unreadable),
     }
@@ -109,11 +111,10 @@ impl ReplyError {
 
 fn snapshot(
     key: &OperationId,
-    now: &Value,
+    now: Timestamp,
     stored: &Value,
     sealer: &Sealer,
 ) -> Result<Snapshot, ReplyError> {
-    let now = time(now)?;
     let stored = match stored {
         Value::Boolean(false) => None,
         stored => got(key, stored, sealer)?,

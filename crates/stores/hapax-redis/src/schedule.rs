@@ -144,8 +144,8 @@ impl RedisStore {
         done(&member, answer).map(drop)
     }
 
-    /// Loads the entries of all slots. If only some slots of a cluster answer, returns their entries,
-    /// and the error only if there are none.
+    /// Loads the entries of all slots. If some slots of a cluster fail, returns the entries of the others;
+    /// returns the error if these have none.
     async fn due_entries(
         &self,
         queues: &[QueueName],
@@ -203,7 +203,7 @@ impl RedisStore {
         let mut after_member = after.as_ref().map(|key| member(key).to_vec()).unwrap_or_default();
         let mut size = NOTE_BYTES;
         for slot in &self.schedule.slots[after.as_ref().map_or(0, number)..] {
-            // A slot is also read for nothing but whether it has entries.
+            // With `left` zero the slot is read only to learn whether it has further entries.
             let left = limit - page.entries.len();
             let (left, bytes) = (left.to_string(), size.to_string());
             let arguments: [&[u8]; 4] =

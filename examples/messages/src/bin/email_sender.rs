@@ -1,16 +1,16 @@
 //! An email sender: the mail service has no idempotency keys, but a lookup of mails by message id.
 //!
 //! ```text
-//! email_sender nats://127.0.0.1:4222 /var/lib/emails postgres://app@127.0.0.1/app http://mails
+//! email_sender nats://127.0.0.1:4222 postgres://app@127.0.0.1/app http://mails
 //! ```
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::messages::{
-    Consumer, ConsumerLimits, HandledMessage, Inbox, MessageFailure, MessageReconcileCall,
+    Consumer, ConsumerLimits, Inbox, MessageExecution, MessageFailure, MessageReconcileCall,
 };
-use hapax::postgres_messages::{Connections, PgDeadLetters};
+use hapax::postgres_messages::{Connections, PgDeadLetterStore};
 use hapax::prelude::*;
 use hapax::{HookTiming, Verdict};
 use hapax_messages_examples::{AnyError, Api, argument, shutdown};
@@ -19,13 +19,14 @@ use hapax_nats::NatsSource;
 #[tokio::main]
 async fn main() -> Result<(), AnyError> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
-    let (broker, folder) = (argument(1, "a broker")?, argument(2, "a folder")?);
-    let pool = sqlx::PgPool::connect(&argument(3, "a database for dead letters")?).await?;
-    let api = Api::new(argument(4, "the URL of the mail service")?);
+    let broker = argument(1, "a broker")?;
+    let pool = sqlx::PgPool::connect(&argument(2, "a database")?).await?;
+    let api = Api::new(argument(3, "the URL of the mail service")?);
 
-    let store = FileStore::open(FileOptions::new(format!("{folder}/inbox")))?;
+    // All replicas share the records of ids.
+    let store = PostgresStore::from_pool(pool.clone()).await?;
     let engine = Idempotency::builder(Arc::new(store)).build()?;
-    let letters = PgDeadLetters::new(&Connections::new(move || {
+    let dead_letters = PgDeadLetterStore::new(&Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }
     }));
@@ -35,21 +36,21 @@ async fn main() -> Result<(), AnyError> {
     let inbox = Inbox::builder("emails", engine.clone())
         .reconcile_with(timing, move |call| was_sent(asked.clone(), call))
         .lease(Duration::from_secs(5))
-        .dead_letters(Arc::new(letters))
+        .dead_letters(Arc::new(dead_letters))
         .build()?;
     let source = NatsSource::builder(hapax_nats::jetstream(&broker).await?, "ORDERS", "emails");
     let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);
 
-    let send = move |message: HandledMessage| send(api.clone(), message);
-    Consumer::new(inbox, source, send, ConsumerLimits::default()).run(shutdown()).await;
+    let send = move |execution: MessageExecution| send(api.clone(), execution);
+    Consumer::new(inbox, source, send, ConsumerLimits::default())?.run(shutdown()).await;
     engine.drain().await;
     Ok(())
 }
 
 /// Sends the mail, whose Message-ID is the id of the message.
-async fn send(api: Api, message: HandledMessage) -> Result<(), MessageFailure> {
-    let path = format!("/mails/{}", message.id().as_str());
-    match api.post(&path, "", message.message().payload.clone()).await {
+async fn send(api: Api, execution: MessageExecution) -> Result<(), MessageFailure> {
+    let path = format!("/mails/{}", execution.id().as_str());
+    match api.post(&path, "", execution.message().payload.clone()).await {
         Ok(200..300) => Ok(()),
         Ok(status @ 400..500) => Err(MessageFailure::reject(format!("status {status}"))),
         // The mail may have been sent: the hook decides.

@@ -31,7 +31,8 @@ async fn main() -> Result<(), AnyError> {
     let connections = Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }
-    });
+    })
+    .discard_with(|connection| drop(connection.detach()));
     let inbox = PgInbox::new("invoices", connections, MONTH, invoice);
     let source = NatsSource::builder(broker, "ORDERS", "invoices");
     let source = Arc::new(source.ack_wait(Duration::from_secs(5)).start().await?);

@@ -18,7 +18,7 @@ use hapax_messages_examples::{AnyError, argument, shutdown};
 use hapax_nats::NatsSink;
 
 /// Lease: time for which a process that crashed blocks its requests and its shards of the outbox.
-const CRASH: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(5);
 
 #[derive(serde::Deserialize, serde::Serialize)]
 struct Order {
@@ -37,7 +37,7 @@ async fn main() -> Result<(), AnyError> {
     let layer = IdempotencyLayer::builder(Arc::clone(&store))
         .transactions(SqlxTransactions::new(Arc::clone(&store), pool.clone()))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
-        .lease(CRASH)
+        .lease(LEASE)
         .build()?;
     let app = Router::new().route("/orders", post(order)).layer(layer);
 
@@ -47,7 +47,7 @@ async fn main() -> Result<(), AnyError> {
     }));
     // Every instance of the service runs a relay: they share the outbox.
     let engine = Idempotency::builder(store).build()?;
-    let limits = RelayLimits { lease: CRASH, ..RelayLimits::default() };
+    let limits = RelayLimits { lease: LEASE, ..RelayLimits::default() };
     let relay = Relay::new("orders", Arc::new(outbox), Arc::new(sink), engine.clone(), limits)?;
     let relaying = tokio::spawn(relay.run(shutdown()));
 
@@ -69,7 +69,7 @@ async fn order(
         .fetch_one(&mut *tx)
         .await?;
     let message = serde_json::json!({ "order": id, "customer": order.customer });
-    sqlx::query("SELECT hapax_outbox_put('orders.created', convert_to($1, 'UTF8'), $2, $3)")
+    sqlx::query("SELECT hapax_outbox_put_text('orders.created', $1, $2, $3)")
         .bind(message.to_string())
         .bind(&order.customer) // messages of one customer stay in order
         .bind(format!("order-{id}"))

@@ -423,10 +423,11 @@ async fn run_claim(
     exchange: ActiveExchange,
 ) -> ExchangeReply {
     let ExchangeStart { mut claiming, next, deadline, permit } = start;
-    let mut sent_at = Instant::now();
+    let mut sent_at = inner.lease_clock.now();
     let (store, entropy) = (&*inner.store, &*inner.entropy);
+    let mut on_send = || sent_at = inner.lease_clock.now();
     let result =
-        retry::run_timed(store, entropy, deadline, &mut *claiming, next, &mut sent_at).await;
+        retry::run_timed(store, entropy, deadline, &mut *claiming, next, &mut on_send).await;
     match result {
         Ok(ClaimResult::Execute(ownership)) => {
             let lease = Lease::new(&inner, ownership, sent_at);

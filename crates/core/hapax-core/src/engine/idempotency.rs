@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use super::backlog::Backlog;
 use super::claim::ClaimError;
 use super::detach::{DetachOnDrop, DetachSwitch};
+use super::lease_clock::LeaseClock;
 use super::retry::{self, ExchangeError};
 use super::timer::Timer;
 use super::waiters::Waiters;
-use crate::clock::Timestamp;
+use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::entropy::{BufferedEntropy, Entropy};
 use crate::exchange::{Executions, Next, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
@@ -80,6 +81,7 @@ pub struct Idempotency {
 pub(super) struct EngineState {
     pub(super) store: Arc<dyn Store>,
     pub(super) entropy: Arc<dyn Entropy>,
+    pub(super) lease_clock: LeaseClock,
     pub(super) secret: Option<Secret>,
     /// The key of keyed fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
@@ -144,6 +146,7 @@ impl Idempotency {
         IdempotencyBuilder {
             store: Arc::new(store),
             entropy: Arc::new(BufferedEntropy::default()),
+            clock: Arc::new(SystemClock),
             store_timeout: Duration::from_secs(2),
             limits: EngineLimits::default(),
         }
@@ -298,6 +301,7 @@ impl Idempotency {
 pub struct IdempotencyBuilder {
     store: Arc<dyn Store>,
     entropy: Arc<dyn Entropy>,
+    clock: Arc<dyn Clock>,
     store_timeout: Duration,
     limits: EngineLimits,
 }
@@ -321,12 +325,19 @@ impl IdempotencyBuilder {
         self
     }
 
+    /// Sets the wall clock that shows, beside the monotonic clock, how much of a lease has passed: see
+    /// [`LeaseHandle::remaining`](crate::LeaseHandle::remaining). Default [`SystemClock`].
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
     /// Starts the engine on the runtime of the caller.
     ///
     /// # Errors
     /// [`EngineError`] names the limit that is out of range, or the missing runtime.
     pub fn build(self) -> Result<Idempotency, EngineError> {
-        let Self { store, entropy, store_timeout, limits } = self;
+        let Self { store, entropy, clock, store_timeout, limits } = self;
         if store_timeout.is_zero() {
             return Err(EngineError::NoStoreTimeout);
         }
@@ -339,6 +350,7 @@ impl IdempotencyBuilder {
             inner: Arc::new(EngineState {
                 store,
                 entropy,
+                lease_clock: LeaseClock::new(clock),
                 fingerprint_key: secret.as_ref().map(|it| it.subkey("hapax 1 fingerprint key")),
                 secret,
                 store_timeout,

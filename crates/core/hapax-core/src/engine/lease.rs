@@ -4,17 +4,17 @@ use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use pin_project_lite::pin_project;
 use tokio::sync::{Mutex, Notify};
-use tokio::time::Instant;
 
 use super::backlog::{DeferredOutcome, DeferredWrite, deferred_write};
 use super::idempotency::EngineState;
+use super::lease_clock::LeaseTime;
 use super::renewal::Renewal;
 use super::retry;
 use crate::clock::Timestamp;
@@ -22,7 +22,7 @@ use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
 use crate::exchange::{Ownership, Replay, WriteResult};
 use crate::key::Key;
 use crate::machine::OwnerAction;
-use crate::record::{FencingToken, Outcome, Record, Terms};
+use crate::record::{FencingToken, LeaseId, Outcome, Record, Terms};
 use crate::scope::OperationId;
 use crate::store::BoxFuture;
 
@@ -75,15 +75,13 @@ pub(super) struct LeaseState {
     pub(super) inner: Arc<EngineState>,
     pub(super) key: OperationId,
     fence: FencingToken,
+    generation: LeaseId,
     attempt: u32,
     is_takeover: bool,
     terms: Terms,
     keep_released: Duration,
     checkpoint: Option<Bytes>,
-    /// Time at which the claim was sent.
-    sent_at: Instant,
-    /// Microseconds after `sent_at` until which the lease is held by the last write.
-    held_for: AtomicU64,
+    time: LeaseTime,
     /// One write at a time: each expects the write id of the last one. The end takes it, so that a
     /// renewal that gets the lock later writes nothing.
     pub(super) ownership: Mutex<Option<Ownership>>,
@@ -116,20 +114,20 @@ impl Drop for LeaseState {
 }
 
 impl Lease {
-    /// Creates the lease of a claim whose last swap was sent at `sent_at`.
-    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership, sent_at: Instant) -> Self {
+    /// Creates the lease of a claim whose last swap was sent at `sent_at`, by the lease clock.
+    pub(super) fn new(inner: &Arc<EngineState>, ownership: Ownership, sent_at: Duration) -> Self {
         inner.in_flight.fetch_add(1, Ordering::Relaxed);
         let shared = LeaseState {
             inner: Arc::clone(inner),
             key: *ownership.id(),
             fence: ownership.fence(),
+            generation: ownership.generation(),
             attempt: ownership.attempt(),
             is_takeover: ownership.is_takeover(),
             terms: ownership.terms(),
             keep_released: ownership.keep_released(),
             checkpoint: ownership.checkpoint().cloned(),
-            sent_at,
-            held_for: AtomicU64::new(micros(ownership.remaining())),
+            time: LeaseTime::new(sent_at, ownership.remaining()),
             ownership: Mutex::new(Some(ownership)),
             renewal_paused: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -167,6 +165,13 @@ impl Lease {
     #[must_use]
     pub fn checkpoint(&self) -> Option<&Bytes> {
         self.shared.checkpoint.as_ref()
+    }
+
+    /// Takes the checkpoint that an earlier execution saved, so that the operation does not find it: for
+    /// an integration that saves its own. Returns `None` if there is none, or if the lease has a handle.
+    /// The record keeps it.
+    pub fn take_checkpoint(&mut self) -> Option<Bytes> {
+        Arc::get_mut(&mut self.shared)?.checkpoint.take()
     }
 
     /// Returns the handle for the operation.
@@ -259,6 +264,12 @@ impl LeaseHandle {
         self.shared.fence
     }
 
+    /// Returns the generation of the record: a new record under the same key has another.
+    #[must_use]
+    pub fn generation(&self) -> LeaseId {
+        self.shared.generation
+    }
+
     /// Returns the number of this execution of the record, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
@@ -287,14 +298,23 @@ impl LeaseHandle {
         }
     }
 
-    /// Returns the time for which the lease is still held: what was left of it in the store's reply to
-    /// the last write, counted by this process's monotonic clock from before that write was sent. Zero if the lease may have lapsed, or is lost.
-    ///
-    /// A process that was suspended reads zero before any renewal has failed. Another owner can
-    /// exist earlier only if the store's clock stepped forward.
+    /// Returns the time for which the lease is still held: what the store's reply to the last write left
+    /// of it, less the time since that write was sent, by the monotonic clock or by the
+    /// [wall clock](crate::IdempotencyBuilder::clock) of this process, whichever shows more. Zero if it may
+    /// have lapsed or is lost, also after a pause of the process or a suspension of the machine, for which
+    /// Linux's monotonic clock stands still. A wall clock that steps forward makes it zero until the
+    /// next renewal. Another owner can exist earlier only if the store's clock stepped forward, or if the
+    /// wall clock was not set after a suspension, as in a virtual machine without a time service.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.is_lost() { Duration::ZERO } else { self.shared.remaining() }
+    }
+
+    /// Returns the time since the claim was sent, by the clocks of [`remaining`](Self::remaining). It never
+    /// shrinks.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.shared.time.elapsed(&self.shared.inner.lease_clock)
     }
 
     /// Returns whether the lease was found to be lost.
@@ -363,10 +383,6 @@ enum WriteMode {
     Pausing(Arc<AtomicBool>),
 }
 
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
 impl LeaseState {
     /// Renews for `lease`, or the policy's lease if that is longer, and then no more until
     /// [`LeaseState::resume_renewal`]; does nothing if the run has `ended`. Later renewals rely on
@@ -389,15 +405,12 @@ impl LeaseState {
     }
 
     fn remaining(&self) -> Duration {
-        let held_for = Duration::from_micros(self.held_for.load(Ordering::Acquire));
-        held_for.saturating_sub(self.sent_at.elapsed())
+        self.time.remaining(&self.inner.lease_clock)
     }
 
     /// Counts what is left of the lease from `sent_at`, the time at which its last write was sent.
-    pub(super) fn hold_from(&self, sent_at: Instant, ownership: &Ownership) {
-        let since = sent_at.saturating_duration_since(self.sent_at);
-        let until = micros(since.saturating_add(ownership.remaining()));
-        self.held_for.store(until, Ordering::Release);
+    pub(super) fn hold_from(&self, sent_at: Duration, ownership: &Ownership) {
+        self.time.hold_from(sent_at, ownership.remaining());
     }
 
     /// Returns the time between renewals.
@@ -459,19 +472,13 @@ impl LeaseState {
                 _ => return Err(FinishError::InTransaction),
             }
             let inner = &shared.inner;
-            let mut sent_at = Instant::now();
+            let mut sent_at = inner.lease_clock.now();
             let Ok((mut writing, next)) = ownership.write(action, &*inner.entropy) else {
                 return Err(FinishError::Pending);
             };
-            let (store, entropy) = (&*inner.store, &*inner.entropy);
-            let run = retry::run_timed(
-                store,
-                entropy,
-                inner.deadline(),
-                &mut writing,
-                next,
-                &mut sent_at,
-            );
+            let (store, entropy, deadline) = (&*inner.store, &*inner.entropy, inner.deadline());
+            let on_send = &mut || sent_at = inner.lease_clock.now();
+            let run = retry::run_timed(store, entropy, deadline, &mut writing, next, on_send);
             match run.await {
                 Ok(WriteResult::Recorded(seen)) => {
                     ownership.update(seen);

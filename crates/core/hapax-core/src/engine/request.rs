@@ -1,10 +1,10 @@
-//! Requests, as far as claims compare them.
+//! The part of a request that a claim compares: scheme and fingerprint.
 
 use bytes::Bytes;
 
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 
-/// The request of an operation, as far as it distinguishes the operation from another one under the
+/// A request for an operation, with the fingerprint by which a claim detects another request under the
 /// same key.
 pub trait OperationRequest: Send + Sync {
     /// Returns the scheme in force for new records.
@@ -23,8 +23,8 @@ pub trait OperationRequest: Send + Sync {
     }
 }
 
-/// A request as records have it: with a secret its fingerprints are keyed, unless the record's
-/// scheme states that it was written without one.
+/// A request whose fingerprints are keyed by the engine's secret, if there is one. A record whose scheme
+/// states that it was written without a secret is compared without it.
 pub(super) struct KeyedRequest<'a> {
     pub(super) request: &'a dyn OperationRequest,
     pub(super) key: Option<&'a [u8; 32]>,

@@ -1,4 +1,4 @@
-//! Operations that another process continues: parked, amended and adopted by their ids.
+//! Operations that another process resumes: `park`, `amend` and `resume`, by operation id.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::scope::OperationId;
 use crate::store::Snapshot;
 
 impl Lease {
-    /// Parks the operation: saves `checkpoint`, and gives the key up for the time `lease`. Until then
-    /// it is in flight without an owner, and the claim that follows takes over. An
-    /// [amendment](crate::Idempotency::amend) ends the time early.
+    /// Parks the operation: saves `checkpoint` and ends the execution. The record stays in flight
+    /// without an owner for `pause`; the first claim after that takes over. An
+    /// [amendment](crate::Idempotency::amend) can end the pause early.
     ///
     /// # Errors
-    /// [`FinishError`]. [`FinishError::TooLarge`] leaves the lease to lapse.
+    /// [`FinishError`]. After [`FinishError::TooLarge`] nothing was saved, and the lease lapses.
     pub async fn park(self, checkpoint: Bytes, lease: Duration) -> Result<(), FinishError> {
         if checkpoint.len() > MAX_CHECKPOINT {
             return Err(FinishError::TooLarge);
@@ -34,16 +34,18 @@ impl Lease {
 }
 
 impl Idempotency {
-    /// Returns whether a record is of this request.
+    /// Returns whether a record is of this request; `None` if its fingerprint has a scheme that is not
+    /// supported here: a newer version wrote it.
     #[must_use]
-    pub fn is_of_request(&self, record: &Record, request: &dyn OperationRequest) -> bool {
+    pub fn is_of_request(&self, record: &Record, request: &dyn OperationRequest) -> Option<bool> {
         let request = KeyedRequest { request, key: self.inner.fingerprint_key.as_ref() };
-        request.fingerprint(&record.scheme) == Some(record.fingerprint)
+        Some(request.fingerprint(&record.scheme)? == record.fingerprint)
     }
 
-    /// Claims the operation of the record `seen`, which was [loaded](Self::load), to continue it without
-    /// its request. The claim has the scheme and fingerprint of the record, and never
-    /// creates one. It does not wait. As safe to drop as [`claim`](Self::claim).
+    /// Claims the operation of the record `seen`, which was [loaded](Self::load), to resume it without
+    /// its request. The claim uses the scheme and the fingerprint of the record. It never creates a
+    /// record, and does not wait. Dropping the future has the effect that it has for
+    /// [`claim`](Self::claim).
     ///
     /// # Errors
     /// [`ClaimError`]; nothing was executed. [`ClaimError::NotFound`] without a record.
@@ -79,13 +81,13 @@ impl Idempotency {
         })
     }
 
-    /// Amends an in-flight record that its owner has parked. This continues if the caller is dropped,
-    /// and waiters for the key are woken. Also returns the record that it replaced, or that prevented
-    /// it.
+    /// Changes the checkpoint or the lease of a record in flight that its owner has parked, and wakes the
+    /// waiters of its key. The write continues if the future is dropped. The result also has the record
+    /// that was replaced, or the one because of which nothing was written.
     ///
     /// # Errors
-    /// [`ClaimError`]; after [`StoreError::Ambiguous`](crate::StoreError::Ambiguous) it may have been written: load the record
-    /// again.
+    /// [`ClaimError`]; after [`StoreError::Ambiguous`](crate::StoreError::Ambiguous) it may have been
+    /// written: load the record again.
     pub async fn amend(
         &self,
         key: OperationId,

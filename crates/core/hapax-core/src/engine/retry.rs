@@ -66,14 +66,11 @@ pub(super) fn run<X: Exchange>(
     exchange: &mut X,
     next: Next<X::Out>,
 ) -> impl Future<Output = Result<X::Out, ExchangeError>> {
-    async move {
-        let mut sent_at = Instant::now();
-        run_timed(store, entropy, deadline, exchange, next, &mut sent_at).await
-    }
+    async move { run_timed(store, entropy, deadline, exchange, next, &mut || {}).await }
 }
 
-/// Does the same, and sets `sent_at` to the time at which the last copy of a swap was sent: the
-/// snapshot or stamps of its reply are of a later time.
+/// Does the same, and calls `on_send` before each copy of a swap is sent: the snapshot or stamps of its
+/// reply are of a later time.
 #[allow(clippy::manual_async_fn, reason = "an `async fn` has room for each argument twice")]
 pub(super) fn run_timed<X: Exchange>(
     store: &dyn Store,
@@ -81,12 +78,12 @@ pub(super) fn run_timed<X: Exchange>(
     deadline: Instant,
     exchange: &mut X,
     mut next: Next<X::Out>,
-    sent_at: &mut Instant,
+    on_send: &mut (dyn FnMut() + Send),
 ) -> impl Future<Output = Result<X::Out, ExchangeError>> {
     async move {
         loop {
             if let Next::Send(swap) = &next {
-                let swapped = match send_until_deadline(store, deadline, swap, sent_at).await {
+                let swapped = match send_until_deadline(store, deadline, swap, on_send).await {
                     Ok(swapped) => swapped,
                     Err((error, may_land)) => {
                         let swap = Box::new(swap.clone());
@@ -108,12 +105,12 @@ async fn send_until_deadline(
     store: &dyn Store,
     deadline: Instant,
     swap: &Swap,
-    sent_at: &mut Instant,
+    on_send: &mut (dyn FnMut() + Send),
 ) -> Result<Swapped, (StoreError, bool)> {
     let mut pause = FIRST_PAUSE;
     let mut may_land = false;
     loop {
-        *sent_at = Instant::now();
+        on_send();
         let error = match timeout_at(deadline, store.swap(swap.clone())).await {
             Ok(Ok(swapped)) => return Ok(swapped),
             // This copy was not applied; an earlier one may have been.
@@ -148,8 +145,8 @@ pub(super) async fn send_until_definite(
     loop {
         // Few at a time, so that a store that returns is not overloaded.
         let permit = permits.acquire().await;
-        let (deadline, mut sent_at) = (deadline_after(store_timeout), Instant::now());
-        let answer = send_until_deadline(store, deadline, swap, &mut sent_at).await;
+        let deadline = deadline_after(store_timeout);
+        let answer = send_until_deadline(store, deadline, swap, &mut || {}).await;
         drop(permit);
         match answer {
             Ok(swapped) => return Some(swapped),

@@ -1,5 +1,5 @@
-//! Work that becomes due while operations are under way: renewals, and futures that move to a task. Most
-//! operations end before, so that no task is spawned for them.
+//! Timed work of executions: renewals of leases, and futures that move to a task. Most executions end
+//! before that, so no task is spawned for each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -41,9 +41,9 @@ struct Queue {
 /// Time of an entry, with a number that distinguishes entries of one time.
 type EntryId = (Instant, u64);
 
-/// Work of an entry. Its methods return at once.
+/// Work that the timer begins. Its methods do not block.
 pub(super) trait Due: fmt::Debug + Send + Sync {
-    /// Begins the work: its time has come.
+    /// Begins the work at its time.
     fn begin(self: Arc<Self>, runtime: &Handle);
 
     /// Begins the work before its time, if a drain would wait for its caller otherwise.
@@ -70,8 +70,8 @@ impl Timer {
         !self.task.is_finished()
     }
 
-    /// Begins `work` after `delay`, unless the entry is dropped first. Also returns whether its task
-    /// has to run before, to learn of the entry.
+    /// Begins `work` after `delay`, unless the entry is dropped first. Also returns true if the entry is
+    /// now the first one, for which the timer's task has to set its alarm anew.
     pub(super) fn enter(&self, delay: Duration, work: Weak<dyn Due>) -> (TimerEntry, bool) {
         self.insert(self.queue.lock(), delay, work)
     }
@@ -160,7 +160,9 @@ impl SharedQueue {
                     }
                 });
                 if catch_unwind(begin).is_err() {
-                    tracing::error!("a scheduled renewal or future panicked");
+                    tracing::error!(
+                        "a renewal or a detached future panicked in the timer: its lease may lapse; others are not affected"
+                    );
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! A write of an owner that commits with a caller's own writes, and its commit status.
 
-use super::{Next, Ownership, stored_record};
+use super::{Next, Ownership, stored_record, write_id_of};
 use crate::entropy::{Entropy, EntropyError};
 use crate::machine::{Event, OwnerAction, Step, step};
+use crate::record::RecordState;
 use crate::store::{Snapshot, Stamped, Swap};
 
 /// An owner's completion or checkpoint, as the last statement of a transaction that it shares with
@@ -11,7 +12,10 @@ use crate::store::{Snapshot, Stamped, Swap};
 /// While the result of the transaction is unknown, its owner renews with a swap that expects the
 /// record as it was before: that swap waits for the transaction. If it is stored, the transaction
 /// was not committed and never will be, because it had written the row that the renewal replaced.
-/// If it is a conflict, [`Completion::status`] returns the result.
+/// If it is a conflict, the exchange of the renewal decides again: a checkpoint that was committed
+/// left the record in flight, and is renewed. So a renewal that is stored proves nothing alone:
+/// [`Completion::renewed`] returns the result by the record that it replaced,
+/// [`Completion::status`] that of a renewal that is not stored.
 #[derive(Clone, Debug)]
 pub struct Completion {
     swap: Swap,
@@ -25,7 +29,8 @@ pub enum CommitStatus {
     Committed(Snapshot),
     /// A record that the owner still owns. The transaction was not committed and never will be.
     Owned(Snapshot),
-    /// Another execution's record. The transaction was not committed and never will be.
+    /// Another execution's record. The completion was not committed and never will be. A checkpoint
+    /// may have been, before the other execution began.
     Lost,
     /// The record of this generation is gone. It is unknown whether the transaction was committed.
     Gone,
@@ -62,6 +67,26 @@ impl Completion {
     pub fn snapshot(&self, stamped: Stamped) -> Snapshot {
         let Swap { write_id, draft, .. } = self.swap.clone();
         Snapshot { now: stamped.now, stored: Some(stored_record(write_id, draft, stamped)) }
+    }
+
+    /// Returns the status that follows from a renewal that was stored as `renewed` and replaced the
+    /// record `replaced`.
+    #[must_use]
+    pub fn renewed(&self, replaced: &Snapshot, renewed: Snapshot) -> CommitStatus {
+        let replaced = write_id_of(replaced);
+        if replaced == Some(self.swap.write_id) {
+            CommitStatus::Committed(renewed)
+        } else if replaced == self.swap.expected || self.completes() {
+            CommitStatus::Owned(renewed)
+        } else {
+            // The owner alone writes after its checkpoint: it cannot be excluded that it was committed.
+            CommitStatus::Gone
+        }
+    }
+
+    /// Returns whether it ends the execution, so that no renewal is stored after it.
+    fn completes(&self) -> bool {
+        self.swap.draft.record.state != RecordState::InFlight
     }
 
     /// Returns the status that follows from `seen`, which is stored instead of the record that the

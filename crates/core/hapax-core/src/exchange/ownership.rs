@@ -7,7 +7,7 @@ use super::executions::ExecutionEntry;
 use super::{Next, WriteExchange, WriteResult};
 use crate::entropy::{Entropy, EntropyError};
 use crate::machine::{Event, Owner, OwnerAction};
-use crate::record::{FencingToken, Record, Terms};
+use crate::record::{FencingToken, LeaseId, Record, Terms};
 use crate::scope::OperationId;
 use crate::store::Snapshot;
 
@@ -36,6 +36,13 @@ impl Ownership {
     #[must_use]
     pub const fn fence(&self) -> FencingToken {
         self.fence
+    }
+
+    /// Returns the generation of the record: the first lease id since it was absent, released or
+    /// expired.
+    #[must_use]
+    pub const fn generation(&self) -> LeaseId {
+        self.owner.generation
     }
 
     /// Returns the number of this execution within its record, from 1.

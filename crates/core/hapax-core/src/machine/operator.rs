@@ -1,4 +1,4 @@
-//! Changes of a record by others than its owner: decisions of operators, and amendments.
+//! Changes of a record by another process than its owner's: decisions of operators, and amendments.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,14 +20,14 @@ pub struct Resolve {
     /// same fence.
     pub forget: bool,
     /// The verdict.
-    pub resolution: Resolution,
+    pub resolution: DefiniteVerdict,
     /// The decision: its operator, time, channel and reason; stored in the record.
     pub note: Option<Bytes>,
 }
 
-/// Verdict of an operator.
+/// Verdict that an operator can give.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Resolution {
+pub enum DefiniteVerdict {
     /// The operation happened, with this outcome.
     Happened(Outcome),
     /// The operation did not happen: the next claim may execute.
@@ -67,7 +67,9 @@ pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     if stored.fence != resolve.expected {
         return Step::Changed;
     }
-    if stored.record.scheme.is_saga() {
+    // An unfinished saga is decided by its log. One that has ended can be forgotten like any operation.
+    let forgets = resolve.forget && resolve.resolution == DefiniteVerdict::DidNotHappen;
+    if stored.record.scheme.is_saga() && !(forgets && matches!(standing, Standing::Done(..))) {
         return Step::Saga;
     }
     let mut record = stored.record.clone();
@@ -76,13 +78,13 @@ pub(super) fn by_operator(standing: &Standing<'_>, resolve: &Resolve) -> Step {
     }
     match (standing, &resolve.resolution) {
         (Standing::Live(_), _) if !resolve.force => Step::Rejected,
-        (Standing::Done(..), Resolution::DidNotHappen) if !resolve.forget => Step::Rejected,
-        (_, Resolution::DidNotHappen) => Step::Write(released(&record, Duration::ZERO)),
-        (Standing::Done(_, kept), Resolution::Happened(outcome)) if *kept == outcome => {
+        (Standing::Done(..), DefiniteVerdict::DidNotHappen) if !resolve.forget => Step::Rejected,
+        (_, DefiniteVerdict::DidNotHappen) => Step::Write(released(&record, Duration::ZERO)),
+        (Standing::Done(_, kept), DefiniteVerdict::Happened(outcome)) if *kept == outcome => {
             Step::Recorded
         }
-        (Standing::Done(..), Resolution::Happened(_)) => Step::Changed,
-        (_, Resolution::Happened(outcome)) => Step::Write(done(&record, outcome, None)),
+        (Standing::Done(..), DefiniteVerdict::Happened(_)) => Step::Changed,
+        (_, DefiniteVerdict::Happened(outcome)) => Step::Write(done(&record, outcome, None)),
     }
 }
 
@@ -92,9 +94,8 @@ pub(super) fn amend(standing: &Standing<'_>, amendment: &Amendment) -> Step {
         Standing::Absent | Standing::Released(_) => Step::NotFound,
         Standing::Live(stored) | Standing::Lapsed(stored) if stored.write_id == *expected => {
             let mut record = stored.record.clone();
-            // The owner has parked the record, perhaps without a reply. A repetition of its write
-            // must not replace the amendment, so the record gets a lease id that no claim has: a write
-            // id never repeats.
+            // The owner may repeat its write that parked the record, because it got no reply. That must not
+            // replace the amendment: the record gets a lease id that no claim has, the expected write id.
             record.lease_id = LeaseId::from_bytes(*expected.as_bytes());
             if checkpoint.is_some() {
                 record.checkpoint.clone_from(checkpoint);

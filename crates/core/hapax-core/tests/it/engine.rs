@@ -57,18 +57,19 @@ impl OperationRequest for Text {
 /// One store, and any number of processes that use it.
 struct World {
     store: Arc<Unreliable>,
+    clock: Arc<TestClock>,
 }
 
 impl World {
     fn new() -> Self {
         let clock = Arc::new(TestClock(Instant::now()));
-        let memory = Arc::new(MemoryStore::new(clock, MemoryCapacity::default()));
-        Self { store: Arc::new(Unreliable::new(memory)) }
+        let memory = Arc::new(MemoryStore::new(clock.clone(), MemoryCapacity::default()));
+        Self { store: Arc::new(Unreliable::new(memory)), clock }
     }
 
     /// Returns the same records behind a connection with its own faults.
     fn elsewhere(&self) -> Self {
-        Self { store: Arc::new(self.store.elsewhere()) }
+        Self { store: Arc::new(self.store.elsewhere()), clock: self.clock.clone() }
     }
 
     fn process(&self) -> Idempotency {
@@ -76,7 +77,8 @@ impl World {
     }
 
     fn limited(&self, limits: EngineLimits) -> Idempotency {
-        Idempotency::builder(Arc::clone(&self.store)).limits(limits).build().unwrap()
+        let engine = Idempotency::builder(Arc::clone(&self.store)).clock(self.clock.clone());
+        engine.limits(limits).build().unwrap()
     }
 }
 

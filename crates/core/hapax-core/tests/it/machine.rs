@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::machine::{
-    Amendment, ClaimEvent, Event, HookTiming, LocalExecution, Owner, OwnerAction, Resolution,
+    Amendment, ClaimEvent, DefiniteVerdict, Event, HookTiming, LocalExecution, Owner, OwnerAction,
     Resolve, Step, Verdict, step,
 };
 use hapax_core::store::{Draft, Snapshot, Stamp, StoredRecord};
@@ -545,7 +545,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
     let seen = |stored| Snapshot { now: at(0), stored: Some(stored) };
     let unknown = RecordState::Unknown { seen: None, reconciling: false };
     let before = stored_record(unknown, 10, OnUnknown::Block);
-    for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
+    for resolution in [DefiniteVerdict::DidNotHappen, DefiniteVerdict::Happened(outcome("found"))] {
         let step = step(&seen(before.clone()), &resolve(resolution));
         let Step::Write(draft) = step else { panic!("{step:?}") };
         assert_eq!(draft.record.notes.decision, note);

@@ -194,9 +194,11 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             let mut cut = shared.cut.subscribe();
             count(&shared.counters.connections);
             tokio::select! {
+                // First: no reply that arrives after a cut is passed on.
+                biased;
+                _ = cut.changed() => count(&shared.counters.cuts),
                 // A failed connection ends; a proxy cannot do more.
                 _ = connect(&shared, client) => {}
-                _ = cut.changed() => count(&shared.counters.cuts),
             }
             drop(place);
         });

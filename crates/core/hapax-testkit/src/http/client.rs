@@ -34,7 +34,7 @@ impl Protocol {
 
 /// Factory of connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Client {
+pub struct TestClient {
     /// Address to connect to.
     pub address: SocketAddr,
     /// Protocol of its connections.
@@ -55,7 +55,7 @@ enum Sender {
     Http2(http2::SendRequest<Body>),
 }
 
-impl Client {
+impl TestClient {
     /// Opens a connection.
     pub async fn connect(&self) -> Connection {
         let stream = TcpStream::connect(self.address).await.unwrap();

@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::http::client::{Client, TIMEOUT};
+use crate::http::client::{TIMEOUT, TestClient};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -33,7 +33,7 @@ pub enum StreamEnd {
 
 impl Raw2 {
     /// Opens a connection and sends its preface.
-    pub async fn connect(client: Client) -> Self {
+    pub async fn connect(client: TestClient) -> Self {
         let mut stream = TcpStream::connect(client.address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();

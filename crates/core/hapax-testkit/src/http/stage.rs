@@ -8,7 +8,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use tokio::task::JoinHandle;
 
-use crate::http::client::{Client, Protocol, TestResponse};
+use crate::http::client::{Protocol, TestClient, TestResponse};
 use crate::http::fixture::{HttpFixture, Instance, ScenarioPolicy};
 use crate::http::handler::Handler;
 
@@ -29,7 +29,7 @@ impl ScenarioContext {
     pub async fn start(&self, policy: ScenarioPolicy, handler: Handler) -> TestInstance {
         let instance = self.fixture.start(policy, handler).await;
         let instance = instance.unwrap_or_else(|error| panic!("it did not start: {error}"));
-        let client = Client { address: instance.address(), protocol: self.protocol };
+        let client = TestClient { address: instance.address(), protocol: self.protocol };
         TestInstance { instance, client, caller: self.unique("caller") }
     }
 
@@ -57,7 +57,7 @@ impl ScenarioContext {
 /// An instance, and one caller of it.
 pub struct TestInstance {
     instance: Box<dyn Instance>,
-    client: Client,
+    client: TestClient,
     caller: String,
 }
 
@@ -70,14 +70,14 @@ impl TestInstance {
 
     /// Returns the caller's client.
     #[must_use]
-    pub const fn client(&self) -> Client {
+    pub const fn client(&self) -> TestClient {
         self.client
     }
 
     /// Returns the same client in another protocol.
     #[must_use]
-    pub const fn client_in(&self, protocol: Protocol) -> Client {
-        Client { protocol, ..self.client }
+    pub const fn client_in(&self, protocol: Protocol) -> TestClient {
+        TestClient { protocol, ..self.client }
     }
 
     /// Returns a payment under this key, of the scenario's caller.

@@ -183,7 +183,7 @@ impl MessageSource for MemoryBroker {
 
     fn limits(&self) -> SourceLimits {
         let ack_wait = self.shared.lock().ack_wait.unwrap_or(Duration::from_secs(30));
-        SourceLimits::default().hold_every(ack_wait / 3)
+        SourceLimits::default().hold_every(ack_wait / 3).with_order_keys()
     }
 }
 

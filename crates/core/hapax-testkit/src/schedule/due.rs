@@ -196,7 +196,9 @@ where
         assert!(reply.next_in >= Some(LONG), "{immense:?}: {reply:?}");
         // The due time that was read is the expected one.
         let sooner = bench.postponed(entry.key, Some(entry.due), SOON).await;
-        assert!(bench.postpone(entry.key, Some(sooner.due), immense).await.result);
+        let called = bench.postpone(entry.key, Some(sooner.due), immense).await;
+        // After a copy that was applied, the expected due time has changed.
+        assert!(called.result || called.repeated, "{immense:?} from {:?}", sooner.due);
         let again = bench.found(entry.key).await;
         assert!(again.due >= almost, "{immense:?}: postponed until {:?}", again.due);
         bench.remove(entry.key).await;

@@ -2,7 +2,7 @@
 
 use hapax_core::FencingToken;
 use hapax_core::exchange::{WriteExchange, WriteResult};
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::store::Snapshot;
 
 use super::ledger::{KeyModel, SwapPurpose};
@@ -50,8 +50,8 @@ impl World {
         let (force, forget) = (self.chance(400), self.chance(400));
         let outcome = self.chance(400).then_some(OPERATORS_OUTCOMES + operator as u16);
         let resolution = match outcome {
-            Some(outcome) => Resolution::Happened(plan::outcome(outcome)),
-            None => Resolution::DidNotHappen,
+            Some(outcome) => DefiniteVerdict::Happened(plan::outcome(outcome)),
+            None => DefiniteVerdict::DidNotHappen,
         };
         let resolve =
             Resolve { expected: FencingToken::new(fence), force, forget, resolution, note: None };

@@ -7,11 +7,12 @@ mod database;
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hapax_core::exchange::{
     ClaimExchange, ClaimRequest, ClaimResult, CommitStatus, Completion, Next, Ownership,
     WriteExchange, WriteResult,
 };
-use hapax_core::machine::{OwnerAction, Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, OwnerAction, Resolve};
 use hapax_core::store::{Snapshot, StoredRecord, Swap, Swapped};
 use hapax_core::{
     Fingerprint, FingerprintScheme, OnUnknown, OperationId, Outcome, RecordState, Terms,
@@ -42,6 +43,7 @@ enum Doing {
 enum Seen {
     Executed,
     Committed,
+    Checkpointed,
     HeardOfCommit,
     HeardOfRollback,
     HeardOfTakeover,
@@ -152,8 +154,8 @@ impl World {
             return;
         }
         let resolution = match self.chance(5) {
-            true => Resolution::Happened(Outcome::new("operator", "yes")),
-            false => Resolution::DidNotHappen,
+            true => DefiniteVerdict::Happened(Outcome::new("operator", "yes")),
+            false => DefiniteVerdict::DidNotHappen,
         };
         let resolve =
             Resolve { expected: stored.fence, force: true, forget: true, resolution, note: None };
@@ -225,10 +227,11 @@ impl World {
             },
             Doing::Working(ownership, tx) => {
                 let outcome = Outcome::new("tx", tx.to_string());
-                let completion = ownership
-                    .completion(OwnerAction::Complete { outcome, retention: None }, &self.dice)
-                    .unwrap()
-                    .unwrap();
+                let action = match self.chance(3) {
+                    true => OwnerAction::Checkpoint { checkpoint: Bytes::new(), lease: LEASE },
+                    false => OwnerAction::Complete { outcome, retention: None },
+                };
+                let completion = ownership.completion(action, &self.dice).unwrap().unwrap();
                 match self.database.swap_in(tx, completion.swap()) {
                     None => Doing::Working(ownership, tx),
                     Some(Swapped::Stored(_)) => Doing::Swapped(completion, ownership, tx),
@@ -242,14 +245,14 @@ impl World {
                 match self.dice.below(3) {
                     0 => {
                         self.database.commit(tx);
-                        self.committed(tx)?
+                        self.committed(ownership, None, tx)?
                     }
                     _ => Doing::Committing(completion, ownership, tx),
                 }
             }
             Doing::Committing(completion, ownership, tx) => {
                 if self.chance(5) && self.database.transactions[tx].fate == Fate::Committed {
-                    return self.committed(tx);
+                    return self.committed(ownership, None, tx);
                 }
                 let renew = OwnerAction::Renew { lease: LEASE };
                 match ownership.write(renew, &self.dice).unwrap() {
@@ -259,15 +262,15 @@ impl World {
                     (_, Next::Ready(_)) => Doing::Nothing,
                 }
             }
-            Doing::Settling(completion, mut ownership, mut writing, swap, tx) => {
+            Doing::Settling(completion, ownership, mut writing, swap, tx) => {
                 let Some(swapped) = self.send(&swap) else {
                     return Ok(Doing::Settling(completion, ownership, writing, swap, tx));
                 };
                 match writing.receive(swapped, &self.dice).unwrap() {
                     Next::Send(swap) => Doing::Settling(completion, ownership, writing, swap, tx),
                     Next::Ready(WriteResult::Recorded(seen)) => {
-                        ownership.update(seen);
-                        self.rolled_back(ownership, tx)?
+                        let status = completion.renewed(writing.seen(), seen.clone());
+                        self.settled(status, ownership, seen, tx)?
                     }
                     Next::Ready(_) => {
                         self.status(&completion, ownership, writing.into_seen(), tx)?
@@ -314,30 +317,44 @@ impl World {
         seen: Snapshot,
         tx: usize,
     ) -> Result<Doing, String> {
+        let status = completion.status(seen.clone());
+        self.settled(status, ownership, seen, tx)
+    }
+
+    fn settled(
+        &mut self,
+        status: CommitStatus,
+        mut ownership: Ownership,
+        seen: Snapshot,
+        tx: usize,
+    ) -> Result<Doing, String> {
         let is_silent = seen.stored.as_ref().is_none_or(|stored| {
             let expired = stored.keep_until.is_some_and(|until| until <= seen.now);
             expired || stored.record.state == RecordState::Released
         });
-        match completion.status(seen) {
+        match status {
             CommitStatus::Committed(seen) => {
-                let RecordState::Done(outcome) = &seen.stored.as_ref().unwrap().record.state else {
-                    return Err("told that it was committed, and it is not done".into());
-                };
-                if *outcome.bytes() != tx.to_string() {
-                    return Err("told of another's outcome".into());
+                match &seen.stored.as_ref().unwrap().record.state {
+                    RecordState::Done(outcome) if *outcome.bytes() != tx.to_string() => {
+                        return Err("told of another's outcome".into());
+                    }
+                    RecordState::Done(_) => self.saw(Seen::HeardOfCommit),
+                    RecordState::InFlight if self.database.transactions[tx].checkpoints => {
+                        self.saw(Seen::Checkpointed);
+                    }
+                    _ => return Err("told that it was committed, and it is not done".into()),
                 }
-                self.saw(Seen::HeardOfCommit);
-                self.committed(tx)
+                self.committed(ownership, Some(seen), tx)
             }
             CommitStatus::Owned(seen) => {
-                let mut ownership = ownership;
                 ownership.update(seen);
                 self.rolled_back(ownership, tx)
             }
             CommitStatus::Lost => {
                 self.saw(Seen::HeardOfTakeover);
-                // An operator may have forgotten what was committed, by their own word.
-                if !self.database.forgotten {
+                // An operator may have forgotten what was committed, by their own word. A checkpoint
+                // that was committed leaves a lease that lapses.
+                if !self.database.forgotten && !self.database.transactions[tx].checkpoints {
                     self.is_gone(tx)?;
                 }
                 Ok(Doing::Nothing)
@@ -352,11 +369,22 @@ impl World {
         }
     }
 
-    fn committed(&mut self, tx: usize) -> Result<Doing, String> {
+    /// After a checkpoint that is known to be the record, the execution goes on.
+    fn committed(
+        &mut self,
+        mut ownership: Ownership,
+        seen: Option<Snapshot>,
+        tx: usize,
+    ) -> Result<Doing, String> {
         self.saw(Seen::Committed);
-        match self.database.transactions[tx].fate {
-            Fate::Committed => Ok(Doing::Nothing),
-            fate => Err(format!("told that it was committed: {fate:?}")),
+        let Tx { fate, checkpoints, .. } = self.database.transactions[tx];
+        match (fate, seen) {
+            (Fate::Committed, Some(seen)) if checkpoints => {
+                ownership.update(seen);
+                Ok(self.renew(ownership))
+            }
+            (Fate::Committed, _) => Ok(Doing::Nothing),
+            (fate, _) => Err(format!("told that it was committed: {fate:?}")),
         }
     }
 
@@ -405,6 +433,7 @@ fn the_reported_result_of_a_commit_is_true() {
     for what in [
         Seen::Executed,
         Seen::Committed,
+        Seen::Checkpointed,
         Seen::HeardOfCommit,
         Seen::HeardOfRollback,
         Seen::HeardOfTakeover,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use hapax_http::Body;
-use hapax_testkit::http::{Client, Protocol, TestResponse};
+use hapax_testkit::http::{Protocol, TestClient, TestResponse};
 use http::{HeaderName, Request};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -30,7 +30,7 @@ async fn post(
     if let Some(key) = key {
         request = request.header(HeaderName::from_static("idempotency-key"), key);
     }
-    let client = Client { address, protocol: Protocol::Http1 };
+    let client = TestClient { address, protocol: Protocol::Http1 };
     client.send(request.body(Body::from(bytes::Bytes::from(body))).unwrap()).await
 }
 

@@ -1,21 +1,28 @@
 //! The consumer of batches.
 
+mod single;
+
+use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hapax_core::{Clock, Entropy, SystemClock, SystemEntropy, Timestamp};
+use hapax_core::{Clock, SystemClock, SystemEntropy, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use self::single::{Single, again};
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
+use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
-use crate::consumer::{ConsumerStats, Counters, Slot, acquire_all, drain, note_ended};
-use crate::dead_letter::{DeadLetter, DeadLetterReason, identify};
-use crate::handler::{MessageFailure, describe};
+use crate::consumer::{
+    ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, drain, note_ended,
+};
+use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
+use crate::handler::describe;
 use crate::id::{IdRules, MessageId};
-use crate::inbox::{Attempts, Finish, HoldCause, TooOld};
+use crate::inbox::{Attempts, Finish, HoldCause, OnTooOld};
 use crate::retention::Retention;
 use crate::source::{Delivery, MessageSource};
 
@@ -23,9 +30,15 @@ use crate::source::{Delivery, MessageSource};
 const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// Pause before a message whose id an open transaction has inserted is tried again.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Times that a transaction which lost against another is run again at once.
+/// Ids that one purge removes, the pause before the next one, and that after a purge which found
+/// fewer.
+const PURGE: u32 = 10_000;
+const NEXT_PURGE: Duration = Duration::from_secs(1);
+const PURGE_EVERY: Duration = Duration::from_secs(60);
+
+/// Times that a transaction which the database aborted is run again at once.
 const RERUNS: u32 = 3;
 
 /// A consumer in batch mode: a source and the inbox of a database. It keeps no order among
@@ -47,36 +60,19 @@ struct BatchState {
     source: Arc<dyn MessageSource>,
     ids: IdRules,
     attempts: Attempts,
-    too_old: TooOld,
+    on_too_old: OnTooOld,
     limits: BatchConsumerLimits,
     hold_every: Option<Duration>,
     /// One permit for each transaction. A suspect takes all of them.
     transactions: Arc<Semaphore>,
-    slots: Arc<Semaphore>,
+    slots: Slots,
+    memory: Arc<MemoryBudget>,
     database_is_up: watch::Sender<bool>,
     is_draining: watch::Sender<bool>,
     counters: Counters,
     clock: Arc<dyn Clock>,
     entropy: SystemEntropy,
 }
-
-/// Result for a message that was handled alone.
-enum Single {
-    Done(Finish),
-    Again(Duration, HoldCause),
-}
-
-/// Facts about a message that last while it is tried alone.
-#[derive(Default)]
-struct Tried {
-    /// The attempt that was counted, and in which the handler has not failed: it is not counted again
-    /// after an outage.
-    counted: Option<u32>,
-    last_error: Option<String>,
-}
-
-/// Error of the letter of a message whose id belongs to another one.
-const CONFLICT: &str = "the id belongs to a message with another payload";
 
 impl BatchConsumer {
     /// Creates a consumer. Nothing is received before [`BatchConsumer::run`].
@@ -88,30 +84,39 @@ impl BatchConsumer {
         source: Arc<dyn MessageSource>,
         options: BatchOptions,
     ) -> Result<Self, BatchConsumerError> {
-        let BatchOptions { ids, attempts, too_old, limits } = options;
+        let BatchOptions { ids, attempts, on_too_old, limits } = options;
         if ids.is_empty() {
             return Err(BatchConsumerError::NoIdRules);
         }
-        if attempts.max.get() < 2 {
+        if attempts.most(true) < 2 {
             return Err(BatchConsumerError::Attempts);
         }
         if !attempts.are_valid() {
-            return Err(BatchConsumerError::Pauses);
+            let Attempts { first_pause: first, longest_pause: longest, .. } = attempts;
+            return Err(BatchConsumerError::Pauses { first, longest });
         }
         let of_source = source.limits();
-        let in_hand =
-            of_source.max_unacknowledged.map_or(limits.in_hand, |it| it.min(limits.in_hand));
-        let permits =
-            |count: NonZeroUsize| Arc::new(Semaphore::new(count.get().min(Semaphore::MAX_PERMITS)));
+        if of_source.has_order_keys {
+            tracing::warn!(
+                consumer = inbox.consumer(),
+                "the source has order keys, and batch mode keeps no order: use an `ordered` inbox in claim \
+                 mode, or the source without an order key"
+            );
+        }
+        let max_unacknowledged = of_source
+            .max_unacknowledged
+            .map_or(limits.max_unacknowledged, |it| it.min(limits.max_unacknowledged));
+        let transactions = limits.transactions.get().min(Semaphore::MAX_PERMITS);
         let shared = BatchState {
             hold_every: of_source.hold_every,
-            transactions: permits(limits.transactions),
-            slots: permits(in_hand),
+            transactions: Arc::new(Semaphore::new(transactions)),
+            slots: Slots::new(&limits, max_unacknowledged),
+            memory: MemoryBudget::new(limits.max_unacknowledged_bytes),
             inbox,
             source,
             ids,
             attempts,
-            too_old,
+            on_too_old,
             limits,
             database_is_up: watch::Sender::new(true),
             is_draining: watch::Sender::new(false),
@@ -128,9 +133,9 @@ impl BatchConsumer {
         BatchMonitor { shared: Arc::clone(&self.shared) }
     }
 
-    /// Receives and handles messages until `shutdown` ends. Then batches under way end, and all other
-    /// messages are dropped, so that the broker delivers them again. Returns whether every batch
-    /// under way has ended in time, and none by a panic.
+    /// Receives and handles messages until `shutdown` ends. Then batches under way end, and all
+    /// other messages are dropped, so that the broker delivers them again. Returns whether every
+    /// batch under way has ended in time, and none by a panic.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = self.shared;
         let mut tasks = JoinSet::new();
@@ -142,11 +147,19 @@ impl BatchConsumer {
         let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
         tokio::select! {
             never = watching => match never {},
+            never = shared.purge() => match never {},
             () = shutdown => {}
             () = shared.receive(&mut tasks) => {}
         }
         shared.is_draining.send_replace(true);
         let ended = drain(&mut tasks, shared.limits.drain_timeout, shared.inbox.consumer()).await;
+        if !ended {
+            tracing::warn!(
+                consumer = shared.inbox.consumer(),
+                left = tasks.len(),
+                "batches are dropped in the shutdown: the broker delivers their messages again"
+            );
+        }
         tasks.shutdown().await;
         ended
     }
@@ -156,11 +169,36 @@ impl BatchMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read()
+        self.shared.counters.read(&self.shared.memory)
     }
 }
 
 impl BatchState {
+    /// Removes ids whose retention has ended. Does not end.
+    async fn purge(&self) -> Infallible {
+        loop {
+            let purged = self.inbox.purge(PURGE).await;
+            let is_rest = purged.as_ref().is_ok_and(|removed| *removed >= u64::from(PURGE));
+            match purged {
+                Ok(0) => {}
+                Ok(removed) => tracing::debug!(
+                    consumer = self.inbox.consumer(),
+                    removed,
+                    "ids whose retention has ended were removed"
+                ),
+                // Messages are handled all the same, but the table grows.
+                Err(error) => tracing::warn!(
+                    consumer = self.inbox.consumer(),
+                    ?error,
+                    "ids whose retention has ended were not removed, and the table of ids grows: run the SQL of \
+                     `hapax messages migrations --service-role NAME`, if a privilege is missing; it is tried \
+                     again in a minute"
+                ),
+            }
+            sleep(if is_rest { NEXT_PURGE } else { PURGE_EVERY }).await;
+        }
+    }
+
     /// Receives messages, each batch driven by a task. Does not end by itself.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
         let mut database = self.database_is_up.subscribe();
@@ -170,14 +208,9 @@ impl BatchState {
             }
             // The sender is in `self`.
             let _ = database.wait_for(|is_up| *is_up).await;
-            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
-            let mut slots = vec![slot];
-            while slots.len() < self.limits.batch.get()
-                && let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned()
-            {
-                slots.push(slot);
-            }
+            let Some(slots) = self.slots.take(&self.transactions).await else { return };
             let Some(most) = NonZeroUsize::new(slots.len()) else { return };
+            let most = self.memory.free(most).await;
             let received = tokio::select! {
                 _ = database.wait_for(|is_up| !is_up) => continue,
                 received = self.source.receive(most) => received,
@@ -186,7 +219,7 @@ impl BatchState {
                 Ok(received) => received,
                 Err(error) => {
                     let error = describe(&error);
-                    tracing::warn!(consumer = self.inbox.consumer(), %error, "no messages are received");
+                    tracing::warn!(consumer = self.inbox.consumer(), %error, "receiving failed: it is tried again in 1 s");
                     drop(slots);
                     sleep(AFTER_ERROR).await;
                     continue;
@@ -204,11 +237,13 @@ impl BatchState {
     ) {
         let (now, retention) = (self.clock.now(), self.inbox.retention());
         let mut fresh = Vec::new();
-        for (delivery, slot) in received.into_iter().zip(slots) {
-            let slot = self.counters.received(slot);
+        let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
+        let slots = slots.into_iter().zip(self.memory.take(&sizes));
+        for (delivery, (slot, memory)) in received.into_iter().zip(slots) {
+            let slot = self.counters.received(slot, memory);
             let delivery: Arc<dyn Delivery> = Arc::from(delivery);
             let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
-            let (id, letter) = match identified {
+            let (id, dead_letter) = match identified {
                 Ok(identified) => identified,
                 Err(error) => {
                     let error = error.to_string();
@@ -216,11 +251,14 @@ impl BatchState {
                     continue;
                 }
             };
-            let is_old = self.too_old == TooOld::Reject && delivery.message().age(now) > retention;
+            let is_old =
+                self.on_too_old == OnTooOld::Park && delivery.message().age(now) > retention;
             let is_suspect = delivery.is_redelivery();
-            let item = BatchItem::new(id, delivery).with_letter(letter).with_slot(slot);
-            if is_suspect || is_old {
+            let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
+            if is_suspect {
                 self.counters.suspect();
+            }
+            if is_suspect || is_old {
                 tasks.spawn(Arc::clone(self).drive_single(item, is_old));
             } else {
                 fresh.push(item);
@@ -279,7 +317,7 @@ impl BatchState {
     async fn drive_batch(self: Arc<Self>, batch: Vec<BatchItem>) {
         let held = batch.iter().map(|item| Arc::downgrade(&item.delivery)).collect();
         let work = async {
-            let singles = self.settle(batch).await;
+            let singles = self.apply_in_parts(batch).await;
             let driven = singles.into_iter().map(|(item, pause)| self.retry(item, pause));
             futures_util::future::join_all(driven).await;
         };
@@ -323,7 +361,7 @@ impl BatchState {
 
     /// Applies a batch, and halves it while it fails. Returns the messages to try alone, each
     /// after a pause.
-    async fn settle(&self, batch: Vec<BatchItem>) -> Vec<(BatchItem, Duration)> {
+    async fn apply_in_parts(&self, batch: Vec<BatchItem>) -> Vec<(BatchItem, Duration)> {
         let mut singles = Vec::new();
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
@@ -332,11 +370,7 @@ impl BatchState {
             drop(permit);
             let failure = match applied {
                 Ok(states) => {
-                    for (item, state) in part.into_iter().zip(states) {
-                        if let Some(pause) = self.entered(&item, state).await {
-                            singles.push((item, pause));
-                        }
-                    }
+                    singles.extend(self.end(part, states).await);
                     continue;
                 }
                 Err(failure) => failure,
@@ -349,17 +383,17 @@ impl BatchState {
                 }
                 BatchError::Handler(failure) => {
                     for item in part {
-                        if let Some(pause) = self.failed_first(&item, &failure).await {
-                            singles.push((item, pause));
-                        }
+                        let single = self.failed(&item, &failure, 1, self.clock.now()).await;
+                        singles.extend(self.conclude(&item, single).await.map(|it| (item, it)));
                     }
                 }
                 BatchError::InProgress => {
                     self.counters.held(HoldCause::InFlight);
-                    singles.extend(part.into_iter().map(|item| (item, LOOK_AGAIN)));
+                    singles.extend(part.into_iter().map(|item| (item, IN_FLIGHT_PAUSE)));
                 }
-                BatchError::Conflict(_) | BatchError::Unavailable(_) => {
-                    // The same batch again, so that an outage does not make suspects of its messages.
+                BatchError::Aborted(_) | BatchError::Unavailable(_) => {
+                    // The same batch again, so that an outage does not make suspects of its
+                    // messages.
                     self.counters.held(HoldCause::Store);
                     if !self.pause(AFTER_ERROR).await {
                         return Vec::new();
@@ -371,155 +405,49 @@ impl BatchState {
         singles
     }
 
-    /// Applies a batch, again at once if it lost against another.
+    /// Applies a batch, and again at once if the database aborted its transaction.
     async fn apply(
         &self,
         batch: &[BatchItem],
-        is_counted: bool,
+        clear_attempts: bool,
     ) -> Result<Vec<EntryState>, BatchError> {
         let mut runs = 0;
         loop {
-            let applied = self.inbox.apply(batch.to_vec(), is_counted).await;
+            let applied = self.inbox.apply(batch.to_vec(), clear_attempts).await;
             self.note_database(&applied);
             match applied {
-                Err(BatchError::Conflict(_)) if runs < RERUNS => runs += 1,
+                Err(BatchError::Aborted(_)) if runs < RERUNS => runs += 1,
                 applied => return applied,
             }
         }
     }
 
-    /// Acknowledges or parks a message by its state. Returns a pause if that has to be tried again.
-    async fn entered(&self, item: &BatchItem, state: EntryState) -> Option<Duration> {
-        let single = match state {
-            EntryState::New => Single::Done(Finish::Handled),
-            EntryState::Duplicate => Single::Done(Finish::Duplicate),
-            EntryState::Conflict => {
-                let (id, reason) = (Some(&item.id), DeadLetterReason::Conflict);
-                self.park(id, &item.delivery, reason, 0, CONFLICT, self.clock.now()).await
-            }
-        };
-        self.conclude(item, single).await
-    }
-
-    /// Counts the first failure of a message that was alone. Returns the pause before the next
-    /// attempt.
-    async fn failed_first(&self, item: &BatchItem, failure: &MessageFailure) -> Option<Duration> {
-        let single = self.failed(item, failure, 1, self.clock.now()).await;
-        self.conclude(item, single).await
-    }
-
-    async fn conclude(&self, item: &BatchItem, single: Single) -> Option<Duration> {
-        match single {
-            Single::Done(finish) => {
-                self.finish(&item.delivery, finish).await;
-                None
-            }
-            Single::Again(pause, cause) => {
-                self.counters.held(cause);
-                Some(pause)
-            }
-        }
-    }
-
-    /// Handles a message alone until it is acknowledged, or the consumer drains.
-    async fn deliver_single(&self, item: BatchItem, is_old: bool) {
-        let first_at = self.clock.now();
-        let mut tried = Tried::default();
-        loop {
-            let single = {
-                let Some(_alone) = self.permits(true).await else { return };
-                self.single(&item, is_old, first_at, &mut tried).await
-            };
-            let Some(pause) = self.conclude(&item, single).await else { return };
-            if !self.pause(pause).await {
-                return;
-            }
-        }
-    }
-
-    /// Counts an attempt and makes it.
-    async fn single(
+    /// Acknowledges or parks the messages of a batch by their states. Returns those that have to be
+    /// tried again, each after a pause.
+    async fn end(
         &self,
-        item: &BatchItem,
-        is_old: bool,
-        first_at: Timestamp,
-        tried: &mut Tried,
-    ) -> Single {
-        let counted = match tried.counted {
-            Some(attempt) => Ok(attempt),
-            None => {
-                let counted = self.inbox.attempt(&item.id).await;
-                self.note_database(&counted);
-                counted
+        batch: Vec<BatchItem>,
+        states: Vec<EntryState>,
+    ) -> Vec<(BatchItem, Duration)> {
+        let (mut acknowledged, mut mismatches, mut again) = (Vec::new(), Vec::new(), Vec::new());
+        for (item, state) in batch.into_iter().zip(states) {
+            match state {
+                EntryState::New => acknowledged.push((item, Finish::Handled)),
+                EntryState::Duplicate => acknowledged.push((item, Finish::Duplicate)),
+                EntryState::Mismatch => mismatches.push(item),
             }
-        };
-        let attempt = match counted {
-            // It was handled, or its id belongs to another payload: inserting the id decides.
-            Ok(0) => 1,
-            Ok(attempt) => *tried.counted.insert(attempt),
-            Err(error) => return again(&error),
-        };
-        if is_old && tried.counted.is_some() {
-            let text = "the message is older than the retention of ids: it may have been handled";
-            let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
-            return self.park(id, &item.delivery, reason, 0, text, first_at).await;
         }
-        if attempt > self.attempts.max.get() {
-            let text = "each attempt ended with its process";
-            let text = tried.last_error.as_deref().unwrap_or(text);
-            let (id, reason) = (Some(&item.id), DeadLetterReason::Attempts);
-            return self.park(id, &item.delivery, reason, attempt - 1, text, first_at).await;
+        // At once, since each acknowledgement is a round trip to the broker.
+        let finishing = acknowledged.into_iter().map(|(item, finish)| async move {
+            self.finish(&item.delivery, finish).await;
+        });
+        futures_util::future::join_all(finishing).await;
+        for item in mismatches {
+            let (id, reason, now) = (Some(&item.id), DeadLetterReason::Mismatch, self.clock.now());
+            let single = self.park(id, &item.delivery, reason, 0, MISMATCH, now).await;
+            again.extend(self.conclude(&item, single).await.map(|pause| (item, pause)));
         }
-        match self.apply(std::slice::from_ref(item), true).await {
-            Ok(states) => match states.first() {
-                Some(EntryState::New) => Single::Done(Finish::Handled),
-                Some(EntryState::Conflict) => {
-                    let (id, reason) = (Some(&item.id), DeadLetterReason::Conflict);
-                    self.park(id, &item.delivery, reason, 0, CONFLICT, first_at).await
-                }
-                Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
-            },
-            Err(BatchError::Handler(failure)) => {
-                *tried = Tried { counted: None, last_error: Some(failure.text()) };
-                self.failed(item, &failure, attempt, first_at).await
-            }
-            Err(error) => again(&error),
-        }
-    }
-
-    /// Notes the failure of an attempt, and parks the message after the last one.
-    async fn failed(
-        &self,
-        item: &BatchItem,
-        failure: &MessageFailure,
-        attempt: u32,
-        first_at: Timestamp,
-    ) -> Single {
-        let text = failure.text();
-        let is_last = attempt >= self.attempts.max.get();
-        let (reason, after) = match failure {
-            MessageFailure::Reject { .. } => (Some(DeadLetterReason::Rejected), None),
-            MessageFailure::Retry { .. } | MessageFailure::Unknown { .. } if is_last => {
-                (Some(DeadLetterReason::Attempts), None)
-            }
-            MessageFailure::Retry { after, .. } => (None, *after),
-            MessageFailure::Unknown { .. } => (None, None),
-        };
-        if let Some(reason) = reason {
-            return self
-                .park(Some(&item.id), &item.delivery, reason, attempt, &text, first_at)
-                .await;
-        }
-        let noted = self.inbox.note_failure(&item.id, &text).await;
-        self.note_database(&noted);
-        if let Err(error) = noted {
-            return again(&error);
-        }
-        let pause = after.map_or_else(
-            || self.attempts.backoff().pause(attempt, &self.entropy as &dyn Entropy),
-            |after| after.min(self.attempts.longest_pause),
-        );
-        Single::Again(pause, HoldCause::Retry)
+        again
     }
 
     async fn park(
@@ -534,26 +462,26 @@ impl BatchState {
         let message = delivery.message();
         let first_at = message.published_at.map_or(first_at, |published| published.min(first_at));
         let consumer = self.inbox.consumer();
-        let mut letter =
+        let mut dead_letter =
             DeadLetter::new(consumer, id, message.clone(), reason, error, self.clock.now())
                 .attempts(attempts)
                 .first_at(first_at);
-        // The letter parks no other message.
-        letter.message.key = None;
-        let enters = id.is_some() && reason != DeadLetterReason::Conflict;
-        let mut parked = self.inbox.park(&letter, enters).await;
-        if matches!(parked, Ok(EntryState::Conflict)) {
-            letter.reason = DeadLetterReason::Conflict;
-            letter.error = CONFLICT.to_owned();
-            parked = self.inbox.park(&letter, false).await;
+        // The dead letter parks no other message.
+        dead_letter.message.key = None;
+        let records_id = id.is_some() && reason != DeadLetterReason::Mismatch;
+        let mut parked = self.inbox.park(&dead_letter, records_id).await;
+        if matches!(parked, Ok(EntryState::Mismatch)) {
+            dead_letter.reason = DeadLetterReason::Mismatch;
+            dead_letter.error = MISMATCH.to_owned();
+            parked = self.inbox.park(&dead_letter, false).await;
         }
         self.note_database(&parked);
         match parked {
             // Another process has handled or parked it meanwhile.
             Ok(EntryState::Duplicate) => Single::Done(Finish::Duplicate),
-            Ok(EntryState::New | EntryState::Conflict) => {
-                let (id, reason) = (letter.id_hex(), letter.reason);
-                tracing::warn!(consumer, letter = id, origin = %message.origin, %reason, attempts, "a message is a dead letter");
+            Ok(EntryState::New | EntryState::Mismatch) => {
+                let (id, reason) = (dead_letter.id_hex(), dead_letter.reason);
+                tracing::warn!(consumer, dead_letter = id, origin = %message.origin, %reason, attempts, "a message became a dead letter");
                 Single::Done(Finish::Parked(reason))
             }
             Err(error) => again(&error),
@@ -567,11 +495,14 @@ impl BatchState {
         };
         self.database_is_up.send_if_modified(|was_up| {
             let changed = *was_up != is_up;
-            if changed && !is_up {
+            if changed && is_up {
+                tracing::info!(consumer = self.inbox.consumer(), "messages are received again");
+            } else if changed {
                 tracing::warn!(
                     consumer = self.inbox.consumer(),
                     error,
-                    "the database is unavailable: no messages are received, those in hand are held"
+                    "the database is unavailable: no messages are received, and unacknowledged \
+                     ones are held"
                 );
             }
             *was_up = is_up;
@@ -584,16 +515,6 @@ impl BatchState {
         self.counters.finished(finish);
         if let Err(error) = delivery.acknowledge().await {
             tracing::debug!(error = %describe(&error), "an acknowledgement failed");
-        }
-    }
-}
-
-fn again(error: &BatchError) -> Single {
-    match error {
-        BatchError::InProgress => Single::Again(LOOK_AGAIN, HoldCause::InFlight),
-        BatchError::Handler(_) => Single::Again(AFTER_ERROR, HoldCause::Retry),
-        BatchError::Conflict(_) | BatchError::Unavailable(_) => {
-            Single::Again(AFTER_ERROR, HoldCause::Store)
         }
     }
 }

@@ -3,19 +3,23 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use crate::consumer::DEFAULT_BYTES;
 use crate::id::IdRules;
-use crate::inbox::{Attempts, TooOld};
+use crate::inbox::{Attempts, OnTooOld};
 
 /// Limits of a [`BatchConsumer`](crate::BatchConsumer).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchConsumerLimits {
-    /// Messages in one transaction. Default 100.
+    /// Largest number of messages in one transaction. Default 100.
     pub batch: NonZeroUsize,
-    /// Transactions at a time. Default 4.
+    /// Largest number of transactions at a time. Default 4.
     pub transactions: NonZeroUsize,
-    /// Messages that were received and are not acknowledged. Default 1000; the limit of the source
-    /// prevails.
-    pub in_hand: NonZeroUsize,
+    /// Largest number of messages that are received and not acknowledged. Default 1000; the limit
+    /// of the source prevails.
+    pub max_unacknowledged: NonZeroUsize,
+    /// Bytes of unacknowledged messages from which on none is received. What exceeds them is part of
+    /// the messages that were received last, or one message alone. Default 64 MiB.
+    pub max_unacknowledged_bytes: NonZeroUsize,
     /// Time for batches under way to end in a shutdown. Default 25 s.
     pub drain_timeout: Duration,
 }
@@ -25,7 +29,8 @@ impl Default for BatchConsumerLimits {
         Self {
             batch: NonZeroUsize::MIN.saturating_add(99),
             transactions: NonZeroUsize::MIN.saturating_add(3),
-            in_hand: NonZeroUsize::MIN.saturating_add(999),
+            max_unacknowledged: NonZeroUsize::MIN.saturating_add(999),
+            max_unacknowledged_bytes: DEFAULT_BYTES,
             drain_timeout: Duration::from_secs(25),
         }
     }
@@ -36,11 +41,11 @@ impl Default for BatchConsumerLimits {
 pub struct BatchOptions {
     /// Rules for ids.
     pub ids: IdRules,
-    /// Number of attempts, at least 2, and the pauses between them. The first delivery counts as one,
-    /// because it is not counted in the database.
+    /// Limits of attempts, each at least 2, and the pauses between attempts. The first delivery is
+    /// not counted in the database, so a message that is delivered again is at attempt 2.
     pub attempts: Attempts,
-    /// Handling of messages that are older than the retention of ids.
-    pub too_old: TooOld,
+    /// Action for messages that are older than the retention of ids.
+    pub on_too_old: OnTooOld,
     /// Limits.
     pub limits: BatchConsumerLimits,
 }
@@ -50,12 +55,23 @@ pub struct BatchOptions {
 #[non_exhaustive]
 pub enum BatchConsumerError {
     /// There is no rule for ids.
-    #[error("expected at least one rule for ids, found none")]
+    #[error("expected at least one rule for ids, found none: set `ids`, or keep the default")]
     NoIdRules,
     /// A message that was delivered twice would be parked, although it may never have been handled.
-    #[error("expected at least 2 attempts, found 1: the first delivery counts as one")]
+    #[error(
+        "expected at least 2 attempts, found 1: set `attempts.max` and `attempts.max_crashes` to 2 or \
+         more, since the first delivery counts as one"
+    )]
     Attempts,
     /// The pauses are out of range.
-    #[error("expected a first pause of at most the longest, and a longest pause of 1 ms to 7 d")]
-    Pauses,
+    #[error(
+        "expected `first_pause` <= `longest_pause`, and `longest_pause` from 1 ms to 7 days, \
+         found {first:?} and {longest:?}: change `attempts`"
+    )]
+    Pauses {
+        /// The first pause.
+        first: Duration,
+        /// The longest pause.
+        longest: Duration,
+    },
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::memory::{MemoryBudget, MemoryPermit};
 use crate::inbox::{Finish, HoldCause};
 
 /// Counters of a consumer since its start.
@@ -25,10 +26,12 @@ pub struct ConsumerStats {
     pub held_for_retry: u64,
     /// Times that a message was held because the store or the dead letters were unavailable.
     pub held_by_store: u64,
-    /// Messages whose last owner died.
+    /// Messages whose last owner died, or in batch mode may have: they were delivered before.
     pub suspects: u64,
     /// Messages that are received and not acknowledged now.
-    pub in_hand: u64,
+    pub unacknowledged: u64,
+    /// Bytes of these messages.
+    pub unacknowledged_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -41,28 +44,30 @@ pub(crate) struct Counters {
     held_for_retry: AtomicU64,
     held_by_store: AtomicU64,
     suspects: AtomicU64,
-    in_hand: Arc<AtomicU64>,
+    unacknowledged: Arc<AtomicU64>,
 }
 
-/// The place of a message among those in hand.
+/// The permits of an unacknowledged message, and its part of the counter.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _permit: OwnedSemaphorePermit,
-    in_hand: Arc<AtomicU64>,
+    _memory: MemoryPermit,
+    unacknowledged: Arc<AtomicU64>,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.in_hand.fetch_sub(1, Ordering::Relaxed);
+        self.unacknowledged.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Counters {
-    /// Counts a message that was received, and returns its place.
-    pub(crate) fn received(&self, permit: OwnedSemaphorePermit) -> Slot {
+    /// Counts a message that was received, and returns its slot.
+    pub(crate) fn received(&self, permit: OwnedSemaphorePermit, memory: MemoryPermit) -> Slot {
         self.received.fetch_add(1, Ordering::Relaxed);
-        self.in_hand.fetch_add(1, Ordering::Relaxed);
-        Slot { _permit: permit, in_hand: Arc::clone(&self.in_hand) }
+        self.unacknowledged.fetch_add(1, Ordering::Relaxed);
+        let unacknowledged = Arc::clone(&self.unacknowledged);
+        Slot { _permit: permit, _memory: memory, unacknowledged }
     }
 
     pub(crate) fn suspect(&self) {
@@ -92,7 +97,7 @@ impl Counters {
         self.handled.load(Ordering::Relaxed) + self.parked.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn read(&self) -> ConsumerStats {
+    pub(crate) fn read(&self, memory: &MemoryBudget) -> ConsumerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         ConsumerStats {
             received: read(&self.received),
@@ -103,7 +108,8 @@ impl Counters {
             held_for_retry: read(&self.held_for_retry),
             held_by_store: read(&self.held_by_store),
             suspects: read(&self.suspects),
-            in_hand: read(&self.in_hand),
+            unacknowledged: read(&self.unacknowledged),
+            unacknowledged_bytes: memory.used() as u64,
         }
     }
 }

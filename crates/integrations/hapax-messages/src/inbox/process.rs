@@ -1,14 +1,14 @@
-//! The way of one message: claim, handler, record. The acknowledgement follows in the consumer.
+//! Processing of one message: claim, handler, record. The consumer acknowledges it afterwards.
 //!
 //! 1. A dead letter is stored before the record says that the message is parked, and the record
 //!    before the message is acknowledged. After a crash in between, the redelivered message stores
-//!    the same letter again.
+//!    the same dead letter again.
 //! 2. Each result other than [`Disposition::Finished`] leaves the message unacknowledged. It is
 //!    processed again by this process after a pause, or by another one once the broker delivers it
 //!    there.
-//! 3. A letter of a message that turns out to be handled is removed: an owner that lost its lease may
-//!    have stored it. Before a handler begins, and before a letter is stored after it, the lease is
-//!    checked.
+//! 3. A dead letter of a message that turns out to be handled is removed: an owner that lost its
+//!    lease may have stored it. Before a handler begins, and before a dead letter is stored after
+//!    it, the lease is checked.
 //! 4. A future that is dropped leaves a claim that lapses, as a crash does. The consumer drops it
 //!    only if a shutdown takes longer than its limit.
 
@@ -17,25 +17,26 @@ use std::time::Duration;
 
 use hapax_core::transaction::{Execution, ExecutionEnd, ExecutionResult};
 use hapax_core::{
-    Claim, ClaimError, Fingerprint, FingerprintScheme, FinishError, Lease, LeaseHandle,
-    OperationRequest, Outcome, Reconciliation, Timestamp, Verdict,
+    Claim, ClaimError, FinishError, Lease, LeaseHandle, OperationRequest, Reconciliation,
+    Timestamp, Verdict,
 };
 
-use super::{InboxState, MessageReconcileCall, TooOld, UnknownRule};
-use crate::dead_letter::{DeadLetter, DeadLetterReason, identify};
-use crate::handler::{HandledMessage, MessageFailure, MessageHandler, describe};
+use super::ended::EndedAttempt;
+use super::record::{MessageRequest, outcome};
+use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
+use crate::dead_letter::{
+    CRASHED, DeadLetter, DeadLetterReason, EXHAUSTED, MISMATCH, OrderKeyQuery, TOO_OLD, identify,
+};
+use crate::handler::{MessageExecution, MessageFailure, MessageHandler, describe};
 use crate::id::MessageId;
 use crate::message::Message;
 use crate::source::Delivery;
 
-/// Name of the format of outcomes.
-const FORMAT: &str = "message/1";
-
 /// Pause before a message whose duplicate is in flight is claimed again.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Pause before a message is processed again after an error of the store or of dead letters.
-const AFTER_OUTAGE: Duration = Duration::from_secs(1);
+pub(super) const AFTER_OUTAGE: Duration = Duration::from_secs(1);
 
 /// Result of processing a message.
 #[derive(Debug)]
@@ -77,13 +78,15 @@ pub(crate) struct Progress {
     pub(crate) first_at: Timestamp,
     attempts: u32,
     last_error: Option<String>,
-    /// The letter to store. The handler does not run again meanwhile.
+    /// The dead letter to store. The handler does not run again meanwhile.
     parking: Option<Parking>,
-    /// The letter that was stored before the record said so.
-    letter: Option<[u8; 32]>,
-    /// The last attempt that ended in this process. A takeover of it follows an unknown outcome or an
-    /// outage, not a death.
-    ended: Option<u32>,
+    /// The dead letter that was stored before the record said so.
+    dead_letter: Option<[u8; 32]>,
+    /// The last attempt that ended in this process; 0 if none did. A takeover of it follows an unknown
+    /// outcome or an outage, not a death.
+    ended: u32,
+    /// The claim of a suspect that was withdrawn until no other message is handled.
+    withdrawn: Option<EndedAttempt>,
     /// Calls of the hook in which it could not say, since it last could.
     undecided: u32,
 }
@@ -102,41 +105,12 @@ struct Parking {
     error: String,
 }
 
-/// The request of a message: its payload is the fingerprint.
-struct MessageRequest<'a>(&'a Message);
-
-impl OperationRequest for MessageRequest<'_> {
-    #[allow(clippy::unreachable, reason = "the name is far shorter than the limit")]
-    fn scheme(&self) -> FingerprintScheme {
-        FingerprintScheme::new(FORMAT).unwrap_or_else(|_| unreachable!("the name is short"))
-    }
-
-    fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        (scheme.as_str() == FORMAT)
-            .then(|| Fingerprint::builder("hapax 1 message").field(&self.0.payload).finish())
-    }
-}
-
-/// Beginning of the outcome of a message that is a dead letter.
-const PARKED: &str = "parked: ";
-
-fn outcome(finish: Finish) -> Outcome {
-    match finish {
-        Finish::Handled | Finish::Duplicate => Outcome::new(FORMAT, "handled"),
-        Finish::Parked(reason) => Outcome::new(FORMAT, format!("{PARKED}{reason}")),
-    }
-}
-
-pub(super) fn is_parked(outcome: &Outcome) -> bool {
-    outcome.format() == FORMAT && outcome.bytes().starts_with(PARKED.as_bytes())
-}
-
 /// A delivery that is processed, and its id.
-struct Attempted<'a> {
+struct Processing<'a> {
     inbox: &'a InboxState,
     delivery: &'a Arc<dyn Delivery>,
     id: MessageId,
-    /// The letter from which the message was redriven.
+    /// The dead letter from which the message was redriven.
     redriven: Option<[u8; 32]>,
     progress: &'a mut Progress,
 }
@@ -146,8 +120,8 @@ impl InboxState {
         self.clock.now()
     }
 
-    /// Processes a message. `is_alone` is true if no other message is under way in this process, so
-    /// that a suspect may be.
+    /// Processes a message. `is_alone` is true if this process handles no other message meanwhile;
+    /// only then a suspect is executed.
     pub(crate) async fn process(
         &self,
         delivery: &Arc<dyn Delivery>,
@@ -166,40 +140,40 @@ impl InboxState {
         let request = MessageRequest(message);
         let key = id.to_key();
         let mut claim = self.engine.claim(&self.scope, &key, &request, &self.policy).await;
-        let mut attempted = Attempted { inbox: self, delivery, id, redriven, progress };
+        let mut processing = Processing { inbox: self, delivery, id, redriven, progress };
         while let Ok(Claim::Reconcile(reconciliation)) = claim {
-            claim = attempted.reconcile(reconciliation, &request).await;
+            claim = processing.reconcile(reconciliation, &request).await;
         }
         match claim {
-            Ok(Claim::Execute(lease)) => attempted.own(lease, handler, is_alone).await,
+            Ok(Claim::Execute(lease)) => processing.with_lease(lease, handler, is_alone).await,
             // The outcome is not in the store yet, and a crash would lose it.
             Ok(Claim::Replay(replay)) if replay.deferred => {
                 Disposition::Held(AFTER_OUTAGE, HoldCause::Store)
             }
-            // A message that is still parked, because its record was not released, keeps its letter.
+            // A message that is still parked, because its record was not released, keeps its dead
+            // letter.
             Ok(Claim::Replay(replay)) if replay.outcome == outcome(Finish::Handled) => {
-                attempted.handled(Finish::Duplicate).await
+                processing.handled(Finish::Duplicate).await
             }
             Ok(Claim::Replay(_)) => Disposition::Finished(Finish::Duplicate),
             Ok(Claim::InFlight { remaining, .. }) => {
-                let pause = remaining.clamp(Duration::from_millis(50), LOOK_AGAIN);
+                let pause = remaining.clamp(Duration::from_millis(50), IN_FLIGHT_PAUSE);
                 Disposition::Held(pause, HoldCause::InFlight)
             }
-            Ok(Claim::Mismatch) => {
-                let text = "the id belongs to a message with another payload";
-                attempted.park(DeadLetterReason::Conflict, 0, text).await
-            }
-            Ok(Claim::Unknown { reconcile_in: Some(pause) }) => attempted.undecided(pause).await,
+            Ok(Claim::Mismatch) => processing.park(DeadLetterReason::Mismatch, 0, MISMATCH).await,
+            Ok(Claim::Unknown { reconcile_in: Some(pause) }) => processing.undecided(pause).await,
             Ok(Claim::Unknown { reconcile_in: None } | Claim::Reconcile(_)) => {
-                let text = "the handler may have succeeded: an operator decides";
-                let text = attempted.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
-                attempted.park(DeadLetterReason::Unknown, attempted.progress.attempts, &text).await
+                let text = "expected a known outcome, found that the handler may have succeeded: look \
+                            for its effect, then redrive or drop the message";
+                let text =
+                    processing.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
+                processing.park(DeadLetterReason::Unknown, processing.begun(), &text).await
             }
-            Err(error) => held_by_store(&attempted.id, &error),
+            Err(error) => held_by_store(&processing.id, &error),
         }
     }
 
-    /// Stores a dead letter of a message that this process does not own, or owns already.
+    /// Stores a dead letter, with or without a lease of its message.
     async fn park(
         &self,
         id: Option<&MessageId>,
@@ -210,31 +184,28 @@ impl InboxState {
         progress: &mut Progress,
     ) -> Disposition {
         let first_at = message.published_at.unwrap_or(progress.first_at).min(progress.first_at);
-        let mut letter =
+        let mut dead_letter =
             DeadLetter::new(&self.consumer, id, message.clone(), reason, error, self.now())
                 .attempts(attempts)
                 .first_at(first_at);
-        if self.blocked.is_none() {
-            // The letter parks no other message.
-            letter.message.key = None;
+        if !self.is_ordered {
+            // The dead letter parks no other message.
+            dead_letter.message.key = None;
         }
-        if let Err(error) = self.dead_letters.park(&letter).await {
+        if let Err(error) = self.dead_letters.park(&dead_letter).await {
             let error = describe(&error);
             tracing::warn!(consumer = %self.consumer, %error, "a dead letter was not stored: its message is held");
             return Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
         }
         tracing::warn!(
             consumer = %self.consumer,
-            letter = %letter.id_hex(),
+            dead_letter = %dead_letter.id_hex(),
             origin = %message.origin,
             %reason,
             attempts,
-            "a message is a dead letter"
+            "a message became a dead letter"
         );
-        progress.letter = Some(letter.id);
-        if let (Some(blocked), Some(key)) = (&self.blocked, &message.key) {
-            blocked.add(key).await;
-        }
+        progress.dead_letter = Some(dead_letter.id);
         Disposition::Finished(Finish::Parked(reason))
     }
 }
@@ -242,17 +213,17 @@ impl InboxState {
 fn held_by_store(id: &MessageId, error: &ClaimError) -> Disposition {
     match error {
         ClaimError::UnknownScheme => {
-            tracing::error!(?id, %error, "a message is held");
+            tracing::error!(?id, %error, "a message is held, because its record cannot be compared");
             Disposition::Held(AFTER_OUTAGE * 10, HoldCause::Unknown)
         }
         error => {
-            tracing::debug!(?id, %error, "a message is held");
+            tracing::debug!(?id, %error, "a message is held, because it could not be claimed");
             Disposition::Held(AFTER_OUTAGE, HoldCause::Store)
         }
     }
 }
 
-impl Attempted<'_> {
+impl Processing<'_> {
     fn message(&self) -> &Message {
         self.delivery.message()
     }
@@ -262,14 +233,20 @@ impl Attempted<'_> {
         self.inbox.park(Some(&self.id), message, reason, attempts, error, self.progress).await
     }
 
-    /// Removes the letter of a message that is handled: it was redriven, or stored by this process
-    /// after it had lost its lease.
+    /// Returns the number of executions of a message whose outcome is unknown, as far as this process
+    /// knows: another one has begun the first, at least.
+    fn begun(&self) -> u32 {
+        self.progress.attempts.max(1)
+    }
+
+    /// Removes the dead letter of a message that is handled: it was redriven, or stored by this
+    /// process after it had lost its lease.
     async fn handled(&self, finish: Finish) -> Disposition {
-        let letter = self.redriven.or(self.progress.letter);
-        let Some(letter) = letter else { return Disposition::Finished(finish) };
-        if let Err(error) = self.inbox.dead_letters.remove(&letter).await {
+        let dead_letter = self.redriven.or(self.progress.dead_letter);
+        let Some(dead_letter) = dead_letter else { return Disposition::Finished(finish) };
+        if let Err(error) = self.inbox.dead_letters.remove(&dead_letter).await {
             let error = describe(&error);
-            tracing::warn!(consumer = %self.inbox.consumer, %error, "the letter of a handled message was not removed");
+            tracing::warn!(consumer = %self.inbox.consumer, %error, "the dead letter of a handled message was not removed: the message is held");
             return Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
         }
         Disposition::Finished(finish)
@@ -279,15 +256,16 @@ impl Attempted<'_> {
     async fn undecided(&mut self, pause: Duration) -> Disposition {
         let (attempts, calls) = (&self.inbox.attempts, self.progress.undecided);
         if calls >= attempts.max.get() {
-            let text = "the hook cannot say whether the handler succeeded: an operator decides";
-            return self.park(DeadLetterReason::Unknown, self.progress.attempts, text).await;
+            let text = "expected a verdict, found a hook that cannot say whether the handler succeeded: look \
+                        for its effect, then redrive or drop the message";
+            return self.park(DeadLetterReason::Unknown, self.begun(), text).await;
         }
         let backoff = match calls {
             0 => Duration::ZERO,
             calls => attempts.backoff().pause(calls, &*self.inbox.entropy),
         };
-        let longest = attempts.longest_pause.max(LOOK_AGAIN);
-        Disposition::Held(pause.max(backoff).clamp(LOOK_AGAIN, longest), HoldCause::Unknown)
+        let longest = attempts.longest_pause.max(IN_FLIGHT_PAUSE);
+        Disposition::Held(pause.max(backoff).clamp(IN_FLIGHT_PAUSE, longest), HoldCause::Unknown)
     }
 
     async fn reconcile(
@@ -320,16 +298,18 @@ impl Attempted<'_> {
     }
 
     /// Executes, parks or holds a message whose lease this process has.
-    async fn own(
+    async fn with_lease(
         mut self,
-        lease: Lease,
+        mut lease: Lease,
         handler: &dyn MessageHandler,
         is_alone: bool,
     ) -> Disposition {
-        let ended_here = self.progress.ended.is_some_and(|ended| ended + 1 == lease.attempt());
-        if lease.is_takeover() && !ended_here && !is_alone {
+        let Progress { ended, withdrawn, .. } = *self.progress;
+        let ended = EndedAttempt::of(&mut lease, ended, withdrawn);
+        if ended.crashes > 0 && !is_alone {
             // The claim is not kept while the message waits: it would count as an attempt if the
             // message before it ends this process too.
+            self.progress.withdrawn = Some(ended);
             let _ = lease.withdraw().await;
             return Disposition::Suspect;
         }
@@ -338,12 +318,19 @@ impl Attempted<'_> {
             return Disposition::Held(Duration::ZERO, HoldCause::InFlight);
         }
         let attempt = lease.attempt();
-        let first = attempt == 1 && !lease.is_takeover();
+        let is_first = attempt == 1 && !lease.is_takeover();
         let execution = match &self.inbox.transactions {
             Some(backend) => Execution::in_transactions(lease, backend.clone()),
             None => Execution::new(lease),
         };
-        match execution.attempt(self.refuse(attempt, first)).await {
+        let handle = execution.lease().handle();
+        let before = async {
+            match self.park_before_execution(attempt, is_first, ended.crashes).await {
+                None => ended.note(&handle).await,
+                parked => parked,
+            }
+        };
+        match execution.attempt(before).await {
             // The lease may have lapsed meanwhile.
             Ok(None) if execution.lease().handle().remaining().is_zero() => {
                 let held = Disposition::Held(Duration::ZERO, HoldCause::InFlight);
@@ -351,7 +338,7 @@ impl Attempted<'_> {
             }
             Ok(None) => self.execute(execution, handler).await,
             Ok(Some(parked)) => self.end(execution, parked).await,
-            // A store of dead letters panicked.
+            // The execution panicked, before the handler.
             Err(_) => {
                 let held = Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters);
                 self.end(execution, held).await
@@ -359,37 +346,55 @@ impl Attempted<'_> {
         }
     }
 
-    /// Parks a message that is not to be executed; `None` for one that is.
-    async fn refuse(&mut self, attempt: u32, first: bool) -> Option<Disposition> {
+    /// Parks a message that must not be executed, or holds it if that cannot be decided. Returns
+    /// `None` for a message to execute.
+    async fn park_before_execution(
+        &mut self,
+        attempt: u32,
+        is_first: bool,
+        crashes: u32,
+    ) -> Option<Disposition> {
         let inbox = self.inbox;
         if let Some(Parking { reason, attempts, error }) = self.progress.parking.clone() {
             return Some(self.park(reason, attempts, &error).await);
         }
-        if attempt > inbox.attempts.max.get() {
-            let text = "each attempt ended with its process";
-            let text = self.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
+        let Attempts { max, max_crashes, .. } = inbox.attempts;
+        if attempt > max.get() || crashes >= max_crashes.get() {
+            let unseen = if crashes > 0 { CRASHED } else { EXHAUSTED };
+            let text = self.progress.last_error.clone().unwrap_or_else(|| unseen.to_owned());
             return Some(self.park(DeadLetterReason::Attempts, attempt - 1, &text).await);
         }
         let message = self.delivery.message();
-        let is_redriven = self.redriven.is_some();
-        if let (Some(blocked), Some(key), false) = (&inbox.blocked, &message.key, is_redriven) {
-            match blocked.contains(&inbox.consumer, key).await {
+        if let (true, Some(key)) = (inbox.is_ordered, &message.key) {
+            // For each message, and never from memory. Without the answer that a dead letter exists,
+            // which another process may have stored just now, this one is handled before it; with the
+            // answer that one still exists, which is gone, this one is parked behind nothing and its
+            // own dead letter blocks the key. Nothing changes between the answer and the handler, or
+            // this dead letter: messages of one key, redriven ones included, are under way one at a
+            // time, or the source keeps no order.
+            let redriven = self.redriven.as_ref();
+            let query = OrderKeyQuery { consumer: &inbox.consumer, key, redriven };
+            match inbox.dead_letters.blocks(query).await {
                 Ok(false) => {}
                 Ok(true) => {
-                    let text = "an earlier message with the same order key is a dead letter";
-                    return Some(self.park(DeadLetterReason::Behind, attempt - 1, text).await);
+                    let text = "an earlier message with the same order key is a dead letter: redrive or \
+                                drop that one first";
+                    return Some(self.park(DeadLetterReason::Blocked, attempt - 1, text).await);
                 }
                 Err(error) => {
-                    tracing::warn!(consumer = %inbox.consumer, %error, "a message is held");
+                    tracing::warn!(
+                        consumer = %inbox.consumer,
+                        %error,
+                        "a message is held, because the dead letters of its order key could not be read"
+                    );
                     return Some(Disposition::Held(AFTER_OUTAGE, HoldCause::DeadLetters));
                 }
             }
         }
         let retention = inbox.policy.terms.retention;
         let is_old = message.age(inbox.now()) > retention;
-        if first && is_old && inbox.too_old == TooOld::Reject {
-            let text = "the message is older than the retention of ids: it may have been handled";
-            return Some(self.park(DeadLetterReason::TooOld, 0, text).await);
+        if is_first && is_old && inbox.on_too_old == OnTooOld::Park {
+            return Some(self.park(DeadLetterReason::TooOld, 0, TOO_OLD).await);
         }
         None
     }
@@ -412,7 +417,7 @@ impl Attempted<'_> {
     ) -> Disposition {
         loop {
             let run = execution.begin_run();
-            let handled = HandledMessage {
+            let handled = MessageExecution {
                 delivery: Arc::clone(self.delivery),
                 id: self.id.clone(),
                 lease: execution.lease().handle(),
@@ -437,12 +442,14 @@ impl Attempted<'_> {
                 }
             };
             let ended = execution.end(run, end).await;
-            self.progress.ended = Some(attempt);
+            self.progress.ended = attempt;
             match ended {
                 ExecutionResult::Rerun(again) => execution = again,
                 ExecutionResult::Exhausted => {
-                    let text = "the transaction lost against others each time".to_owned();
-                    self.progress.last_error = Some(text);
+                    let text = "expected the transaction to commit, found a serialization failure or a \
+                                deadlock in each run: reduce the number of handlers, or the rows \
+                                that they share";
+                    self.progress.last_error = Some(text.to_owned());
                     return self.retried(attempt, None);
                 }
                 ExecutionResult::RolledBack(source) => {
@@ -450,13 +457,17 @@ impl Attempted<'_> {
                     return self.retried(attempt, None);
                 }
                 ExecutionResult::EndedEarly(source) => {
-                    let text = format!("the handler ended its transaction: {}", describe(&*source));
+                    let text = format!(
+                        "expected an open transaction after the handler, found it ended: {}",
+                        describe(&*source)
+                    );
                     self.progress.last_error = Some(text);
                     return self.retried(attempt, None);
                 }
                 ExecutionResult::Kept => {
-                    let text = "the handler ended, and has not dropped its transaction".to_owned();
-                    self.progress.last_error = Some(text);
+                    let text = "expected that the handler drops its transaction after the last write, \
+                                found it kept";
+                    self.progress.last_error = Some(text.to_owned());
                     return self.retried(attempt, None);
                 }
                 result => {
@@ -501,6 +512,9 @@ impl Attempted<'_> {
             MessageFailure::Unknown { .. }
                 if !is_last || !matches!(self.inbox.rule, UnknownRule::Reexecute) =>
             {
+                if !matches!(self.inbox.rule, UnknownRule::Block) {
+                    self.inbox.note_ended(&self.id, lease, attempt).await;
+                }
                 return (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None));
             }
             MessageFailure::Reject { .. } => DeadLetterReason::Rejected,
@@ -508,12 +522,13 @@ impl Attempted<'_> {
                 DeadLetterReason::Attempts
             }
         };
-        // Until the letter is stored, the next claim of this process stores it without the handler. Of
-        // another process, after a crash, the next claim executes, if attempts are left.
+        // Until the dead letter is stored, the next claim of this process stores it without the
+        // handler. Of another process, after a crash, the next claim executes, if attempts are
+        // left.
         self.progress.parking = Some(Parking { reason, attempts: attempt, error: text.clone() });
         if lease.remaining().is_zero() {
             // Another owner may have handled the message.
-            let held = Disposition::Held(LOOK_AGAIN, HoldCause::Unknown);
+            let held = Disposition::Held(IN_FLIGHT_PAUSE, HoldCause::Unknown);
             return (ExecutionEnd::Release, held);
         }
         let then = self.park(reason, attempt, &text).await;
@@ -541,7 +556,8 @@ impl Attempted<'_> {
 fn recorded(result: ExecutionResult, then: Disposition) -> Disposition {
     match result {
         ExecutionResult::Recorded(_) => then,
-        // A release or an unknown outcome that was not written is replaced by the lapse of the lease.
+        // A release or an unknown outcome that was not written is replaced by the lapse of the
+        // lease.
         ExecutionResult::Failed(FinishError::Pending) => {
             Disposition::Held(AFTER_OUTAGE, HoldCause::Store)
         }
@@ -552,6 +568,6 @@ fn recorded(result: ExecutionResult, then: Disposition) -> Disposition {
         | ExecutionResult::Unknown
         | ExecutionResult::Exhausted
         | ExecutionResult::RolledBack(_)
-        | ExecutionResult::Rerun(_) => Disposition::Held(LOOK_AGAIN, HoldCause::Unknown),
+        | ExecutionResult::Rerun(_) => Disposition::Held(IN_FLIGHT_PAUSE, HoldCause::Unknown),
     }
 }

@@ -1,27 +1,27 @@
 //! Floors: the ids below which no message is left, so that polls need not read there.
 //!
-//! Deleted rows stay in an index until the oldest snapshot of the database ends, and a poll from the
-//! first id would read all of them. A floor must not hide a message that appears later:
+//! Deleted rows stay in an index until the oldest snapshot of the database ends, and a poll from
+//! the first id would read all of them. A floor must not hide a message that appears later:
 //!
 //! 1. The last allocated id, and the open transactions that may have allocated one, are read
 //!    (*candidate*).
 //! 2. Once none of these transactions is open, every message up to that id is visible or never will
 //!    be.
-//! 3. Then the least message above the old floor is read. The new floor is below it, and at most the
-//!    candidate.
+//! 3. Then the first message above the old floor is read. The new floor is below it, and at most
+//!    the candidate.
 //!
-//! So a message with a smaller id than a visible one of the same order key is never below the floor
-//! of its shard: it was committed before the other drew its id, and would have been read in 3.
-//! Messages that are restored with old ids, returned from the dead letters, or written after a
-//! failover that lost ids, are the exception: a sweep each minute, the epoch of the outbox, and every
-//! error of the outbox, set the floors to 0.
+//! So, when a message is visible, no earlier message of its order key is below the floor: the
+//! earlier one was committed before the later one allocated its id, and step 3 read it. Messages
+//! that are restored with old ids, moved back from the dead letters, or written after a failover
+//! that lost ids, are the exception: a sweep each minute, the epoch of the outbox, and every error
+//! of the outbox, set the floors to 0.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::outbox::{OutboxPlace, OutboxWriters};
+use crate::outbox::{OutboxPosition, OutboxWriters};
 
 /// Time between two sweeps.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -45,8 +45,8 @@ impl Floors {
         Self { floors: BTreeMap::new(), epoch: 0, candidate: None, stepped_at: now, swept_at: now }
     }
 
-    /// Returns the floors of `shards`; 0 for one that is new here. Others are forgotten.
-    pub(super) fn of(&mut self, shards: &HashSet<u16>) -> Vec<OutboxPlace> {
+    /// Returns the floors of `shards`; 0 for a new shard. Removes the floors of other shards.
+    pub(super) fn of(&mut self, shards: &HashSet<u16>) -> Vec<OutboxPosition> {
         self.floors.retain(|shard, _| shards.contains(shard));
         for shard in shards {
             self.floors.entry(*shard).or_insert(0);
@@ -54,7 +54,7 @@ impl Floors {
         if self.swept_at.elapsed() >= SWEEP {
             self.reset();
         }
-        self.floors.iter().map(|(shard, id)| OutboxPlace { shard: *shard, id: *id }).collect()
+        self.floors.iter().map(|(shard, id)| OutboxPosition { shard: *shard, id: *id }).collect()
     }
 
     /// Takes the epoch of a page. Returns false if the page is to be read again.
@@ -71,8 +71,8 @@ impl Floors {
         self.stepped_at.elapsed() >= STEP
     }
 
-    /// Takes the present writers. Returns the id up to which every message is visible, if it is above
-    /// a floor.
+    /// Takes the present writers. Returns the id up to which every message is visible, if it is
+    /// above a floor.
     pub(super) fn take_writers(&mut self, writers: OutboxWriters) -> Option<u64> {
         self.stepped_at = Instant::now();
         let Some(candidate) = &self.candidate else {
@@ -85,23 +85,23 @@ impl Floors {
         if prepared || candidate.open.iter().any(is_open) {
             return None;
         }
-        let settled = candidate.last_id;
+        let complete = candidate.last_id;
         self.candidate = Some(writers);
-        self.floors.values().any(|floor| *floor < settled).then_some(settled)
+        self.floors.values().any(|floor| *floor < complete).then_some(complete)
     }
 
-    /// Raises each floor to `settled`, or to just below the first message of its shard.
-    pub(super) fn raise(&mut self, settled: u64, least: &[OutboxPlace]) {
+    /// Raises each floor to `complete`, or to just below the first message of its shard.
+    pub(super) fn raise(&mut self, complete: u64, first: &[OutboxPosition]) {
         for (shard, floor) in &mut self.floors {
-            let of_shard = least.iter().find(|place| place.shard == *shard);
-            let below = of_shard.map_or(u64::MAX, |place| place.id.saturating_sub(1));
-            *floor = (*floor).max(settled.min(below));
+            let of_shard = first.iter().find(|position| position.shard == *shard);
+            let below = of_shard.map_or(u64::MAX, |position| position.id.saturating_sub(1));
+            *floor = (*floor).max(complete.min(below));
         }
     }
 
-    /// Forgets all that was read: after an error the outbox may be on a server that lacks the last
-    /// transactions of the one before, and draws their ids again.
-    pub(super) fn forget(&mut self) {
+    /// Sets the floors to 0, and begins anew: after an error the outbox may be on a server that
+    /// lacks the last transactions of the one before, and allocates their ids again.
+    pub(super) fn begin_anew(&mut self) {
         self.candidate = None;
         self.reset();
     }
@@ -127,15 +127,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_id_is_settled_once_its_writers_have_ended() {
+    async fn floors_rise_only_after_all_writers_of_the_candidate_have_ended() {
         let mut floors = floors();
         assert_eq!(floors.take_writers(writers(10, &["a", "b"])), None);
         assert_eq!(floors.take_writers(writers(20, &["b"])), None, "b is open");
         assert_eq!(floors.take_writers(writers(25, &["prepared"])), None, "b may be prepared");
         assert_eq!(floors.take_writers(writers(30, &["c"])), Some(10));
-        floors.raise(10, &[OutboxPlace { shard: 1, id: 7 }]);
+        floors.raise(10, &[OutboxPosition { shard: 1, id: 7 }]);
         let found = floors.of(&HashSet::from([0, 1]));
-        assert_eq!(found.iter().map(|place| place.id).collect::<Vec<_>>(), [10, 6]);
+        assert_eq!(found.iter().map(|position| position.id).collect::<Vec<_>>(), [10, 6]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -143,8 +143,8 @@ mod tests {
         let mut floors = floors();
         assert_eq!(floors.take_writers(writers(10, &["a"])), None);
         floors.raise(5, &[]);
-        floors.forget();
-        assert!(floors.of(&HashSet::from([0, 1])).iter().all(|place| place.id == 0));
+        floors.begin_anew();
+        assert!(floors.of(&HashSet::from([0, 1])).iter().all(|position| position.id == 0));
         assert_eq!(floors.take_writers(writers(8, &[])), None, "10 is of another server");
         assert_eq!(floors.take_writers(writers(9, &[])), Some(8));
     }
@@ -154,11 +154,11 @@ mod tests {
         let mut floors = floors();
         floors.raise(10, &[]);
         let found = floors.of(&HashSet::from([1, 2]));
-        assert_eq!(found.iter().map(|place| place.id).collect::<Vec<_>>(), [10, 0]);
+        assert_eq!(found.iter().map(|position| position.id).collect::<Vec<_>>(), [10, 0]);
         assert!(!floors.take_epoch(1) && floors.take_epoch(1));
-        assert!(floors.of(&HashSet::from([1])).iter().all(|place| place.id == 0));
+        assert!(floors.of(&HashSet::from([1])).iter().all(|position| position.id == 0));
         floors.raise(10, &[]);
         tokio::time::sleep(SWEEP).await;
-        assert!(floors.of(&HashSet::from([1])).iter().all(|place| place.id == 0));
+        assert!(floors.of(&HashSet::from([1])).iter().all(|position| position.id == 0));
     }
 }

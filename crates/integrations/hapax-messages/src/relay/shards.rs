@@ -62,7 +62,7 @@ impl Shards {
             .collect()
     }
 
-    /// Returns whether the lease of `shard` is surely held.
+    /// Returns whether this relay still has the lease of `shard`, by its own clock.
     pub(super) fn is_held(&self, shard: u16) -> bool {
         self.lock().get(&shard).is_some_and(|lease| !lease.remaining().is_zero())
     }

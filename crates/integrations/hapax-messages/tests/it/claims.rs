@@ -1,14 +1,16 @@
 //! The claim mode: duplicates, failures, crashes and outages.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use hapax_core::{Clock, Timestamp};
 use hapax_messages::{
-    DeadLetterReason, HandledMessage, InboxBuilder, Message, MessageFailure, TooOld,
+    Attempts, DeadLetterReason, InboxBuilder, Message, MessageExecution, MessageFailure, OnTooOld,
 };
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::world::*;
 
@@ -25,8 +27,8 @@ async fn each_message_is_handled_once_and_every_duplicate_acknowledged() {
     assert_eq!((stats.received, stats.handled, stats.duplicates), (300, 200, 100));
     let monitor = process.monitor.clone();
     assert!(process.stop().await);
-    assert_eq!((stats.parked, monitor.stats().in_hand), (0, 0));
-    assert!(world.letters().is_empty());
+    assert_eq!((stats.parked, monitor.stats().unacknowledged), (0, 0));
+    assert!(world.dead_letters().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -49,7 +51,7 @@ async fn a_duplicate_of_a_message_that_then_fails_is_handled_once() {
     let (effects, tries) = (Arc::clone(&world.effects), Arc::new(AtomicU32::new(0)));
     let handler = {
         let tries = Arc::clone(&tries);
-        move |message: HandledMessage| {
+        move |message: MessageExecution| {
             let (effects, tries) = (Arc::clone(&effects), Arc::clone(&tries));
             async move {
                 let attempt = tries.fetch_add(1, Ordering::SeqCst) + 1;
@@ -78,7 +80,7 @@ async fn a_duplicate_of_a_message_that_then_fails_is_handled_once() {
 async fn of_two_hundred_duplicates_in_three_processes_one_is_handled() {
     let world = World::new();
     let effects = Arc::clone(&world.effects);
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         let effects = Arc::clone(&effects);
         async move {
             sleep(LEASE * 3).await;
@@ -112,7 +114,10 @@ async fn a_message_that_kills_its_process_is_parked_and_no_other_one() {
         }
         world.send(&id);
     }
-    let options = |inbox: InboxBuilder| inbox.reexecute().attempts(attempts(3, 10 * LEASE));
+    let options = |inbox: InboxBuilder| {
+        let max_crashes = NonZeroU32::new(3).unwrap();
+        inbox.reexecute().attempts(Attempts { max_crashes, ..attempts(60, 10 * LEASE) })
+    };
     let begun = Arc::new(Notify::new());
     for _ in 0..3 {
         let process = world.process(options, poisoned(&world.effects, &begun));
@@ -123,17 +128,83 @@ async fn a_message_that_kills_its_process_is_parked_and_no_other_one() {
     world.broker.emptied().await;
     // The first crash took down what was under way with it; after that the suspect was alone.
     assert_eq!(world.effects(), once(innocent()));
-    let expected = "each attempt ended with its process".to_owned();
-    assert_eq!(world.letters(), [("poison".to_owned(), DeadLetterReason::Attempts, 3, expected)]);
-    assert_eq!(world.letters.list()[0].message.origin, "memory://orders");
+    let expected =
+        "expected an attempt to end, found that its process ended each time: the message \
+                    may crash the handler"
+            .to_owned();
+    assert_eq!(
+        world.dead_letters(),
+        [("poison".to_owned(), DeadLetterReason::Attempts, 3, expected)]
+    );
+    assert_eq!(world.dead_letters.list()[0].message.origin, "memory://orders");
     assert!(process.monitor.stats().suspects > 0);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_an_hour_makes_no_dead_letters_with_the_defaults() {
+    let world = World::new();
+    let ids = || (0..200).map(|number| format!("m-{number}"));
+    ids().for_each(|id| world.send(&id));
+    let begun = Instant::now();
+    let handler = {
+        let effects = Arc::clone(&world.effects);
+        move |execution: MessageExecution| {
+            let is_down = begun.elapsed() < HOUR;
+            if !is_down {
+                count(&effects, &execution);
+            }
+            std::future::ready(if is_down { Err(MessageFailure::retry("down")) } else { Ok(()) })
+        }
+    };
+    let process = world.process(InboxBuilder::reexecute, handler);
+    world.broker.emptied().await;
+    // The last pause is at most five minutes.
+    assert!(begun.elapsed() < HOUR + HOUR / 6, "{:?}", begun.elapsed());
+    assert_eq!(world.effects(), once(ids()));
+    assert_eq!(world.dead_letters(), []);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempts_are_counted_over_an_outage_that_is_longer_than_all_pauses() {
+    let world = World::new();
+    let tries = Arc::new(AtomicU32::new(0));
+    let handler = |tries: &Arc<AtomicU32>| {
+        let tries = Arc::clone(tries);
+        move |execution: MessageExecution| {
+            assert_eq!(execution.attempt(), tries.fetch_add(1, Ordering::SeqCst) + 1);
+            std::future::ready(Err(MessageFailure::retry("no")))
+        }
+    };
+    let options = |inbox: InboxBuilder| {
+        let attempts = attempts(4, Duration::from_millis(1));
+        inbox.reexecute().attempts(attempts).retention(100 * HOUR)
+    };
+    world.send("m-1");
+    for ended in 1..4 {
+        // A pause of a millisecond, unless the store is down.
+        let process = world.process(options, handler(&tries));
+        while tries.load(Ordering::SeqCst) < ended {
+            tokio::task::yield_now().await;
+        }
+        process.store.set_down(true);
+        assert_eq!(tries.load(Ordering::SeqCst), ended);
+        process.crash().await;
+        sleep(10 * HOUR).await;
+    }
+    let process = world.process(options, handler(&tries));
+    world.broker.emptied().await;
+    assert_eq!(tries.load(Ordering::SeqCst), 4);
+    let expected = ("m-1".to_owned(), DeadLetterReason::Attempts, 4, "no".to_owned());
+    assert_eq!(world.dead_letters(), [expected]);
     assert!(process.stop().await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn attempts_are_counted_over_pauses_that_are_longer_than_the_lease() {
     let world = World::new();
-    let handler = |message: HandledMessage| {
+    let handler = |message: MessageExecution| {
         let error = format!("attempt {}", message.attempt());
         std::future::ready(Err(MessageFailure::retry_after(100 * LEASE, error)))
     };
@@ -142,9 +213,9 @@ async fn attempts_are_counted_over_pauses_that_are_longer_than_the_lease() {
     let process = world.process(options, handler);
     world.broker.emptied().await;
     let expected = ("m-1".to_owned(), DeadLetterReason::Attempts, 3, "attempt 3".to_owned());
-    assert_eq!(world.letters(), [expected]);
-    let letter = &world.letters.list()[0];
-    assert!(letter.last_at.since(letter.first_at) >= 200 * LEASE.min(HOUR / 120));
+    assert_eq!(world.dead_letters(), [expected]);
+    let dead_letter = &world.dead_letters.list()[0];
+    assert!(dead_letter.last_at.since(dead_letter.first_at) >= 200 * LEASE.min(HOUR / 120));
     assert!(process.stop().await);
 }
 
@@ -152,13 +223,13 @@ async fn attempts_are_counted_over_pauses_that_are_longer_than_the_lease() {
 async fn a_rejected_message_is_parked_at_once_and_its_duplicates_acknowledged() {
     let world = World::new();
     let handler =
-        |_: HandledMessage| std::future::ready(Err(MessageFailure::reject("no such customer")));
+        |_: MessageExecution| std::future::ready(Err(MessageFailure::reject("no such customer")));
     world.send("m-1");
     world.send("m-1");
     let process = world.process(InboxBuilder::reexecute, handler);
     world.broker.emptied().await;
     let expected = ("m-1".to_owned(), DeadLetterReason::Rejected, 1, "no such customer".to_owned());
-    assert_eq!(world.letters(), [expected]);
+    assert_eq!(world.dead_letters(), [expected]);
     assert_eq!(process.monitor.stats().duplicates, 1);
     assert!(process.stop().await);
 }
@@ -180,19 +251,19 @@ async fn messages_that_cannot_be_identified_are_parked_and_nothing_else_stops() 
     world.broker.emptied().await;
     assert_eq!(world.effects(), once(["m-1".to_owned(), "m-2".to_owned()]));
     let reasons: Vec<_> =
-        world.letters().into_iter().map(|(id, reason, ..)| (id, reason)).collect();
-    use DeadLetterReason::{Conflict, NoId, TooOld as Old};
-    let expected = [("", NoId), ("", NoId), ("m-1", Conflict), ("old", Old)];
+        world.dead_letters().into_iter().map(|(id, reason, ..)| (id, reason)).collect();
+    use DeadLetterReason::{Mismatch, NoId, TooOld as Old};
+    let expected = [("", NoId), ("", NoId), ("m-1", Mismatch), ("old", Old)];
     assert_eq!(reasons, expected.map(|(id, reason)| (id.to_owned(), reason)));
     assert!(process.stop().await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_older_than_the_retention_is_handled_if_the_inbox_says_so() {
+async fn a_message_older_than_the_retention_is_handled_if_the_inbox_is_so_configured() {
     let world = World::new();
     world.broker.send(message("old").published_at(Timestamp::from_micros(1)));
     let process =
-        world.process(|inbox| inbox.reexecute().too_old(TooOld::Process), world.counting());
+        world.process(|inbox| inbox.reexecute().on_too_old(OnTooOld::Handle), world.counting());
     world.broker.emptied().await;
     assert_eq!(world.effects(), once(["old".to_owned()]));
     assert!(process.stop().await);
@@ -211,12 +282,12 @@ async fn while_the_store_is_down_messages_are_held_and_none_is_parked() {
         world.send(&format!("m-{number}"));
     }
     sleep(HOUR).await;
-    assert_eq!(process.monitor.stats().in_hand, 1, "nothing is received");
+    assert_eq!(process.monitor.stats().unacknowledged, 1, "nothing is received");
     assert_eq!((world.broker.backlog(), world.effects().len()), (199, 1));
     process.store.set_down(false);
     world.broker.emptied().await;
     assert_eq!(world.effects(), once((0..200).map(|number| format!("m-{number}"))));
-    assert!(world.letters().is_empty());
+    assert!(world.dead_letters().is_empty());
     assert!(process.monitor.stats().held_by_store > 0);
     assert!(process.stop().await);
 }
@@ -227,22 +298,22 @@ async fn a_message_whose_dead_letter_is_not_stored_is_held_and_not_handled_again
     let runs = Arc::new(AtomicU32::new(0));
     let handler = {
         let runs = Arc::clone(&runs);
-        move |_: HandledMessage| {
+        move |_: MessageExecution| {
             runs.fetch_add(1, Ordering::SeqCst);
             std::future::ready(Err(MessageFailure::retry("always")))
         }
     };
-    world.letters.fail(true);
+    world.dead_letters.fail(true);
     world.send("m-1");
     let options = |inbox: InboxBuilder| inbox.reexecute().attempts(attempts(2, LEASE));
     let process = world.process(options, handler);
     sleep(HOUR).await;
     assert_eq!((world.broker.backlog(), runs.load(Ordering::SeqCst)), (1, 2));
-    world.letters.fail(false);
+    world.dead_letters.fail(false);
     world.broker.emptied().await;
     assert_eq!(runs.load(Ordering::SeqCst), 2);
     let expected = ("m-1".to_owned(), DeadLetterReason::Attempts, 2, "always".to_owned());
-    assert_eq!(world.letters(), [expected]);
+    assert_eq!(world.dead_letters(), [expected]);
     assert!(process.stop().await);
 }
 
@@ -254,7 +325,7 @@ async fn an_owner_that_was_cut_off_does_not_replace_the_outcome_of_its_successor
     let effects = Arc::clone(&world.effects);
     let handler = {
         let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
-        move |message: HandledMessage| {
+        move |message: MessageExecution| {
             let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
             let (effects, is_first) =
                 (Arc::clone(&effects), is_first.swap(false, Ordering::SeqCst));
@@ -287,6 +358,6 @@ async fn an_owner_that_was_cut_off_does_not_replace_the_outcome_of_its_successor
     world.broker.redeliver();
     world.broker.emptied().await;
     assert_eq!(world.effects(), once(["m-1".to_owned()]));
-    assert!(world.letters().is_empty());
+    assert!(world.dead_letters().is_empty());
     assert!(first.stop().await && second.stop().await);
 }

@@ -8,13 +8,13 @@ fn id(rule: IdRule, message: &Message) -> Result<String, MessageIdError> {
 }
 
 #[test]
-fn a_header_names_a_message_in_any_case_of_letters() {
+fn the_case_of_a_header_name_is_ignored() {
     let message = Message::new("queue", "x").with_header("Message-ID", "m-1");
     assert_eq!(id(IdRule::Header("message-id".into()), &message).unwrap(), "m-1");
 }
 
 #[test]
-fn an_id_that_is_missing_empty_too_long_or_no_text_is_an_error() {
+fn an_id_that_is_missing_empty_too_long_or_not_utf8_is_an_error() {
     let rule = || IdRule::Header("message-id".into());
     let with = |value: Vec<u8>| Message::new("queue", "x").with_header("message-id", value);
     assert!(matches!(id(rule(), &Message::new("queue", "x")), Err(MessageIdError::Missing { .. })));
@@ -68,7 +68,7 @@ fn a_cloud_event_without_a_source_has_no_id() {
 }
 
 #[test]
-fn members_of_a_payload_name_it_unambiguously() {
+fn several_json_members_form_one_id_and_a_missing_one_is_an_error() {
     let pointers = |names: &[&str]| IdRule::JsonPointers(JsonPointers::new(names).unwrap());
     let message = Message::new("queue", r#"{"a":"x","b":12,"c":1.5,"d":null}"#);
     assert_eq!(id(pointers(&["/a"]), &message).unwrap(), "x");
@@ -80,7 +80,7 @@ fn members_of_a_payload_name_it_unambiguously() {
 }
 
 #[test]
-fn a_position_names_its_topic_by_the_time_too() {
+fn equal_offsets_of_a_topic_that_was_created_again_have_different_ids() {
     let at = |micros| Position {
         topic: "orders".into(),
         partition: 3,
@@ -94,7 +94,7 @@ fn a_position_names_its_topic_by_the_time_too() {
 }
 
 #[test]
-fn no_two_ids_have_one_key() {
+fn different_ids_have_different_keys() {
     let long = MessageId::new("a".repeat(300)).unwrap();
     let copy = MessageId::new(long.to_key().as_str()).unwrap();
     assert_ne!(long.to_key(), copy.to_key());

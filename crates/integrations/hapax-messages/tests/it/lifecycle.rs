@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hapax_core::{HookTiming, Idempotency, Verdict};
 use hapax_messages::{
-    Attempts, ConsumerLimits, DeadLetterReason, DeadLetters as _, HandledMessage, Inbox,
-    InboxBuilder, InboxError, MessageFailure, PublishedDeadLetters,
+    Attempts, ConsumerLimits, DeadLetterReason, DeadLetterStore as _, Inbox, InboxBuilder,
+    InboxError, MessageExecution, MessageFailure, PublishedDeadLetters,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -20,7 +20,7 @@ async fn ordered_messages_wait_for_a_retry_and_others_do_not() {
     let handled = Arc::new(Mutex::new(Vec::new()));
     let handler = {
         let handled = Arc::clone(&handled);
-        move |message: HandledMessage| {
+        move |message: MessageExecution| {
             let handled = Arc::clone(&handled);
             async move {
                 if message.id().as_str() == "a-1" && message.attempt() < 3 {
@@ -44,7 +44,7 @@ async fn ordered_messages_wait_for_a_retry_and_others_do_not() {
 async fn a_dead_letter_parks_the_messages_behind_it_with_its_key() {
     let world = World::new();
     let effects = Arc::clone(&world.effects);
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         let result = match message.id().as_str() {
             "a-1" => Err(MessageFailure::reject("never")),
             _ => {
@@ -65,14 +65,14 @@ async fn a_dead_letter_parks_the_messages_behind_it_with_its_key() {
     world.broker.send(message("a-3").with_key("a"));
     world.broker.emptied().await;
     let reasons: Vec<_> =
-        world.letters().into_iter().map(|(id, reason, ..)| (id, reason)).collect();
-    use DeadLetterReason::{Behind, Rejected};
-    let expected = [("a-1", Rejected), ("a-2", Behind), ("a-3", Behind)];
+        world.dead_letters().into_iter().map(|(id, reason, ..)| (id, reason)).collect();
+    use DeadLetterReason::{Blocked, Rejected};
+    let expected = [("a-1", Rejected), ("a-2", Blocked), ("a-3", Blocked)];
     assert_eq!(reasons, expected.map(|(id, reason)| (id.to_owned(), reason)));
-    for letter in world.letters.list() {
-        world.letters.remove(&letter.id).await.unwrap();
+    for dead_letter in world.dead_letters.list() {
+        world.dead_letters.remove(&dead_letter.id).await.unwrap();
     }
-    sleep(LEASE).await;
+    // At once.
     world.broker.send(message("a-4").with_key("a"));
     world.broker.emptied().await;
     assert_eq!(world.effects(), once(["a-4".to_owned(), "b-1".to_owned()]));
@@ -80,12 +80,12 @@ async fn a_dead_letter_parks_the_messages_behind_it_with_its_key() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_redriven_message_passes_its_key_and_removes_its_letter_once_it_is_handled() {
+async fn a_redriven_message_is_handled_despite_its_blocked_key_and_its_dead_letter_is_removed() {
     let world = World::new();
     let rejects = Arc::new(AtomicBool::new(true));
     let handler = {
         let (rejects, effects) = (Arc::clone(&rejects), Arc::clone(&world.effects));
-        move |message: HandledMessage| {
+        move |message: MessageExecution| {
             if rejects.load(Ordering::SeqCst) {
                 return std::future::ready(Err(MessageFailure::reject("not yet")));
             }
@@ -97,16 +97,17 @@ async fn a_redriven_message_passes_its_key_and_removes_its_letter_once_it_is_han
     let process = world.process(|inbox| inbox.reexecute().ordered(), handler);
     world.broker.emptied().await;
     rejects.store(false, Ordering::SeqCst);
-    let letter = world.letters.list()[0].id_hex();
-    let redriven = || message("a-1").with_key("a").with_header("hapax-redrive", letter.clone());
-    // Its record was not released: it stays parked, and so does its letter.
+    let dead_letter = world.dead_letters.list()[0].id_hex();
+    let redriven =
+        || message("a-1").with_key("a").with_header("hapax-redrive", dead_letter.clone());
+    // Its record was not released: it stays parked, and so does its dead letter.
     world.broker.send(redriven());
     world.broker.emptied().await;
-    assert_eq!((world.effects().len(), world.letters().len()), (0, 1));
+    assert_eq!((world.effects().len(), world.dead_letters().len()), (0, 1));
     world.release("a-1").await;
     world.broker.send(redriven());
     world.broker.emptied().await;
-    assert_eq!((world.effects(), world.letters().len()), (once(["a-1".to_owned()]), 0));
+    assert_eq!((world.effects(), world.dead_letters().len()), (once(["a-1".to_owned()]), 0));
     assert!(process.stop().await);
 }
 
@@ -120,8 +121,9 @@ async fn under_block_a_message_whose_process_died_is_parked_as_unknown() {
     process.crash().await;
     let process = world.process(InboxBuilder::block, poisoned(&world.effects, &begun));
     world.broker.emptied().await;
-    let letters = world.letters();
-    assert_eq!((letters.len(), letters[0].1), (1, DeadLetterReason::Unknown));
+    let dead_letters = world.dead_letters();
+    assert_eq!((dead_letters.len(), dead_letters[0].1), (1, DeadLetterReason::Unknown));
+    assert_eq!(dead_letters[0].2, 1, "the attempt of the process that died");
     assert!(process.stop().await);
 }
 
@@ -145,7 +147,7 @@ async fn a_hook_decides_about_a_message_whose_process_died() {
         let process = world.process(options, world.counting());
         world.broker.emptied().await;
         assert_eq!(world.effects().len(), effects, "{verdict:?}");
-        assert!(world.letters().is_empty());
+        assert!(world.dead_letters().is_empty());
         assert!(process.stop().await);
     }
 }
@@ -156,7 +158,7 @@ async fn a_handler_that_panics_is_retried_and_then_parked() {
     world.send("m-1");
     world.send("m-2");
     let effects = Arc::clone(&world.effects);
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         let effects = Arc::clone(&effects);
         async move {
             assert_ne!(message.id().as_str(), "m-1", "a bug");
@@ -167,9 +169,9 @@ async fn a_handler_that_panics_is_retried_and_then_parked() {
     let options = |inbox: InboxBuilder| inbox.reexecute().attempts(attempts(2, LEASE));
     let process = world.process(options, handler);
     world.broker.emptied().await;
-    let letters = world.letters();
-    assert_eq!((letters.len(), &*letters[0].0, letters[0].2), (1, "m-1", 2));
-    assert!(letters[0].3.contains("panicked"), "{}", letters[0].3);
+    let dead_letters = world.dead_letters();
+    assert_eq!((dead_letters.len(), &*dead_letters[0].0, dead_letters[0].2), (1, "m-1", 2));
+    assert!(dead_letters[0].3.contains("panicked"), "{}", dead_letters[0].3);
     assert_eq!(world.effects(), once(["m-2".to_owned()]));
     assert!(process.stop().await);
 }
@@ -181,7 +183,7 @@ async fn a_shutdown_ends_what_is_under_way_and_leaves_the_rest_to_the_broker() {
     let effects = Arc::clone(&world.effects);
     let handler = {
         let begun = Arc::clone(&begun);
-        move |message: HandledMessage| {
+        move |message: MessageExecution| {
             let (effects, begun) = (Arc::clone(&effects), Arc::clone(&begun));
             async move {
                 begun.notify_one();
@@ -224,7 +226,7 @@ async fn a_message_that_takes_long_or_waits_is_held_at_the_broker() {
     let world = World::new();
     world.broker.set_ack_wait(LEASE);
     let effects = Arc::clone(&world.effects);
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         let effects = Arc::clone(&effects);
         async move {
             sleep(LEASE * 5).await;
@@ -244,19 +246,19 @@ async fn a_message_that_takes_long_or_waits_is_held_at_the_broker() {
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_takes_a_transaction_of_an_inbox_without_them_gets_an_error() {
     let world = World::new();
-    let handler = |message: HandledMessage| async move {
+    let handler = |message: MessageExecution| async move {
         let taken = message.transaction::<u8>().await;
         Err(MessageFailure::reject(taken.unwrap_err().to_string()))
     };
     world.send("m-1");
     let process = world.process(InboxBuilder::reexecute, handler);
     world.broker.emptied().await;
-    assert!(world.letters()[0].3.contains("found one without"), "{:?}", world.letters());
+    assert!(world.dead_letters()[0].3.contains("found one without"), "{:?}", world.dead_letters());
     assert!(process.stop().await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_broker_that_was_down_is_received_from_again() {
+async fn messages_are_received_again_after_an_outage_of_the_broker() {
     let world = World::new();
     world.broker.set_down(true);
     let process = world.process(InboxBuilder::reexecute, world.counting());
@@ -282,7 +284,8 @@ async fn a_wrong_configuration_is_an_error() {
     assert!(inbox().build().is_ok());
     assert_eq!(error(inbox().ids(hapax_messages::IdRules::new([]))), InboxError::NoIdRules);
     let pauses = Attempts { first_pause: HOUR, longest_pause: LEASE, ..Attempts::default() };
-    assert_eq!(error(inbox().attempts(pauses)), InboxError::Pauses);
+    let expected = InboxError::Pauses { first: HOUR, longest: LEASE };
+    assert_eq!(error(inbox().attempts(pauses)), expected);
     let published = PublishedDeadLetters::new(Arc::new(world.broker.clone()), "dead");
     let published = inbox().dead_letters(Arc::new(published));
     assert!(published.clone().build().is_ok());
@@ -314,10 +317,10 @@ async fn the_bytes_of_the_retention_are_logged_at_start_and_by_the_rate_of_the_f
     sleep(minute).await;
     world.send("m-of-the-day");
     sleep(24 * 60 * minute).await;
-    let start = " days: for each id/s this takes about 1.8 GB in the store (700 bytes per id)";
-    let first = " days: at 2.0 ids/s of this process this takes about 3.6 GB in the store (700 bytes \
+    let start = " days: at 1 id/s the ids take about 1.8 GB in the store (700 bytes per id)";
+    let first = " days: at 2.0 ids/s of this process the ids take about 3.6 GB in the store (700 bytes \
                  per id)";
-    let day = " days: at under 0.001 ids/s of this process this takes about 21 KB in the store (700 bytes \
+    let day = " days: at under 0.001 ids/s of this process the ids take about 21 KB in the store (700 bytes \
                per id)";
     let found: Vec<_> = lines()
         .into_iter()

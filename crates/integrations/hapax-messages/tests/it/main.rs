@@ -6,9 +6,13 @@
     reason = "a failure here is a failed test"
 )]
 
+mod batches;
 mod claims;
+mod crashes;
+mod dead_letters;
 mod ids;
-mod letters;
 mod lifecycle;
+mod memory;
+mod order;
 mod relay;
 mod world;

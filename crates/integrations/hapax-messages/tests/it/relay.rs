@@ -98,7 +98,7 @@ async fn while_the_sink_is_down_and_memory_is_full_the_lag_grows() {
         running.sink.set(&id, Behavior::Fail);
         running.outbox.put(&id, None);
     }
-    let limits = RelayLimits { in_hand: count(4), ..RelayLimits::default() };
+    let limits = RelayLimits { max_buffered: count(4), ..RelayLimits::default() };
     let process = running.relay(limits);
     sleep(Duration::from_secs(45)).await;
     let lag = process.monitor.stats().lag;
@@ -242,7 +242,7 @@ async fn after_an_error_of_the_outbox_smaller_ids_are_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn messages_in_hand_stay_within_their_number() {
+async fn buffered_messages_stay_within_their_number() {
     let running = Running::new();
     for id in ids("a", 300) {
         running.sink.set(&id, Behavior::Fail);
@@ -253,13 +253,13 @@ async fn messages_in_hand_stay_within_their_number() {
         running.outbox.put(&id, None);
     }
     let limits =
-        RelayLimits { in_hand: count(200), in_flight: count(100), ..RelayLimits::default() };
+        RelayLimits { max_buffered: count(200), in_flight: count(100), ..RelayLimits::default() };
     let process = running.relay(limits);
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(running.outbox.most_in_hand().0, 200);
+    assert_eq!(running.outbox.most_buffered().0, 200);
     running.sink.clear();
     running.emptied().await;
-    assert!(running.outbox.most_in_hand().0 <= 200);
+    assert!(running.outbox.most_buffered().0 <= 200);
     let accepted = running.sink.accepted();
     assert_eq!(accepted.len(), 1_300, "each once");
     assert!(accepted.iter().filter(|id| id.starts_with('a')).is_sorted());
@@ -267,7 +267,7 @@ async fn messages_in_hand_stay_within_their_number() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn payloads_in_hand_stay_within_their_bytes_and_one_key_does_not_take_them_all() {
+async fn buffered_payloads_stay_within_their_bytes_and_one_key_does_not_take_them_all() {
     const SIZE: usize = 10_000;
     let running = Running::new();
     for id in ids("a", 100) {
@@ -276,7 +276,7 @@ async fn payloads_in_hand_stay_within_their_bytes_and_one_key_does_not_take_them
     }
     // Larger than all of the bytes.
     running.outbox.put_large("large", None, 50 * SIZE);
-    let limits = RelayLimits { bytes_in_hand: 20 * SIZE, ..RelayLimits::default() };
+    let limits = RelayLimits { max_buffered_bytes: 20 * SIZE, ..RelayLimits::default() };
     let process = running.relay(limits);
     let others = async {
         for id in ids("b", 100) {
@@ -289,22 +289,23 @@ async fn payloads_in_hand_stay_within_their_bytes_and_one_key_does_not_take_them
     timeout(HOUR, others).await.unwrap();
     running.sink.clear();
     running.emptied().await;
-    let (_, bytes) = running.outbox.most_in_hand();
+    let (_, bytes) = running.outbox.most_buffered();
     assert!(bytes <= 20 * SIZE + 50 * SIZE, "{bytes}");
     process.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_nothing_is_acknowledged_the_bytes_in_hand_are_bounded() {
+async fn while_nothing_is_acknowledged_the_buffered_bytes_are_bounded() {
     const SIZE: usize = 10_000;
     let running = Running::new();
     for id in ids("m", 100) {
         running.sink.set(&id, Behavior::Hang);
         running.outbox.put_large(&id, None, SIZE);
     }
-    let process = running.relay(RelayLimits { bytes_in_hand: 20 * SIZE, ..RelayLimits::default() });
+    let process =
+        running.relay(RelayLimits { max_buffered_bytes: 20 * SIZE, ..RelayLimits::default() });
     sleep(Duration::from_secs(30)).await;
-    let (number, bytes) = running.outbox.most_in_hand();
+    let (number, bytes) = running.outbox.most_buffered();
     assert!((19..=21).contains(&number), "{number}");
     assert!(bytes <= 21 * SIZE, "{bytes}");
     running.sink.clear();

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::{
-    Clock, Idempotency, MemoryCapacity, MemoryStore, Resolution, Resolve, Store, Timestamp,
+    Clock, DefiniteVerdict, Idempotency, MemoryCapacity, MemoryStore, Resolve, Store, Timestamp,
 };
 use hapax_messages::{
-    Attempts, Consumer, ConsumerLimits, ConsumerMonitor, DeadLetterReason, DeadLetters,
-    HandledMessage, Inbox, InboxBuilder, Message, MessageFailure, MessageHandler, MessageId,
+    Attempts, Consumer, ConsumerLimits, ConsumerMonitor, DeadLetterReason, DeadLetterStore, Inbox,
+    InboxBuilder, Message, MessageExecution, MessageFailure, MessageHandler, MessageId,
 };
 use hapax_testkit::faults::FaultyStore;
 use hapax_testkit::messages::{MemoryBroker, MemoryDeadLetters};
@@ -38,7 +38,7 @@ pub(super) struct World {
     pub(super) clock: Arc<TestClock>,
     pub(super) memory: Arc<MemoryStore>,
     pub(super) broker: MemoryBroker,
-    pub(super) letters: Arc<MemoryDeadLetters>,
+    pub(super) dead_letters: Arc<MemoryDeadLetters>,
     pub(super) effects: Arc<Mutex<BTreeMap<String, u32>>>,
 }
 
@@ -58,7 +58,7 @@ impl World {
             clock,
             memory: Arc::new(MemoryStore::new(of_store, MemoryCapacity::default())),
             broker: MemoryBroker::default(),
-            letters: Arc::default(),
+            dead_letters: Arc::default(),
             effects: Arc::default(),
         }
     }
@@ -69,7 +69,7 @@ impl World {
 
     pub(super) fn inbox(&self, engine: Idempotency) -> InboxBuilder {
         Inbox::builder("orders", engine)
-            .dead_letters(Arc::clone(&self.letters) as Arc<dyn DeadLetters>)
+            .dead_letters(Arc::clone(&self.dead_letters) as Arc<dyn DeadLetterStore>)
             .clock(Arc::clone(&self.clock) as Arc<dyn Clock>)
             .lease(LEASE)
     }
@@ -84,10 +84,11 @@ impl World {
         let inbox = options(self.inbox(engine)).build().unwrap();
         let limits = ConsumerLimits {
             handlers: NonZeroUsize::new(8).unwrap(),
-            in_hand: NonZeroUsize::new(64).unwrap(),
+            max_unacknowledged: NonZeroUsize::new(64).unwrap(),
             ..ConsumerLimits::default()
         };
-        let consumer = Consumer::new(inbox, Arc::new(self.broker.clone()), handler, limits);
+        let consumer =
+            Consumer::new(inbox, Arc::new(self.broker.clone()), handler, limits).unwrap();
         let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel();
         let consumer = tokio::spawn(consumer.run(async {
@@ -99,7 +100,7 @@ impl World {
     /// Returns a handler that counts its effects.
     pub(super) fn counting(
         &self,
-    ) -> impl Fn(HandledMessage) -> std::future::Ready<Result<(), MessageFailure>> + use<> {
+    ) -> impl Fn(MessageExecution) -> std::future::Ready<Result<(), MessageFailure>> + use<> {
         let effects = Arc::clone(&self.effects);
         move |message| {
             count(&effects, &message);
@@ -113,7 +114,7 @@ impl World {
         let key = MessageId::new(id).unwrap().to_key();
         let id = engine.operation_id(&Inbox::scope("orders"), &key);
         let fence = self.memory.load(&id).await.unwrap().stored.unwrap().fence;
-        let resolution = Resolution::DidNotHappen;
+        let resolution = DefiniteVerdict::DidNotHappen;
         let resolve =
             Resolve { expected: fence, force: false, forget: true, resolution, note: None };
         engine.resolve(id, resolve).await.unwrap();
@@ -123,19 +124,19 @@ impl World {
         self.effects.lock().unwrap().clone()
     }
 
-    /// Returns the reason, attempts and error of each letter, by message id.
-    pub(super) fn letters(&self) -> Vec<(String, DeadLetterReason, u32, String)> {
-        let mut letters: Vec<_> = self
-            .letters
+    /// Returns the reason, attempts and error of each dead letter, by message id.
+    pub(super) fn dead_letters(&self) -> Vec<(String, DeadLetterReason, u32, String)> {
+        let mut dead_letters: Vec<_> = self
+            .dead_letters
             .list()
             .into_iter()
-            .map(|letter| {
-                let id = letter.message_id.map(|id| id.to_string()).unwrap_or_default();
-                (id, letter.reason, letter.attempts, letter.error)
+            .map(|dead_letter| {
+                let id = dead_letter.message_id.map(|id| id.to_string()).unwrap_or_default();
+                (id, dead_letter.reason, dead_letter.attempts, dead_letter.error)
             })
             .collect();
-        letters.sort();
-        letters
+        dead_letters.sort();
+        dead_letters
     }
 }
 
@@ -157,7 +158,7 @@ pub(super) fn message(id: &str) -> Message {
         .with_header("message-id", id.to_owned())
 }
 
-pub(super) fn count(effects: &Mutex<BTreeMap<String, u32>>, message: &HandledMessage) {
+pub(super) fn count(effects: &Mutex<BTreeMap<String, u32>>, message: &MessageExecution) {
     *effects.lock().unwrap().entry(message.id().to_string()).or_default() += 1;
 }
 
@@ -166,7 +167,8 @@ pub(super) fn once(ids: impl IntoIterator<Item = String>) -> BTreeMap<String, u3
 }
 
 pub(super) fn attempts(max: u32, longest_pause: Duration) -> Attempts {
-    Attempts { max: NonZeroU32::new(max).unwrap(), first_pause: longest_pause, longest_pause }
+    let max = NonZeroU32::new(max).unwrap();
+    Attempts { max, first_pause: longest_pause, longest_pause, ..Attempts::default() }
 }
 
 /// Handles messages, and reports when a poison one has begun, which then never ends.
@@ -175,7 +177,7 @@ pub(super) fn poisoned(
     begun: &Arc<Notify>,
 ) -> impl MessageHandler {
     let (effects, begun) = (Arc::clone(effects), Arc::clone(begun));
-    move |message: HandledMessage| {
+    move |message: MessageExecution| {
         let (effects, begun) = (Arc::clone(&effects), Arc::clone(&begun));
         async move {
             if message.id().as_str() == "poison" {

@@ -37,6 +37,8 @@ impl StateView {
         match &stored.record.state {
             _ if stored.keep_until.is_some_and(|until| until <= now) => Self::Expired,
             RecordState::InFlight if now < stored.lease_until => Self::InFlight,
+            // Its log says what happened, and another process continues it.
+            RecordState::InFlight if stored.record.scheme.is_saga() => Self::InFlight,
             RecordState::InFlight | RecordState::Unknown { .. } => Self::Unknown,
             RecordState::Done(_) => Self::Done,
             RecordState::Released => Self::Released,

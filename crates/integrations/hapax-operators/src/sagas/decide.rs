@@ -4,32 +4,26 @@
 //! keys: the intention is on the disk before the record is written, and the line `done` or
 //! `rejected` follows.
 
-use std::time::Duration;
-
-use hapax_core::schedule::EntryKey;
-use hapax_core::{
-    ClaimError, Clock, Entropy, EntryId, OperationId, StoreError, SystemClock, SystemEntropy,
-    WriteId,
-};
+use hapax_core::{ClaimError, Clock, Entropy, StoreError, SystemClock, SystemEntropy, WriteId};
 use hapax_saga::log::{Log, Stuck};
-use hapax_saga::{SagaDecision, SagaLookup, SagaView};
+use hapax_saga::{DecisionMismatch, SagaDecision, SagaLookup, SagaOperatorError};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tokio::time::sleep;
 
-use super::OperatorSagas;
+use super::id::{SagaId, seen};
+use super::{Found, OperatorSagas};
 use crate::audit::{Decider, DecisionChannel, cut, reason};
 use crate::keys::{OperatorError, OperatorVerdict, rfc3339};
 
-/// Pauses before the further tries to wake a saga whose decision is written.
-const WAKE_AGAIN: [Duration; 3] =
-    [Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(3)];
+/// The reason for which a start is rejected.
+pub(super) const KEY_REUSED: &str = "key-reused";
 
 /// A decision of an operator about a stuck saga.
 #[derive(Clone, Debug)]
 pub struct SagaDecisionRequest {
-    /// Write id of the record that the operator saw. A saga that has changed since is not decided.
+    /// Write id of the record that the operator saw, of a start that no process has accepted the id of its
+    /// entry. A saga that has changed since is not decided.
     pub write_id: WriteId,
     /// The decision.
     pub action: SagaAction,
@@ -40,7 +34,8 @@ pub struct SagaDecisionRequest {
 /// A kind of decision about a stuck saga.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SagaAction {
-    /// The step that is stuck is tried again.
+    /// The stuck step, undo or flow gets new tries. A `once` step that may have happened, or a step whose
+    /// key has expired, is not called: only its reconcile function is, if it has one.
     Retry,
     /// The step that is stuck happened, with this result. `null` within it is a missing value, `null`
     /// alone the value of a step that returns `()`.
@@ -49,7 +44,8 @@ pub enum SagaAction {
     DidNotHappen,
     /// The undo that is stuck is skipped.
     Skip,
-    /// The saga fails: what happened is undone.
+    /// The saga fails: what happened is undone. One that has run nothing ends at once, without a process;
+    /// a rejected start is removed.
     Abort,
 }
 
@@ -95,7 +91,8 @@ struct Line<'a> {
 /// A decision under way.
 struct Case {
     number: String,
-    saga: SagaView,
+    id: SagaId,
+    found: Found,
     before: SagaBefore,
     expected: WriteId,
     action: SagaAction,
@@ -103,6 +100,26 @@ struct Case {
     result_sha256: Option<String>,
     decider: Decider,
     why: String,
+}
+
+impl Case {
+    /// Returns whether the saga was decided about in the same way, by a request that perhaps could not
+    /// wake it.
+    fn is_repeated(&self) -> bool {
+        match &self.found {
+            Found::Saga(saga) => saga.has_decided(&self.decision, &self.decider.who, &self.why),
+            Found::Start(_) | Found::Ended(_) => false,
+        }
+    }
+
+    /// Returns whether the saga is the one that the operator saw.
+    fn is_seen(&self) -> bool {
+        match &self.found {
+            Found::Saga(saga) => saga.write_id == self.expected,
+            Found::Start(start) => seen(start) == self.expected,
+            Found::Ended(_) => false,
+        }
+    }
 }
 
 /// A decision that ended with an error.
@@ -169,7 +186,7 @@ impl SagaAction {
                 SagaDecision::happened(&StepResult { value: result, is_inner: false }).map_err(
                     |_| {
                         OperatorError::Invalid(
-                            "expected a result of at most 64 KiB, found more: no step can have it",
+                            "expected a result of at most 64 KiB and 128 levels, found a larger or deeper one: pass a shorter result",
                         )
                     },
                 )?
@@ -182,8 +199,20 @@ impl SagaAction {
 }
 
 impl SagaBefore {
-    fn of(saga: &SagaView) -> Self {
-        let log = saga.log.as_ref();
+    fn of(found: &Found) -> Self {
+        let log = match found {
+            Found::Saga(saga) => saga.log.as_ref(),
+            Found::Ended(_) => None,
+            Found::Start(start) => {
+                return Self {
+                    definition: Some(start.definition.clone()),
+                    version: Some(start.version),
+                    stuck: start.is_rejected.then(|| KEY_REUSED.to_owned()),
+                    step: None,
+                    direction: None,
+                };
+            }
+        };
         let stuck = log.and_then(|log| log.stuck.as_ref());
         let step = |stuck: &Stuck| Some(log?.steps.get(stuck.step?)?.name.clone());
         Self {
@@ -207,7 +236,7 @@ impl OperatorSagas {
     /// may have been written: show the saga again.
     pub async fn decide(
         &self,
-        id: &OperationId,
+        id: &SagaId,
         request: SagaDecisionRequest,
         decider: Decider,
     ) -> Result<SagaBefore, OperatorError> {
@@ -218,7 +247,7 @@ impl OperatorSagas {
 
     async fn execute(
         self,
-        id: OperationId,
+        id: SagaId,
         request: SagaDecisionRequest,
         decider: Decider,
     ) -> Result<SagaBefore, OperatorError> {
@@ -226,7 +255,7 @@ impl OperatorSagas {
         // On the disk before anything is written to the store: a process that ends in between
         // leaves an intention, never a decision without a line.
         self.note(&case, "intended", None).await.map_err(OperatorError::Audit)?;
-        let decided = match case.saga.write_id == case.expected {
+        let decided = match case.is_seen() || case.is_repeated() {
             true => self.write(&case).await,
             false => Err(Failed { error: OperatorError::SagaChanged, audit: Some("rejected") }),
         };
@@ -248,7 +277,7 @@ impl OperatorSagas {
         if let Err(error) = noted {
             tracing::error!(
                 %error, decision = case.number, decided = decided.is_ok(),
-                "the second line of a decision could not be written to the audit file"
+                "expected to append the end of a decision to the audit file, found an error: the file has only its line `intended`; `decided` says whether it was made"
             );
         }
         decided.map(|()| case.before).map_err(|failed| failed.error)
@@ -257,7 +286,7 @@ impl OperatorSagas {
     /// Checks a request and loads its saga.
     async fn case(
         &self,
-        id: OperationId,
+        id: SagaId,
         request: SagaDecisionRequest,
         decider: Decider,
     ) -> Result<Case, OperatorError> {
@@ -266,11 +295,10 @@ impl OperatorSagas {
         let decision = action.decision()?;
         let mut number = [0; 16];
         SystemEntropy.fill(&mut number).map_err(|error| OperatorError::Engine(error.into()))?;
-        let saga = match self.within(self.sagas.show(&id)).await? {
-            SagaLookup::NotFound => return Err(OperatorError::NoSaga),
-            SagaLookup::Ended(_) => return Err(OperatorError::SagaEnded),
-            SagaLookup::Unfinished(saga) => *saga,
-        };
+        let found = self.look_up(&id).await?;
+        if matches!(found, Found::Ended(_)) {
+            return Err(OperatorError::SagaEnded);
+        }
         let result_sha256 = match &action {
             SagaAction::Happened(result) => {
                 Some(crate::hex(&Sha256::digest(result.to_string().as_bytes())))
@@ -278,51 +306,72 @@ impl OperatorSagas {
             _ => None,
         };
         let decider = Decider { who: cut(&decider.who), from: cut(&decider.from), ..decider };
-        let before = SagaBefore::of(&saga);
+        let before = SagaBefore::of(&found);
         let (number, expected) = (crate::hex(&number), write_id);
-        Ok(Case { number, saga, before, expected, action, decision, result_sha256, decider, why })
+        Ok(Case {
+            number,
+            id,
+            found,
+            before,
+            expected,
+            action,
+            decision,
+            result_sha256,
+            decider,
+            why,
+        })
     }
 
     /// Writes a decision and wakes the saga.
     async fn write(&self, case: &Case) -> Result<(), Failed> {
         let (who, why) = (&case.decider.who, &case.why);
-        let decided = self.sagas.decide(&case.saga, &case.decision, who, why).await;
-        let Err(error) = decided.map_err(OperatorError::from) else { return Ok(()) };
-        let may_be_written = match &error {
-            OperatorError::Store(failed) | OperatorError::Engine(ClaimError::Store(failed)) => {
-                match self.written(case).await {
-                    Written::Yes => return self.wake(case).await,
-                    // A write that got no answer may be applied later.
-                    Written::No => !matches!(failed, StoreError::Unavailable(_)),
-                    Written::Unknown => true,
+        let decide = async || {
+            let decided = match (&case.found, &case.decision) {
+                (Found::Saga(saga), decision) => self.sagas.decide(saga, decision, who, why).await,
+                (Found::Start(start), SagaDecision::Abort) => {
+                    self.sagas.abort_start(start, who, why).await
                 }
-            }
-            OperatorError::Engine(_) => true,
-            _ => false,
+                (Found::Start(_), _) => {
+                    Err(SagaOperatorError::Mismatch(DecisionMismatch::NotAccepted))
+                }
+                (Found::Ended(_), _) => return Err(OperatorError::SagaEnded),
+            };
+            decided.map_err(OperatorError::from)
         };
-        Err(Failed { error, audit: if may_be_written { None } else { Some("rejected") } })
-    }
-
-    /// Makes the entry of a saga due whose decision is written. Without that it would continue when
-    /// its entry is due: a stuck one is looked at once a day, and a key of a step may expire before.
-    async fn wake(&self, case: &Case) -> Result<(), Failed> {
-        let entry = case.saga.log.as_ref().map(|log| EntryId::from_bytes(log.entry));
-        for pause in WAKE_AGAIN {
-            sleep(pause).await;
-            let Some(id) = entry else { break };
-            let key = EntryKey { operation: case.saga.id, id };
-            let woken = self.on_schedule(|it| it.postpone(key, None, Duration::ZERO)).await;
-            if woken.is_ok() {
-                return Ok(());
+        let Err(mut error) = decide().await else { return Ok(()) };
+        let failed = match &error {
+            OperatorError::Store(failed) | OperatorError::Engine(ClaimError::Store(failed)) => {
+                Some(matches!(failed, StoreError::Unavailable(_)))
             }
-        }
-        tracing::warn!(id = %case.saga.id, "a saga was decided, but could not be woken");
-        Err(Failed { error: OperatorError::SagaNotWoken, audit: Some("done") })
+            _ => None,
+        };
+        let audit = match failed {
+            // A write that got no answer may be applied later.
+            Some(is_unavailable) => match self.written(case).await {
+                Written::Yes => match decide().await {
+                    Ok(()) => return Ok(()),
+                    Err(again) => {
+                        error = again;
+                        Some("done")
+                    }
+                },
+                Written::No if is_unavailable => Some("rejected"),
+                Written::No | Written::Unknown => None,
+            },
+            None => match &error {
+                OperatorError::SagaNotWoken => Some("done"),
+                OperatorError::Engine(_) => None,
+                _ => Some("rejected"),
+            },
+        };
+        Err(Failed { error, audit })
     }
 
     async fn written(&self, case: &Case) -> Written {
-        let log = match self.within(self.sagas.show(&case.saga.id)).await {
-            Ok(SagaLookup::Unfinished(saga)) if saga.write_id == case.saga.write_id => {
+        // Of a start nothing remains to be read.
+        let Found::Saga(before) = &case.found else { return Written::Unknown };
+        let log = match self.within(self.sagas.show(&before.id)).await {
+            Ok(SagaLookup::Unfinished(saga)) if saga.write_id == before.write_id => {
                 return Written::No;
             }
             Ok(SagaLookup::Unfinished(saga)) => saga.log,
@@ -330,7 +379,7 @@ impl OperatorSagas {
             Ok(_) | Err(_) => return Written::Unknown,
         };
         let count = |log: &Option<Log>| log.as_ref().map_or(0, |log| log.decisions.len());
-        let decision = log.as_ref().and_then(|log| log.decisions.get(count(&case.saga.log)));
+        let decision = log.as_ref().and_then(|log| log.decisions.get(count(&before.log)));
         match decision {
             Some(it) if it.by == case.decider.who && it.reason == case.why => Written::Yes,
             _ => Written::Unknown,
@@ -352,7 +401,7 @@ impl OperatorSagas {
             role: "decide",
             by: case.decider.by,
             from: &case.decider.from,
-            id: case.saga.id.to_string(),
+            id: case.id.to_string(),
             saga: case.action.as_str(),
             outcome: case.action.outcome(),
             result_sha256: case.result_sha256.as_deref(),

@@ -6,18 +6,24 @@
 use std::fmt;
 use std::time::Duration;
 
-use hapax_core::schedule::{QueueName, QueueStatus};
-use hapax_core::{OperationId, Timestamp, value};
+use bytes::Bytes;
+use hapax_core::schedule::{EntryKey, QueueName, QueueStatus};
+use hapax_core::{Key, OperationId, Timestamp, value};
 use hapax_saga::log::{Blob, Direction, Failure, Log, LoggedDecision, StepLog, StepOutcome, Tries};
-use hapax_saga::{HistoryStep, SagaView};
+use hapax_saga::{EndedSaga, EndedStep, SagaView, UnacceptedStart};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::keys::rfc3339;
+use super::decide::KEY_REUSED;
+use super::id::{SagaId, seen};
+use crate::keys::{OperationDescription, rfc3339};
 
 /// Time for which an entry has to be due before its saga counts as overdue: every process with the
 /// definition looks at what is due each second.
 const OVERDUE: Duration = Duration::from_secs(10 * 60);
+
+/// The detail of a rejected start.
+const REJECTED: &str = "expected a free key for a saga that was started in a transaction, found a saga with another input: it never runs; the other saga may have happened: compare both inputs; if this one is another operation, start it under a key of its own; then `abort` removes it";
 
 /// The state of a saga, for operators.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -25,9 +31,9 @@ const OVERDUE: Duration = Duration::from_secs(10 * 60);
 pub enum SagaStateView {
     /// A process runs it, or will once the lease of one that died lapses.
     Running,
-    /// A pause: it sleeps, or waits for a signal or its next try.
+    /// Sleeping, or waiting for a signal or the next try: no process runs it.
     Parked,
-    /// Due for more than 10 minutes: no process has its definition.
+    /// Due for more than 10 minutes: no process with its definition runs, or all are at their limit.
     Overdue,
     /// An operator has to decide.
     Stuck,
@@ -58,17 +64,22 @@ impl fmt::Display for SagaStateView {
 /// A saga in a list.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SagaSummary {
-    /// Its operation id: 64 hexadecimal digits.
+    /// Its operation id: 64 hexadecimal digits. That of a rejected start is followed by a hyphen and the
+    /// 32 digits of its entry, since its key belongs to another saga.
     pub id: String,
     /// Name of its definition; `None` of a saga that has ended.
     pub definition: Option<String>,
     /// Version of its definition.
     pub version: Option<u32>,
+    /// The key under which it was started; only where there is a secret, and `None` before its start is
+    /// accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// Its state. A stuck saga may be overdue as well.
     pub state: SagaStateView,
     /// True if it has been due for more than 10 minutes.
     pub overdue: bool,
-    /// True if its steps are being undone.
+    /// True once the compensation has begun.
     pub compensating: bool,
     /// When it was started, RFC 3339, like all times here; `None` before its first step.
     pub started: Option<String>,
@@ -79,7 +90,7 @@ pub struct SagaSummary {
     /// The reason for which an operator has to decide.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stuck: Option<StuckView>,
-    /// When a parked saga continues.
+    /// Time at which a parked saga continues, unless its signal or a cancellation arrives earlier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parked_until: Option<String>,
     /// Name of the signal that a parked saga waits for.
@@ -90,7 +101,7 @@ pub struct SagaSummary {
 /// The reason for which a saga is stuck.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StuckView {
-    /// The reason, such as `exhausted`, `unknown` or `diverged`.
+    /// The reason, such as `exhausted`, `unknown` or `diverged`; `key-reused` of a rejected start.
     pub reason: String,
     /// Name of the step.
     pub step: Option<String>,
@@ -98,9 +109,9 @@ pub struct StuckView {
     pub nth: Option<u32>,
     /// `forward` or `undo`.
     pub direction: String,
-    /// Text of what was expected and found.
+    /// Sentence that says what was expected, what was found, and what to do.
     pub detail: String,
-    /// Since when.
+    /// Time at which it became stuck.
     pub since: String,
 }
 
@@ -111,18 +122,22 @@ pub struct SagaDetails {
     #[serde(flatten)]
     pub summary: SagaSummary,
     /// Write id of its record, 32 hexadecimal digits: a decision names it, and counts only while the
-    /// record has it. `None` of a saga that has ended.
+    /// record has it. Of a start that no process has accepted, the id of its entry; `None` of a saga that
+    /// has ended.
     pub write_id: Option<String>,
     /// The store's clock.
     pub now: Option<String>,
     /// End of the present lease.
     pub lease_until: Option<String>,
-    /// Why its steps are undone: `error`, or the reason of a cancellation.
+    /// `done` or `undone`; `None` of an unfinished saga.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<String>,
+    /// Why its steps are or were undone: `error`, or the reason of a cancellation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// The steps that its flow requested, in order.
     pub steps: Vec<SagaStepView>,
-    /// Decisions of operators, in order. The audit file has those about sagas that have ended.
+    /// Decisions of operators, in order.
     pub decisions: Vec<SagaDecisionView>,
 }
 
@@ -176,7 +191,8 @@ pub struct SagaStepView {
     /// The tries to undo it; `None` if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undo: Option<TriesView>,
-    /// End of its undo: `undone`, `nothing` to undo, or `skipped` by an operator.
+    /// End of its undo: `undone`; `nothing`, if the step did not happen or has no undo; or `skipped` by an
+    /// operator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undone: Option<String>,
 }
@@ -184,12 +200,16 @@ pub struct SagaStepView {
 /// The tries of a step in one direction, since an operator granted new ones.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TriesView {
+    /// The key of its calls, which the called system has seen; `None` of a pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
     /// Tries that began.
     pub tries: u32,
     /// True while one is under way, or its process has died.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
-    /// Begin of the last one.
+    /// Time until which the last one was under way: its end, or the takeover from its process; its
+    /// begin while it is under way, and for an undo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<String>,
     /// Time before which there is no further one.
@@ -225,15 +245,16 @@ pub struct DefinitionView {
     pub unfinished: u64,
     /// Seconds for which the first entry has been due; zero if none is.
     pub due_for_s: u64,
-    /// True if that is more than 10 minutes: no process has the definition.
+    /// True if that is more than 10 minutes: no process with the definition runs, or all are at their
+    /// limit.
     pub overdue: bool,
 }
 
 impl DefinitionView {
     /// Returns the view of a queue; `None` if it is not of sagas.
     pub(super) fn of(status: &QueueStatus) -> Option<Self> {
-        let (definition, version) = definition(&status.queue)?;
-        Some(Self {
+        let (definition, version, is_rejected) = UnacceptedStart::parse_queue(&status.queue)?;
+        (!is_rejected).then(|| Self {
             definition: definition.to_owned(),
             version,
             unfinished: status.entries,
@@ -244,9 +265,8 @@ impl DefinitionView {
 }
 
 /// Returns name and version of the definition to which a queue belongs.
-pub(super) fn definition(queue: &QueueName) -> Option<(&str, u32)> {
-    let (name, version) = queue.as_str().strip_prefix("saga:")?.rsplit_once(':')?;
-    Some((name, version.parse().ok()?))
+fn definition(queue: &QueueName) -> Option<(&str, u32)> {
+    UnacceptedStart::parse_queue(queue).map(|(name, version, _)| (name, version))
 }
 
 /// An entry of the schedule, without its note.
@@ -263,6 +283,45 @@ impl Scheduled<'_> {
 }
 
 impl SagaSummary {
+    /// Returns the view of a saga of which only the id and the state are known.
+    fn none(id: String, state: SagaStateView) -> Self {
+        Self {
+            id,
+            definition: None,
+            version: None,
+            key: None,
+            state,
+            overdue: false,
+            compensating: false,
+            started: None,
+            due: None,
+            attempt: 0,
+            stuck: None,
+            parked_until: None,
+            signal: None,
+        }
+    }
+
+    /// Returns the view of a start that has no record yet, without its definition.
+    fn unaccepted(id: String, state: SagaStateView, due: Timestamp) -> Self {
+        let overdue = state == SagaStateView::Overdue;
+        Self { overdue, due: Some(rfc3339(due)), ..Self::none(id, state) }
+    }
+
+    /// Returns the view of a rejected start, without its definition.
+    fn rejected(key: EntryKey, since: Timestamp) -> Self {
+        let stuck = StuckView {
+            reason: KEY_REUSED.to_owned(),
+            step: None,
+            nth: None,
+            direction: Direction::Forward.as_str().to_owned(),
+            detail: REJECTED.to_owned(),
+            since: rfc3339(since),
+        };
+        let id = SagaId::of_rejected(key).to_string();
+        Self { stuck: Some(stuck), ..Self::none(id, SagaStateView::Stuck) }
+    }
+
     /// Returns the view of an unfinished saga and its entry, if that exists.
     pub(super) fn of(saga: &SagaView, entry: Option<Scheduled<'_>>) -> Self {
         let log = saga.log.as_ref();
@@ -286,6 +345,7 @@ impl SagaSummary {
                 .map(|log| log.definition.clone())
                 .or_else(|| queue.map(|(name, _)| name.to_owned())),
             version: log.map(|log| log.version).or_else(|| queue.map(|(_, version)| version)),
+            key: started_key(saga.description.as_ref()),
             state,
             overdue,
             compensating: log.is_some_and(|log| log.failure.is_some()),
@@ -319,51 +379,78 @@ impl SagaDetails {
         let log = saga.log.as_ref();
         let steps = log.iter().flat_map(|log| &log.steps);
         let decisions = log.iter().flat_map(|log| &log.decisions);
-        let failure = log.and_then(|log| log.failure.as_ref()).map(|failure| match failure {
-            Failure::Error(_) => "error".to_owned(),
-            Failure::Cancelled { reason } => reason.clone(),
-        });
+        let failure = log.and_then(|log| log.failure.as_ref()).map(failure);
         Self {
             summary: SagaSummary::of(saga, entry),
             write_id: Some(crate::hex(saga.write_id.as_bytes())),
             now: Some(rfc3339(saga.now)),
             lease_until: Some(rfc3339(saga.lease_until)),
+            end: None,
             failure,
-            steps: steps.map(SagaStepView::of).collect(),
+            steps: steps.map(|step| SagaStepView::of(&saga.id, step)).collect(),
             decisions: decisions.map(SagaDecisionView::of).collect(),
         }
     }
 
-    /// Returns the view of a saga that has ended.
-    pub(super) fn ended(id: &OperationId, history: &[HistoryStep]) -> Self {
-        let summary = SagaSummary {
-            id: id.to_string(),
-            definition: None,
-            version: None,
-            state: SagaStateView::Ended,
-            overdue: false,
-            compensating: false,
-            started: None,
-            due: None,
-            attempt: 0,
-            stuck: None,
-            parked_until: None,
-            signal: None,
+    /// Returns the view of a start that no process has accepted.
+    pub(super) fn unaccepted(start: &UnacceptedStart) -> Self {
+        let overdue = start.now.since(start.due) > OVERDUE;
+        let id = SagaId::from(start.key.operation).to_string();
+        let summary = match (start.is_rejected, overdue) {
+            (true, _) => SagaSummary::rejected(start.key, start.due),
+            (false, true) => SagaSummary::unaccepted(id, SagaStateView::Overdue, start.due),
+            // A process with its definition accepts it soon.
+            (false, false) => SagaSummary::unaccepted(id, SagaStateView::Parked, start.due),
         };
+        let definition = Some(start.definition.clone());
+        let summary = SagaSummary { definition, version: Some(start.version), ..summary };
+        Self {
+            summary,
+            write_id: Some(crate::hex(seen(start).as_bytes())),
+            now: Some(rfc3339(start.now)),
+            lease_until: None,
+            end: None,
+            failure: None,
+            steps: Vec::new(),
+            decisions: Vec::new(),
+        }
+    }
+
+    /// Returns the view of a saga that has ended.
+    pub(super) fn ended(id: &OperationId, ended: &EndedSaga) -> Self {
+        let key = started_key(ended.description.as_ref());
+        let summary =
+            SagaSummary { key, ..SagaSummary::none(id.to_string(), SagaStateView::Ended) };
         Self {
             summary,
             write_id: None,
             now: None,
             lease_until: None,
-            failure: None,
-            steps: history.iter().map(SagaStepView::ended).collect(),
-            decisions: Vec::new(),
+            end: Some(if ended.failure.is_none() { "done" } else { "undone" }.to_owned()),
+            failure: ended.failure.as_ref().map(failure),
+            steps: ended.steps.iter().map(|step| SagaStepView::ended(id, step)).collect(),
+            decisions: ended.decisions.iter().map(SagaDecisionView::of).collect(),
         }
     }
 }
 
+/// Returns the key in the description of a start.
+fn started_key(description: Option<&Bytes>) -> Option<String> {
+    let described: OperationDescription = serde_json::from_slice(description?).ok()?;
+    Some(described.key).filter(|key| !key.is_empty())
+}
+
+/// Returns the text for the reason of a compensation.
+fn failure(failure: &Failure) -> String {
+    match failure {
+        Failure::Error(_) => "error".to_owned(),
+        Failure::Cancelled { reason } => reason.clone(),
+    }
+}
+
 impl SagaStepView {
-    fn of(step: &StepLog) -> Self {
+    fn of(saga: &OperationId, step: &StepLog) -> Self {
+        let tries = |direction, tries| TriesView::of(step.key(saga, direction), tries);
         let forward = step.tries(Direction::Forward);
         let (outcome, result) = match &step.outcome {
             Some(StepOutcome::Happened(result)) => (StepOutcomeView::Happened, Some(result)),
@@ -376,17 +463,21 @@ impl SagaStepView {
             name: step.name.clone(),
             nth: step.nth,
             outcome,
-            forward: TriesView::of(forward),
+            forward: tries(Direction::Forward, forward),
             argument_bytes: Some(step.argument.0.len()),
             result_bytes: result.map(|result| result.0.len()),
             result: result.and_then(json),
-            undo: (*undo != Tries::default()).then(|| TriesView::of(undo)),
+            undo: (*undo != Tries::default()).then(|| tries(Direction::Undo, undo)),
             undone: step.undone.map(|end| end.as_str().to_owned()),
         }
     }
 
-    fn ended(step: &HistoryStep) -> Self {
-        let tries = |tries| TriesView { tries, ..TriesView::default() };
+    fn ended(saga: &OperationId, step: &EndedStep) -> Self {
+        let tries = |direction, tries| TriesView {
+            tries,
+            key: step.key(saga, direction).map(|key| key.as_str().to_owned()),
+            ..TriesView::default()
+        };
         Self {
             name: step.name.clone(),
             nth: step.nth,
@@ -395,19 +486,20 @@ impl SagaStepView {
                 Some(false) => StepOutcomeView::Rejected,
                 None => StepOutcomeView::Unknown,
             },
-            forward: tries(step.tries),
+            forward: tries(Direction::Forward, step.tries),
             argument_bytes: None,
             result_bytes: None,
             result: None,
-            undo: (step.undo_tries > 0).then(|| tries(step.undo_tries)),
+            undo: (step.undo_tries > 0).then(|| tries(Direction::Undo, step.undo_tries)),
             undone: step.undone.map(|end| end.as_str().to_owned()),
         }
     }
 }
 
 impl TriesView {
-    fn of(tries: &Tries) -> Self {
+    fn of(key: Option<Key>, tries: &Tries) -> Self {
         Self {
+            key: key.map(|key| key.as_str().to_owned()),
             tries: tries.begun,
             open: tries.open,
             last: tries.last.map(time),

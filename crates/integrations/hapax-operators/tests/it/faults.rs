@@ -9,11 +9,14 @@ use hapax_core::schedule::{
     DueEntries, EntryKey, EntryPage, NewEntry, QueueName, QueueStatus, Schedule,
 };
 use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Swap, Swapped};
-use hapax_core::{Inspect, MemoryStore, OperationId, Store, StoreError, Timestamp};
+use hapax_core::{EntryId, Inspect, MemoryStore, OperationId, Store, StoreError, Timestamp};
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::world::Service;
+
+/// The id of entries that cannot be read.
+const DAMAGED: [u8; 16] = [u8::MAX; 16];
 
 /// A store whose swaps, or whose postponements of entries, fail.
 #[derive(Debug)]
@@ -102,7 +105,15 @@ impl Schedule for Failing {
         after: Option<EntryKey>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
-        self.store.entries(after, limit)
+        Box::pin(async move {
+            let mut page = self.store.entries(after, limit).await?;
+            for (key, entry) in &mut page.entries {
+                if *key.id.as_bytes() == DAMAGED {
+                    *entry = Err(StoreError::corrupt("a fault of the test"));
+                }
+            }
+            Ok(page)
+        })
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueStatus>, StoreError>> {
@@ -131,7 +142,7 @@ async fn a_saga_that_could_not_be_woken_at_once_is_woken_a_second_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_decision_whose_saga_cannot_be_woken_is_recorded_and_says_so() {
+async fn a_decision_whose_saga_cannot_be_woken_is_recorded_and_gets_not_woken() {
     let (service, store) = Service::failing();
     service.systems.fail("charge");
     let (started, shown) = service.stuck("k").await;
@@ -149,6 +160,30 @@ async fn a_decision_whose_saga_cannot_be_woken_is_recorded_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_decision_whose_saga_could_not_be_woken_can_be_repeated_and_wakes_it() {
+    let (service, store) = Service::failing();
+    service.systems.fail("charge");
+    let (started, shown) = service.stuck("k").await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    store.postponements.store(true, Ordering::Relaxed);
+    let resolve = json!({ "outcome": "did-not-happen" });
+    let (status, error) = service.decide(&shown, "resolve", resolve.clone()).await;
+    assert_eq!((status, &error["code"]), (503, &json!("not-woken")), "{error}");
+    store.postponements.store(false, Ordering::Relaxed);
+    service.systems.succeed("charge");
+    let begin = Instant::now();
+    // Another decision needs a new look.
+    let (status, error) = service.decide(&shown, "abort", json!({})).await;
+    assert_eq!((status, &error["code"]), (409, &json!("changed")), "{error}");
+    let (status, decided) = service.decide(&shown, "resolve", resolve).await;
+    assert_eq!(status, 200, "{decided}");
+    started.outcome().await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
+    let (_, shown) = service.get(&format!("/api/sagas/{}", started.id())).await;
+    assert_eq!((&shown["state"], &shown["end"]), (&json!("ended"), &json!("done")), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_decision_that_was_not_written_is_rejected_and_can_be_made_again() {
     let (service, store) = Service::failing();
     service.systems.fail("notify");
@@ -163,4 +198,50 @@ async fn a_decision_that_was_not_written_is_rejected_and_can_be_made_again() {
     service.systems.succeed("notify");
     assert_eq!(service.decide(&shown, "retry", json!({})).await.0, 200);
     assert_eq!(started.outcome().await.unwrap().cents, 1999);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_entry_of_the_last_saga_does_not_step_over_the_limit_of_a_page() {
+    let (mut service, store) = Service::failing();
+    let mut expected = Vec::new();
+    for key in ["a", "b", "c"] {
+        let started = service.begin(key, 0).await;
+        service.until(&started, "parked").await;
+        expected.push(started.id());
+    }
+    service.stop_driving().await;
+    for operation in &expected {
+        let key = EntryKey { operation: *operation, id: EntryId::from_bytes(DAMAGED) };
+        let queue = QueueName::new("saga:place-order:2").unwrap();
+        let entry = NewEntry { key, queue, due_in: Duration::ZERO, note: "damaged".into() };
+        store.store.insert(entry).await.unwrap();
+    }
+    let (mut found, mut after) = (Vec::new(), String::new());
+    loop {
+        let (_, page) = service.get(&format!("/api/sagas?limit=1{after}")).await;
+        let sagas = page["sagas"].as_array().unwrap();
+        assert!(sagas.len() <= 1, "{page}");
+        found.extend(sagas.iter().map(|saga| saga["id"].as_str().unwrap().to_owned()));
+        let Some(next) = page["next"].as_str() else { break };
+        after = format!("&after={next}");
+    }
+    let mut expected: Vec<_> = expected.iter().map(ToString::to_string).collect();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_saga_of_a_transaction_without_a_process_is_overdue() {
+    let (mut service, store) = Service::failing();
+    service.stop_driving().await;
+    let entry = service.entry("k", 1999);
+    let id = entry.key.operation.to_string();
+    store.store.insert(entry).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(9 * 60)).await;
+    assert_eq!(service.get("/api/sagas").await.1["sagas"], json!([]));
+    tokio::time::sleep(Duration::from_secs(2 * 60)).await;
+    let (_, listed) = service.get("/api/sagas?state=overdue&definition=place-order:2").await;
+    let [row] = &listed["sagas"].as_array().unwrap()[..] else { panic!("{listed}") };
+    assert_eq!((&row["id"], &row["attempt"]), (&json!(id), &json!(0)));
+    assert_eq!((&row["state"], &row["overdue"]), (&json!("overdue"), &json!(true)));
 }

@@ -98,6 +98,9 @@ async fn a_saga_whose_definition_no_process_has_is_overdue_after_ten_minutes() {
     let (_, listed) = service.get("/api/sagas?state=overdue").await;
     assert_eq!(ids(&listed), [waiting.id().to_string()]);
     assert_eq!(listed["sagas"][0]["state"], "overdue");
+    // Its lease has lapsed, and its outcome is not unknown.
+    let (_, record) = service.get(&format!("/api/keys/{}", waiting.id())).await;
+    assert_eq!(record["state"], "in-flight", "{record}");
     let (_, definitions) = service.get("/api/saga-definitions").await;
     let definition = &definitions["definitions"][0];
     assert_eq!(
@@ -131,4 +134,103 @@ async fn a_request_that_names_no_saga_or_has_no_token_is_rejected() {
         let (status, error) = service.send("GET", path, "another-sixteen-", String::new()).await;
         assert_eq!((status, &error["code"]), (401, &json!("token")));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_whose_key_has_another_input_is_listed_as_stuck_and_removed_by_abort() {
+    let service = Service::start();
+    let started = service.begin("k", 0).await;
+    let saga = service.until(&started, "parked").await;
+    service.insert(service.entry("k", 1999)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let (_, listed) = service.get("/api/sagas?state=stuck&definition=place-order:2").await;
+    let [id] = ids(&listed)[..] else { panic!("{listed}") };
+    assert!(id.starts_with(&format!("{}-", started.id())) && id.len() == 64 + 1 + 32, "{id}");
+    let (status, shown) = service.get(&format!("/api/sagas/{id}")).await;
+    assert_eq!((status, &shown["id"], &shown["state"]), (200, &json!(id), &json!("stuck")));
+    assert_eq!(shown["stuck"]["reason"], "key-reused");
+    assert!(shown["stuck"]["detail"].as_str().unwrap().contains("another input"), "{shown}");
+    let (_, definitions) = service.get("/api/saga-definitions").await;
+    assert_eq!(definitions["definitions"][0]["unfinished"], 1, "{definitions}");
+    let (status, error) = service.decide(&shown, "retry", json!({})).await;
+    assert_eq!((status, &error["code"]), (409, &json!("not-accepted")));
+    let other = json!({ "write_id": "0".repeat(32) });
+    let (status, error) = service.decide(&shown, "abort", other).await;
+    assert_eq!((status, &error["code"]), (409, &json!("changed")));
+    let (status, answer) = service.decide(&shown, "abort", json!({})).await;
+    assert_eq!((status, &answer["was"]["stuck"]), (200, &json!("key-reused")), "{answer}");
+    let (status, error) = service.decide(&shown, "abort", json!({})).await;
+    assert_eq!((status, &error["code"]), (404, &json!("not-found")));
+    // The saga that has the key is as it was.
+    let (_, listed) = service.get("/api/sagas").await;
+    assert_eq!(ids(&listed), [started.id().to_string()]);
+    let (_, now) = service.get(&format!("/api/sagas/{}", started.id())).await;
+    assert_eq!((&now["state"], &now["write_id"]), (&json!("parked"), &saga["write_id"]));
+    let lines = service.audit_lines();
+    let done = lines.iter().find(|line| line["stage"] == "done").unwrap();
+    assert_eq!((&done["who"], &done["why"]), (&json!("ann"), &json!("seen")));
+    assert_eq!((&done["id"], &done["saga"]), (&json!(id), &json!("abort")));
+    assert!(done["at"].as_str().unwrap().starts_with("20"), "{done}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overdue_start_without_a_record_is_shown_and_ends_when_it_is_aborted() {
+    let mut service = Service::start();
+    service.stop_driving().await;
+    let entry = service.entry("k", 1999);
+    let id = entry.key.operation;
+    service.insert(entry).await;
+    let (_, shown) = service.get(&format!("/api/sagas/{id}")).await;
+    assert_eq!((&shown["state"], &shown["overdue"]), (&json!("parked"), &json!(false)));
+    tokio::time::sleep(Duration::from_secs(11 * 60)).await;
+    let (_, listed) = service.get("/api/sagas?state=overdue").await;
+    assert_eq!(ids(&listed), [id.to_string()]);
+    let (_, shown) = service.get(&format!("/api/sagas/{id}")).await;
+    assert_eq!((&shown["state"], &shown["version"]), (&json!("overdue"), &json!(2)));
+    let (status, answer) = service.decide(&shown, "abort", json!({})).await;
+    assert_eq!((status, &answer["was"]["definition"]), (200, &json!("place-order")), "{answer}");
+    let (_, ended) = service.get(&format!("/api/sagas/{id}")).await;
+    assert_eq!((&ended["state"], &ended["end"]), (&json!("ended"), &json!("undone")));
+    assert_eq!(ended["failure"], "aborted by ann: seen");
+    let decision = &ended["decisions"][0];
+    assert_eq!((&decision["who"], &decision["why"]), (&json!("ann"), &json!("seen")));
+    assert!(decision["at"].as_str().unwrap().starts_with("2026-"), "{decision}");
+    assert_eq!(service.get("/api/saga-definitions").await.1["definitions"], json!([]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn metrics_count_the_sagas_of_the_store_and_are_a_minute_old_at_most() {
+    let service = Service::start();
+    let parked = service.begin("parked", 0).await;
+    service.until(&parked, "parked").await;
+    service.systems.fail("charge");
+    service.stuck("k").await;
+    service.insert(service.entry("parked", 1999)).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let has = |text: &str, line: &str| text.lines().any(|it| it == line);
+    let (status, text) = service.text("/api/saga-metrics").await;
+    assert_eq!(status, 200, "{text}");
+    for line in [
+        r#"hapax_sagas_unfinished{definition="place-order",version="2"} 2"#,
+        r#"hapax_sagas{definition="place-order",version="2",step="signal/go",state="parked"} 1"#,
+        r#"hapax_sagas{definition="place-order",version="2",step="charge",state="stuck"} 1"#,
+        r#"hapax_sagas_tries{definition="place-order",version="2",step="charge"} 1"#,
+        "hapax_sagas_rejected_starts 1",
+        "hapax_sagas_complete 1",
+        "hapax_sagas_census_age_seconds 0",
+    ] {
+        assert!(has(&text, line), "{line} is not in\n{text}");
+    }
+    service.stuck("l").await;
+    let stuck = |count| {
+        format!(
+            r#"hapax_sagas{{definition="place-order",version="2",step="charge",state="stuck"}} {count}"#
+        )
+    };
+    assert!(has(&service.text("/api/saga-metrics").await.1, &stuck(1)), "not counted again yet");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(has(&service.text("/api/saga-metrics").await.1, &stuck(2)));
+    let (status, _) =
+        service.send("GET", "/api/saga-metrics", "another-sixteen-", String::new()).await;
+    assert_eq!(status, 401);
 }

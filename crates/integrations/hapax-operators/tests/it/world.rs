@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
+use hapax_core::schedule::NewEntry;
 use hapax_core::{
     Clock, Idempotency, Inspect, Key, MemoryCapacity, MemoryStore, Scope, Store, Timestamp,
 };
 use hapax_operators::{AdminToken, Audit, Operators};
-use hapax_saga::{At, Saga, SagaError, Sagas, Started, StepError, StepRetry, Undo, UndoError};
+use hapax_saga::{
+    Saga, SagaError, SagaHandle, Sagas, StepContext, StepEffect, StepError, StepRetry, UndoError,
+};
 use http::Request;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -63,21 +66,21 @@ pub(crate) struct Paid {
     pub(crate) cents: u64,
 }
 
-async fn reserve(at: At<Systems>, cents: u64) -> Result<u64, StepError<String>> {
+async fn reserve(at: StepContext<Systems>, cents: u64) -> Result<u64, StepError<String>> {
     at.call("reserve").map_err(StepError::unknown)?;
     Ok(cents)
 }
 
-async fn free(at: At<Systems>, _: u64, _: Undo<u64>) -> Result<(), UndoError> {
+async fn free(at: StepContext<Systems>, _: u64, _: StepEffect<u64>) -> Result<(), UndoError> {
     Ok(at.call("free")?)
 }
 
-async fn charge(at: At<Systems>, cents: u64) -> Result<Paid, StepError<String>> {
+async fn charge(at: StepContext<Systems>, cents: u64) -> Result<Paid, StepError<String>> {
     at.call("charge").map_err(StepError::unknown)?;
     Ok(Paid { id: "bank".to_owned(), note: None, cents })
 }
 
-async fn notify(at: At<Systems>, _: String) -> Result<(), StepError<String>> {
+async fn notify(at: StepContext<Systems>, _: String) -> Result<(), StepError<String>> {
     at.call("notify").map_err(StepError::unknown)?;
     Ok(())
 }
@@ -113,6 +116,7 @@ pub(crate) struct Service {
     api: Router,
     order: Order,
     sagas: Sagas,
+    store: Arc<dyn Store>,
     running: JoinHandle<()>,
     _folder: TempDir,
 }
@@ -140,10 +144,11 @@ impl Service {
             driver.run(std::future::pending(), Duration::ZERO).await;
         });
         let token = AdminToken::new(TOKEN).unwrap();
+        let opened = Arc::clone(&store) as Arc<dyn Store>;
         let api = Operators::builder(engine, store as Arc<dyn Inspect>)
             .build(token, Audit::new(&audit, "a service"))
             .router();
-        Self { systems, audit, api, order, sagas, running, _folder: folder }
+        Self { systems, audit, api, order, sagas, store: opened, running, _folder: folder }
     }
 
     /// Ends the driver of sagas, as if no process had the definition.
@@ -152,20 +157,26 @@ impl Service {
         assert!(self.sagas.run(std::future::ready(()), Duration::from_secs(60)).await);
     }
 
-    pub(crate) async fn begin(&self, key: &str, cents: u64) -> Started<Paid, String> {
+    pub(crate) async fn begin(&self, key: &str, cents: u64) -> SagaHandle<Paid, String> {
         let key: Key = key.parse().unwrap();
         self.sagas.start(&self.order, &Scope::of([("customer", "c")]), &key, &cents).await.unwrap()
     }
 
+    /// Returns the entry of a saga that is started in a transaction.
+    pub(crate) fn entry(&self, key: &str, cents: u64) -> NewEntry {
+        let (key, scope): (Key, _) = (key.parse().unwrap(), Scope::of([("customer", "c")]));
+        self.sagas.entry(&self.order, &scope, &key, &cents).unwrap()
+    }
+
     /// Starts a saga and waits until it is stuck. Returns it as the API shows it.
-    pub(crate) async fn stuck(&self, key: &str) -> (Started<Paid, String>, Value) {
+    pub(crate) async fn stuck(&self, key: &str) -> (SagaHandle<Paid, String>, Value) {
         let started = self.begin(key, 1999).await;
         let shown = self.until(&started, "stuck").await;
         (started, shown)
     }
 
     /// Waits until a saga has this state.
-    pub(crate) async fn until(&self, started: &Started<Paid, String>, state: &str) -> Value {
+    pub(crate) async fn until(&self, started: &SagaHandle<Paid, String>, state: &str) -> Value {
         loop {
             let (status, shown) = self.get(&format!("/api/sagas/{}", started.id())).await;
             if status == 200 && shown["state"] == state {
@@ -189,6 +200,11 @@ impl Service {
         self.send("GET", path, TOKEN, String::new()).await
     }
 
+    /// Inserts the entry of a saga that is started in a transaction.
+    pub(crate) async fn insert(&self, entry: NewEntry) {
+        self.store.capabilities().schedule.unwrap().insert(entry).await.unwrap();
+    }
+
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -203,10 +219,21 @@ impl Service {
             .header("content-type", "application/json")
             .body(Body::from(body))
             .unwrap();
+        let (status, body) = self.answer(request).await;
+        (status, serde_json::from_str(&body).unwrap())
+    }
+
+    /// Returns a text that the API answers.
+    pub(crate) async fn text(&self, path: &str) -> (u16, String) {
+        let request = Request::get(path).header("authorization", format!("Bearer {TOKEN}"));
+        self.answer(request.body(Body::empty()).unwrap()).await
+    }
+
+    async fn answer(&self, request: Request<Body>) -> (u16, String) {
         let response = self.api.clone().oneshot(request).await.unwrap();
         let status = response.status().as_u16();
         let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
-        (status, serde_json::from_slice(&body).unwrap())
+        (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
     pub(crate) fn audit_lines(&self) -> Vec<Value> {

@@ -41,8 +41,8 @@ pub struct SharedConnection {
 }
 
 impl SharedConnection {
-    /// Creates a source of one connection from a function that connects. It limits the time that this
-    /// takes.
+    /// Creates a source of one connection from a function that connects. The function must fail after
+    /// a time: callers wait for it one after the other.
     pub fn new<F, E>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<Client, E>> + Send + 'static,

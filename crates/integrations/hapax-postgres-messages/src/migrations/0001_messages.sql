@@ -1,8 +1,8 @@
--- Inbox, outbox, sequences and dead letters. A program in any language calls the functions within its
--- own transactions; it does not write the tables.
+-- Inbox, outbox, sequences and dead letters. A program in any language calls the functions within
+-- its own transactions; it does not write the tables.
 
--- Once: IF NOT EXISTS alone locks what exists, and callers queue behind a lock that waits. So a script
--- that is run again changes functions only.
+-- Once: IF NOT EXISTS alone locks what exists, and callers queue behind a lock that waits. So a
+-- script that is run again changes functions only.
 DO $tables$
 BEGIN
 IF EXISTS (SELECT FROM hapax_messages_migrations WHERE version = 1) THEN
@@ -12,16 +12,17 @@ END IF;
 -- Ids of messages that a consumer has handled. A row and its index entry take about 120 bytes: so
 -- consumer and id are one hash, and the digest of the payload is cut to 128 bits.
 CREATE TABLE IF NOT EXISTS hapax_inbox (
-    id         uuid PRIMARY KEY,      -- hapax_message_id(consumer, id)
+    id         uuid PRIMARY KEY,      -- hapax_scoped_hash(consumer, id)
     digest     uuid,                  -- hapax_payload_digest; null: not compared
     expires_at timestamptz NOT NULL,  -- time from which hapax_inbox_purge removes it
     consumer   integer NOT NULL,      -- hash of the name, for statistics only
     parked     boolean NOT NULL DEFAULT false  -- by hapax_inbox_park: it was not handled
 );
-CREATE INDEX IF NOT EXISTS hapax_inbox_expires ON hapax_inbox
-    USING brin (expires_at) WITH (pages_per_range = 32, autosummarize = on);
+-- Times are whole seconds, so that the index keeps most of them once for many rows. In a BRIN index a
+-- range would keep the time of its first row for ever: each purge would read the table.
+CREATE INDEX IF NOT EXISTS hapax_inbox_expires ON hapax_inbox (expires_at);
 
--- Attempts of messages that were not handled at the first attempt, in the direct mode.
+-- Attempts of messages that were not handled at the first attempt, in batch mode.
 CREATE TABLE IF NOT EXISTS hapax_attempts (
     id         uuid PRIMARY KEY,      -- as in hapax_inbox
     attempts   integer NOT NULL,
@@ -47,7 +48,7 @@ CREATE TABLE IF NOT EXISTS hapax_dead_letters (
     first_at      timestamptz NOT NULL,
     last_at       timestamptz NOT NULL,
     parked_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- Place of an outbox row, to which a redrive returns it.
+    -- Position of an outbox row, to which a redrive returns it.
     outbox_shard  smallint,
     outbox_id     bigint,
     -- Number of redrives that began; the number is part of the id for the broker's deduplication.
@@ -59,14 +60,14 @@ CREATE INDEX IF NOT EXISTS hapax_dead_letters_key ON hapax_dead_letters (consume
 
 -- Decisions of operators about dead letters.
 CREATE TABLE IF NOT EXISTS hapax_dead_letter_decisions (
-    at         timestamptz NOT NULL DEFAULT clock_timestamp(),
-    who        text NOT NULL,
-    why        text NOT NULL,
-    action     text NOT NULL,         -- redrive, redriven, drop
-    letter     bytea NOT NULL,
-    consumer   text NOT NULL,
-    message_id text,
-    reason     text NOT NULL
+    at             timestamptz NOT NULL DEFAULT clock_timestamp(),
+    operator       text NOT NULL,
+    reason         text NOT NULL,     -- of the operator
+    decision       text NOT NULL,     -- redrive, drop
+    dead_letter_id bytea NOT NULL,
+    consumer       text NOT NULL,
+    message_id     text,
+    parked_as      text NOT NULL      -- the reason of the dead letter
 );
 
 -- Messages to publish. Rows are deleted once they are published.
@@ -77,7 +78,7 @@ CREATE TABLE IF NOT EXISTS hapax_outbox (
     message_id  text NOT NULL,
     destination text NOT NULL,
     order_key   text,
-    headers     jsonb NOT NULL,       -- names and texts
+    headers     jsonb NOT NULL,       -- names, each with a text or an array of texts
     payload     bytea NOT NULL,
     created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (shard, id)
@@ -87,31 +88,35 @@ CREATE TABLE IF NOT EXISTS hapax_outbox (
     autovacuum_vacuum_threshold = 10000
 );
 
--- A relay that reads another number here than before forgets from which id on it reads.
+-- Number that changes when rows may have appeared below the floors of relays: a relay that reads
+-- another number than before reads from id 0 again. Relays of one outbox share the leases of its shards
+-- by its identity, and those of another one have others. A copy of the database has the same identity:
+-- if its relays use the same store, set another one there.
 CREATE TABLE IF NOT EXISTS hapax_outbox_epoch (
-    is_one boolean PRIMARY KEY DEFAULT true CHECK (is_one),
-    epoch  bigint NOT NULL
+    is_one   boolean PRIMARY KEY DEFAULT true CHECK (is_one),
+    epoch    bigint NOT NULL,
+    identity uuid NOT NULL DEFAULT gen_random_uuid()
 );
 INSERT INTO hapax_outbox_epoch (epoch) VALUES (1) ON CONFLICT DO NOTHING;
 
--- The last number of each aggregate that was applied.
+-- Aggregates of numbered messages, each with the last number that was applied.
 CREATE TABLE IF NOT EXISTS hapax_sequences (
-    id        uuid PRIMARY KEY,       -- hapax_message_id(consumer, aggregate)
+    id        uuid PRIMARY KEY,       -- hapax_scoped_hash(consumer, aggregate)
     applied   bigint NOT NULL,
-    parked    integer NOT NULL,       -- rows of hapax_sequence_messages
-    gap_since timestamptz,            -- while messages are parked
+    waiting   integer NOT NULL,       -- rows of hapax_sequence_messages
+    gap_since timestamptz,            -- while messages wait
     consumer  text NOT NULL,
     aggregate text NOT NULL
 );
 CREATE INDEX IF NOT EXISTS hapax_sequences_gaps ON hapax_sequences (consumer, gap_since)
     WHERE gap_since IS NOT NULL;
 
--- Aggregates with a gap: the number that is missing, since when, and the messages behind it.
+-- Aggregates with a gap: the number that is missing, since when, and the number of messages that wait.
 CREATE OR REPLACE VIEW hapax_sequence_gaps AS
-SELECT s.consumer, s.aggregate, s.applied + 1 AS missing, s.gap_since, s.parked
+SELECT s.consumer, s.aggregate, s.applied + 1 AS missing, s.gap_since, s.waiting
 FROM hapax_sequences s WHERE s.gap_since IS NOT NULL;
 
--- Messages that are parked behind a gap.
+-- Messages that wait for those before them.
 CREATE TABLE IF NOT EXISTS hapax_sequence_messages (
     id         uuid NOT NULL,         -- as in hapax_sequences
     number     bigint NOT NULL,
@@ -124,8 +129,9 @@ CREATE TABLE IF NOT EXISTS hapax_sequence_messages (
 END
 $tables$;
 
--- Returns the hash that names a message of a consumer. A name has no zero byte.
-CREATE OR REPLACE FUNCTION hapax_message_id(consumer text, id text) RETURNS uuid
+-- Returns the hash of a consumer's name and of a message id or an aggregate, by which rows are
+-- found. A consumer's name has no zero byte.
+CREATE OR REPLACE FUNCTION hapax_scoped_hash(consumer text, id text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT encode(substring(sha256(
         convert_to(consumer, 'UTF8') || '\x00'::bytea || convert_to(id, 'UTF8')
@@ -138,99 +144,142 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT encode(substring(sha256(fingerprint) FROM 1 FOR 16), 'hex')::uuid
 $$;
 
--- Enters messages of `consumer` as handled, in the transaction of the caller, which writes the
--- effects of those that are new. Returns for each of `ids`, by its position from 1:
---   'new'        no transaction that committed has entered it: handle it
---   'duplicate'  it was handled or parked
---   'conflict'   it was handled or parked with another fingerprint
--- `fingerprints` are the payloads, or digests of them; null compares none. Ids are entered in one
--- order, so that two callers do not deadlock.
+-- Records messages of `consumer` as handled, in the transaction of the caller, which writes the
+-- effects of those that are new. Returns for each of `ids`, by its position from 1 (`item`):
+--   'new'        this call has inserted it: handle the message
+--   'duplicate'  the message was handled or parked before, or the id occurs earlier in `ids`
+--   'mismatch'   the id has another fingerprint: store a dead letter, without hapax_inbox_park
+-- `fingerprints` has the payload of each, or a digest of it; null: payloads are not compared. Ids are
+-- inserted in one order, so that two callers do not deadlock.
 --
--- Errors: 55P03, another transaction that is still open has entered one of them: hold the messages.
+-- Errors: 55P03: another transaction that is still open has inserted one of them: hold the messages.
 -- 40001 and 40P01: run the transaction again; with 40001 the id of a duplicate may have expired
--- meanwhile. 22023: an id is null, empty or over 1024 bytes.
+-- meanwhile. 22023: an id is null, empty or over 1024 bytes, or there is not one fingerprint for each.
 CREATE OR REPLACE FUNCTION hapax_inbox(
     consumer text, ids text[], fingerprints bytea[] DEFAULT NULL,
     retention interval DEFAULT '30 days'
 ) RETURNS TABLE (item integer, state text)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
-SET lock_timeout = '500ms'
-SET plan_cache_mode = force_generic_plan
 AS $$
-#variable_conflict use_column
 DECLARE
-    wanted integer := cardinality(ids);
     keys uuid[];
     digests uuid[];
     wrong bigint;
-    entered uuid[];
-    found bigint;
 BEGIN
-    IF cardinality(fingerprints) <> wanted THEN
-        RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %', wanted,
+    IF cardinality(fingerprints) <> cardinality(ids) THEN
+        RAISE EXCEPTION 'expected a fingerprint for each of % ids, found %', cardinality(ids),
             cardinality(fingerprints)
             USING ERRCODE = '22023';
     END IF;
-    SELECT array_agg(hapax_message_id(consumer, g.id)), array_agg(hapax_payload_digest(g.fingerprint)),
+    SELECT array_agg(hapax_scoped_hash(consumer, g.id)), array_agg(hapax_payload_digest(g.fingerprint)),
         count(*) FILTER (WHERE g.id IS NULL OR octet_length(g.id) NOT BETWEEN 1 AND 1024)
     INTO keys, digests, wrong
     FROM unnest(ids, fingerprints) AS g (id, fingerprint);
     IF wrong > 0 THEN
-        RAISE EXCEPTION 'expected ids of 1 to 1024 bytes, found another one' USING ERRCODE = '22023';
+        RAISE EXCEPTION 'expected ids of 1 to 1024 bytes, found % others', wrong USING ERRCODE = '22023';
     END IF;
+    RETURN QUERY
+    SELECT s.at::integer,
+        CASE s.code WHEN 'n' THEN 'new' WHEN 'd' THEN 'duplicate' ELSE 'mismatch' END
+    FROM unnest(string_to_array(hapax_inbox_insert(consumer, keys, digests, retention), NULL))
+        WITH ORDINALITY AS s (code, at)
+    ORDER BY s.at;
+END
+$$;
+
+-- Inserts ids as hapax_inbox does, for a program that computes the hashes itself: `keys` are
+-- hapax_scoped_hash of the ids, `digests` hapax_payload_digest of the fingerprints or null. Returns
+-- a code for each: n, d or m, for new, duplicate or mismatch. Null for no keys. Rows are found by
+-- the index, whatever the statistics were when a session planned this: those of a new table would
+-- lead to a scan of all rows.
+CREATE OR REPLACE FUNCTION hapax_inbox_insert(
+    consumer text, keys uuid[], digests uuid[], retention interval
+) RETURNS text
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+SET lock_timeout = '500ms'
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    wanted integer := cardinality(keys);
+    -- Rounded up.
+    expiry timestamptz := date_trunc('second', clock_timestamp() + retention + interval '999999 us');
+    inserted uuid[];
+    states text;
+BEGIN
     WITH given AS (
         SELECT DISTINCT ON (g.key) g.key, g.digest
         FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
         ORDER BY g.key, g.at
     ), written AS (
         INSERT INTO hapax_inbox AS i (id, digest, expires_at, consumer)
-        SELECT g.key, g.digest, clock_timestamp() + retention, hashtext(hapax_inbox.consumer)
+        SELECT g.key, g.digest, expiry, hashtext(hapax_inbox_insert.consumer)
         FROM given g ORDER BY g.key
         ON CONFLICT DO NOTHING
         RETURNING i.id
     )
-    SELECT array_agg(w.id) INTO entered FROM written w;
+    SELECT array_agg(w.id) INTO inserted FROM written w;
     -- What follows from the states, an acknowledgement, must not be earlier than their durability,
     -- whatever the role's default is. A transaction without a write would wait for no synchronous
-    -- standby: an id that a crash of the server made visible may be on none, and a failover loses it.
+    -- standby: an id that a crash of the server made visible may be on none, and a failover loses
+    -- it.
     PERFORM set_config('synchronous_commit', 'on', true)
     WHERE current_setting('synchronous_commit') <> 'remote_apply';
-    IF entered IS NULL THEN
+    IF inserted IS NULL THEN
         PERFORM pg_logical_emit_message(true, 'hapax', '');
     END IF;
-    IF cardinality(entered) = wanted THEN
-        RETURN QUERY SELECT n, 'new' FROM generate_series(1, wanted) AS s (n);
-        RETURN;
+    IF cardinality(inserted) = wanted THEN
+        RETURN repeat('n', wanted);
     END IF;
     -- A statement of its own: it sees what was committed while the insert waited.
-    RETURN QUERY
-    SELECT g.at::integer, CASE
-        WHEN i.digest <> g.digest THEN 'conflict'
-        WHEN g.key = ANY (entered) AND row_number() OVER (PARTITION BY g.key ORDER BY g.at) = 1
-            THEN 'new'
-        ELSE 'duplicate'
-    END
-    FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
-    JOIN hapax_inbox i ON i.id = g.key
-    ORDER BY g.at;
-    GET DIAGNOSTICS found = ROW_COUNT;
-    IF found <> wanted THEN
+    SELECT string_agg(CASE
+        WHEN i.digest <> g.digest THEN 'm'
+        WHEN g.key = ANY (inserted) AND g.nth = 1 THEN 'n'
+        ELSE 'd'
+    END, '' ORDER BY g.at)
+    INTO states
+    FROM (
+        SELECT u.key, u.digest, u.at, row_number() OVER (PARTITION BY u.key ORDER BY u.at) AS nth
+        FROM unnest(keys, digests) WITH ORDINALITY AS u (key, digest, at)
+    ) g
+    JOIN hapax_inbox i ON i.id = g.key;
+    IF coalesce(length(states), 0) <> wanted THEN
         RAISE EXCEPTION 'the id of a duplicate expired meanwhile: run the transaction again'
             USING ERRCODE = '40001';
     END IF;
+    RETURN states;
 END
 $$;
 
--- Notes that a message which is 'new' in this transaction is parked and not handled: the caller stores
--- its dead letter in the same transaction. Only the redrive of a letter forgets it.
+-- Sets a timeout of this transaction, unless a shorter one is set. Returns it.
+CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, most_ms bigint) RETURNS text
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT CASE
+        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND most_ms * interval '1 ms'
+            THEN current_setting(setting)
+        -- The server stores it as a positive number of 32 bits.
+        ELSE set_config(setting, least(most_ms, 2147483647)::text, true)
+    END
+$$;
+
+-- Marks the id of a message that is 'new' in this transaction as parked: the caller stores its dead
+-- letter in the same transaction, and does not handle it. Deletes its attempts. Returns false if
+-- hapax_inbox has not inserted the id. hapax_dead_letter_redrive deletes the id, so that the message
+-- is new again.
 CREATE OR REPLACE FUNCTION hapax_inbox_park(consumer text, id text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    key uuid := hapax_message_id(consumer, id);
+    key uuid := hapax_scoped_hash(consumer, id);
 BEGIN
     DELETE FROM hapax_attempts a WHERE a.id = key;
     UPDATE hapax_inbox i SET parked = true WHERE i.id = key;
@@ -238,23 +287,30 @@ BEGIN
 END
 $$;
 
--- Removes up to `most` ids whose retention has ended. Returns their number.
+-- Removes up to `most` ids whose retention has ended, and up to `most` expired rows of
+-- hapax_attempts, those of all consumers. Returns the number of rows removed; 0: nothing is left to
+-- remove. Several programs may call it at a time: each leaves out the rows of the others. Rows are
+-- found by the index, as in hapax_inbox_insert.
 CREATE OR REPLACE FUNCTION hapax_inbox_purge(most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    -- An index is not searched by the result of a volatile function.
+    moment timestamptz := clock_timestamp();
     removed bigint;
     further bigint;
 BEGIN
     DELETE FROM hapax_inbox WHERE ctid = ANY (ARRAY(
-        SELECT i.ctid FROM hapax_inbox i WHERE i.expires_at <= clock_timestamp()
+        SELECT i.ctid FROM hapax_inbox i WHERE i.expires_at <= moment
         LIMIT most FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS removed = ROW_COUNT;
     DELETE FROM hapax_attempts WHERE ctid = ANY (ARRAY(
-        SELECT a.ctid FROM hapax_attempts a WHERE a.expires_at <= clock_timestamp()
+        SELECT a.ctid FROM hapax_attempts a WHERE a.expires_at <= moment
         LIMIT most FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS further = ROW_COUNT;
@@ -264,8 +320,8 @@ $$;
 
 -- Counts an attempt of a message that was delivered before, in a transaction of its own, before the
 -- handler begins. The first attempt is not counted in the table, so the first call returns 2.
--- Returns 0 if the message was handled or parked. With error 55P03, another transaction that is still
--- open has entered it, nothing is counted: no handler would begin.
+-- Returns 0 if the message was handled or parked. With error 55P03, another transaction that is
+-- still open has inserted it, nothing is counted: no handler would begin.
 CREATE OR REPLACE FUNCTION hapax_inbox_attempt(
     consumer text, id text, retention interval DEFAULT '30 days'
 ) RETURNS integer
@@ -275,10 +331,10 @@ SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
-    key uuid := hapax_message_id(consumer, id);
+    key uuid := hapax_scoped_hash(consumer, id);
     made integer;
 BEGIN
-    -- Entered and rolled back: an open transaction with the id is noticed only thus.
+    -- Inserted and rolled back: an open transaction with the id is noticed only thus.
     BEGIN
         INSERT INTO hapax_inbox (id, expires_at, consumer) VALUES (key, clock_timestamp(), 0)
         ON CONFLICT DO NOTHING;
@@ -296,7 +352,8 @@ BEGIN
     INSERT INTO hapax_attempts AS a (id, attempts, expires_at)
     VALUES (key, 2, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
-        SET attempts = a.attempts + 1, expires_at = EXCLUDED.expires_at
+        -- Null until hapax_inbox_failed notes the error of this attempt: a process may end in it.
+        SET attempts = a.attempts + 1, error = NULL, expires_at = EXCLUDED.expires_at
     RETURNING a.attempts INTO made;
     RETURN made;
 END
@@ -315,7 +372,7 @@ DECLARE
     made integer;
 BEGIN
     INSERT INTO hapax_attempts AS a (id, attempts, error, expires_at)
-    VALUES (hapax_message_id(consumer, id), 1, error, clock_timestamp() + retention)
+    VALUES (hapax_scoped_hash(consumer, id), 1, error, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
         SET error = EXCLUDED.error, expires_at = EXCLUDED.expires_at
     RETURNING a.attempts INTO made;
@@ -323,14 +380,15 @@ BEGIN
 END
 $$;
 
--- Forgets that a message was handled, so that it is handled again once it is delivered again.
+-- Deletes the id and the attempts of a message, also of one that was handled: it is handled again once
+-- it is delivered again. Returns whether the id existed.
 CREATE OR REPLACE FUNCTION hapax_inbox_release(consumer text, id text) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 DECLARE
-    key uuid := hapax_message_id(consumer, id);
+    key uuid := hapax_scoped_hash(consumer, id);
     removed bigint;
 BEGIN
     DELETE FROM hapax_attempts a WHERE a.id = key;
@@ -340,8 +398,9 @@ BEGIN
 END
 $$;
 
--- Stores a dead letter; one with the same id is stored once, with its last error. Returns whether it
--- is new.
+-- Stores a dead letter. `id` has 32 bytes and is the same each time that the message is parked, such
+-- as a hash of consumer and message id. If it is stored already, only reason, attempts, error and
+-- last_at are replaced. Returns whether it is new.
 CREATE OR REPLACE FUNCTION hapax_dead_letter_put(
     id bytea, consumer text, message_id text, origin text, reason text, attempts integer,
     error text, order_key text, header_names text[], header_values bytea[], payload bytea,
@@ -354,6 +413,10 @@ AS $$
 DECLARE
     stored boolean;
 BEGIN
+    IF octet_length(order_key) > 1024 THEN
+        RAISE EXCEPTION 'expected an order key of at most 1024 bytes, found %: store a hash of it, and compare hashes', octet_length(order_key)
+            USING ERRCODE = '22023';
+    END IF;
     -- The message is acknowledged after this.
     PERFORM set_config('synchronous_commit', 'on', true)
     WHERE current_setting('synchronous_commit') <> 'remote_apply';
@@ -371,13 +434,14 @@ BEGIN
 END
 $$;
 
--- Begins to redrive a letter: the consumer forgets that it parked the message, in the direct mode. A
--- message that was handled is not forgotten: its copy is a duplicate. Returns the number of the
--- redrive, or null if there is no such letter.
+-- Begins to redrive a dead letter: stores the decision and, for a consumer in batch mode, deletes the
+-- id of the message from hapax_inbox if it is parked there. The caller then publishes the message. The
+-- id of a message that was handled stays. Returns the number of the redrive, from 1, or null if the
+-- dead letter does not exist.
 --
--- Error 22023: the letter is in conflict. Its id belongs to another message, which would be handled
+-- Error 22023: the reason is 'mismatch'. The id belongs to another message, which would be handled
 -- again in its stead.
-CREATE OR REPLACE FUNCTION hapax_dead_letter_redrive(letter bytea, who text, why text)
+CREATE OR REPLACE FUNCTION hapax_dead_letter_redrive(dead_letter_id bytea, operator text, reason text)
 RETURNS integer
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -385,26 +449,45 @@ AS $$
 DECLARE
     row hapax_dead_letters;
 BEGIN
-    UPDATE hapax_dead_letters d SET redrives = d.redrives + 1 WHERE d.id = letter
+    UPDATE hapax_dead_letters d SET redrives = d.redrives + 1 WHERE d.id = dead_letter_id
     RETURNING * INTO row;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    IF row.reason = 'conflict' THEN
-        RAISE EXCEPTION 'expected a letter whose message has its own id, found one in conflict: publish it under another id, and drop the letter'
+    IF row.reason = 'mismatch' THEN
+        RAISE EXCEPTION 'expected a dead letter whose message has its own id, found a mismatch: publish the message under another id, and drop the dead letter'
             USING ERRCODE = '22023';
     END IF;
     DELETE FROM hapax_inbox i
-    WHERE i.id = hapax_message_id(row.consumer, row.message_id) AND i.parked;
-    INSERT INTO hapax_dead_letter_decisions (who, why, action, letter, consumer, message_id, reason)
-    VALUES (who, why, 'redrive', letter, row.consumer, row.message_id, row.reason);
+    WHERE i.id = hapax_scoped_hash(row.consumer, row.message_id) AND i.parked;
+    INSERT INTO hapax_dead_letter_decisions (
+        operator, reason, decision, dead_letter_id, consumer, message_id, parked_as
+    ) VALUES (
+        operator, reason, 'redrive', dead_letter_id, row.consumer, row.message_id, row.reason
+    );
     RETURN row.redrives;
 END
 $$;
 
--- Removes a letter: 'redriven' after its message was published, 'drop' without that. Returns whether
--- there was one.
-CREATE OR REPLACE FUNCTION hapax_dead_letter_remove(letter bytea, action text, who text, why text)
+-- Deletes the dead letter from which a message was redriven, in the transaction that has inserted the
+-- message by hapax_inbox, also as a duplicate: the message has the id of the dead letter in its header
+-- hapax-redrive, in hexadecimal digits. Returns whether it is deleted: the dead letter of a message that
+-- is parked, or not in hapax_inbox, stays.
+CREATE OR REPLACE FUNCTION hapax_dead_letter_remove(dead_letter_id bytea) RETURNS boolean
+LANGUAGE plpgsql
+SET search_path FROM CURRENT
+AS $$
+BEGIN
+    DELETE FROM hapax_dead_letters d WHERE d.id = dead_letter_id AND EXISTS (
+        SELECT FROM hapax_inbox i
+        WHERE i.id = hapax_scoped_hash(d.consumer, d.message_id) AND NOT i.parked
+    );
+    RETURN FOUND;
+END
+$$;
+
+-- Deletes a dead letter whose message is not to be handled. Returns whether the dead letter existed.
+CREATE OR REPLACE FUNCTION hapax_dead_letter_drop(dead_letter_id bytea, operator text, reason text)
 RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -412,12 +495,15 @@ AS $$
 DECLARE
     row hapax_dead_letters;
 BEGIN
-    DELETE FROM hapax_dead_letters d WHERE d.id = letter RETURNING * INTO row;
+    DELETE FROM hapax_dead_letters d WHERE d.id = dead_letter_id RETURNING * INTO row;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    INSERT INTO hapax_dead_letter_decisions (who, why, action, letter, consumer, message_id, reason)
-    VALUES (who, why, action, letter, row.consumer, row.message_id, row.reason);
+    INSERT INTO hapax_dead_letter_decisions (
+        operator, reason, decision, dead_letter_id, consumer, message_id, parked_as
+    ) VALUES (
+        operator, reason, 'drop', dead_letter_id, row.consumer, row.message_id, row.reason
+    );
     RETURN true;
 END
 $$;
@@ -428,17 +514,22 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT (get_byte(sha256(convert_to(order_key, 'UTF8')), 0) % 32)::smallint
 $$;
 
--- Writes messages to publish, in the transaction of the caller. Returns their ids in the order of
--- the arguments, each ascending.
+-- Writes messages to publish, in the transaction of the caller. Returns the message id of each, by
+-- its position in the arrays (`item`, from 1).
 --
--- Messages with an order key are published in the order of their ids. So that this is the order in
--- which their transactions commit, the writers of one key take turns: the function locks the key,
--- by one of 1024 locks, until the transaction ends. Messages of one transaction are therefore best
--- written by one call, shortly before COMMIT; two calls may deadlock with another transaction
+-- Messages with an order key are published in the order of hapax_outbox.id, which ascends in the
+-- order of the arrays. So that this is also the order in which transactions commit, the writers of
+-- one key are serialized: the function takes one of 1024 locks, by the hash of the key, until the
+-- transaction ends. Messages of one transaction are therefore
+-- best written by one call, shortly before COMMIT; two calls may deadlock with another transaction
 -- (40P01: run it again). Messages without an order key take no lock.
 --
--- A message id of null becomes a random one. Headers are objects of texts; a header with several values
--- has an array of texts.
+-- A message id of null becomes a random one. Headers are objects of texts; a header with several
+-- values has an array of texts.
+--
+-- A payload is bytea. PostgreSQL reads a literal, or a parameter without a type, as the text form of
+-- bytea, in which a backslash begins an escape: JSON would be changed or rejected. Convert a text by
+-- convert_to(…, 'UTF8').
 CREATE OR REPLACE FUNCTION hapax_outbox_put_all(
     destinations text[], payloads bytea[], order_keys text[] DEFAULT NULL,
     message_ids text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL
@@ -453,7 +544,8 @@ BEGIN
     IF cardinality(payloads) <> wanted OR cardinality(order_keys) <> wanted
         OR cardinality(message_ids) <> wanted OR cardinality(headers) <> wanted
     THEN
-        RAISE EXCEPTION 'expected arrays of one length' USING ERRCODE = '22023';
+        RAISE EXCEPTION 'expected arrays of % elements, as in destinations, found another length', wanted
+            USING ERRCODE = '22023';
     END IF;
     IF EXISTS (
         SELECT FROM unnest(destinations, payloads, order_keys, message_ids, headers)
@@ -462,11 +554,13 @@ BEGIN
             OR octet_length(g.order_key) NOT BETWEEN 1 AND 1024
             OR octet_length(g.message_id) NOT BETWEEN 1 AND 1024
             OR jsonb_typeof(g.headers) <> 'object'
+            -- In this mode of paths the elements of an array are tested one by one.
+            OR jsonb_path_exists(g.headers, 'lax $.* ? (@.type() != "string")')
     ) THEN
-        RAISE EXCEPTION 'expected a destination, a payload, an order key and an id of 1 to 1024 bytes, and headers that are an object'
-            USING ERRCODE = '22023';
+        RAISE EXCEPTION 'expected for each message a destination, a payload, null or 1 to 1024 bytes as order key and as id, and as headers an object of texts and arrays of texts, found a message without one of them'
+            USING ERRCODE = '22023', HINT = 'Cast the values of headers to text. Shorten an order key, for example by a hash.';
     END IF;
-    -- A relay recognizes open writers by this lock, which is taken before an id is drawn.
+    -- A relay recognizes open writers by this lock, which is taken before an id is allocated.
     LOCK TABLE hapax_outbox IN ROW EXCLUSIVE MODE;
     PERFORM pg_advisory_xact_lock(1752199264, s.stripe) FROM (
         SELECT DISTINCT (('x' || left(encode(sha256(convert_to(k.order_key, 'UTF8')), 'hex'), 8))
@@ -494,7 +588,8 @@ BEGIN
 END
 $$;
 
--- Writes one message: see hapax_outbox_put_all. Returns its id.
+-- Writes one message: see hapax_outbox_put_all. Returns its id. The payload is bytea: for JSON or
+-- another text call hapax_outbox_put_text.
 CREATE OR REPLACE FUNCTION hapax_outbox_put(
     destination text, payload bytea, order_key text DEFAULT NULL, message_id text DEFAULT NULL,
     headers jsonb DEFAULT NULL
@@ -507,10 +602,11 @@ AS $$
         ARRAY[message_id], ARRAY[headers]) p
 $$;
 
--- Returns messages to publish, for a relay: of each shard those with an id above its floor, in the
--- order of ids, up to `most` in all, and none after those before it have `bytes` of headers and
--- payload. Messages whose order key has a dead letter, or is in `skipped`, wait; those in
--- `known_shards` and `known_ids` are left out. The first row has the epoch only.
+-- Returns messages to publish, for a relay: shard by shard in the order of `shards`, those with an id
+-- above the shard's floor, in the order of ids. Returns at most `most` messages, and none after the
+-- headers and payloads of the messages before it have `bytes` bytes. Leaves out messages whose order
+-- key has a dead letter or is in `skipped`, and those in `known_shards` and `known_ids`. The first row
+-- has the epoch only.
 CREATE OR REPLACE FUNCTION hapax_outbox_poll(
     shards bigint[], floors bigint[], known_shards bigint[], known_ids bigint[], skipped text[],
     most bigint, bytes bigint
@@ -528,12 +624,12 @@ AS $$
         FROM (
             -- The length of a payload is known without reading it.
             SELECT l.*, sum(octet_length(l.headers) + octet_length(l.payload)) OVER (
-                ORDER BY l.turn, l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                ORDER BY l.nr, l.id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ) AS bytes_before
             FROM (
-                SELECT f.turn, f.shard, o.id, o.message_id, o.destination, o.order_key,
+                SELECT f.nr, f.shard, o.id, o.message_id, o.destination, o.order_key,
                     o.headers::text AS headers, o.payload, o.created_at
-                FROM unnest(shards, floors) WITH ORDINALITY AS f (shard, floor, turn)
+                FROM unnest(shards, floors) WITH ORDINALITY AS f (shard, floor, nr)
                 CROSS JOIN LATERAL (
                     SELECT o.* FROM hapax_outbox o
                     WHERE o.shard = f.shard::smallint AND o.id > f.floor
@@ -554,12 +650,12 @@ AS $$
             ) l
         ) m
         WHERE coalesce(m.bytes_before, 0) < bytes
-        ORDER BY m.turn, m.id
+        ORDER BY m.nr, m.id
     )
 $$;
 
 -- Deletes messages that were published.
-CREATE OR REPLACE FUNCTION hapax_outbox_done(shards bigint[], ids bigint[]) RETURNS void
+CREATE OR REPLACE FUNCTION hapax_outbox_remove(shards bigint[], ids bigint[]) RETURNS void
 LANGUAGE sql
 SET search_path FROM CURRENT
 AS $$
@@ -567,7 +663,7 @@ AS $$
     WHERE o.shard = g.shard::smallint AND o.id = g.id
 $$;
 
--- Returns the last id that was drawn, and the transactions that may have drawn one and are open, for
+-- Returns the last allocated id, and the open transactions that may have allocated one, for
 -- a relay: once all of them have ended, no message with such an id is still to appear.
 CREATE OR REPLACE FUNCTION hapax_outbox_writers() RETURNS TABLE (last_id bigint, writers text[])
 LANGUAGE plpgsql VOLATILE
@@ -575,9 +671,9 @@ SET search_path FROM CURRENT
 AS $$
 #variable_conflict use_column
 BEGIN
-    -- Read first: a transaction that draws a larger id afterwards does not matter.
+    -- Read first: a transaction that allocates a larger id afterwards does not matter.
     SELECT CASE WHEN s.is_called THEN s.last_value ELSE 0 END INTO last_id FROM hapax_outbox_ids s;
-    -- A prepared transaction has another name than before, so all of them have one.
+    -- PREPARE TRANSACTION changes the name of a transaction, so all prepared ones get one name.
     SELECT coalesce(
         array_agg(DISTINCT CASE WHEN l.pid IS NULL THEN 'prepared' ELSE l.virtualtransaction END), '{}'
     ) INTO writers
@@ -588,8 +684,8 @@ BEGIN
 END
 $$;
 
--- Returns the least id above the floor of each shard that has a message, for a relay.
-CREATE OR REPLACE FUNCTION hapax_outbox_least(shards bigint[], floors bigint[])
+-- Returns the id of the first message above the floor of each shard, if there is one, for a relay.
+CREATE OR REPLACE FUNCTION hapax_outbox_first_above(shards bigint[], floors bigint[])
 RETURNS TABLE (shard bigint, id bigint)
 LANGUAGE sql STABLE
 SET search_path FROM CURRENT
@@ -614,7 +710,7 @@ $$;
 
 -- Moves a message that cannot be published to the dead letters. Later ones with its order key wait.
 CREATE OR REPLACE FUNCTION hapax_outbox_park(
-    letter bytea, its_shard bigint, its_id bigint, error text, attempts integer
+    dead_letter_id bytea, outbox_shard bigint, outbox_id bigint, error text, attempts integer
 ) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -623,7 +719,7 @@ AS $$
 DECLARE
     row hapax_outbox;
 BEGIN
-    DELETE FROM hapax_outbox o WHERE o.shard = its_shard::smallint AND o.id = its_id
+    DELETE FROM hapax_outbox o WHERE o.shard = outbox_shard::smallint AND o.id = outbox_id
     RETURNING * INTO row;
     IF NOT FOUND THEN
         RETURN false;
@@ -632,25 +728,25 @@ BEGIN
         id, consumer, message_id, origin, reason, attempts, error, order_key, header_names,
         header_values, payload, first_at, last_at, outbox_shard, outbox_id
     ) VALUES (
-        letter, 'hapax-outbox', row.message_id, row.destination, 'unpublishable', attempts, error,
+        dead_letter_id, 'hapax-outbox', row.message_id, row.destination, 'unpublishable', attempts, error,
         row.order_key,
         ARRAY(SELECT h.name FROM hapax_outbox_headers(row.headers) h),
         ARRAY(SELECT convert_to(h.value, 'UTF8') FROM hapax_outbox_headers(row.headers) h),
         row.payload, row.created_at, clock_timestamp(), row.shard, row.id
     ) ON CONFLICT DO NOTHING;
     IF NOT FOUND AND NOT EXISTS (
-        SELECT FROM hapax_dead_letters d WHERE d.id = letter AND d.message_id = row.message_id
+        SELECT FROM hapax_dead_letters d WHERE d.id = dead_letter_id AND d.message_id = row.message_id
     ) THEN
-        RAISE EXCEPTION 'expected no letter of another message under this id, found one'
+        RAISE EXCEPTION 'expected no dead letter of another message under this id, found one'
             USING ERRCODE = '23505';
     END IF;
     RETURN true;
 END
 $$;
 
--- Returns a message of the outbox from the dead letters to its place, before the messages with its
--- order key that wait.
-CREATE OR REPLACE FUNCTION hapax_outbox_redrive(letter bytea) RETURNS boolean
+-- Moves a dead letter of the outbox back to its position, before the messages with its order key
+-- that wait.
+CREATE OR REPLACE FUNCTION hapax_outbox_redrive(dead_letter_id bytea) RETURNS boolean
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 AS $$
@@ -658,7 +754,7 @@ AS $$
 DECLARE
     row hapax_dead_letters;
 BEGIN
-    DELETE FROM hapax_dead_letters d WHERE d.id = letter AND d.outbox_id IS NOT NULL
+    DELETE FROM hapax_dead_letters d WHERE d.id = dead_letter_id AND d.outbox_id IS NOT NULL
     RETURNING * INTO row;
     IF NOT FOUND THEN
         RETURN false;
@@ -675,15 +771,16 @@ BEGIN
         ) g),
         row.payload, row.first_at)
     ON CONFLICT DO NOTHING;
-    -- Ids are drawn again after hapax_outbox_ids was reset, or left out of a logical replication.
+    -- Ids are allocated again after hapax_outbox_ids was reset, or left out of a logical
+    -- replication.
     IF NOT FOUND AND NOT EXISTS (
         SELECT FROM hapax_outbox o
         WHERE o.shard = row.outbox_shard AND o.id = row.outbox_id AND o.message_id = row.message_id
     ) THEN
-        RAISE EXCEPTION 'expected no other message at the place of the letter, shard % and id %, found one',
+        RAISE EXCEPTION 'expected no other message at the position of the dead letter, shard % and id %, found one',
             row.outbox_shard, row.outbox_id
             USING ERRCODE = '23505',
-                HINT = 'Set the sequence hapax_outbox_ids above all ids, and redrive the letter once that message is published.';
+                HINT = 'Set the sequence hapax_outbox_ids above all ids, and redrive the dead letter once that message is published.';
     END IF;
     -- Relays read below their floors again, by the same snapshot that shows the row.
     UPDATE hapax_outbox_epoch SET epoch = epoch + 1;
@@ -691,11 +788,11 @@ BEGIN
 END
 $$;
 
--- Returns the age of the oldest message that is not published, the messages that are counted up to
--- `most`, and the order keys that wait behind a dead letter. Ids are drawn when messages are written,
--- so that the oldest one of a shard has its least id.
+-- Returns the age in ms of the oldest message that is not published, 0 without one, the number of
+-- messages, counted up to `most`, and the number of blocked order keys: those with a dead letter. Ids
+-- are allocated when messages are written, so that the oldest message of a shard has its least id.
 CREATE OR REPLACE FUNCTION hapax_outbox_lag(most bigint DEFAULT 10000)
-RETURNS TABLE (oldest_ms bigint, rows bigint, parked_keys bigint)
+RETURNS TABLE (oldest_ms bigint, messages bigint, blocked_keys bigint)
 LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
 AS $$
@@ -711,22 +808,23 @@ AS $$
     ) f
 $$;
 
--- Decides about the message `number` of an aggregate, numbered from 1, in the transaction of the
--- caller. Returns a step:
+-- Applies the message `number`, from 1, of an aggregate in the transaction of the caller, or stores
+-- it after a gap. Returns the step that the caller takes:
 --   'apply'        handle it in this transaction; then call hapax_sequence_next
---   'duplicate'    it was applied, or is parked: acknowledge it
---   'park'         it was stored: acknowledge it
---   'dead-letter'  the gap before it is over a limit
---   'fetch'        fetch the messages from `first` to `last`; do not acknowledge this one
---   'skip'         the gap was skipped, up to a parked message: call hapax_sequence_next until it
---                  returns nothing, then call this again
+--   'duplicate'    acknowledge it: it was applied, or waits
+--   'wait'         acknowledge it: it was stored after a gap, and waits
+--   'dead-letter'  store a dead letter: the gap before it exceeds a limit
+--   'fetch'        fetch the messages from `first` to `last`, and do not acknowledge this one
+--   'skip'         the gap was skipped up to a message that waits: call hapax_sequence_next until it
+--                  returns nothing, then call this function again
 -- After 'apply' the number counts as applied once the transaction commits. `over_limit` decides
--- about a message behind a gap if `max_parked` messages are parked or the gap is older than
--- `max_wait`: 'fetch', 'dead-letter' or 'accept', which skips the gap. The other messages of the
--- aggregate wait until the transaction ends, for at most lock_timeout.
+-- about a message after a gap if `max_waiting` messages wait or the gap is older than
+-- `max_wait`: 'fetch', 'dead-letter' or 'accept', which skips the gap. Calls for other messages of the
+-- aggregate wait until the transaction ends; after 500 ms they fail with 55P03: hold their messages.
+-- Error 22023: `number` is below 1, or `over_limit` is another text.
 CREATE OR REPLACE FUNCTION hapax_sequence(
     consumer text, aggregate text, number bigint, message_id text, headers jsonb, payload bytea,
-    max_parked integer, max_wait interval, over_limit text
+    max_waiting integer, max_wait interval, over_limit text
 ) RETURNS TABLE (step text, first bigint, last bigint)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -734,16 +832,17 @@ SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
-    key uuid := hapax_message_id(consumer, aggregate);
+    key uuid := hapax_scoped_hash(consumer, aggregate);
     seen hapax_sequences;
     lowest bigint;
     moment timestamptz;
 BEGIN
     IF number < 1 OR over_limit NOT IN ('fetch', 'dead-letter', 'accept') THEN
-        RAISE EXCEPTION 'expected a number from 1, and a gap policy of fetch, dead-letter or accept'
+        RAISE EXCEPTION 'expected a number from 1 and over_limit fetch, dead-letter or accept, found % and %',
+            number, over_limit
             USING ERRCODE = '22023';
     END IF;
-    INSERT INTO hapax_sequences (id, applied, parked, consumer, aggregate)
+    INSERT INTO hapax_sequences (id, applied, waiting, consumer, aggregate)
     VALUES (key, 0, 0, consumer, aggregate) ON CONFLICT ON CONSTRAINT hapax_sequences_pkey DO NOTHING;
     SELECT s.* INTO seen FROM hapax_sequences s WHERE s.id = key FOR UPDATE;
     moment := clock_timestamp();
@@ -755,20 +854,20 @@ BEGIN
             EXIT;
         ELSIF number = seen.applied + 1 THEN
             UPDATE hapax_sequences s SET applied = hapax_sequence.number,
-                gap_since = CASE WHEN s.parked > 0 THEN clock_timestamp() END
+                gap_since = CASE WHEN s.waiting > 0 THEN clock_timestamp() END
             WHERE s.id = key;
             step := 'apply';
             EXIT;
-        ELSIF seen.parked < max_parked
+        ELSIF seen.waiting < max_waiting
             AND moment < coalesce(seen.gap_since, moment) + max_wait
         THEN
             INSERT INTO hapax_sequence_messages AS m (id, number, message_id, headers, payload)
             VALUES (key, hapax_sequence.number, hapax_sequence.message_id,
                 coalesce(hapax_sequence.headers, '{}'), hapax_sequence.payload);
-            UPDATE hapax_sequences s SET parked = s.parked + 1,
+            UPDATE hapax_sequences s SET waiting = s.waiting + 1,
                 gap_since = coalesce(s.gap_since, clock_timestamp())
             WHERE s.id = key;
-            step := 'park';
+            step := 'wait';
             EXIT;
         END IF;
         SELECT least(min(m.number), hapax_sequence.number) INTO lowest
@@ -780,7 +879,7 @@ BEGIN
             EXIT;
         END IF;
         UPDATE hapax_sequences s SET applied = lowest - 1 WHERE s.id = key RETURNING s.* INTO seen;
-        -- Of the messages behind the gap a parked one may come first.
+        -- A message that waits may be the first one after the gap.
         IF lowest < number THEN
             step := 'skip';
             EXIT;
@@ -790,8 +889,14 @@ BEGIN
 END
 $$;
 
--- Returns the parked message of an aggregate that is next, and counts it as applied: handle it in
--- this transaction, and call again. No row: nothing is next, or the gap is not over its limit.
+-- Removes the message of an aggregate that waits and is next, and returns it with the step that the
+-- caller takes in this transaction, before it calls again:
+--   'apply'        handle it; it counts as applied once the transaction commits
+--   'duplicate'    nothing: its number was applied before
+--   'dead-letter'  store a dead letter: the gap before it is older than `max_wait`
+--   'fetch'        only `number` is set, the first that is missing; no message was removed. Fetch the
+--                  missing messages, and do not call again
+-- Returns no row if no message waits, or if the gap is younger than `max_wait`.
 CREATE OR REPLACE FUNCTION hapax_sequence_next(
     consumer text, aggregate text, max_wait interval, over_limit text
 ) RETURNS TABLE (step text, number bigint, message_id text, headers jsonb, payload bytea)
@@ -801,7 +906,7 @@ SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
-    key uuid := hapax_message_id(consumer, aggregate);
+    key uuid := hapax_scoped_hash(consumer, aggregate);
     seen hapax_sequences;
     lowest hapax_sequence_messages;
 BEGIN
@@ -829,10 +934,10 @@ BEGIN
     END IF;
     DELETE FROM hapax_sequence_messages m WHERE m.id = key AND m.number = lowest.number;
     UPDATE hapax_sequences s SET
-        parked = s.parked - 1,
+        waiting = s.waiting - 1,
         applied = CASE WHEN step = 'apply' THEN lowest.number ELSE s.applied END,
         gap_since = CASE
-            WHEN s.parked = 1 THEN NULL
+            WHEN s.waiting = 1 THEN NULL
             WHEN step = 'apply' THEN clock_timestamp()
             ELSE s.gap_since
         END

@@ -1,4 +1,4 @@
-//! One saga of a rehearsal: the driver of a run whose store is a log, and whose time passes at once.
+//! The driver of one saga in a rehearsal: it saves the log in memory, and waits for nothing.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,12 +10,11 @@ use hapax_core::{
 };
 use tokio::time::timeout;
 
-use super::{RehearsalFault, RehearsalFinding};
-use crate::call::CallContext;
+use super::{RehearsalFinding, RehearsalFindingKind};
+use crate::call::{CallContext, CallTries};
 use crate::definition::Definition;
-use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{Blob, Direction, Failure, Log, LogTime, StepLog, StepOutcome, StuckReason};
-use crate::note::step_key;
+use crate::note::{is_pause, step_key};
 use crate::run::{Call, Effect, Kind, Run, RunEvent, SagaEnd, TryEnd, UndoFailure};
 
 /// The greatest number of effects of a saga.
@@ -65,9 +64,7 @@ impl<'a> Stage<'a> {
 
     /// Returns the steps so far, without pauses.
     pub(super) fn steps(&self) -> Vec<StepLog> {
-        let is_pause =
-            |step: &&StepLog| step.name.starts_with(SLEEP) || step.name.starts_with(SIGNAL);
-        self.log.steps.iter().filter(|step| !is_pause(step)).cloned().collect()
+        self.log.steps.iter().filter(|step| !is_pause(&step.name)).cloned().collect()
     }
 
     /// Runs the flow to its end, or until just before the call of `stop`. `None` if a finding ended
@@ -78,8 +75,8 @@ impl<'a> Stage<'a> {
             // Once more from the top: the same output.
             let again = self.play(None).await?;
             if !matches!(&again, Played::Ended(SagaEnd::Done(other)) if other == output) {
-                let detail = "expected the same end of the resumed flow, found another: make a step of what differs";
-                self.find(RehearsalFault::Diverged, None, detail.to_owned());
+                let detail = "expected the same output of the resumed flow, found another: make a step of everything that may differ between two runs";
+                self.find(RehearsalFindingKind::Diverged, None, detail.to_owned());
                 return None;
             }
         }
@@ -140,6 +137,10 @@ impl<'a> Stage<'a> {
                 Effect::Complete(end) => return Some(Played::Ended(end)),
                 Effect::Look(name) => RunEvent::Signal(self.signals.get(&name).cloned()),
                 Effect::LookForCancellation => RunEvent::Cancelled(None),
+                Effect::Prepare(call) => {
+                    let step = run.log().steps[call.step].clone();
+                    RunEvent::Prepared(self.prepare(call, &step).await?)
+                }
                 Effect::Call(call) => {
                     let step = &run.log().steps[call.step];
                     if stop == Some((&step.name, step.nth)) {
@@ -165,8 +166,8 @@ impl<'a> Stage<'a> {
                 run = self.resume();
             }
         }
-        let detail = "expected the end of the saga, found that its flow waits for something that is no step, or goes on for ever";
-        self.find(RehearsalFault::Endless, None, detail.to_owned());
+        let detail = "expected the end of the saga, found a flow that waits longer than 60 s for something that is not a step, or more than 100,000 effects: make a step of it, or end the loop";
+        self.find(RehearsalFindingKind::Endless, None, detail.to_owned());
         None
     }
 
@@ -176,9 +177,9 @@ impl<'a> Stage<'a> {
         if kind == Kind::Within {
             let name = &step.name;
             let detail = format!(
-                "expected steps without a database, found `{name}`: test this saga on its store"
+                "expected steps that a rehearsal can call, found `{name}` of the kind `within`: test this saga on its store"
             );
-            self.find(RehearsalFault::NoDatabase, Some(name), detail);
+            self.find(RehearsalFindingKind::NoDatabase, Some(name), detail);
             return None;
         }
         let first = self.call_once(call, &step).await?;
@@ -195,9 +196,15 @@ impl<'a> Stage<'a> {
                 word(&first, false),
                 word(&second, true),
             );
-            self.find(RehearsalFault::OtherResult, Some(name), detail);
+            self.find(RehearsalFindingKind::OtherResult, Some(name), detail);
         }
         Some(first)
+    }
+
+    async fn prepare(&self, call: Call, step: &StepLog) -> Option<Result<Blob, TryEnd>> {
+        let functions = self.definition.functions.get(step.name.as_str())?;
+        let prepare = functions.prepare.as_ref()?;
+        Some(prepare(self.context(call, step), step.argument.0.clone()).await)
     }
 
     async fn call_once(&self, call: Call, step: &StepLog) -> Option<TryEnd> {
@@ -224,15 +231,15 @@ impl<'a> Stage<'a> {
                 "expected the undo of `{name}` to succeed again, found: {}: nothing is left to undo",
                 text(&error)
             );
-            self.find(RehearsalFault::RepeatedUndo, Some(name), detail);
+            self.find(RehearsalFindingKind::RepeatedUndo, Some(name), detail);
         } else if known.is_some()
             && let Err(error) = self.undo_once(again, &step, None).await?
         {
             let detail = format!(
-                "expected the undo of `{name}` to succeed as `Undo::Unknown` when it is undone, found: {}",
+                "expected the undo of `{name}` to succeed as `StepEffect::Unknown` when it is undone, found: {}",
                 text(&error)
             );
-            self.find(RehearsalFault::UnknownUndo, Some(name), detail);
+            self.find(RehearsalFindingKind::UnknownUndo, Some(name), detail);
         }
         Some(first)
     }
@@ -262,7 +269,7 @@ impl<'a> Stage<'a> {
             let detail = format!(
                 "expected `DidNotHappen` or `CannotSay` of the reconcile function of `{name}`, which was never called, found `Happened`"
             );
-            self.find(RehearsalFault::Reconciled, Some(name), detail);
+            self.find(RehearsalFindingKind::Reconciled, Some(name), detail);
         }
         Some(verdict)
     }
@@ -270,7 +277,8 @@ impl<'a> Stage<'a> {
     fn context(&self, call: Call, step: &StepLog) -> CallContext {
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
         let fence = FencingToken::new(BEGIN + u64::from(self.attempt));
-        CallContext { key, fence, number: call.number, tx: None }
+        let tries = CallTries::new(step.tries(call.direction), call.number, self.now);
+        CallContext { key, fence, id: self.id, input: self.input.clone(), tries, tx: None }
     }
 
     fn save(&mut self, run: &Run) {
@@ -289,14 +297,14 @@ impl<'a> Stage<'a> {
     fn stuck(&mut self) {
         let Some(stuck) = self.log.stuck.clone() else { return };
         let fault = match stuck.reason {
-            StuckReason::Diverged => RehearsalFault::Diverged,
-            _ => RehearsalFault::Stuck,
+            StuckReason::Diverged => RehearsalFindingKind::Diverged,
+            _ => RehearsalFindingKind::Stuck,
         };
         let name = stuck.step.and_then(|step| self.log.steps.get(step)).map(|it| it.name.clone());
         self.find(fault, name.as_deref(), stuck.detail);
     }
 
-    fn find(&mut self, fault: RehearsalFault, step: Option<&str>, detail: String) {
+    fn find(&mut self, fault: RehearsalFindingKind, step: Option<&str>, detail: String) {
         let is_known = |it: &RehearsalFinding| it.fault == fault && it.step.as_deref() == step;
         if !self.findings.iter().any(is_known) {
             self.findings.push(RehearsalFinding { fault, step: step.map(str::to_owned), detail });
@@ -316,8 +324,14 @@ fn word(end: &TryEnd, found: bool) -> &'static str {
         (TryEnd::Happened(_), false) => "return the first result",
         (TryEnd::Happened(_), true) => "returned another result",
         (TryEnd::Rejected(_), false) => "be rejected by the first error",
-        (TryEnd::Rejected(_), true) => "was rejected, or by another error",
-        (TryEnd::NotSent(_) | TryEnd::Unknown(_), _) => "ended without a result",
+        (TryEnd::Rejected(_), true) => "was rejected, by another error if the first call was too",
+        (
+            TryEnd::NotSent(_)
+            | TryEnd::Unknown(_)
+            | TryEnd::RetryAfter(..)
+            | TryEnd::Postponed(..),
+            _,
+        ) => "ended without a result",
         (TryEnd::Faulted(_) | TryEnd::Lost(_), _) => "has a result that cannot be stored",
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_core::Timestamp;
 use serde_json::{Map, Value};
 
-use crate::log::{Direction, Log, LogTime, StuckReason};
+use crate::log::{Direction, Log, LogTime};
 use crate::operator::SagaView;
 
 /// Bounds of the time after which a client looks again.
@@ -39,7 +39,7 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
     let (mut members, retry_after) = match (&log.stuck, parked) {
         (Some(stuck), _) => {
             let mut members = state("stuck");
-            members.insert("reason".into(), reason(&stuck.reason).into());
+            members.insert("reason".into(), stuck.reason.as_str().into());
             (members, RETRY[1])
         }
         (None, Some(rest)) => {
@@ -51,7 +51,7 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
         (None, None) => (state("running"), now.since(log.started).min(RETRY[1] / 2)),
     };
     let direction = log.direction();
-    if let Some(step) = log.present() {
+    if let Some(step) = log.current_step() {
         members.insert("step".into(), step.name.as_str().into());
         members.insert("nth".into(), step.nth.into());
         members.insert("tries".into(), step.tries(direction).begun.into());
@@ -68,18 +68,4 @@ fn state(state: &str) -> Map<String, Value> {
 
 fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
-}
-
-fn reason(reason: &StuckReason) -> &'static str {
-    match reason {
-        StuckReason::Exhausted => "exhausted",
-        StuckReason::Crashed => "crashed",
-        StuckReason::Unknown => "unknown",
-        StuckReason::KeyExpired => "key-expired",
-        StuckReason::Diverged => "diverged",
-        StuckReason::Unreadable => "unreadable",
-        StuckReason::NoSuchStep => "no-such-step",
-        StuckReason::TooLarge => "too-large",
-        StuckReason::Panicked => "panicked",
-    }
 }

@@ -57,7 +57,9 @@ fn not_found() -> Response {
 pub(super) fn of_body(error: axum::Error, limit: usize) -> Problem {
     match error.into_inner().is::<LengthLimitError>() {
         true => {
-            let detail = format!("A request has at most {limit} bytes of body here.");
+            let detail = format!(
+                "Expected a body of at most {limit} bytes, found a larger one: shorten it."
+            );
             Problem::new(Code::BodyTooLarge, detail)
         }
         false => Problem::new(Code::MalformedRequest, "The request body broke off."),
@@ -68,11 +70,11 @@ pub(super) fn of_body(error: axum::Error, limit: usize) -> Problem {
 pub(super) fn of_start(error: &SagaStartError) -> Problem {
     match error {
         SagaStartError::KeyReused => {
-            let detail = "A request with another content came with this key before.";
+            let detail = "Expected the content of the first request with this key, found another: the first one may have happened, so look up its state before anything is sent under another key.";
             return Problem::new(Code::KeyReused, detail);
         }
         SagaStartError::Input(_) => {
-            let detail = "The body has no canonical form.";
+            let detail = "Expected a body that has a canonical JSON form, found a value without one, such as a number that is not finite.";
             return Problem::new(Code::MalformedRequest, detail);
         }
         SagaStartError::Value(_) => {
@@ -104,8 +106,7 @@ pub(super) fn of_store(error: &dyn std::error::Error) -> Problem {
 
 /// Returns the rejection for an outcome that cannot be answered.
 pub(super) fn not_retained() -> Problem {
-    let detail =
-        "The saga has ended. Its outcome cannot be answered by this version of the service.";
+    let detail = "The saga has ended. Expected an outcome that this version of the service can read, found another: send the request again after the upgrade has finished.";
     Problem::new(Code::ResponseNotRetained, detail)
 }
 

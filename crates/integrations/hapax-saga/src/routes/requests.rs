@@ -8,7 +8,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION, RETRY_AFTER};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use hapax_core::{Key, Scope};
+use hapax_core::{Key, Scope, canonicalize};
 use hapax_http::header::{
     self, Grammar, IDEMPOTENCY_FENCE, IDEMPOTENCY_KEY, IDEMPOTENCY_OUTCOME, IDEMPOTENCY_REPLAYED,
     other_spelling,
@@ -23,10 +23,10 @@ use tokio::time::timeout;
 use super::prefer::{PREFERENCE_APPLIED, Preferences};
 use super::progress::Progress;
 use super::rejection::{Rejected, not_retained, of_body, of_cancel, of_start, of_store};
-use super::{RoutesState, SagaAnswer, SagaRoutes, location};
-use crate::error::SagaError;
+use super::{RoutesState, SagaOutcome, SagaRoutes, location};
+use crate::error::{SagaError, SagaStartError, SignalError};
+use crate::handle::SagaHandle;
 use crate::operator::{SagaLookup, SagaOperator};
-use crate::sagas::Started;
 
 /// The largest answer that the status resource shows, in bytes.
 const MAX_SHOWN: usize = 1 << 20;
@@ -54,7 +54,13 @@ where
             }
         };
         match serde_json::from_slice(&body) {
-            Ok(input) => self.start(&parts, &input).await,
+            Ok(input) => match canonicalize(&body) {
+                Ok(request) => self.answer(&parts, &input, Some(&request)).await,
+                Err(error) => {
+                    let rejected = of_start(&SagaStartError::Input(error.into()));
+                    Rejected::from(rejected).response(&parts.headers)
+                }
+            },
             Err(error) => {
                 // Without the text of the error, which may quote the body.
                 let (line, column) = (error.line(), error.column());
@@ -70,10 +76,16 @@ where
 
 impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaRoutes<I, O, E> {
     /// Answers a request that starts a saga, for a handler that reads the input itself. `parts` is the
-    /// head of the request, which has key, scope and preferences.
+    /// head of the request, which has key, scope and preferences. The same request is the one with the
+    /// same input.
     pub async fn start(&self, parts: &Parts, input: &I) -> Response {
+        self.answer(parts, input, None).await
+    }
+
+    /// `request` is the request in canonical JSON; `None` if that is the input.
+    async fn answer(&self, parts: &Parts, input: &I, request: Option<&[u8]>) -> Response {
         let state = &*self.state;
-        match state.start(parts, input).await {
+        match state.start(parts, input, request).await {
             Ok(response) => response,
             Err(rejected) => rejected.response(&parts.headers),
         }
@@ -103,8 +115,11 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> SagaRoutes<I, O, E>
             if before.has_ended() {
                 return Ok(before.response(StatusCode::OK));
             }
-            let cancelled = started.cancel("cancelled by its caller").await;
-            cancelled.map_err(|error| of_cancel(&error))?;
+            match started.cancel("cancelled by its caller").await {
+                // What it is now is shown.
+                Ok(_) | Err(SignalError::Ended | SignalError::NotFound) => {}
+                Err(error) => return Err(of_cancel(&error).into()),
+            }
             let shown = state.state(&started).await?;
             if shown.has_ended() {
                 return Ok(shown.response(StatusCode::OK));
@@ -132,7 +147,9 @@ impl<I, O, E> RoutesState<I, O, E> {
         }
         let named = named_by_connection(&parts.headers);
         if let Some(name) = names.into_iter().find(|name| named.contains(name)) {
-            let detail = format!("Connection must not name {name}.");
+            let detail = format!(
+                "Expected a header `Connection` without `{name}`, found it there: remove it."
+            );
             return Err(Problem::new(Code::MalformedRequest, detail).into());
         }
         Ok(self.scope.scope(parts)?)
@@ -143,7 +160,9 @@ impl<I, O, E> RoutesState<I, O, E> {
         let key = match header::key(&parts.headers, Grammar::Lenient) {
             Ok(Some(key)) => key,
             Ok(None) => {
-                let detail = format!("A saga is started under a key, in `{IDEMPOTENCY_KEY}`.");
+                let detail = format!(
+                    "Expected the header `{IDEMPOTENCY_KEY}`, found none: send one with each operation, and the same in its retries."
+                );
                 return Err(Problem::new(Code::MissingKey, detail).into());
             }
             Err(error) => {
@@ -165,10 +184,20 @@ impl<I, O, E> RoutesState<I, O, E> {
 }
 
 impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E> {
-    async fn start(&self, parts: &Parts, input: &I) -> Result<Response, Rejected> {
+    async fn start(
+        &self,
+        parts: &Parts,
+        input: &I,
+        request: Option<&[u8]>,
+    ) -> Result<Response, Rejected> {
         let (scope, key) = self.identify(parts)?;
         let preferences = Preferences::of(&parts.headers);
-        let started = self.sagas.start(&self.saga, &scope, &key, input).await;
+        let started = match request {
+            Some(request) => {
+                self.sagas.start_request(&self.saga, (&scope, &key), input, request).await
+            }
+            None => self.sagas.start(&self.saga, &scope, &key, input).await,
+        };
         let started = started.map_err(|error| of_start(&error))?;
         let replays = !started.is_first();
         if let Some(end) = self.wait(&started, preferences).await {
@@ -196,13 +225,13 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E
     }
 
     fn time(&self, preferences: Preferences) -> Duration {
-        preferences.wait(self.wait, self.longest_wait)
+        preferences.wait(self.wait, self.max_wait)
     }
 
     /// Waits for the end, as long as request and service allow; `None` if there is none yet.
     async fn wait(
         &self,
-        started: &Started<O, E>,
+        started: &SagaHandle<O, E>,
         preferences: Preferences,
     ) -> Option<Result<O, SagaError<E>>> {
         let wait = self.time(preferences);
@@ -225,9 +254,11 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E
 
     fn end(&self, end: Result<O, SagaError<E>>) -> Result<(&'static str, Response), Rejected> {
         let (state, end) = match end {
-            Ok(output) => ("done", SagaAnswer::Done(output)),
-            Err(SagaError::Undone(error)) => ("undone", SagaAnswer::Undone(error)),
-            Err(SagaError::Cancelled { reason }) => ("cancelled", SagaAnswer::Cancelled { reason }),
+            Ok(output) => ("done", SagaOutcome::Done(output)),
+            Err(SagaError::Undone(error)) => ("undone", SagaOutcome::Undone(error)),
+            Err(SagaError::Cancelled { reason }) => {
+                ("cancelled", SagaOutcome::Cancelled { reason })
+            }
             Err(SagaError::Unreadable) => return Err(not_retained().into()),
             Err(SagaError::Gone) => return Err(Rejected::NotFound),
             Err(SagaError::Store(error)) => return Err(of_store(&error).into()),
@@ -236,7 +267,7 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E
     }
 
     /// Finds the saga of a path's last segment in the request's scope.
-    async fn find(&self, parts: &Parts, key: &str) -> Result<(Key, Started<O, E>), Rejected> {
+    async fn find(&self, parts: &Parts, key: &str) -> Result<(Key, SagaHandle<O, E>), Rejected> {
         let scope = self.scope(parts)?;
         let key = location::key(key).ok_or(Rejected::NotFound)?;
         let found = self.sagas.find(&self.saga, &scope, &key).await;
@@ -245,7 +276,7 @@ impl<I: Serialize, O: DeserializeOwned, E: DeserializeOwned> RoutesState<I, O, E
     }
 
     /// Returns the state of a saga.
-    async fn state(&self, started: &Started<O, E>) -> Result<Shown, Rejected> {
+    async fn state(&self, started: &SagaHandle<O, E>) -> Result<Shown, Rejected> {
         let operator = SagaOperator::new(started.node.engine.clone());
         for _ in 0..READS {
             if let Some(end) = started.poll_outcome().await.map_err(|error| of_store(&error))? {

@@ -2,10 +2,10 @@
 
 use hapax_core::Entropy;
 
-use super::forward::{detail, is_exhausted, is_expired, quiet_from};
-use super::{Effect, Kind, Run, SagaEnd, SagaFault, State, UndoFailure};
-use crate::flow::{SIGNAL, SLEEP};
+use super::forward::{detail, is_checked, is_exhausted, is_expired, quiet_from};
+use super::{Effect, Kind, Run, SagaEnd, State, StuckCause, UndoFailure};
 use crate::log::{Direction, LogTime, StepLog, StepOutcome, StuckReason, UndoEnd};
+use crate::note::is_pause;
 
 impl Run {
     /// Decides about the last step that is not undone yet.
@@ -20,7 +20,7 @@ impl Run {
                 "expected the undo of `{}`, found no such step in the definition: restore it, or `skip`",
                 step.name
             );
-            let fault = SagaFault { reason: StuckReason::NoSuchStep, detail };
+            let fault = StuckCause { reason: StuckReason::NoSuchStep, detail };
             return Some(self.stuck(Some(at), Direction::Undo, fault, now));
         };
         if !terms.has_undo {
@@ -33,24 +33,28 @@ impl Run {
         }
         // A system without keys executes also a try that arrives after a later one has ended, so that
         // the undo has to wait for all of them.
-        let is_repeated = terms.kind == Kind::Again && step.forward.begun > 1;
+        // One may be from before an operator granted new tries, from which `since` and `begun` count.
+        let is_repeated = terms.kind == Kind::Again
+            && (step.forward.begun > 1 || step.forward.first < step.forward.since);
         if (step.outcome.is_none() || is_repeated) && step.undo.begun == 0 {
             let quiet = quiet_from(step, &terms, now);
             if now < quiet {
                 return Some(self.wait(quiet, now));
             }
             let is_unknown = step.outcome.is_none();
-            if is_unknown && terms.reconciles && step.forward.checks < terms.retry.tries {
+            if is_unknown && terms.reconciles && !is_checked(&step.forward, &terms.retry, now) {
                 return Some(self.reconcile(at, Direction::Undo, terms));
             }
         }
         let age = step.undo.first.map(|first| now.since(first));
         let reason = match terms.kind {
-            Kind::Keyed { lifetime } if is_expired(age, lifetime) => StuckReason::KeyExpired,
+            Kind::Keyed { lifetime } if is_expired(age, lifetime, terms.undo_retry.timeout) => {
+                StuckReason::KeyExpired
+            }
             _ if is_exhausted(&step.undo, &terms.undo_retry, now) => StuckReason::Exhausted,
             _ => return Some(self.begin_try(at, Direction::Undo, now)),
         };
-        let fault = SagaFault { reason, detail: detail(step, Direction::Undo) };
+        let fault = StuckCause { reason, detail: detail(step, Direction::Undo) };
         Some(self.stuck(Some(at), Direction::Undo, fault, now))
     }
 
@@ -81,10 +85,9 @@ impl Run {
 
     /// Returns whether a step happened or may have happened, and is not undone.
     pub(super) fn needs_undo(&self, step: &StepLog) -> bool {
-        let is_pause = step.name.starts_with(SLEEP) || step.name.starts_with(SIGNAL);
         let kind = self.terms.steps.get(step.name.as_str()).map(|terms| terms.kind);
         step.undone.is_none()
-            && !is_pause
+            && !is_pause(&step.name)
             && match &step.outcome {
                 Some(StepOutcome::Happened(_)) => true,
                 // An earlier try may have had an effect, which the rejection of a later one does not

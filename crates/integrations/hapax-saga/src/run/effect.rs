@@ -18,12 +18,12 @@ pub enum FlowEnd {
     /// The flow returned this error.
     Failed(Blob),
     /// The flow could not run, because of this fault.
-    Faulted(SagaFault),
+    Faulted(StuckCause),
 }
 
-/// A fault that makes a saga stuck.
+/// The cause for which a saga becomes stuck.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SagaFault {
+pub struct StuckCause {
     /// The reason.
     pub reason: StuckReason,
     /// Text: expected and found.
@@ -58,6 +58,8 @@ pub enum SagaEnd {
 pub enum Effect {
     /// Save the log and check for a cancellation at the same time; then [`RunEvent::Saved`].
     Save,
+    /// Prepare the next try of a step; then [`RunEvent::Prepared`].
+    Prepare(Call),
     /// Call the step's function; then [`RunEvent::Called`].
     Call(Call),
     /// Call the step's undo; then [`RunEvent::Undone`].
@@ -70,8 +72,8 @@ pub enum Effect {
     LookForCancellation,
     /// Wait until this time, and advance again.
     Wait(LogTime),
-    /// Save the log, and give the lease up until the time of [`Log::parked`](crate::log::Log::parked). The run is over. If
-    /// the saga waits for a signal, look for it once more afterwards.
+    /// Save the log, and give the lease up until the time of [`Log::parked`](crate::log::Log::parked).
+    /// The run is over. If the saga waits for a signal, look for it once more afterwards.
     Park,
     /// Complete the record. The run is over.
     Complete(SagaEnd),
@@ -82,11 +84,15 @@ pub enum Effect {
 pub enum RunEvent {
     /// The log was saved. With the reason of a cancellation, if there is one.
     Saved(Option<String>),
+    /// The try was prepared, with this value to save, or ends without a call.
+    Prepared(Result<Blob, TryEnd>),
     /// The try has ended.
     Called(TryEnd),
-    /// The step happened, and [`Run::log_with`](super::Run::log_with) its result was saved together with its writes.
+    /// The step happened, and [`Run::log_with`](super::Run::log_with) its result was saved together
+    /// with its writes.
     Committed(Blob),
-    /// The undo succeeded, and [`Run::log_undone`](super::Run::log_undone) was saved together with its writes.
+    /// The undo succeeded, and [`Run::log_undone`](super::Run::log_undone) was saved together with its
+    /// writes.
     UndoCommitted,
     /// The undo has ended.
     Undone(Result<(), UndoFailure>),
@@ -109,10 +115,14 @@ pub enum TryEnd {
     NotSent(String),
     /// The step may have happened.
     Unknown(String),
+    /// The step may have happened, and the called system names the time until the next try.
+    RetryAfter(Duration, String),
+    /// Nothing was called: this is no try, and the next one comes after this time.
+    Postponed(Duration, String),
     /// The step cannot be called.
-    Faulted(SagaFault),
+    Faulted(StuckCause),
     /// The step has ended, and its result cannot be stored.
-    Lost(SagaFault),
+    Lost(StuckCause),
 }
 
 /// Failure of an undo.
@@ -121,5 +131,5 @@ pub enum UndoFailure {
     /// The undo is tried again.
     Error(String),
     /// The undo cannot be called.
-    Faulted(SagaFault),
+    Faulted(StuckCause),
 }

@@ -1,10 +1,10 @@
-//! Steps that run forward.
+//! Decisions about steps before the compensation: try, wait, reconcile, stuck.
 
 use std::time::Duration;
 
 use hapax_core::{Entropy, Verdict};
 
-use super::{AfterSave, Call, Effect, Kind, Pending, Run, SagaFault, StepTerms, TryEnd};
+use super::{AfterSave, Call, Effect, Kind, Pending, Run, StepTerms, StuckCause, TryEnd};
 use crate::flow::{SIGNAL, SLEEP};
 use crate::log::{
     Blob, Direction, LogTime, Parked, StepLog, StepOutcome, StuckReason, Tries, UndoEnd,
@@ -41,16 +41,20 @@ impl Run {
             return Some(Effect::Look(name));
         }
         let Some(terms) = terms else {
-            let detail = format!("expected a step of the definition, found `{}`", step.name);
-            let fault = SagaFault { reason: StuckReason::NoSuchStep, detail };
+            let detail = format!(
+                "expected a step of the definition, found `{}`: restore it, then `retry`, or `abort`",
+                step.name
+            );
+            let fault = StuckCause { reason: StuckReason::NoSuchStep, detail };
             return Some(self.stuck(Some(at), Direction::Forward, fault, now));
         };
         Some(match next(step, terms, now) {
+            Next::Try if terms.prepares => self.prepare(at, terms),
             Next::Try => self.begin_try(at, Direction::Forward, now),
             Next::Wait(until) => self.wait(until, now),
             Next::Reconcile => self.reconcile(at, Direction::Forward, terms),
             Next::Stuck(reason) => {
-                let fault = SagaFault { reason, detail: detail(step, Direction::Forward) };
+                let fault = StuckCause { reason, detail: detail(step, Direction::Forward) };
                 self.stuck(Some(at), Direction::Forward, fault, now)
             }
         })
@@ -91,6 +95,40 @@ impl Run {
         self.save(AfterSave::Call(at, direction))
     }
 
+    fn prepare(&mut self, at: usize, terms: StepTerms) -> Effect {
+        self.pending = Some(Pending::Prepare(at));
+        let number = self.log.steps[at].forward.begun.saturating_add(1);
+        let (direction, timeout) = (Direction::Forward, terms.retry.timeout);
+        Effect::Prepare(Call { step: at, direction, number, timeout })
+    }
+
+    /// Takes the value that was prepared for a try, which begins with it, or the end of a try that
+    /// is not called.
+    pub(super) fn prepared(
+        &mut self,
+        at: usize,
+        prepared: Result<Blob, TryEnd>,
+        now: LogTime,
+        entropy: &dyn Entropy,
+    ) {
+        let tries = &mut self.log.steps[at].forward;
+        match prepared {
+            Ok(value) => {
+                tries.prepared = Some(value);
+                self.prepared = Some(at);
+            }
+            Err(end) => {
+                // Counted like a try that was not sent, but it never began: the last call is an
+                // earlier one.
+                let last = tries.last;
+                tries.begun = tries.begun.saturating_add(1);
+                tries.since.get_or_insert(now);
+                self.called(at, end, now, entropy);
+                self.log.steps[at].forward.last = last;
+            }
+        }
+    }
+
     pub(super) fn reconcile(
         &mut self,
         at: usize,
@@ -113,20 +151,20 @@ impl Run {
         // The save before the call may have taken long, and the process may have been frozen since:
         // the call is known to have been made until now.
         tries.last = Some(now);
-        let (error, may_have_arrived) = match end {
-            TryEnd::Happened(value) | TryEnd::Rejected(value) if value.0.len() > limit => {
+        let (error, may_have_arrived, after) = match end {
+            TryEnd::Happened(value) if value.0.len() > limit => {
                 // It happened, so it is not tried again.
                 tries.unknown();
-                let detail = format!(
-                    "expected a result of `{}` of at most {limit} bytes, found {}: `resolve` it with a shorter one",
-                    step.name,
-                    value.0.len()
-                );
-                self.fault = Some((
-                    at,
-                    Direction::Forward,
-                    SagaFault { reason: StuckReason::TooLarge, detail },
-                ));
+                let fault = too_large(&step.name, limit, &value, "`resolve` it with a shorter one");
+                self.fault = Some((at, Direction::Forward, fault));
+                return;
+            }
+            TryEnd::Rejected(error) if error.0.len() > limit => {
+                tries.not_sent();
+                let rejected =
+                    "it was rejected, and has no effect: shorten the error, then `retry`";
+                let fault = too_large(&step.name, limit, &error, rejected);
+                self.fault = Some((at, Direction::Forward, fault));
                 return;
             }
             TryEnd::Happened(value) => {
@@ -149,8 +187,15 @@ impl Run {
                 self.fault = Some((at, Direction::Forward, fault));
                 return;
             }
-            TryEnd::NotSent(error) => (error, false),
-            TryEnd::Unknown(error) => (error, true),
+            TryEnd::Postponed(after, error) => {
+                tries.not_sent();
+                tries.begun = tries.begun.saturating_sub(1);
+                (tries.error, tries.retry_at) = (Some(error), Some(now.after(after)));
+                return;
+            }
+            TryEnd::NotSent(error) => (error, false, Duration::ZERO),
+            TryEnd::Unknown(error) => (error, true, Duration::ZERO),
+            TryEnd::RetryAfter(after, error) => (error, true, after),
         };
         if may_have_arrived {
             tries.unknown()
@@ -158,7 +203,8 @@ impl Run {
             tries.not_sent()
         }
         tries.error = Some(error);
-        tries.retry_at = backoff.map(|backoff| now.after(backoff.pause(tries.begun, entropy)));
+        let pause = backoff.map(|backoff| backoff.pause(tries.begun, entropy));
+        tries.retry_at = pause.map(|pause| now.after(after.saturating_add(pause)));
     }
 
     /// Takes the verdict of a reconcile function.
@@ -172,7 +218,16 @@ impl Run {
     ) {
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         self.unsaved = true;
+        let limit = self.terms.max_value;
         let step = &mut self.log.steps[at];
+        let verdict = match verdict {
+            Verdict::Happened(value) if value.0.len() > limit => {
+                let checked = "the reconcile function has to return a shorter one";
+                step.forward.error = Some(too_large(&step.name, limit, &value, checked).detail);
+                Verdict::CannotSay
+            }
+            verdict => verdict,
+        };
         match (verdict, direction) {
             (Verdict::Happened(value), _) => self.set_outcome(at, StepOutcome::Happened(value)),
             (Verdict::DidNotHappen, Direction::Forward) => {
@@ -184,6 +239,7 @@ impl Run {
             (Verdict::CannotSay, _) => {
                 let checks = step.forward.checks.saturating_add(1);
                 step.forward.checks = checks;
+                step.forward.checked.get_or_insert(now);
                 step.tries_mut(direction).retry_at =
                     backoff.map(|backoff| now.after(backoff.pause(checks, entropy)));
             }
@@ -205,12 +261,14 @@ fn next(step: &StepLog, terms: StepTerms, now: LogTime) -> Next {
     let exhausted = is_exhausted(tries, &terms.retry, now);
     let reason = match terms.kind {
         Kind::Once if tries.arrived => StuckReason::Unknown,
-        Kind::Keyed { lifetime } if is_expired(age, lifetime) => StuckReason::KeyExpired,
+        Kind::Keyed { lifetime } if is_expired(age, lifetime, terms.retry.timeout) => {
+            StuckReason::KeyExpired
+        }
         _ if exhausted => StuckReason::Exhausted,
         _ => return Next::Try,
     };
     // Without a call that may have arrived there is nothing to determine.
-    if !terms.reconciles || !tries.arrived || tries.checks >= terms.retry.tries {
+    if !terms.reconciles || !tries.arrived || is_checked(tries, &terms.retry, now) {
         return Next::Stuck(reason);
     }
     let quiet = quiet_from(step, &terms, now);
@@ -223,10 +281,28 @@ pub(super) fn is_exhausted(tries: &Tries, retry: &StepRetry, now: LogTime) -> bo
     tries.begun >= retry.tries || spent.is_some_and(|spent| spent >= retry.span)
 }
 
-/// Returns whether a key of this age is no longer used. The tenth of its lifetime that is left out
-/// is for clocks that run at different rates, and for the time that a call takes to arrive.
-pub(super) fn is_expired(age: Option<Duration>, lifetime: Duration) -> bool {
-    age.is_some_and(|age| age >= lifetime.mul_f64(0.9))
+/// Returns whether the reconcile function is not asked any more. Both bounds of the tries bound its
+/// calls: a number alone may be as good as none.
+pub(super) fn is_checked(tries: &Tries, retry: &StepRetry, now: LogTime) -> bool {
+    let spent = tries.checked.map(|checked| now.since(checked));
+    tries.checks >= retry.tries || spent.is_some_and(|spent| spent >= retry.span)
+}
+
+/// Returns whether no try begins any more under a key of this age. A try may arrive until its timeout
+/// has passed, which has to be before the key's lifetime ends. The tenth of the lifetime that is left out
+/// in any case is for clocks that run at different rates, and for a process that is frozen between
+/// this decision and the call, for less than a lease.
+pub(super) fn is_expired(age: Option<Duration>, lifetime: Duration, timeout: Duration) -> bool {
+    let last = lifetime.mul_f64(0.9).min(lifetime.saturating_sub(timeout));
+    age.is_some_and(|age| age >= last)
+}
+
+/// Returns the fault of a value that is larger than the limit of the definition.
+pub(crate) fn too_large(name: &str, limit: usize, value: &Blob, advice: &str) -> StuckCause {
+    let size = value.0.len();
+    let detail =
+        format!("expected a value of `{name}` of at most {limit} bytes, found {size}: {advice}");
+    StuckCause { reason: StuckReason::TooLarge, detail }
 }
 
 /// Returns the text for a step that is stuck.
@@ -235,7 +311,8 @@ pub(super) fn detail(step: &StepLog, direction: Direction) -> String {
     let tries = step.tries(direction);
     let error = tries.error.as_deref().unwrap_or("none");
     let (word, begun) = (direction.as_str(), tries.begun);
+    let plural = if begun == 1 { "try" } else { "tries" };
     format!(
-        "expected an end of `{name}` number {nth} ({word}), found none after {begun} tries; last error: {error}"
+        "expected `{name}` number {nth} ({word}) to succeed or to be rejected, found neither after {begun} {plural}: see the called system; last error: {error}"
     )
 }

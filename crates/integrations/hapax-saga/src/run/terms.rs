@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::error::DefinitionError;
 use crate::retry::StepRetry;
 
 /// The promise of the system that a step calls.
@@ -37,6 +38,26 @@ pub struct StepTerms {
     pub has_undo: bool,
     /// True if it has a reconcile function.
     pub reconciles: bool,
+    /// True if it has a function that prepares its tries.
+    pub prepares: bool,
+}
+
+impl StepTerms {
+    /// Rejects terms that cannot be kept.
+    pub(crate) fn check(&self, name: &'static str) -> Result<(), DefinitionError> {
+        let undo = self.has_undo.then_some(self.undo_retry);
+        for StepRetry { tries, timeout, .. } in [self.retry].into_iter().chain(undo) {
+            if tries == 0 {
+                return Err(DefinitionError::Tries { name });
+            }
+            if let Kind::Keyed { lifetime } = self.kind
+                && lifetime <= timeout
+            {
+                return Err(DefinitionError::Lifetime { name, lifetime, timeout });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The part of a definition that a run needs.

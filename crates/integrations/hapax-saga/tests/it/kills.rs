@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use hapax_core::schedule::{
@@ -13,7 +13,9 @@ use hapax_core::schedule::{
 };
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{Idempotency, MemoryStore, OperationId, Store, StoreError, Timestamp};
-use hapax_saga::{At, Saga, SagaError, Sagas, StepError, StepRetry, Undo, UndoError};
+use hapax_saga::{
+    Saga, SagaError, Sagas, StepContext, StepEffect, StepError, StepRetry, UndoError,
+};
 use tokio::sync::Notify;
 
 use crate::shop::DAY;
@@ -24,57 +26,72 @@ const LEASE: Duration = Duration::from_millis(300);
 
 /// The point at which a process is killed: the number of calls before it, begins and ends counted.
 #[derive(Debug)]
-struct Kill {
+pub(crate) struct Kill {
     at: usize,
     points: AtomicUsize,
-    killed: Notify,
+    place: OnceLock<&'static str>,
+    pub(crate) killed: Notify,
 }
 
 impl Kill {
-    fn at(at: usize) -> Arc<Self> {
-        Arc::new(Self { at, points: AtomicUsize::new(0), killed: Notify::new() })
+    pub(crate) fn at(at: usize) -> Arc<Self> {
+        let (points, place) = (AtomicUsize::new(0), OnceLock::new());
+        Arc::new(Self { at, points, place, killed: Notify::new() })
     }
 
     /// Passes a point; does not return from the last one, nor from any after it.
-    async fn point(&self) {
+    pub(crate) async fn point(&self, place: &'static str) {
         let point = self.points.fetch_add(1, Ordering::SeqCst);
         if point >= self.at {
+            self.place.get_or_init(|| place);
             self.killed.notify_one();
             pending::<()>().await;
         }
+    }
+
+    /// Returns the name of the point at which the process was killed.
+    pub(crate) fn place(&self) -> Option<&'static str> {
+        self.place.get().copied()
+    }
+
+    /// Passes a point before a call, and one after it.
+    pub(crate) async fn around<T>(
+        &self,
+        [before, after]: [&'static str; 2],
+        call: impl Future<Output = T>,
+    ) -> T {
+        self.point(before).await;
+        let result = call.await;
+        self.point(after).await;
+        result
     }
 }
 
 /// A store of a process that is killed.
 #[derive(Debug)]
-struct KilledStore {
-    store: Arc<dyn Store>,
-    kill: Arc<Kill>,
+pub(crate) struct KilledStore {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) kill: Arc<Kill>,
 }
 
 impl KilledStore {
     fn call<'a, T: Send + 'a>(
         &'a self,
+        places: [&'static str; 2],
         call: impl FnOnce(&'a dyn Store, &'a dyn Schedule) -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> BoxFuture<'a, Result<T, StoreError>> {
         let schedule = self.store.capabilities().schedule.expect("it has a schedule");
-        let called = call(&*self.store, schedule);
-        Box::pin(async move {
-            self.kill.point().await;
-            let result = called.await;
-            self.kill.point().await;
-            result
-        })
+        Box::pin(self.kill.around(places, call(&*self.store, schedule)))
     }
 }
 
 impl Store for KilledStore {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
-        self.call(|store, _| store.swap(swap))
+        self.call(["before a swap", "after a swap"], |store, _| store.swap(swap))
     }
 
     fn load<'a>(&'a self, key: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.call(|store, _| store.load(key))
+        self.call(["before a load", "after a load"], |store, _| store.load(key))
     }
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
@@ -88,7 +105,7 @@ impl Store for KilledStore {
 
 impl Schedule for KilledStore {
     fn insert(&self, entry: NewEntry) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.call(|_, schedule| schedule.insert(entry))
+        self.call(["before insert", "after insert"], |_, schedule| schedule.insert(entry))
     }
 
     fn due<'a>(
@@ -106,11 +123,13 @@ impl Schedule for KilledStore {
         expected: Option<Timestamp>,
         due_in: Duration,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.call(|_, schedule| schedule.postpone(key, expected, due_in))
+        self.call(["before postpone", "after postpone"], |_, schedule| {
+            schedule.postpone(key, expected, due_in)
+        })
     }
 
     fn remove(&self, key: EntryKey) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.call(|_, schedule| schedule.remove(key))
+        self.call(["before remove", "after remove"], |_, schedule| schedule.remove(key))
     }
 
     fn entries(
@@ -118,11 +137,11 @@ impl Schedule for KilledStore {
         after: Option<EntryKey>,
         limit: NonZeroU32,
     ) -> BoxFuture<'_, Result<EntryPage, StoreError>> {
-        self.call(|_, schedule| schedule.entries(after, limit))
+        self.call(["before entries", "after entries"], |_, schedule| schedule.entries(after, limit))
     }
 
     fn queues(&self) -> BoxFuture<'_, Result<Vec<QueueStatus>, StoreError>> {
-        self.call(|_, schedule| schedule.queues())
+        self.call(["before queues", "after queues"], |_, schedule| schedule.queues())
     }
 }
 
@@ -144,7 +163,7 @@ struct Effects {
 impl Outside {
     async fn call(&self, name: &str, key: &str, argument: u32) {
         if let Some(kill) = &self.kill {
-            kill.point().await;
+            kill.point("before a step").await;
         }
         {
             let mut effects = self.effects.lock().unwrap();
@@ -154,7 +173,7 @@ impl Outside {
             }
         }
         if let Some(kill) = &self.kill {
-            kill.point().await;
+            kill.point("after a step").await;
         }
     }
 }
@@ -167,14 +186,14 @@ fn five(outside: &Outside, rejected: Option<usize>) -> Saga<u32, u32, String> {
     let mut steps = Vec::new();
     for (at, name) in STEPS.into_iter().enumerate() {
         let is_rejected = rejected == Some(at);
-        let run = move |at: At<Outside>, n: u32| async move {
+        let run = move |at: StepContext<Outside>, n: u32| async move {
             if is_rejected {
-                return Err(StepError::No(format!("{name} is rejected")));
+                return Err(StepError::Rejected(format!("{name} is rejected")));
             }
             at.call(name, at.key().as_str(), n).await;
             Ok::<_, StepError<String>>(n + 1)
         };
-        let undo = move |at: At<Outside>, n: u32, _: Undo<u32>| async move {
+        let undo = move |at: StepContext<Outside>, n: u32, _: StepEffect<u32>| async move {
             at.call(&format!("undo {name}"), at.key().as_str(), n).await;
             Ok::<_, UndoError>(())
         };
@@ -317,7 +336,7 @@ impl KillFixture for File {
 }
 
 #[test]
-fn a_process_with_a_file_killed_at_any_point_is_continued() {
+fn a_saga_in_a_file_is_continued_wherever_its_process_is_killed() {
     let file = File(tempfile::tempdir().unwrap());
     another_process_continues(&file, None, 1);
     another_process_continues(&file, Some(4), 1);
@@ -332,11 +351,50 @@ impl KillFixture for Memory {
 }
 
 #[test]
-fn a_process_killed_at_any_point_is_continued() {
+fn a_saga_is_continued_wherever_its_process_is_killed() {
     another_process_continues(&Memory(Arc::default()), None, 1);
 }
 
 #[test]
-fn a_process_killed_at_any_point_of_a_compensation_is_continued() {
+fn a_compensation_is_continued_wherever_its_process_is_killed() {
     another_process_continues(&Memory(Arc::default()), Some(4), 1);
+}
+
+/// The entry of a start is due a lease later: by then the lease of a starter that died has lapsed.
+#[tokio::test(start_paused = true)]
+async fn a_saga_whose_starter_died_at_once_is_run_within_a_lease_and_two_seconds() {
+    // After the claim and its entry, beside the first save.
+    for at in 0..20 {
+        if dies_after_its_entry(at).await {
+            return;
+        }
+    }
+    panic!("no place is after the entry");
+}
+
+/// Kills a starter at a point. Returns whether the entry has just been inserted there; if so, the saga is
+/// continued.
+async fn dies_after_its_entry(at: usize) -> bool {
+    let (world, outside) = (crate::world::World::new(), Outside::default());
+    let saga = five(&outside, None);
+    let process = world.process(&saga);
+    let kill = Kill::at(at);
+    let store = KilledStore { store: world.store.clone(), kill: Arc::clone(&kill) };
+    let engine = Idempotency::builder(store).build().unwrap();
+    let starter = Sagas::builder(engine).register(&saga).build().unwrap();
+    let (scope, key) = (scope(), key("k"));
+    let begin = tokio::time::Instant::now();
+    tokio::select! {
+        _ = starter.start(&saga, &scope, &key, &1) => panic!("it was killed before that"),
+        () = kill.killed.notified() => {}
+    }
+    if kill.place() != Some("after insert") {
+        return false;
+    }
+    let started = process.sagas.find(&saga, &scope, &key).await.unwrap().unwrap();
+    drop(starter);
+    assert_eq!(started.outcome().await.unwrap(), 6);
+    // The default lease, the interval of polls, and that of the wait for the outcome.
+    assert!(begin.elapsed() <= Duration::from_secs(30 + 2), "{:?}", begin.elapsed());
+    true
 }

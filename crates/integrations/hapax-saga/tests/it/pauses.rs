@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_saga::{At, Saga, SagaError, StepError, Undo, UndoError};
+use hapax_saga::{Saga, SagaError, StepContext, StepEffect, StepError, UndoError};
 use tokio::time::Instant;
 
 use crate::shop::{Answer, DAY, Systems, cart, order};
@@ -11,8 +11,8 @@ use crate::world::{World, key, scope};
 fn approval(systems: &Systems) -> Saga<u32, String, String> {
     let mut saga = Saga::define("approval", 1, systems.clone());
     let ask = saga
-        .again("ask", async |_: At<Systems>, n: u32| Ok::<_, StepError<String>>(n))
-        .undo(async |_: At<Systems>, _: u32, _: Undo<u32>| Ok::<_, UndoError>(()));
+        .again("ask", async |_: StepContext<Systems>, n: u32| Ok::<_, StepError<String>>(n))
+        .undo(async |_: StepContext<Systems>, _: u32, _: StepEffect<u32>| Ok::<_, UndoError>(()));
     saga.flow(move |op, n: u32| async move {
         op.run(ask, n).await?;
         op.sleep("cool off", 3 * DAY).await;
@@ -39,6 +39,26 @@ async fn a_saga_sleeps_for_days_and_receives_a_signal() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pause_that_is_shorter_than_the_lease_ends_in_time() {
+    let world = World::new();
+    let nap = Duration::from_secs(12);
+    let saga = Saga::define("nap", 1, ()).flow(move |op, _: u32| async move {
+        op.sleep("nap", nap).await;
+        // After a resume too.
+        let signal = op.signal::<u32>("signal", nap).await;
+        Ok::<_, String>(signal.is_none())
+    });
+    let saga = saga.unwrap();
+    let process = world.process(&saga);
+    let begin = Instant::now();
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &7).await.unwrap();
+    assert!(started.outcome().await.unwrap());
+    // Each pause ends within a poll; the caller looks every two seconds at most.
+    let late = begin.elapsed() - 2 * nap;
+    assert!(late < Duration::from_secs(4), "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_signal_before_the_flow_waits_is_received() {
     let (world, systems) = (World::new(), Systems::default());
     let saga = approval(&systems);
@@ -51,7 +71,7 @@ async fn a_signal_before_the_flow_waits_is_received() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signal_that_does_not_arrive_ends_the_wait() {
+async fn a_wait_ends_without_a_signal_at_its_timeout() {
     let (world, systems) = (World::new(), Systems::default());
     let saga = approval(&systems);
     let process = world.process(&saga);

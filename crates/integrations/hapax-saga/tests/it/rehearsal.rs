@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::Verdict;
-use hapax_saga::rehearsal::{Rehearsal, RehearsalFault, RehearsalReport, rehearse};
-use hapax_saga::{At, Saga, SagaBuilder, StepError, StepHandle, Undo, UndoError};
+use hapax_saga::rehearsal::{Rehearsal, RehearsalFindingKind, RehearsalReport, rehearse};
+use hapax_saga::{Saga, SagaBuilder, StepContext, StepEffect, StepError, StepHandle, UndoError};
 use tokio::time::Instant;
 
 use crate::shop::{DAY, Systems, cart, order};
@@ -28,9 +28,9 @@ struct BankState {
     undone: Vec<String>,
 }
 
-async fn charge(at: At<Bank>, cents: u64) -> Result<String, StepError<String>> {
+async fn charge(at: StepContext<Bank>, cents: u64) -> Result<String, StepError<String>> {
     if cents == 13 {
-        return Err(StepError::No("declined".into()));
+        return Err(StepError::Rejected("declined".into()));
     }
     let mut state = at.state.lock().unwrap();
     state.calls += 1;
@@ -42,8 +42,12 @@ async fn charge(at: At<Bank>, cents: u64) -> Result<String, StepError<String>> {
     }
 }
 
-async fn refund(at: At<Bank>, _: u64, charge: Undo<String>) -> Result<(), UndoError> {
-    if at.needs_result && charge == Undo::Unknown {
+async fn refund(
+    at: StepContext<Bank>,
+    _: u64,
+    charge: StepEffect<String>,
+) -> Result<(), UndoError> {
+    if at.needs_result && charge == StepEffect::Unknown {
         return Err("expected the id of a charge".into());
     }
     let mut state = at.state.lock().unwrap();
@@ -70,7 +74,7 @@ fn charging(bank: &Bank) -> Saga<u64, String, String> {
     order.flow(move |op, cents| async move { op.run(charge, cents).await }).unwrap()
 }
 
-fn faults<O, E>(report: &RehearsalReport<O, E>) -> Vec<(RehearsalFault, Option<&str>)> {
+fn faults<O, E>(report: &RehearsalReport<O, E>) -> Vec<(RehearsalFindingKind, Option<&str>)> {
     report.findings.iter().map(|it| (it.fault, it.step.as_deref())).collect()
 }
 
@@ -80,7 +84,7 @@ async fn a_saga_without_faults_passes_with_its_output_and_each_step_twice() {
     let report = rehearse(&charging(&bank), &1999).await;
     assert_eq!(report.steps.len(), 1);
     assert!(report.steps[0].happened);
-    let output = report.passed().unwrap().unwrap();
+    let output = report.into_outcome().unwrap().unwrap();
     let state = bank.state.lock().unwrap();
     assert!(output.starts_with("ch_"));
     // Three sagas called the step; the one that died before the call did not.
@@ -98,12 +102,12 @@ async fn the_error_of_the_flow_is_the_outcome_and_earlier_steps_are_undone() {
         })
         .unwrap();
     let report = rehearse(&order, &1999).await;
-    assert_eq!(report.passed().unwrap(), Err("declined".to_owned()));
+    assert_eq!(report.into_outcome().unwrap(), Err("declined".to_owned()));
     assert!(!bank.state.lock().unwrap().undone.is_empty());
 }
 
 #[tokio::test]
-async fn a_random_number_outside_of_a_step_diverges() {
+async fn a_flow_with_a_random_argument_is_found() {
     let bank = Bank::default();
     let (order, charge) = order_of(&bank);
     let random = bank.clone();
@@ -121,13 +125,13 @@ async fn a_random_number_outside_of_a_step_diverges() {
         })
         .unwrap();
     let report = rehearse(&order, &1999).await;
-    assert_eq!(faults(&report), [(RehearsalFault::Diverged, None)]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::Diverged, None)]);
     assert!(report.findings[0].detail.contains("argument"), "{:?}", report.findings);
     assert_eq!(report.outcome, None);
 }
 
 #[tokio::test]
-async fn a_random_output_diverges() {
+async fn a_flow_with_a_random_output_is_found() {
     let bank = Bank::default();
     let (order, charge) = order_of(&bank);
     let random = bank.clone();
@@ -143,16 +147,16 @@ async fn a_random_output_diverges() {
         })
         .unwrap();
     let report = rehearse(&order, &1999).await;
-    assert_eq!(faults(&report), [(RehearsalFault::Diverged, None)]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::Diverged, None)]);
 }
 
 #[tokio::test]
 async fn a_keyed_step_with_another_result_the_second_time_is_found() {
     let bank = Bank { forgets_keys: true, ..Bank::default() };
     let report = rehearse(&charging(&bank), &1999).await;
-    assert_eq!(faults(&report), [(RehearsalFault::OtherResult, Some("charge"))]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::OtherResult, Some("charge"))]);
     assert!(report.outcome.is_some(), "the rehearsal goes on");
-    let failed = report.passed().unwrap_err();
+    let failed = report.into_outcome().unwrap_err();
     assert!(failed.to_string().contains("`charge`"), "{failed}");
 }
 
@@ -162,30 +166,30 @@ async fn a_repeatable_step_may_have_another_result_the_second_time() {
     let mut order = Saga::define("order", 1, bank);
     let look_up = order.again("look-up", charge).no_undo();
     let order = order.flow(move |op, cents: u64| async move { op.run(look_up, cents).await });
-    rehearse(&order.unwrap(), &1999).await.passed().unwrap().unwrap();
+    rehearse(&order.unwrap(), &1999).await.into_outcome().unwrap().unwrap();
 }
 
 #[tokio::test]
 async fn an_undo_that_fails_the_second_time_is_found() {
     let bank = Bank { undoes_once: true, ..Bank::default() };
     let report = rehearse(&charging(&bank), &1999).await;
-    assert_eq!(faults(&report), [(RehearsalFault::RepeatedUndo, Some("charge"))]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::RepeatedUndo, Some("charge"))]);
     assert!(report.findings[0].detail.contains("refunded already"));
 }
 
 #[tokio::test]
-async fn an_undo_that_needs_a_result_is_found() {
+async fn an_undo_that_fails_as_unknown_is_found() {
     let bank = Bank { needs_result: true, ..Bank::default() };
     let report = rehearse(&charging(&bank), &1999).await;
-    let stuck = (RehearsalFault::Stuck, Some("charge"));
-    assert_eq!(faults(&report), [(RehearsalFault::UnknownUndo, Some("charge")), stuck]);
+    let stuck = (RehearsalFindingKind::Stuck, Some("charge"));
+    assert_eq!(faults(&report), [(RehearsalFindingKind::UnknownUndo, Some("charge")), stuck]);
 }
 
 #[tokio::test]
 async fn a_reconcile_function_that_finds_what_never_happened_is_found() {
     let bank = Bank { always_happened: true, ..Bank::default() };
     let report = rehearse(&charging(&bank), &1999).await;
-    assert_eq!(faults(&report), [(RehearsalFault::Reconciled, Some("charge"))]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::Reconciled, Some("charge"))]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,7 +207,7 @@ async fn pauses_signals_and_backoffs_take_no_time() {
         .unwrap();
     let begin = Instant::now();
     let rehearsal = Rehearsal::new(&order).signal("approval", &7_u64).unwrap();
-    let (_, missing, approved) = rehearsal.run(&1999).await.passed().unwrap().unwrap();
+    let (_, missing, approved) = rehearsal.run(&1999).await.into_outcome().unwrap().unwrap();
     assert_eq!((missing, approved), (None, Some(7)));
     assert_eq!(begin.elapsed(), Duration::ZERO);
 }
@@ -215,7 +219,7 @@ async fn the_shop_passes_though_its_steps_fail_at_first() {
     systems.answer("charge", &[NotSent, Unknown]);
     systems.answer("refund", &[Unknown]);
     let begin = Instant::now();
-    let output = rehearse(&order(&systems), &cart()).await.passed().unwrap();
+    let output = rehearse(&order(&systems), &cart()).await.into_outcome().unwrap();
     assert_eq!(output.unwrap(), "visa:1999");
     assert_eq!(begin.elapsed(), Duration::ZERO);
     let names = systems.names();
@@ -230,5 +234,5 @@ async fn a_flow_that_waits_for_something_else_than_a_step_is_found() {
     let order = Saga::define("order", 1, ())
         .flow(|_, _: u64| async move { std::future::pending::<Result<u64, String>>().await });
     let report = rehearse(&order.unwrap(), &1).await;
-    assert_eq!(faults(&report), [(RehearsalFault::Endless, None)]);
+    assert_eq!(faults(&report), [(RehearsalFindingKind::Endless, None)]);
 }

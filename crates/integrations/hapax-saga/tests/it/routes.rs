@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use hapax_core::store::Store;
 use hapax_core::{Idempotency, MemoryStore};
-use hapax_saga::routes::{SagaAnswer, SagaRoutes, SagaRoutesBuilder, SagaRoutesError};
-use hapax_saga::{At, Saga, Sagas, StepError, Undo, UndoError};
+use hapax_saga::routes::{SagaOutcome, SagaRoutes, SagaRoutesBuilder, SagaRoutesError};
+use hapax_saga::{Saga, Sagas, StepContext, StepEffect, StepError, UndoError};
 use hapax_testkit::faults::FaultyStore;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -47,17 +47,17 @@ impl Bank {
     }
 }
 
-async fn charge(at: At<Bank>, cents: u64) -> Result<String, StepError<String>> {
+async fn charge(at: StepContext<Bank>, cents: u64) -> Result<String, StepError<String>> {
     at.charges.send_modify(|count| *count += 1);
     let _ = at.gate.subscribe().wait_for(|is_open| *is_open).await;
     match cents {
-        13 => Err(StepError::No("declined".into())),
+        13 => Err(StepError::Rejected("declined".into())),
         99 => Err(StepError::unknown("connection reset")),
         _ => Ok(format!("ch_{cents}")),
     }
 }
 
-async fn refund(at: At<Bank>, _: u64, _: Undo<String>) -> Result<(), UndoError> {
+async fn refund(at: StepContext<Bank>, _: u64, _: StepEffect<String>) -> Result<(), UndoError> {
     at.refunds.send_modify(|count| *count += 1);
     Ok(())
 }
@@ -101,14 +101,14 @@ impl Service {
         let sagas = Sagas::builder(engine).register(&order).build().unwrap();
         let running = sagas.clone();
         tokio::spawn(async move { running.run(std::future::pending(), Duration::ZERO).await });
-        let answer = |end: SagaAnswer<Value, String>| match end {
-            SagaAnswer::Done(output) => {
+        let answer = |end: SagaOutcome<Value, String>| match end {
+            SagaOutcome::Done(output) => {
                 (StatusCode::CREATED, [("x-service", "shop")], Json(output)).into_response()
             }
-            SagaAnswer::Undone(error) => (StatusCode::PAYMENT_REQUIRED, error).into_response(),
-            SagaAnswer::Cancelled { .. } => StatusCode::GONE.into_response(),
+            SagaOutcome::Undone(error) => (StatusCode::PAYMENT_REQUIRED, error).into_response(),
+            SagaOutcome::Cancelled { .. } => StatusCode::GONE.into_response(),
         };
-        let builder = SagaRoutes::builder(sagas, order, "/orders", answer).wait(LONG);
+        let builder = SagaRoutes::builder(sagas, order, "/orders", answer).default_wait(LONG);
         let app = configure(builder).build().unwrap().router::<()>();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -267,7 +267,7 @@ async fn a_post_without_preference_waits_for_the_answer() {
 
 #[tokio::test]
 async fn a_wait_ends_with_202_at_the_time_of_the_client_or_of_the_service() {
-    let service = Service::start(false, |it| it.longest_wait(Duration::from_millis(20))).await;
+    let service = Service::start(false, |it| it.max_wait(Duration::from_millis(20))).await;
     for prefer in ["", "prefer: wait=0\r\n", "prefer: wait=3600\r\n", "prefer: nonsense=;,=\r\n"] {
         let answer = service.post("anna", &format!("{K}{prefer}"), r#"{"cents":1}"#).await;
         assert_eq!(answer.status, 202, "{prefer}");
@@ -410,7 +410,7 @@ async fn a_client_that_disconnects_does_not_stop_its_saga() {
 }
 
 #[tokio::test]
-async fn another_process_on_the_store_answers_too() {
+async fn a_post_to_another_process_gets_the_same_answer() {
     let store = Arc::new(MemoryStore::default());
     let bank = Bank::new(false);
     let first = Service::start_on(Arc::clone(&store), bank.clone(), |it| it).await;
@@ -463,13 +463,50 @@ async fn a_saga_whose_store_fails_after_its_start_gets_202() {
     assert_eq!(*charges.borrow(), 1);
 }
 
+/// The input of a later version, which has a further field.
+#[derive(Serialize, Deserialize)]
+struct LaterOrder {
+    cents: u64,
+    #[serde(default)]
+    coupon: Option<String>,
+}
+
+#[tokio::test]
+async fn a_request_of_before_the_input_got_a_field_finds_its_saga() {
+    let (store, bank) = (Arc::new(MemoryStore::default()), Bank::new(true));
+    let service = Service::start_on(Arc::clone(&store), bank.clone(), |it| it).await;
+    assert_eq!(service.post("anna", K, r#"{"cents":1}"#).await.status, 201);
+    let mut later = Saga::define("order", 2, bank.clone());
+    let charge = later.once("charge", charge).undo(refund);
+    let later = later
+        .flow(move |op, order: LaterOrder| async move {
+            op.run(charge, order.cents).await.map(|id| json!({ "id": id }))
+        })
+        .unwrap();
+    let engine = Idempotency::builder(store).build().unwrap();
+    let sagas = Sagas::builder(engine).register(&later).build().unwrap();
+    let answer = |end: SagaOutcome<Value, String>| match end {
+        SagaOutcome::Done(output) => (StatusCode::CREATED, Json(output)).into_response(),
+        _ => StatusCode::GONE.into_response(),
+    };
+    let app = SagaRoutes::builder(sagas, later, "/orders", answer).build().unwrap().router::<()>();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upgraded = Service { address: listener.local_addr().unwrap(), bank };
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let again = upgraded.post("anna", K, r#"{ "cents": 1 }"#).await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (201, Some("true")));
+    let other = upgraded.post("anna", K, r#"{"cents":1,"coupon":"ten"}"#).await;
+    other.is_problem(422, "key-reused");
+    assert_eq!(*upgraded.bank.charges.borrow(), 1);
+}
+
 #[tokio::test]
 async fn routes_of_an_unregistered_saga_or_with_an_odd_path_are_rejected() {
     let bank = Bank::new(true);
     let engine = Idempotency::builder(MemoryStore::default()).build().unwrap();
     let order = order(&bank);
     let sagas = Sagas::builder(engine).register(&order).build().unwrap();
-    let answer = |_: SagaAnswer<Value, String>| StatusCode::OK;
+    let answer = |_: SagaOutcome<Value, String>| StatusCode::OK;
     for path in ["orders", "/orders/", "/{id}", "/a b"] {
         let built = SagaRoutes::builder(sagas.clone(), order.clone(), path, answer).build();
         assert!(matches!(built, Err(SagaRoutesError::Path { .. })), "{path}");

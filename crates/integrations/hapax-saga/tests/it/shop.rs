@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_saga::{At, Saga, StepError, StepRetry, Undo, UndoError};
+use hapax_saga::{Saga, StepContext, StepEffect, StepError, StepRetry, UndoError};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -78,7 +78,7 @@ impl Systems {
         };
         match answer {
             None => Ok(()),
-            Some(Answer::Reject) => Err(StepError::No(())),
+            Some(Answer::Reject) => Err(StepError::Rejected(())),
             Some(Answer::NotSent) => Err(StepError::not_sent("connection refused")),
             Some(Answer::Unknown) => Err(StepError::unknown("connection reset")),
             Some(Answer::Hang) => std::future::pending().await,
@@ -87,46 +87,52 @@ impl Systems {
     }
 }
 
-async fn reserve(at: At<Systems>, cart: Cart) -> Result<u64, StepError<Refusal>> {
+async fn reserve(at: StepContext<Systems>, cart: Cart) -> Result<u64, StepError<Refusal>> {
     at.call("reserve", at.key().as_str()).await.map_err(|error| map(error, Refusal::SoldOut))?;
     Ok(cart.cents)
 }
 
-async fn free(at: At<Systems>, _: Cart, _: Undo<u64>) -> Result<(), UndoError> {
+async fn free(at: StepContext<Systems>, _: Cart, _: StepEffect<u64>) -> Result<(), UndoError> {
     undo(&at, "free").await
 }
 
 async fn charge(
-    at: At<Systems>,
+    at: StepContext<Systems>,
     (card, cents): (String, u64),
 ) -> Result<String, StepError<Refusal>> {
     at.call("charge", at.key().as_str()).await.map_err(|error| map(error, Refusal::Declined))?;
     Ok(format!("{card}:{cents}"))
 }
 
-async fn refund(at: At<Systems>, _: (String, u64), result: Undo<String>) -> Result<(), UndoError> {
+async fn refund(
+    at: StepContext<Systems>,
+    _: (String, u64),
+    result: StepEffect<String>,
+) -> Result<(), UndoError> {
     match result {
-        Undo::Happened(_) => undo(&at, "refund").await,
-        Undo::Unknown => undo(&at, "void").await,
+        StepEffect::Happened(_) => undo(&at, "refund").await,
+        StepEffect::Unknown => undo(&at, "void").await,
     }
 }
 
-async fn notify(at: At<Systems>, _: String) -> Result<(), StepError<Refusal>> {
+async fn notify(at: StepContext<Systems>, _: String) -> Result<(), StepError<Refusal>> {
     at.call("notify", at.key().as_str()).await.map_err(|error| map(error, Refusal::Declined))
 }
 
-async fn undo(at: &At<Systems>, name: &str) -> Result<(), UndoError> {
+async fn undo(at: &StepContext<Systems>, name: &str) -> Result<(), UndoError> {
     at.call(name, at.key().as_str()).await.map_err(|error| match error {
-        StepError::No(()) => "rejected".into(),
+        StepError::Rejected(()) => "rejected".into(),
         StepError::NotSent(error) | StepError::Unknown(error) => error.into(),
+        error => panic!("no system answers {error:?}"),
     })
 }
 
 fn map(error: StepError<()>, refusal: Refusal) -> StepError<Refusal> {
     match error {
-        StepError::No(()) => StepError::No(refusal),
+        StepError::Rejected(()) => StepError::Rejected(refusal),
         StepError::NotSent(error) => StepError::NotSent(error),
         StepError::Unknown(error) => StepError::Unknown(error),
+        error => panic!("no system answers {error:?}"),
     }
 }
 

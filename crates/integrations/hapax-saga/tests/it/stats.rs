@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::Idempotency;
-use hapax_saga::{DefinitionStats, SagaOperator, Sagas, StepStats};
+use hapax_saga::{DefinitionStats, FlowContext, Saga, SagaOperator, Sagas, StepStats};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -44,7 +44,7 @@ async fn runs_and_tries_are_counted_by_definition_and_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_is_counted_while_it_runs() {
+async fn a_running_saga_and_call_are_counted_until_they_end() {
     let (world, systems) = (World::new(), Systems::default());
     systems.answer("charge", &[Answer::Hang]);
     let saga = order(&systems);
@@ -129,9 +129,42 @@ async fn spans_name_saga_and_step_and_contain_no_key_scope_or_content() {
         let line = log.lines().find(|line| line.contains(&format!("step=\"{step}\""))).unwrap();
         assert!(line.contains(&format!("operation={id}")), "{line}");
         assert!(line.contains("saga{name=\"place-order\" version=1"), "{line}");
-        assert!(line.contains("kind=\"step\"") && line.contains("number=1"), "{line}");
+        assert!(line.contains("function=\"step\"") && line.contains("try_number=1"), "{line}");
     }
     for content in ["key-of-a-caller", "c-1", "visa"] {
         assert!(!log.contains(content), "{content}: {log}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_contain_no_error_of_a_step() {
+    let text = Text::default();
+    let subscriber = tracing_subscriber::fmt().with_writer(text.clone()).finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    let (world, systems) = (World::new(), Systems::default());
+    systems.answer("notify", &[Answer::Unknown]);
+    let saga = order(&systems);
+    let process = world.process(&saga);
+    process.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    drop(guard);
+    let log = String::from_utf8(text.0.lock().unwrap().clone()).unwrap();
+    let line = log.lines().find(|line| line.contains("a saga is stuck")).expect(&log);
+    assert!(line.contains("notify") && line.contains("unknown"), "{line}");
+    // The error of the called system.
+    assert!(!log.contains("connection reset"), "{log}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flow_that_waits_for_something_else_than_a_step_is_counted() {
+    let world = World::new();
+    let saga = Saga::define("waits", 1, ());
+    let flow = async |_: FlowContext, (): ()| std::future::pending::<Result<(), String>>().await;
+    let saga = saga.flow(flow).unwrap();
+    let process = world.process(&saga);
+    process.sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(59)).await;
+    assert_eq!(only(&process.sagas).flow_waits, 0);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(only(&process.sagas).flow_waits, 1);
 }

@@ -4,21 +4,21 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use hapax_core::{EntryId, Idempotency, Verdict};
-use hapax_saga::log::{Direction, StuckReason};
+use hapax_saga::log::{Direction, Failure, StuckReason};
 use hapax_saga::{
-    At, DecisionMismatch, Saga, SagaDecision, SagaError, SagaLookup, SagaOperator,
-    SagaOperatorError, SagaView, StepError, StepRetry, Undo, UndoError,
+    DecisionMismatch, Saga, SagaDecision, SagaError, SagaLookup, SagaOperator, SagaOperatorError,
+    SagaView, StepContext, StepEffect, StepError, StepRetry, UndoError,
 };
 
 use crate::shop::{Answer, Cart, DAY, Refusal, Systems, cart, order};
 use crate::world::{World, key, scope};
 
-fn operator(world: &World) -> SagaOperator {
+pub(crate) fn operator(world: &World) -> SagaOperator {
     SagaOperator::new(Idempotency::builder(world.store.clone()).build().unwrap())
 }
 
 /// Waits until the saga is stuck.
-async fn stuck(operator: &SagaOperator) -> SagaView {
+pub(crate) async fn stuck(operator: &SagaOperator) -> SagaView {
     for _ in 0..10_000 {
         let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
         let stuck = |saga: &SagaView| saga.log.as_ref().is_some_and(|log| log.stuck.is_some());
@@ -30,7 +30,7 @@ async fn stuck(operator: &SagaOperator) -> SagaView {
     panic!("no saga is stuck")
 }
 
-fn reason(saga: &SagaView) -> (StuckReason, Direction) {
+pub(crate) fn reason(saga: &SagaView) -> (StuckReason, Direction) {
     let stuck = saga.log.clone().unwrap().stuck.unwrap();
     (stuck.reason, stuck.direction)
 }
@@ -69,12 +69,12 @@ async fn an_undo_out_of_tries_can_be_skipped_and_that_is_in_the_log() {
     let (world, systems) = (World::new(), Systems::default());
     let mut saga = Saga::define("trip", 1, systems.clone());
     let book = saga
-        .keyed("book", DAY, async |at: At<Systems>, n: u32| {
+        .keyed("book", DAY, async |at: StepContext<Systems>, n: u32| {
             at.note("book", at.key().as_str());
             Ok::<_, StepError<String>>(n)
         })
         .undo_retry(StepRetry::default().tries(3))
-        .undo(async |at: At<Systems>, _: u32, _: Undo<u32>| {
+        .undo(async |at: StepContext<Systems>, _: u32, _: StepEffect<u32>| {
             at.note("release", at.key().as_str());
             Err::<(), UndoError>("out of order".into())
         });
@@ -99,10 +99,11 @@ async fn an_undo_out_of_tries_can_be_skipped_and_that_is_in_the_log() {
     operator.decide(&view, &SagaDecision::Skip, "bob", "refunded by hand").await.unwrap();
     let outcome = started.outcome().await;
     assert!(matches!(&outcome, Err(SagaError::Undone(error)) if error == "no seat"));
-    let SagaLookup::Ended(history) = operator.show(&started.id()).await.unwrap() else {
+    let SagaLookup::Ended(ended) = operator.show(&started.id()).await.unwrap() else {
         panic!("it has ended")
     };
-    assert_eq!(history[0].name, "book");
+    assert!(matches!(ended.failure, Some(Failure::Error(_))), "{ended:?}");
+    assert_eq!(ended.steps[0].name, "book");
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +148,7 @@ fn steps(
     let mut handles = Vec::new();
     for name in ["a", "b", "c"] {
         handles.push(
-            saga.keyed(name, DAY, async |at: At<Systems>, name: String| {
+            saga.keyed(name, DAY, async |at: StepContext<Systems>, name: String| {
                 at.note(&name, at.key().as_str());
                 match at.answered(&name) {
                     true => Err(StepError::unknown("no answer")),
@@ -155,10 +156,12 @@ fn steps(
                 }
             })
             .retry(StepRetry::default().tries(2))
-            .undo(async |at: At<Systems>, name: String, _: Undo<()>| {
-                at.note(&format!("undo {name}"), at.key().as_str());
-                Ok::<_, UndoError>(())
-            }),
+            .undo(
+                async |at: StepContext<Systems>, name: String, _: StepEffect<()>| {
+                    at.note(&format!("undo {name}"), at.key().as_str());
+                    Ok::<_, UndoError>(())
+                },
+            ),
         );
     }
     systems.answer(stop, &[Answer::Unknown; 2]);
@@ -206,7 +209,7 @@ async fn an_edited_flow_diverges_before_any_call_and_can_be_aborted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn logged_steps_may_be_requested_in_another_order() {
+async fn a_flow_that_requests_logged_steps_in_another_order_continues() {
     let (world, systems) = (World::new(), Systems::default());
     let operator = operator(&world);
     let before = steps(&systems, &["a", "b", "c"], "c");
@@ -222,15 +225,19 @@ async fn logged_steps_may_be_requested_in_another_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_key_is_not_used_after_its_lifetime() {
+async fn a_step_whose_key_has_expired_is_stuck_and_not_called() {
     let (world, systems) = (World::new(), Systems::default());
     let mut saga = Saga::define("pay", 1, systems.clone());
     let pay = saga
-        .keyed("pay", Duration::from_secs(5), async |at: At<Systems>, (): ()| {
+        .keyed("pay", Duration::from_secs(5), async |at: StepContext<Systems>, (): ()| {
             at.note("pay", at.key().as_str());
             Err::<(), StepError<String>>(StepError::unknown("the bank is away"))
         })
-        .retry(StepRetry::within(DAY).pauses(Duration::from_secs(2), Duration::from_secs(2)))
+        .retry(
+            StepRetry::within(DAY)
+                .timeout(Duration::from_millis(200))
+                .pauses(Duration::from_secs(2), Duration::from_secs(2)),
+        )
         .no_undo();
     let saga = saga.flow(move |op, (): ()| async move { op.run(pay, ()).await }).unwrap();
     let (operator, process) = (operator(&world), world.process(&saga));
@@ -252,7 +259,7 @@ async fn a_try_that_was_given_up_is_reconciled_after_it_can_no_longer_arrive() {
     let (world, systems) = (World::new(), Systems::default());
     let mut saga = Saga::define("pay", 1, systems.clone());
     let pay = saga
-        .once("pay", async |at: At<Systems>, (): ()| {
+        .once("pay", async |at: StepContext<Systems>, (): ()| {
             // The bank answers after 3 s, to a try that is given up after 1 s.
             let bank = (*at).clone();
             tokio::spawn(async move {
@@ -263,13 +270,13 @@ async fn a_try_that_was_given_up_is_reconciled_after_it_can_no_longer_arrive() {
         })
         .retry(StepRetry::default().timeout(Duration::from_secs(1)))
         .settle(Duration::from_secs(10))
-        .reconcile(async |at: At<Systems>, (): ()| {
+        .reconcile(async |at: StepContext<Systems>, (): ()| {
             match at.names().iter().any(|name| name == "paid") {
                 true => Verdict::Happened(7),
                 false => Verdict::DidNotHappen,
             }
         })
-        .undo(async |_: At<Systems>, (): (), _: Undo<u32>| Ok::<_, UndoError>(()));
+        .undo(async |_: StepContext<Systems>, (): (), _: StepEffect<u32>| Ok::<_, UndoError>(()));
     let saga = saga.flow(move |op, (): ()| async move { op.run(pay, ()).await }).unwrap();
     let process = world.process(&saga);
     let started = process.sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
@@ -278,7 +285,7 @@ async fn a_try_that_was_given_up_is_reconciled_after_it_can_no_longer_arrive() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_saga_waits_for_a_node_with_its_definition_and_hides_no_other() {
+async fn a_saga_without_a_process_waits_and_is_overdue_and_others_run() {
     let (world, systems) = (World::new(), Systems::default());
     let (saga, operator) = (order(&systems), operator(&world));
     systems.answer("charge", &[Answer::Hang]);
@@ -300,7 +307,7 @@ async fn a_saga_waits_for_a_node_with_its_definition_and_hides_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_logged_value_of_another_type_is_stuck() {
+async fn a_saga_with_a_logged_value_of_another_type_is_stuck() {
     let (world, systems) = (World::new(), Systems::default());
     let operator = operator(&world);
     let define = |systems: &Systems, text: bool| -> Saga<(), (), String> {
@@ -308,7 +315,7 @@ async fn a_logged_value_of_another_type_is_stuck() {
         let wait = Duration::from_secs(3600);
         if text {
             let look = saga
-                .again("look", async |_: At<Systems>, (): ()| {
+                .again("look", async |_: StepContext<Systems>, (): ()| {
                     Ok::<_, StepError<String>>("text".to_owned())
                 })
                 .no_undo();
@@ -319,7 +326,9 @@ async fn a_logged_value_of_another_type_is_stuck() {
             })
         } else {
             let look = saga
-                .again("look", async |_: At<Systems>, (): ()| Ok::<_, StepError<String>>(7_u32))
+                .again("look", async |_: StepContext<Systems>, (): ()| {
+                    Ok::<_, StepError<String>>(7_u32)
+                })
                 .no_undo();
             saga.flow(move |op, (): ()| async move {
                 let _: u32 = op.run(look, ()).await?;
@@ -335,8 +344,14 @@ async fn a_logged_value_of_another_type_is_stuck() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     process.task.abort();
     let after = define(&systems, false);
-    let _process = world.process(&after);
-    assert_eq!(reason(&stuck(&operator).await).0, StuckReason::Unreadable);
+    let process = world.process(&after);
+    let view = stuck(&operator).await;
+    assert_eq!(reason(&view).0, StuckReason::Unreadable);
+    assert_eq!(view.log.clone().unwrap().stuck.unwrap().step, Some(0));
+    let started = process.sagas.start(&after, &scope(), &key("k"), &()).await.unwrap();
+    let happened = SagaDecision::happened(&7_u32).unwrap();
+    operator.decide(&view, &happened, "ann", "it was number 7").await.unwrap();
+    started.outcome().await.unwrap();
 }
 
 #[test]

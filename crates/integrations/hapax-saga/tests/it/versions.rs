@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_core::{Idempotency, OperationId};
-use hapax_saga::{At, Saga, SagaLookup, SagaOperator, Sagas, StepError};
+use hapax_saga::{Saga, SagaLookup, SagaOperator, Sagas, StepContext, StepError};
 use tokio::time::sleep;
 
 use crate::shop::DAY;
@@ -13,7 +13,7 @@ use crate::world::{World, key, scope};
 
 type Calls = Arc<AtomicU32>;
 
-async fn charge(at: At<Calls>, cents: u64) -> Result<u64, StepError<String>> {
+async fn charge(at: StepContext<Calls>, cents: u64) -> Result<u64, StepError<String>> {
     // The first process dies in the first call.
     if at.fetch_add(1, Ordering::SeqCst) == 0 {
         std::future::pending::<()>().await;
@@ -21,7 +21,7 @@ async fn charge(at: At<Calls>, cents: u64) -> Result<u64, StepError<String>> {
     Ok(cents)
 }
 
-async fn other(_: At<Calls>, _: u64) -> Result<u64, StepError<String>> {
+async fn other(_: StepContext<Calls>, _: u64) -> Result<u64, StepError<String>> {
     Ok(0)
 }
 
@@ -56,7 +56,7 @@ fn die_in_a_step(world: &World, saga: &Saga<u64, u64, String>, calls: &Calls) ->
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_retry_by_a_newer_version_leaves_the_saga_to_its_own_one() {
+async fn a_start_of_a_newer_version_leaves_an_unfinished_saga_to_the_version_of_its_log() {
     let (world, calls) = (World::new(), Calls::default());
     let (old, new) = (first(&calls), second(&calls));
     let id = die_in_a_step(&world, &old, &calls);
@@ -81,7 +81,7 @@ async fn a_retry_by_a_newer_version_leaves_the_saga_to_its_own_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_process_with_both_versions_continues_each_saga_by_its_own_one() {
+async fn a_process_with_both_versions_continues_a_saga_by_the_version_of_its_log() {
     let (world, calls) = (World::new(), Calls::default());
     let (old, new) = (first(&calls), second(&calls));
     die_in_a_step(&world, &old, &calls);

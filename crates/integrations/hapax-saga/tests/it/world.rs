@@ -21,17 +21,20 @@ impl Clock for TestClock {
 /// One store, and any number of processes that use it.
 pub(crate) struct World {
     pub(crate) store: Arc<MemoryStore>,
+    clock: Arc<TestClock>,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
         let clock = Arc::new(TestClock(Instant::now()));
-        Self { store: Arc::new(MemoryStore::new(clock, MemoryCapacity::default())) }
+        let store = Arc::new(MemoryStore::new(clock.clone(), MemoryCapacity::default()));
+        Self { store, clock }
     }
 
     /// Starts a process that has this definition and drives what is due.
     pub(crate) fn process<I, O, E>(&self, saga: &Saga<I, O, E>) -> Process {
-        let engine = Idempotency::builder(Arc::clone(&self.store)).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&self.store)).clock(self.clock.clone());
+        let engine = engine.build().unwrap();
         let sagas = Sagas::builder(engine).register(saga).build().unwrap();
         let running = sagas.clone();
         let task = tokio::spawn(async move {

@@ -13,7 +13,7 @@ use http::uri::PathAndQuery;
 use tokio::sync::Semaphore;
 
 use super::WebhookSink;
-use crate::config::SecretFault;
+use crate::config::SecretError;
 use crate::scheme::SignatureScheme;
 use crate::secret::{MAX_SECRETS, SigningSecrets};
 
@@ -36,9 +36,9 @@ impl WebhookSinkBuilder {
         Self { url, secrets: Vec::new(), roots: None, timeout, clock: Arc::new(SystemClock) }
     }
 
-    /// Adds a signing secret of Standard Webhooks: `whsec_` and the base64 of at least 24 bytes. Every
-    /// request has a signature for each secret, at most eight: during a rotation the new one and the
-    /// earlier one.
+    /// Adds a signing secret of Standard Webhooks: `whsec_` and the base64 of at least 24 bytes.
+    /// Every request has a signature for each secret, at most eight: during a rotation the new one
+    /// and the earlier one.
     pub fn secret(mut self, secret: impl AsRef<[u8]>) -> Self {
         self.secrets.push(secret.as_ref().to_vec());
         self
@@ -69,16 +69,16 @@ impl WebhookSinkBuilder {
     /// secret.
     pub async fn build(self) -> Result<WebhookSink, WebhookSinkError> {
         let Self { url, secrets, roots, timeout, clock } = self;
-        let (origin, target) = parse(&url)?;
+        let (origin, path_and_query) = parse(&url)?;
         if timeout.is_zero() {
             return Err(WebhookSinkError::Timeout);
         }
         if secrets.len() > MAX_SECRETS {
-            return Err(WebhookSinkError::ManySecrets { found: secrets.len() });
+            return Err(WebhookSinkError::TooManySecrets { found: secrets.len() });
         }
         let form = SignatureScheme::Standard.secret_form();
         let parsed = SigningSecrets::parse(form, &secrets)
-            .map_err(|(number, fault)| WebhookSinkError::Secret { number, fault })?;
+            .map_err(|(number, error)| WebhookSinkError::Secret { number, error })?;
         let tls = match (origin.secure, roots) {
             (false, Some(_)) => return Err(WebhookSinkError::RootsWithoutTls),
             (false, None) => None,
@@ -90,9 +90,9 @@ impl WebhookSinkBuilder {
         };
         let connect = ConnectOptions { tls, ..ConnectOptions::default() };
         // The relay limits the messages in flight.
-        let upstream = Upstream::new(origin, timeout, Semaphore::MAX_PERMITS, connect);
+        let endpoint = Upstream::new(origin, timeout, Semaphore::MAX_PERMITS, connect);
         let secrets = (!secrets.is_empty()).then_some(parsed);
-        Ok(WebhookSink { upstream, target, secrets, timeout, clock })
+        Ok(WebhookSink { endpoint, path_and_query, secrets, timeout, clock })
     }
 }
 
@@ -122,8 +122,8 @@ fn parse(url: &str) -> Result<(Origin, PathAndQuery), WebhookSinkError> {
         return Err(WebhookSinkError::Credentials);
     }
     let origin = Origin::of(&uri).ok_or(WebhookSinkError::Url)?;
-    let target = uri.into_parts().path_and_query;
-    Ok((origin, target.unwrap_or_else(|| PathAndQuery::from_static("/"))))
+    let path_and_query = uri.into_parts().path_and_query;
+    Ok((origin, path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"))))
 }
 
 /// Reasons for which a [`WebhookSink`] cannot be built.
@@ -147,17 +147,17 @@ pub enum WebhookSinkError {
     Timeout,
     /// There are too many secrets.
     #[error("expected at most 8 signing secrets, found {found}: remove those that have expired")]
-    ManySecrets {
+    TooManySecrets {
         /// The number of secrets.
         found: usize,
     },
     /// A secret is not valid.
-    #[error("signing secret {number}: {fault}")]
+    #[error("signing secret {number}: {error}")]
     Secret {
         /// The number of the secret, from 1, in the order of the calls.
         number: usize,
-        /// The fault.
-        fault: SecretFault,
+        /// The reason for which it is not valid.
+        error: SecretError,
     },
     /// There are root certificates for a URL without TLS.
     #[error("expected https:// with root certificates, found http://, which needs none")]

@@ -5,7 +5,7 @@ use hapax_core::{Key, NaturalKey};
 use hapax_http::header::{IDEMPOTENCY_KEY, encode};
 use hapax_messages::{MessageId, OutgoingMessage, PublishError};
 use hapax_proxy::headers::drop_hop_by_hop;
-use http::header::{CONTENT_LENGTH, EXPECT, HOST, TRAILER, USER_AGENT};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, TRAILER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::Full;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -52,11 +52,12 @@ impl WebhookSink {
         if let Some(key) = &message.key {
             headers.insert(MESSAGE_ORDER_KEY, encoded(key)?);
         }
-        headers.insert(HOST, value(self.upstream.authority().as_str())?);
+        headers.insert(HOST, value(self.endpoint.authority().as_str())?);
         headers.entry(USER_AGENT).or_insert(OUR_AGENT);
+        headers.entry(CONTENT_TYPE).or_insert_with(|| content_type(&message.payload));
         let mut request = Request::new(Full::new(message.payload.clone()));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = Uri::from(self.target.clone());
+        *request.uri_mut() = Uri::from(self.path_and_query.clone());
         *request.headers_mut() = headers;
         Ok(request)
     }
@@ -65,11 +66,24 @@ impl WebhookSink {
 /// Returns the id of a webhook. No two messages share one: [`MessageId::to_key`] hashes ids in the
 /// same way.
 fn webhook_id(id: &MessageId) -> Key {
-    // A header has no white space at its ends, and the signed content has one full stop after the id.
+    // A header has no white space at its ends, and the signed content has one full stop after the
+    // id.
     match id.as_str().bytes().all(|byte| byte.is_ascii_graphic() && byte != b'.') {
         true => id.to_key(),
         false => NaturalKey::new("message").part("id", id.as_str()).key(),
     }
+}
+
+/// Returns the content type of a payload whose message has none. Many frameworks reject each request
+/// without one. A number or a word is a JSON text too, but more often another one.
+fn content_type(payload: &[u8]) -> HeaderValue {
+    let first = payload.iter().find(|byte| !byte.is_ascii_whitespace());
+    let is_json = first.is_some_and(|byte| b"{[".contains(byte))
+        && serde_json::from_slice::<serde_json::Value>(payload).is_ok();
+    HeaderValue::from_static(match is_json {
+        true => "application/json",
+        false => "application/octet-stream",
+    })
 }
 
 /// Returns the headers of the message itself.
@@ -77,14 +91,16 @@ fn own_headers(headers: &[(String, Bytes)]) -> Result<HeaderMap, PublishError> {
     let found = headers.len();
     if found > MAX_HEADERS {
         return Err(PublishError::rejected(format!(
-            "expected at most {MAX_HEADERS} headers, found {found}"
+            "expected at most {MAX_HEADERS} headers, found {found}: remove some where the \
+             message is written"
         )));
     }
     let mut map = HeaderMap::with_capacity(found + 10);
     for (name, value) in headers {
         let cannot = |what: &str| {
             PublishError::rejected(format!(
-                "the header {name:?}: expected {what}, found another character"
+                "the header {name:?}: expected {what}, found another one: change it where the \
+                 message is written"
             ))
         };
         let field = HeaderName::from_bytes(name.as_bytes());
@@ -121,6 +137,18 @@ mod tests {
         let ids: std::collections::BTreeSet<_> = texts.iter().map(|text| id(text)).collect();
         assert_eq!(ids.len(), texts.len());
         assert!(ids.iter().all(|id| id.len() <= 255 && !id.contains(['.', ' '])), "{ids:?}");
+    }
+
+    #[test]
+    fn a_payload_is_json_if_it_is_an_object_or_an_array() {
+        for payload in ["{}", " \n[1, {\"a\": null}] ", "{\"a\": \"ä\"}"] {
+            assert_eq!(content_type(payload.as_bytes()), "application/json", "{payload}");
+        }
+        let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+        for payload in ["", " ", "17", "true", "\"a\"", "{", "{} {}", "[1,]", "a=b", &deep] {
+            assert_eq!(content_type(payload.as_bytes()), "application/octet-stream");
+        }
+        assert_eq!(content_type(b"[\"\xff\"]"), "application/octet-stream");
     }
 
     #[test]

@@ -81,7 +81,7 @@ async fn a_body_over_the_limit_is_rejected() {
     let response = send(&receiver, request.body(channel).unwrap()).await;
     response.is_rejected(413, "body-too-large");
     drop(sender);
-    world.is_untouched();
+    world.assert_untouched();
     assert_eq!(send(&limited(body.len()), stripe_delivery(&body)).await.status, 200);
 }
 
@@ -114,7 +114,7 @@ async fn a_declared_length_over_the_limit_is_rejected_before_the_body_is_read() 
         let response = send(&receiver, request.body(Declared(length)).unwrap()).await;
         response.is_rejected(413, "body-too-large");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn an_invalid_head_is_rejected_before_the_body_is_read() {
         assert_eq!(send(&receiver, request).await.status, 401);
         drop(sender);
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -160,7 +160,7 @@ async fn a_body_that_breaks_off_is_rejected() {
         let request = in_frames(&signature, vec![whole, Err(kind.into())]);
         send(&receiver, request).await.is_rejected(status, code);
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -173,7 +173,7 @@ async fn a_body_that_is_shorter_than_declared_is_rejected() {
     let mut request = post(&[("stripe-signature", &signature)], body.clone());
     request.headers_mut().insert("content-length", (body.len() + 1).into());
     send(&receiver, request).await.is_rejected(400, "malformed-request");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -190,5 +190,5 @@ async fn a_delivery_that_is_dropped_while_its_body_is_read_leaves_nothing() {
     sender.send_data(Bytes::new()).await.unwrap();
     sending.abort();
     assert!(sending.await.unwrap_err().is_cancelled());
-    world.is_untouched();
+    world.assert_untouched();
 }

@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use axum::http::HeaderName;
 use hapax_webhooks::{
-    DeliveryId, HmacScheme, SecretFault, SignatureEncoding, WebhookConfigError, WebhookLayer,
+    DeliveryIdLocation, HmacScheme, SecretError, SignatureEncoding, WebhookConfigError,
+    WebhookLayer,
 };
 
 use crate::world::{OTHER_SECRET, STRIPE_SECRET, standard_secret};
 
 const SECRET: &str = "It's a Secret to Everybody";
 
-fn fault(built: Result<WebhookLayer, WebhookConfigError>) -> SecretFault {
+fn error(built: Result<WebhookLayer, WebhookConfigError>) -> SecretError {
     match built {
-        Err(WebhookConfigError::Secret { number: 1, fault }) => fault,
+        Err(WebhookConfigError::Secret { number: 1, error }) => error,
         other => panic!("{other:?}"),
     }
 }
@@ -39,23 +40,26 @@ fn there_are_one_to_eight_secrets() {
         (0..count).fold(builder, |builder, _| builder.secret(SECRET)).build()
     };
     with(8).unwrap();
-    assert_eq!(with(9).unwrap_err(), WebhookConfigError::ManySecrets { found: 9 });
+    assert_eq!(with(9).unwrap_err(), WebhookConfigError::TooManySecrets { found: 9 });
 }
 
 #[test]
 fn an_unusable_secret_is_rejected_with_its_number_and_without_its_text() {
-    let github = |secret: &str| fault(WebhookLayer::github("github").secret(secret).build());
-    assert_eq!(github(""), SecretFault::Empty);
-    assert_eq!(github("fifteen letters"), SecretFault::Short { found: 15, least: 16 });
+    let github = |secret: &str| error(WebhookLayer::github("github").secret(secret).build());
+    assert_eq!(github(""), SecretError::Empty);
+    assert_eq!(github("fifteen letters"), SecretError::TooShort { found: 15, least: 16 });
     for spaced in [" sixteen letters!", "sixteen letters!\n", "\tsixteen letters!"] {
-        assert_eq!(github(spaced), SecretFault::WhiteSpace);
+        assert_eq!(github(spaced), SecretError::WhiteSpace);
     }
-    let stripe = |secret: &str| fault(WebhookLayer::stripe("stripe").secret(secret).build());
-    assert_eq!(stripe("sk_live_4f1c0d8e6b2a47c39d50"), SecretFault::Prefix);
-    let standard = |secret: &str| fault(WebhookLayer::standard("other").secret(secret).build());
-    assert_eq!(standard("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), SecretFault::Prefix);
-    assert_eq!(standard("whsec_no base64"), SecretFault::Base64);
-    assert_eq!(standard(&standard_secret(&[7; 23])), SecretFault::Short { found: 23, least: 24 });
+    let stripe = |secret: &str| error(WebhookLayer::stripe("stripe").secret(secret).build());
+    assert_eq!(stripe("sk_live_4f1c0d8e6b2a47c39d50"), SecretError::Prefix);
+    let standard = |secret: &str| error(WebhookLayer::standard("other").secret(secret).build());
+    assert_eq!(standard("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"), SecretError::Prefix);
+    assert_eq!(standard("whsec_no base64"), SecretError::Base64);
+    assert_eq!(
+        standard(&standard_secret(&[7; 23])),
+        SecretError::TooShort { found: 23, least: 24 }
+    );
 
     let second = WebhookLayer::stripe("stripe").secret(STRIPE_SECRET).secret("whsec_s3cr3t");
     let error = second.build().unwrap_err();
@@ -69,9 +73,9 @@ fn an_unusable_secret_is_rejected_with_its_number_and_without_its_text() {
 #[test]
 fn a_limit_or_a_tolerance_of_zero_is_rejected() {
     let stripe = || WebhookLayer::stripe("stripe").secret(STRIPE_SECRET);
-    assert_eq!(stripe().body_limit(0).build().unwrap_err(), WebhookConfigError::NoBody);
+    assert_eq!(stripe().body_limit(0).build().unwrap_err(), WebhookConfigError::ZeroBodyLimit);
     let error = stripe().tolerance(Duration::ZERO).build().unwrap_err();
-    assert_eq!(error, WebhookConfigError::NoTolerance);
+    assert_eq!(error, WebhookConfigError::ZeroTolerance);
     stripe().body_limit(1).tolerance(Duration::MAX).build().unwrap();
 }
 
@@ -79,17 +83,17 @@ fn a_limit_or_a_tolerance_of_zero_is_rejected() {
 fn a_tolerance_without_a_timestamp_is_rejected() {
     let github = WebhookLayer::github("github").secret(SECRET);
     let error = github.tolerance(Duration::from_secs(60)).build().unwrap_err();
-    assert_eq!(error, WebhookConfigError::NoTimestamp);
+    assert_eq!(error, WebhookConfigError::ToleranceWithoutTimestamp);
 }
 
 #[test]
 fn an_id_without_a_pointer_is_rejected() {
-    let id = DeliveryId::json([""; 0]).unwrap();
+    let id = DeliveryIdLocation::json([""; 0]).unwrap();
     let name = HeaderName::from_static("x-signature");
     let scheme = HmacScheme::new(name, SignatureEncoding::Hex, id);
     let error = WebhookLayer::hmac("other", scheme).secret(SECRET).build().unwrap_err();
     assert_eq!(error, WebhookConfigError::NoPointers);
-    assert!(DeliveryId::json(["id"]).is_err());
+    assert!(DeliveryIdLocation::json(["id"]).is_err());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::body::Bytes;
 use hapax_http::Body;
-use hapax_testkit::http::{Client, Protocol};
+use hapax_testkit::http::{Protocol, TestClient};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,7 +29,7 @@ async fn serve(router: Router) -> SocketAddr {
 async fn deliveries_over_tcp_are_verified_and_execute_once() {
     let world = World::new();
     let address = serve(world.receiver(world.stripe())).await;
-    let client = Client { address, protocol: Protocol::Http1 };
+    let client = TestClient { address, protocol: Protocol::Http1 };
     let body = event("evt_1");
     let sign = |secret| {
         let signature = stripe_signature(secret, NOW, &body);
@@ -37,7 +37,7 @@ async fn deliveries_over_tcp_are_verified_and_execute_once() {
             .map(|_| Body::from(Bytes::from(body.clone())))
     };
     client.send(sign(OTHER_SECRET)).await.is_rejected(401, "invalid-signature");
-    world.is_untouched();
+    world.assert_untouched();
     client.send(sign(STRIPE_SECRET)).await.is_first(200, "execution 1");
     client.send(sign(STRIPE_SECRET)).await.is_replay(200, "execution 1");
     assert_eq!(world.handled()[0].body, body);
@@ -51,7 +51,8 @@ async fn a_connection_that_breaks_off_in_the_body_leaves_nothing() {
     let signature = stripe_signature(STRIPE_SECRET, NOW, &body);
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!(
-        "POST /hooks HTTP/1.1\r\nhost: x\r\nstripe-signature: {signature}\r\ncontent-length: {}\r\n\r\n",
+        "POST /hooks HTTP/1.1\r\nhost: x\r\nstripe-signature: {signature}\r\ncontent-length: \
+         {}\r\n\r\n",
         body.len() + 1
     );
     stream.write_all(head.as_bytes()).await.unwrap();
@@ -62,7 +63,7 @@ async fn a_connection_that_breaks_off_in_the_body_leaves_nothing() {
     let _ = stream.read_to_end(&mut answer).await;
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400"), "{answer}");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]

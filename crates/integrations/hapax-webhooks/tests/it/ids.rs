@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderName, HeaderValue, Request};
 use hapax_core::Key;
-use hapax_webhooks::{DeliveryId, HmacScheme, SignatureEncoding, WebhookLayer};
+use hapax_webhooks::{DeliveryIdLocation, HmacScheme, SignatureEncoding, WebhookLayer};
 use http_body_util::Full;
 use proptest::prelude::{ProptestConfig, any, proptest};
 use tower::ServiceExt;
@@ -37,7 +37,7 @@ async fn an_id_that_cannot_be_a_key_is_rejected() {
     let mut repeated = github(b"1");
     repeated.headers_mut().append("x-github-delivery", HeaderValue::from_static("1"));
     send(&receiver, repeated).await.is_rejected(400, "invalid-delivery-id");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn an_empty_id_that_is_signed_is_rejected() {
         request.headers_mut().insert("webhook-id", HeaderValue::from_bytes(id).unwrap());
         send(&receiver, request).await.is_rejected(400, "invalid-delivery-id");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 /// A signed delivery `msg_1` at one time, with a body that begins with digits and a full stop, has
@@ -120,13 +120,13 @@ async fn a_json_body_without_a_usable_id_is_rejected() {
         let response = send(&receiver, stripe_delivery(body)).await;
         response.is_rejected(400, "invalid-delivery-id");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
 async fn every_one_of_several_pointers_must_have_a_value() {
     let world = World::new();
-    let id = DeliveryId::json(["/b", "/a"]).unwrap();
+    let id = DeliveryIdLocation::json(["/b", "/a"]).unwrap();
     let name = HeaderName::from_static("x-signature");
     let scheme = HmacScheme::new(name, SignatureEncoding::Hex, id);
     let secret = "a text of 16 or more bytes";
@@ -139,7 +139,7 @@ async fn every_one_of_several_pointers_must_have_a_value() {
     for body in [r#"{"a": "1"}"#, r#"{"b": "1"}"#, r#"{"a": "1", "b": ""}"#] {
         send(&receiver, signed(body)).await.is_rejected(400, "invalid-delivery-id");
     }
-    world.is_untouched();
+    world.assert_untouched();
     // Parts do not run into each other.
     for (number, body) in
         [r#"{"a": "1", "b": "23"}"#, r#"{"a": "12", "b": "3"}"#, r#"{"a": 12, "b": "3"}"#]
@@ -172,7 +172,7 @@ proptest! {
                 Some(key) if !is_blank => assert_eq!(world.handled()[0].key, key.as_str()),
                 _ => {
                     assert_eq!(status, 400);
-                    world.is_untouched();
+                    world.assert_untouched();
                 }
             }
         });
@@ -189,7 +189,7 @@ proptest! {
                 let request = post(&[("stripe-signature", value)], "{\"id\": \"evt_1\"}");
                 assert_eq!(send(&receiver, request).await.status, 401);
             }
-            world.is_untouched();
+            world.assert_untouched();
         });
     }
 }

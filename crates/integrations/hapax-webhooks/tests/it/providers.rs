@@ -2,7 +2,7 @@
 
 use axum::http::HeaderName;
 use hapax_core::Timestamp;
-use hapax_webhooks::{DeliveryId, HmacScheme, SignatureEncoding, WebhookLayer};
+use hapax_webhooks::{DeliveryIdLocation, HmacScheme, SignatureEncoding, WebhookLayer};
 
 use crate::world::{
     NOW, STRIPE_SECRET, World, base64, code, event, hex, post, send, stripe_delivery,
@@ -56,8 +56,8 @@ async fn the_published_delivery_of_github_is_accepted() {
     assert_eq!((&*handled.key, handled.timestamp), (GITHUB_ID, None));
 }
 
-/// Stripe's published signature is checked in `secret.rs`: its secret is shorter than those that the
-/// builder accepts. The value here comes from Python's `hmac`.
+/// Stripe's published signature is checked in `secret.rs`: its secret is shorter than those that
+/// the builder accepts. The value here comes from Python's `hmac`.
 #[tokio::test]
 async fn an_event_of_stripe_is_accepted_and_its_id_is_the_key() {
     let world = World::new();
@@ -96,7 +96,7 @@ async fn any_hmac_header_is_accepted_in_its_encoding_and_with_its_prefix() {
     {
         for prefix in ["", "v1="] {
             let world = World::new();
-            let id = DeliveryId::json(["/event", "/account/id"]).unwrap();
+            let id = DeliveryIdLocation::json(["/event", "/account/id"]).unwrap();
             let scheme = HmacScheme::new(name.clone(), encoding, id).prefix(prefix);
             let builder = WebhookLayer::hmac("other", scheme).secret(secret);
             let receiver = world.receiver(world.layer(builder));

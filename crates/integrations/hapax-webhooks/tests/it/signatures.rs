@@ -33,7 +33,7 @@ async fn a_signature_of_another_secret_or_body_is_rejected() {
         response.is_rejected(401, "invalid-signature");
         assert_eq!(response.header("www-authenticate"), "Signature");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn a_missing_repeated_or_malformed_signature_is_rejected() {
     for request in requests {
         send(&receiver, request).await.is_rejected(401, "invalid-signature");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -94,7 +94,7 @@ async fn each_header_of_standard_webhooks_is_required_once() {
         mixed[at].0 = &svix;
         assert!(send(&receiver, post(&mixed, body)).await.status.is_client_error());
     }
-    world.is_untouched();
+    world.assert_untouched();
     send(&receiver, post(&whole, body)).await.is_first(200, "execution 1");
 }
 
@@ -150,7 +150,7 @@ async fn a_timestamp_outside_the_tolerance_is_rejected_in_both_directions() {
         let response = send(&receiver, stripe_delivery(&event("evt_1"))).await;
         response.is_rejected(401, "timestamp-outside-tolerance");
     }
-    world.is_untouched();
+    world.assert_untouched();
     for (number, seconds) in [NOW + 300, NOW - 300].into_iter().enumerate() {
         now(seconds, 0);
         let response = send(&receiver, stripe_delivery(&event(&format!("evt_{number}")))).await;
@@ -191,5 +191,5 @@ async fn a_signed_request_of_another_method_is_rejected() {
         response.is_rejected(405, "method-not-allowed");
         assert_eq!(response.header("allow"), "POST");
     }
-    world.is_untouched();
+    world.assert_untouched();
 }

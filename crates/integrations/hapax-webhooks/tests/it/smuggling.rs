@@ -64,7 +64,7 @@ async fn a_connection_header_that_names_the_key_is_rejected() {
     let receiver = world.receiver(world.stripe());
     let request = with(stripe_delivery(&event("evt_1")), &[("connection", "idempotency-key")]);
     send(&receiver, request).await.is_rejected(400, "malformed-request");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn without_the_webhook_layer_nothing_executes() {
     let request = with(stripe_delivery(&event("evt_1")), &headers);
     send(&receiver, request).await.is_rejected(400, "missing-scope");
     send(&receiver, stripe_delivery(&event("evt_1"))).await.is_rejected(400, "missing-key");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn with_the_layers_in_the_wrong_order_nothing_executes() {
     send(&receiver, stripe_delivery(&event("evt_1"))).await.is_rejected(400, "missing-key");
     let request = with(stripe_delivery(&event("evt_1")), &[("idempotency-key", "\"evt_1\"")]);
     send(&receiver, request).await.is_rejected(400, "missing-scope");
-    world.is_untouched();
+    world.assert_untouched();
 }
 
 #[tokio::test]

@@ -111,7 +111,7 @@ impl World {
 
     /// Asserts that nothing was claimed and nothing executed.
     #[track_caller]
-    pub(crate) fn is_untouched(&self) {
+    pub(crate) fn assert_untouched(&self) {
         assert!(self.store.is_empty(), "the store has {} records", self.store.len());
         assert_eq!(self.handled().len(), 0, "{:?}", self.handled());
     }

@@ -9,6 +9,7 @@ use hapax_gateway::{StoreUrl, UrlText};
 use hapax_operators::{AdminToken, StateView};
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
+use serde_json::{Value, json};
 
 use crate::exit::{CliError, of};
 use crate::gateway::StoreSettings;
@@ -124,10 +125,10 @@ pub(crate) struct StoreSelector {
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
-    /// Use the gateway with this admin address, whatever its store
+    /// Use the gateway or the service with this admin address, whatever its store
     #[arg(long, value_name = "ADDR", value_parser = crate::addr)]
     admin: Option<SocketAddr>,
-    /// The file of the gateway's token [default: PATH.admin-token beside a file: store, else
+    /// The file of the token of that address [default: PATH.admin-token beside a file: store, else
     /// ./hapax.admin-token]
     #[arg(long, env = "HAPAX_ADMIN_TOKEN_FILE", value_name = "PATH")]
     admin_token_file: Option<PathBuf>,
@@ -267,7 +268,7 @@ pub(super) enum RecordName {
 
 /// A caller, as the operator typed it.
 #[derive(Debug)]
-pub(super) enum ScopeText {
+pub(crate) enum ScopeText {
     /// A caller that sends nothing.
     NoCaller,
     /// The value of the one header that names the caller.
@@ -282,20 +283,33 @@ impl RecordSelector {
             return super::id(id).map(RecordName::Id);
         }
         let key = Key::new(self.key.as_deref().unwrap_or_default()).map_err(CliError::usage)?;
-        let named = self.scope.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
-        let scope = match (&self.scope[..], named) {
-            ([], _) => ScopeText::NoCaller,
-            (_, Ok(named)) => ScopeText::Headers(named),
-            ([value], Err(_)) => ScopeText::Value(value.clone()),
-            (_, Err(error)) => return Err(CliError::usage(format!("--scope: {error}"))),
-        };
-        Ok(RecordName::Key(key, scope))
+        Ok(RecordName::Key(key, ScopeText::parse(&self.scope)?))
     }
 }
 
 impl ScopeText {
+    /// Reads the values of `--scope`.
+    pub(crate) fn parse(given: &[String]) -> Result<Self, CliError> {
+        let named = given.iter().map(|text| header_line(text)).collect::<Result<Vec<_>, _>>();
+        match (given, named) {
+            ([], _) => Ok(Self::NoCaller),
+            (_, Ok(named)) => Ok(Self::Headers(named)),
+            ([value], Err(_)) => Ok(Self::Value(value.clone())),
+            (_, Err(error)) => Err(CliError::usage(format!("--scope: {error}"))),
+        }
+    }
+
+    /// Returns the scope in a request of the operators' API.
+    pub(crate) fn json(&self) -> Value {
+        match self {
+            Self::NoCaller => Value::Null,
+            Self::Value(value) => value.as_str().into(),
+            Self::Headers(named) => json!(named),
+        }
+    }
+
     /// Returns the headers; a value alone is that of `Authorization`.
-    pub(super) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
+    pub(crate) fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, CliError> {
         let bad = || CliError::usage("--scope: not a header's name or value");
         let value = |text: &str| HeaderValue::from_bytes(text.as_bytes()).map_err(|_| bad());
         match self {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::args::{RecordName, ScopeText};
+use super::args::RecordName;
 use super::render;
 use crate::exit::CliError;
 
@@ -105,12 +105,7 @@ impl Remote {
         let found = match named {
             RecordName::Id(id) => self.request(Method::GET, &format!("/api/keys/{id}"), None).await,
             RecordName::Key(key, scope) => {
-                let scope = match scope {
-                    ScopeText::NoCaller => Value::Null,
-                    ScopeText::Value(value) => value.into(),
-                    ScopeText::Headers(named) => json!(named),
-                };
-                let lookup = json!({ "key": key.as_str(), "scope": scope });
+                let lookup = json!({ "key": key.as_str(), "scope": scope.json() });
                 self.request(Method::POST, "/api/keys/lookup", Some(lookup)).await
             }
         };

@@ -22,7 +22,10 @@ pub(super) enum MessagesCommand {
     ///
     /// Run it with psql, any number of times: with an error psql ends with an exit code of 3. For a
     /// migration tool leave out the first line, which is a command of psql.
-    Migrations,
+    Migrations {
+        #[command(flatten)]
+        roles: RoleArgs,
+    },
     /// List dead letters, oldest first
     List {
         #[command(flatten)]
@@ -33,10 +36,10 @@ pub(super) enum MessagesCommand {
         /// Only those that were parked for this reason
         #[arg(long, value_enum)]
         parked_as: Option<ReasonArg>,
-        /// Continue after this letter
-        #[arg(long, value_name = "LETTER")]
+        /// Continue after this dead letter
+        #[arg(long, value_name = "DEAD_LETTER")]
         after: Option<String>,
-        /// Largest number of letters
+        /// Largest number of dead letters
         #[arg(long, value_name = "N", default_value_t = 100,
             value_parser = clap::value_parser!(u32).range(1..=1000))]
         limit: u32,
@@ -48,9 +51,9 @@ pub(super) enum MessagesCommand {
     Show {
         #[command(flatten)]
         at: DatabaseSelector,
-        /// The id of the letter, or the first 8 digits or more
-        #[arg(value_name = "LETTER")]
-        letter: String,
+        /// Id of the dead letter, or at least its first 8 digits
+        #[arg(value_name = "DEAD_LETTER")]
+        dead_letter: String,
         /// Print JSON; errors too, on standard error, with a code
         #[arg(long)]
         json: bool,
@@ -60,32 +63,54 @@ pub(super) enum MessagesCommand {
     Drop {
         #[command(flatten)]
         at: DatabaseSelector,
-        /// The ids of the letters, or the first 8 digits or more
-        #[arg(value_name = "LETTER", required = true)]
-        letters: Vec<String>,
+        /// Ids of the dead letters, or at least the first 8 digits of each
+        #[arg(value_name = "DEAD_LETTER", required = true)]
+        dead_letters: Vec<String>,
         /// The reason, stored with the decision
         #[arg(long, value_name = "TEXT")]
         reason: String,
     },
 }
 
+/// Roles that do not own the tables. Each option may be repeated.
+#[derive(Debug, Args)]
+pub(super) struct RoleArgs {
+    /// Also print the GRANTs for this role of a service: it writes messages to the outbox, and consumes
+    /// them in batch mode or parks them in claim mode
+    #[arg(long = "service-role", value_name = "NAME")]
+    pub(super) services: Vec<String>,
+    /// Also print the GRANTs for this role of a relay, and those of --store-role
+    #[arg(long = "relay-role", value_name = "NAME")]
+    pub(super) relays: Vec<String>,
+    /// Also print the GRANTs for this role of an operator, who runs the other commands
+    #[arg(long = "operator-role", value_name = "NAME")]
+    pub(super) operators: Vec<String>,
+    /// Also print the SQL of a store in this database, and the GRANTs on it for this role: a consumer
+    /// in claim mode whose records are there, or an operator who redrives its messages
+    #[arg(long = "store-role", value_name = "NAME")]
+    pub(super) stores: Vec<String>,
+}
+
 /// Handle the messages of dead letters again
 ///
-/// The message is published again with its id, which its consumer has forgotten before, unless it has
-/// handled it meanwhile. The letter is removed once the consumer has handled the message. A letter in
-/// conflict is rejected, because its id belongs to another message. Letters with one order key are redriven
-/// one after the other, oldest first, while later messages with that key are parked behind them.
-/// Letters of the outbox return to their place in it, and need no --to. The command may be
-/// interrupted and run again.
+/// Removes the id of each parked message from the inbox of its consumer, and publishes the message
+/// again under that id. An id of a message that was handled meanwhile stays: the message is a
+/// duplicate then. The consumer removes the dead letter once it has handled the message. Dead letters
+/// with one order key are redriven one after the other, oldest first. One that is behind an older one
+/// which is not selected is not redriven, and the command fails. Messages with that key that arrive
+/// meanwhile are parked; with --consumer they are redriven too. At a dead letter with the reason
+/// mismatch or no-id the command ends with an error: publish that message under an id of its own, and
+/// drop the dead letter. Dead letters of the outbox are moved back to it, and need no --to. The command
+/// may be interrupted and run again.
 #[derive(Debug, Args)]
 pub(super) struct RedriveArgs {
     #[command(flatten)]
     pub(super) at: DatabaseSelector,
-    /// The ids of the letters, or the first 8 digits or more
-    #[arg(value_name = "LETTER", required_unless_present = "consumer")]
-    pub(super) letters: Vec<String>,
-    /// All letters of this consumer
-    #[arg(long, value_name = "NAME", conflicts_with = "letters")]
+    /// Ids of the dead letters, or at least the first 8 digits of each
+    #[arg(value_name = "DEAD_LETTER", required_unless_present = "consumer")]
+    pub(super) dead_letters: Vec<String>,
+    /// Redrive all dead letters of this consumer
+    #[arg(long, value_name = "NAME", conflicts_with = "dead_letters")]
     pub(super) consumer: Option<String>,
     /// With --consumer: only those that were parked for this reason
     #[arg(long, value_enum, requires = "consumer")]
@@ -93,14 +118,16 @@ pub(super) struct RedriveArgs {
     /// The broker: nats://HOST
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     pub(super) to: Option<HiddenUrl>,
-    /// The store of a consumer in the mode of claims, whose records are released. Not for the direct
-    /// mode
+    /// Store of the inbox of a consumer in claim mode, in which the records of the messages are
+    /// released; without it they are duplicates, and are not handled. Before you name a file: store,
+    /// stop the consumer. Omit it for a consumer in batch mode
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: Option<UrlText<StoreUrl>>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     pub(super) secret_file: Option<PathBuf>,
-    /// Time for which the consumer may take to handle each message with an order key
+    /// Time that the consumer may take to handle a message with an order key, before the next is
+    /// redriven
     #[arg(long, value_name = "DUR", default_value = "60s", value_parser = duration)]
     pub(super) wait: std::time::Duration,
     /// The reason, stored with the decision
@@ -137,14 +164,23 @@ impl fmt::Debug for HiddenUrl {
 /// Reasons of dead letters.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(super) enum ReasonArg {
+    /// The message has no valid id
     NoId,
-    Conflict,
+    /// Another payload was handled under the id of the message
+    Mismatch,
+    /// The message is older than the retention of ids
     TooOld,
+    /// The handler rejected the message
     Rejected,
+    /// The attempts are exhausted
     Attempts,
+    /// The message may have been handled
     Unknown,
-    Behind,
+    /// An earlier message with the same order key is a dead letter
+    Blocked,
+    /// A number before it in its sequence is missing
     Gap,
+    /// The sink of a relay rejected the message
     Unpublishable,
 }
 
@@ -152,12 +188,12 @@ impl From<ReasonArg> for DeadLetterReason {
     fn from(reason: ReasonArg) -> Self {
         match reason {
             ReasonArg::NoId => Self::NoId,
-            ReasonArg::Conflict => Self::Conflict,
+            ReasonArg::Mismatch => Self::Mismatch,
             ReasonArg::TooOld => Self::TooOld,
             ReasonArg::Rejected => Self::Rejected,
             ReasonArg::Attempts => Self::Attempts,
             ReasonArg::Unknown => Self::Unknown,
-            ReasonArg::Behind => Self::Behind,
+            ReasonArg::Blocked => Self::Blocked,
             ReasonArg::Gap => Self::Gap,
             ReasonArg::Unpublishable => Self::Unpublishable,
         }

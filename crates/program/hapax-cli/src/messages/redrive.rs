@@ -1,60 +1,93 @@
 //! `hapax messages redrive`.
 //!
-//! Each letter in three steps, each of which may be repeated: its redrive begins, which is stored and
-//! has the direct inbox forget the message; its record in a store is released; its message is
-//! published under an id that is new to the broker. The consumer removes the letter.
+//! Each dead letter is redriven in three steps, each of which may be repeated: the decision is
+//! stored, and the id of the message is removed from an inbox in batch mode; the record of an inbox
+//! in claim mode is released; the message is published under an id that is new to the broker. The
+//! consumer removes the dead letter.
 //!
-//! Only a message that is parked is forgotten or released. The consumer may have handled it already,
-//! and may have ended before it removed the letter: then the copy is a duplicate.
+//! The command redrives a dead letter only if it is the oldest with its order key: the consumer would
+//! park the message of a later one again. It redrives the next one after the consumer has handled the
+//! one before. Messages with the key that arrive meanwhile become dead letters too: with `--consumer`
+//! the command lists the dead letters of these keys again until there are none.
+//!
+//! Other processes cannot open a store in a file meanwhile, so the consumer is stopped, and one dead
+//! letter of each order key is redriven in a run.
+//!
+//! Only the id of a message that is parked is removed or released. The consumer may have handled
+//! the message already, and may have ended before it removed the dead letter: then the message is a
+//! duplicate.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Idempotency, RecordState, Resolution, Resolve, Store, WriteResult};
-use hapax_gateway::{OpenStore, StoreOpener};
+use hapax_core::{DefiniteVerdict, Idempotency, RecordState, Resolve, Store, WriteResult};
+use hapax_file::OpenError;
+use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
-    DeadLetter, DeadLetterReason, Inbox, MessageId, MessageSink, OutgoingMessage,
+    DeadLetter, DeadLetterReason, DeadLetterStore as _, Inbox, MessageId, MessageSink,
+    OrderKeyQuery, OutgoingMessage,
 };
 use hapax_nats::NatsSink;
-use hapax_postgres_messages::{LetterQuery, LetterView, OUTBOX_CONSUMER, PgDeadLetters};
+use hapax_postgres_messages::{
+    DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
+};
 use tokio::time::{Instant, sleep};
 
 use super::args::{HiddenUrl, RedriveArgs};
-use super::{find, gone, letters, print, render, unavailable};
+use super::{dead_letters, find, gone, print, render, unavailable};
 use crate::exit::{CliError, of};
 use crate::keys::{TIMEOUT, user};
 
-/// Letters of a page.
+/// Dead letters of a page.
 const PAGE: u32 = 1000;
 
-/// Time between two looks at a letter that the consumer is to remove.
-const LOOK: Duration = Duration::from_millis(200);
+/// Pause before the command looks whether the consumer has removed the dead letter; it doubles up to
+/// the longest one.
+const FIRST_POLL: Duration = Duration::from_millis(20);
+const LONGEST_POLL: Duration = Duration::from_millis(320);
+
+/// Times that the dead letters of order keys are listed again. Each time those are redriven that became
+/// dead letters meanwhile, fewer than before unless messages arrive faster than they are redriven.
+const PASSES: u32 = 100;
 
 struct Redrive {
-    letters: PgDeadLetters,
+    dead_letters: PgDeadLetterStore,
     sink: Option<Arc<dyn MessageSink>>,
     records: Option<(Idempotency, OpenStore)>,
+    /// Whether the store is a file, so that no consumer runs.
+    is_file: bool,
     wait: Duration,
     reason: String,
 }
 
+/// Numbers of dead letters by what was done.
+#[derive(Default)]
+struct Results {
+    published: usize,
+    released: usize,
+    moved: usize,
+    waiting: usize,
+}
+
 pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
+    let store = args.store.map(|url| url.read().map_err(of("--store"))).transpose()?;
     let redrive = Redrive {
-        letters: letters(&args.at)?,
+        is_file: matches!(store, Some(StoreUrl::File(_))),
+        dead_letters: dead_letters(&args.at)?,
         sink: match &args.to {
             Some(url) => Some(sink(url).await?),
             None => None,
         },
-        records: match args.store {
+        records: match store {
             Some(url) => {
-                let url = url.read().map_err(of("--store"))?;
                 let opener = StoreOpener {
                     secret_file: args.secret_file,
                     timeout: TIMEOUT,
                     make: false,
                     ..StoreOpener::new(url)
                 };
-                let opened = opener.open().await.map_err(CliError::unavailable)?;
+                let opened = opener.open().await.map_err(not_opened)?;
                 let store = Arc::clone(&opened.store) as Arc<dyn Store>;
                 let engine = Idempotency::builder(store).store_timeout(TIMEOUT).build();
                 Some((engine.map_err(CliError::unavailable)?, opened))
@@ -65,34 +98,81 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         reason: args.reason,
     };
     let mut named = Vec::new();
-    for prefix in &args.letters {
-        named.push(find(&redrive.letters, prefix).await?);
+    for prefix in &args.dead_letters {
+        named.push(find(&redrive.dead_letters, prefix).await?);
     }
-    if let Some(consumer) = &args.consumer {
-        // All of them first: consumers remove letters while others are redriven.
-        let mut query = LetterQuery {
-            consumer: Some(consumer.clone()),
-            reason: args.parked_as.map(Into::into),
-            after: None,
-            limit: PAGE,
-        };
-        loop {
-            let page = redrive.letters.list(&query).await.map_err(unavailable)?;
-            let Some(last) = page.last() else { break };
-            query.after = Some(last.place());
-            named.extend(page);
-        }
+    // In the order of a list, whatever the order of the arguments.
+    named.sort_by(|a, b| (&a.parked_at, &a.id).cmp(&(&b.parked_at, &b.id)));
+    named.dedup_by(|a, b| a.id == b.id);
+    let mut results = Results::default();
+    for dead_letter in &named {
+        redrive.one(dead_letter, &mut results).await?;
     }
-    let count = named.len();
-    for letter in named {
-        redrive.one(&letter).await?;
+    if let Some(consumer) = args.consumer {
+        let reason = args.parked_as.map(Into::into);
+        let query = DeadLetterQuery { consumer: Some(consumer), reason, after: None, limit: PAGE };
+        redrive.of_consumer(query, &mut results).await?;
     }
+    let (has_store, is_file) = (redrive.records.is_some(), redrive.is_file);
     if let Some((engine, opened)) = redrive.records {
         engine.drain().await;
         opened.close().await;
     }
-    print(&format!("{count} redriven\n"));
-    Ok(())
+    print(&results.summary(has_store));
+    match results.waiting {
+        0 => Ok(()),
+        waiting => Err(not_redriven(waiting, is_file)),
+    }
+}
+
+/// Returns the error of dead letters that are behind others.
+fn not_redriven(waiting: usize, is_file: bool) -> CliError {
+    let then = match is_file {
+        true => "start the consumer, which handles those, then stop it and run the command again",
+        false => {
+            "redrive or drop those first; --consumer without --parked-as redrives all in order"
+        }
+    };
+    CliError::no(format!(
+        "expected the oldest dead letter of each order key, found {waiting} behind older ones, which were \
+         not redriven: {then}"
+    ))
+}
+
+fn not_opened(error: StoreOpenError) -> CliError {
+    let StoreOpenError::File { path, source: OpenError::InUse { pid, .. } } = error else {
+        return CliError::unavailable(format!("--store: {error}"));
+    };
+    let owner = pid.map_or("another process".into(), |pid| format!("process {pid}"));
+    CliError::unavailable(format!(
+        "--store: expected a file that no process has open, found {} in use by {owner}; nothing was \
+         redriven: stop the consumer, run the command again, and then start the consumer",
+        path.display()
+    ))
+}
+
+impl Results {
+    /// Returns what was done, and what the operator does next.
+    fn summary(&self, has_store: bool) -> String {
+        let Self { published, released, moved, waiting } = self;
+        let mut text = String::new();
+        if *moved > 0 {
+            text.push_str(&format!("{moved} moved back to the outbox\n"));
+        }
+        if *published > 0 && has_store {
+            text.push_str(&format!("{published} published, records released: {released}\n"));
+        } else if *published > 0 {
+            text.push_str(&format!(
+                "{published} published, records released: none, without --store. A consumer in batch mode \
+                 handles the messages. One in claim mode does not: run the command again with the \
+                 --store of its inbox\n"
+            ));
+        }
+        if text.is_empty() && *waiting == 0 {
+            text.push_str("no dead letters\n");
+        }
+        text
+    }
 }
 
 /// Connects to the broker of a URL.
@@ -105,45 +185,121 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
     Ok(Arc::new(sink))
 }
 
+/// Results of releasing the record of a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Released {
+    NoStore,
+    NoRecord,
+    Handled,
+    Parked,
+}
+
+impl Released {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::NoStore => "",
+            Self::NoRecord => ", no record in --store",
+            Self::Handled => ", not released: it was handled before",
+            Self::Parked => ", its record released",
+        }
+    }
+}
+
 impl Redrive {
-    async fn one(&self, letter: &LetterView) -> Result<(), CliError> {
-        let hex = render::hex(&letter.id);
-        if letter.consumer == OUTBOX_CONSUMER {
-            self.begin(letter).await?;
-            let returned = self.letters.return_to_outbox(&letter.id).await;
-            if !returned.map_err(unavailable)? {
+    /// Redrives the dead letters of a query, and then those with their order keys that were stored
+    /// meanwhile.
+    async fn of_consumer(
+        &self,
+        mut query: DeadLetterQuery,
+        results: &mut Results,
+    ) -> Result<(), CliError> {
+        let mut selected = self.rest(&mut query).await?;
+        let mut keys = HashSet::new();
+        for _ in 0..PASSES {
+            for dead_letter in &selected {
+                self.one(dead_letter, results).await?;
+            }
+            keys.extend(selected.into_iter().filter_map(|dead_letter| dead_letter.order_key));
+            // A message that the consumer parked before it handled a redriven one is in this list.
+            selected = self.rest(&mut query).await?;
+            selected.retain(|it| it.order_key.as_ref().is_some_and(|key| keys.contains(key)));
+            if selected.is_empty() {
+                return Ok(());
+            }
+        }
+        Err(CliError::no(format!(
+            "expected no further dead letter of the order keys after {PASSES} passes, found {}: their \
+             messages arrive faster than they are redriven; reduce the rate and run the command again",
+            selected.len()
+        )))
+    }
+
+    /// Returns the dead letters of a query that are after its position, and moves it behind them.
+    async fn rest(&self, query: &mut DeadLetterQuery) -> Result<Vec<DeadLetterSummary>, CliError> {
+        // All of them first: consumers remove dead letters while others are redriven.
+        let mut all = Vec::new();
+        loop {
+            let page = self.dead_letters.list(query).await.map_err(unavailable)?;
+            let Some(last) = page.last() else { return Ok(all) };
+            query.after = Some(last.position());
+            all.extend(page);
+        }
+    }
+
+    async fn one(
+        &self,
+        dead_letter: &DeadLetterSummary,
+        results: &mut Results,
+    ) -> Result<(), CliError> {
+        let hex = render::hex(&dead_letter.id);
+        if dead_letter.consumer == OUTBOX_CONSUMER {
+            self.begin(dead_letter).await?;
+            let moved = self.dead_letters.redrive_to_outbox(&dead_letter.id).await;
+            if !moved.map_err(unavailable)? {
                 return Err(gone(&hex));
             }
-            print(&format!("{} returned to the outbox\n", &hex[..12]));
+            print(&format!("{} moved back to the outbox\n", &hex[..12]));
+            results.moved += 1;
             return Ok(());
         }
+        if let Some(key) = &dead_letter.order_key {
+            let (consumer, redriven) = (&*dead_letter.consumer, Some(&dead_letter.id));
+            let query = OrderKeyQuery { consumer, key, redriven };
+            let waits = self.dead_letters.blocks(query).await;
+            if waits.map_err(|error| unavailable(Box::new(error)))? {
+                results.waiting += 1;
+                return Ok(());
+            }
+        }
         let Some(sink) = &self.sink else {
-            return Err(CliError::usage("--to is required for the letters of consumers"));
+            return Err(CliError::usage(
+                "--to: expected the broker of the consumer, found none: add --to nats://HOST",
+            ));
         };
-        let Some(id) = &letter.message_id else {
+        let Some(id) = &dead_letter.message_id else {
             return Err(CliError::no(format!(
                 "{}: expected a message with an id, found none: publish it with an id and drop the \
-                 letter",
+                 dead letter",
                 &hex[..12]
             )));
         };
-        if letter.reason == DeadLetterReason::Conflict.as_str() {
+        if dead_letter.reason == DeadLetterReason::Mismatch.as_str() {
             return Err(CliError::no(format!(
                 "{}: expected a message with an id of its own, found that of another message, which \
-                 would be handled again: publish it under another id and drop the letter",
+                 would be handled again: publish it under another id and drop the dead letter",
                 &hex[..12]
             )));
         }
         let id = MessageId::new(id).map_err(CliError::no)?;
-        let contents = self.letters.contents(&letter.id).await.map_err(unavailable)?;
+        let contents = self.dead_letters.contents(&dead_letter.id).await.map_err(unavailable)?;
         let contents = contents.ok_or_else(|| gone(&hex))?;
-        let number = self.begin(letter).await?;
-        self.release(&letter.consumer, &id).await?;
-        let subject = letter.origin.strip_prefix("nats://").and_then(|it| it.split_once('/'));
-        let destination = subject.map_or(letter.origin.as_str(), |(_, subject)| subject);
+        let number = self.begin(dead_letter).await?;
+        let released = self.release(&dead_letter.consumer, &id).await?;
+        let subject = dead_letter.origin.strip_prefix("nats://").and_then(|it| it.split_once('/'));
+        let destination = subject.map_or(dead_letter.origin.as_str(), |(_, subject)| subject);
         let mut message = OutgoingMessage::new(destination, id, contents.payload);
         message.broker_id = Some(format!("{} redrive {} {number}", message.id, &hex[..12]));
-        message.key.clone_from(&letter.order_key);
+        message.key.clone_from(&dead_letter.order_key);
         message.headers = contents.headers;
         let header = DeadLetter::REDRIVE_HEADER;
         message.headers.retain(|(name, _)| !name.eq_ignore_ascii_case(header));
@@ -151,64 +307,72 @@ impl Redrive {
         sink.publish(&message)
             .await
             .map_err(|error| CliError::unavailable(format!("{}: {error}", &hex[..12])))?;
-        print(&format!("{} published\n", &hex[..12]));
-        if letter.order_key.is_some() {
-            self.wait(letter, &hex).await?;
+        results.published += 1;
+        results.released += usize::from(released == Released::Parked);
+        print(&format!("{} published{}\n", &hex[..12], released.text()));
+        if dead_letter.order_key.is_some() && !self.is_file {
+            self.wait(dead_letter, &hex).await?;
         }
         Ok(())
     }
 
-    async fn begin(&self, letter: &LetterView) -> Result<u64, CliError> {
-        let begun = self.letters.begin_redrive(&letter.id, &user(), &self.reason).await;
-        begun.map_err(unavailable)?.ok_or_else(|| gone(&render::hex(&letter.id)))
+    async fn begin(&self, dead_letter: &DeadLetterSummary) -> Result<u64, CliError> {
+        let begun = self.dead_letters.begin_redrive(&dead_letter.id, &user(), &self.reason).await;
+        begun.map_err(unavailable)?.ok_or_else(|| gone(&render::hex(&dead_letter.id)))
     }
 
     /// Releases the record of the message, unless it says that the message was handled.
-    async fn release(&self, consumer: &str, id: &MessageId) -> Result<(), CliError> {
-        let Some((engine, opened)) = &self.records else { return Ok(()) };
+    async fn release(&self, consumer: &str, id: &MessageId) -> Result<Released, CliError> {
+        let Some((engine, opened)) = &self.records else { return Ok(Released::NoStore) };
         let id = engine.operation_id(&Inbox::scope(consumer), &id.to_key());
         let seen = opened.store.load(&id).await.map_err(CliError::unavailable)?;
-        let Some(stored) = seen.stored else { return Ok(()) };
+        let Some(stored) = seen.stored else { return Ok(Released::NoRecord) };
         let forget = match &stored.record.state {
             RecordState::Done(outcome) if Inbox::is_parked(outcome) => true,
-            RecordState::Done(_) => return Ok(()),
+            RecordState::Done(_) => return Ok(Released::Handled),
             RecordState::Released | RecordState::InFlight | RecordState::Unknown { .. } => false,
         };
         let resolve = Resolve {
             expected: stored.fence,
             force: false,
             forget,
-            resolution: Resolution::DidNotHappen,
+            resolution: DefiniteVerdict::DidNotHappen,
             note: None,
         };
         let resolved = engine.resolve(id, resolve).await.map_err(CliError::unavailable)?;
         match resolved.result {
-            WriteResult::Recorded(_) | WriteResult::NotFound => Ok(()),
+            WriteResult::Recorded(_) | WriteResult::NotFound => Ok(Released::Parked),
             _ => Err(CliError::no(
-                "the message is being handled, or its record changed: run the command again",
+                "--store: expected the record of a parked message, found one that is in flight or was \
+                 changed meanwhile: run the command again",
             )),
         }
     }
 
-    /// Waits until the consumer has removed the letter, before the next one of its order key.
-    async fn wait(&self, letter: &LetterView, hex: &str) -> Result<(), CliError> {
+    /// Waits until the consumer has removed the dead letter, before the next one of its order key.
+    async fn wait(&self, dead_letter: &DeadLetterSummary, hex: &str) -> Result<(), CliError> {
         let deadline = Instant::now() + self.wait;
+        let mut pause = FIRST_POLL;
         while Instant::now() < deadline {
-            match self.letters.find(hex).await.map_err(unavailable)?.as_slice() {
+            match self.dead_letters.find(hex).await.map_err(unavailable)?.as_slice() {
                 [] => return Ok(()),
-                [now, ..] if now.last_at != letter.last_at => {
+                [now, ..] if now.last_at != dead_letter.last_at => {
                     return Err(CliError::no(format!(
-                        "{}: the message was parked again ({}): the later ones of its order key stay",
+                        "{}: expected the message to be handled, found it parked again ({}): fix the \
+                         cause and run the command again; later messages of its order key wait",
                         &hex[..12],
                         now.error
                     )));
                 }
-                _ => sleep(LOOK).await,
+                _ => {
+                    sleep(pause).await;
+                    pause = LONGEST_POLL.min(pause * 2);
+                }
             }
         }
         Err(CliError::no(format!(
-            "{}: its consumer did not handle the message within --wait: the later ones of its order \
-             key stay; run the command again",
+            "{}: expected its consumer to handle the message within --wait, found it unhandled: run the \
+             command again; later messages of its order key wait",
             &hex[..12]
         )))
     }

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use hapax_postgres_messages::{LetterContents, LetterView};
+use hapax_postgres_messages::{DeadLetterContents, DeadLetterSummary};
 use serde_json::{Value, json};
 
 /// Returns bytes as hexadecimal digits.
@@ -10,20 +10,20 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn view(letter: &LetterView) -> Value {
+fn view(dead_letter: &DeadLetterSummary) -> Value {
     json!({
-        "id": hex(&letter.id),
-        "consumer": letter.consumer,
-        "message_id": letter.message_id,
-        "origin": letter.origin,
-        "reason": letter.reason,
-        "attempts": letter.attempts,
-        "error": letter.error,
-        "order_key": letter.order_key,
-        "first_at": letter.first_at,
-        "last_at": letter.last_at,
-        "redrives": letter.redrives,
-        "payload_bytes": letter.payload_bytes,
+        "id": hex(&dead_letter.id),
+        "consumer": dead_letter.consumer,
+        "message_id": dead_letter.message_id,
+        "origin": dead_letter.origin,
+        "reason": dead_letter.reason,
+        "attempts": dead_letter.attempts,
+        "error": dead_letter.error,
+        "order_key": dead_letter.order_key,
+        "first_at": dead_letter.first_at,
+        "last_at": dead_letter.last_at,
+        "redrives": dead_letter.redrives,
+        "payload_bytes": dead_letter.payload_bytes,
     })
 }
 
@@ -32,12 +32,12 @@ fn pretty(value: &Value) -> String {
 }
 
 /// Returns a list as JSON.
-pub(super) fn json_list(letters: &[LetterView]) -> String {
-    pretty(&json!({ "letters": letters.iter().map(view).collect::<Vec<_>>() }))
+pub(super) fn json_list(dead_letters: &[DeadLetterSummary]) -> String {
+    pretty(&json!({ "dead_letters": dead_letters.iter().map(view).collect::<Vec<_>>() }))
 }
 
-/// Returns a letter with its contents as JSON. Bytes that are no UTF-8 are in Base64.
-pub(super) fn json(letter: &LetterView, contents: &LetterContents) -> String {
+/// Returns a dead letter with its contents as JSON. Bytes that are not UTF-8 are encoded as Base64.
+pub(super) fn json(dead_letter: &DeadLetterSummary, contents: &DeadLetterContents) -> String {
     let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => json!(text),
         Err(_) => json!({ "base64": BASE64_STANDARD.encode(bytes) }),
@@ -47,49 +47,49 @@ pub(super) fn json(letter: &LetterView, contents: &LetterContents) -> String {
         .iter()
         .map(|(name, value)| json!({ "name": name, "value": text(value) }))
         .collect();
-    let mut shown = view(letter);
+    let mut shown = view(dead_letter);
     shown["headers"] = Value::from(headers);
     shown["payload"] = text(&contents.payload);
     pretty(&shown)
 }
 
-/// Returns a list: a line for each letter.
-pub(super) fn list(letters: &[LetterView]) -> String {
-    if letters.is_empty() {
+/// Returns a list: a line for each dead letter.
+pub(super) fn list(dead_letters: &[DeadLetterSummary]) -> String {
+    if dead_letters.is_empty() {
         return "no dead letters\n".to_owned();
     }
-    letters
+    dead_letters
         .iter()
-        .map(|letter| {
+        .map(|dead_letter| {
             format!(
                 "{}  {}  {:<13}  {}  {}  {}\n",
-                &hex(&letter.id)[..12],
-                letter.last_at,
-                letter.reason,
-                letter.consumer,
-                line(letter.message_id.as_deref().unwrap_or("-")),
-                line(&letter.error),
+                &hex(&dead_letter.id)[..12],
+                dead_letter.last_at,
+                dead_letter.reason,
+                dead_letter.consumer,
+                line(dead_letter.message_id.as_deref().unwrap_or("-")),
+                line(&dead_letter.error),
             )
         })
         .collect()
 }
 
-/// Returns a letter with its contents.
-pub(super) fn show(letter: &LetterView, contents: &LetterContents) -> String {
+/// Returns a dead letter with its contents.
+pub(super) fn show(dead_letter: &DeadLetterSummary, contents: &DeadLetterContents) -> String {
     let mut out = String::new();
     let none = "-".to_owned();
     for (name, value) in [
-        ("letter", hex(&letter.id)),
-        ("consumer", letter.consumer.clone()),
-        ("message id", letter.message_id.clone().unwrap_or_else(|| none.clone())),
-        ("origin", letter.origin.clone()),
-        ("reason", letter.reason.clone()),
-        ("attempts", letter.attempts.to_string()),
-        ("error", letter.error.clone()),
-        ("order key", letter.order_key.clone().unwrap_or(none)),
-        ("first", letter.first_at.clone()),
-        ("last", letter.last_at.clone()),
-        ("redrives", letter.redrives.to_string()),
+        ("dead letter", hex(&dead_letter.id)),
+        ("consumer", dead_letter.consumer.clone()),
+        ("message id", dead_letter.message_id.clone().unwrap_or_else(|| none.clone())),
+        ("origin", dead_letter.origin.clone()),
+        ("reason", dead_letter.reason.clone()),
+        ("attempts", dead_letter.attempts.to_string()),
+        ("error", dead_letter.error.clone()),
+        ("order key", dead_letter.order_key.clone().unwrap_or(none)),
+        ("first", dead_letter.first_at.clone()),
+        ("last", dead_letter.last_at.clone()),
+        ("redrives", dead_letter.redrives.to_string()),
     ] {
         out.push_str(&format!("{name:<11} {}\n", line(&value)));
     }

@@ -26,7 +26,8 @@ pub(super) async fn open(
             {
                 if file.is_some() {
                     return Err(CliError::usage(format!(
-                        "{flag}: expected --to https://HOST/PATH with it, found a broker: remove it"
+                        "{flag}: expected an endpoint in --to (https://HOST/PATH), found a broker: \
+                         remove {flag}"
                     )));
                 }
             }
@@ -60,7 +61,9 @@ async fn webhooks(args: &RelayArgs) -> Result<WebhookSink, CliError> {
     }
     builder.build().await.map_err(|error| {
         let flag = match error {
-            WebhookSinkError::Secret { .. } | WebhookSinkError::ManySecrets { .. } => SECRET_FILE,
+            WebhookSinkError::Secret { .. } | WebhookSinkError::TooManySecrets { .. } => {
+                SECRET_FILE
+            }
             WebhookSinkError::NoRoots
             | WebhookSinkError::Roots(_)
             | WebhookSinkError::RootsWithoutTls => "--to-ca",

@@ -38,6 +38,7 @@ fn write_list(out: &mut String, listed: &SagaList) -> Result {
 /// Returns the definition of a saga and its situation in one line.
 fn situation(saga: &SagaSummary) -> String {
     let mut words = vec![definition(saga)];
+    words.extend(saga.key.as_deref().map(|key| format!("key {}", line(key))));
     if saga.compensating {
         words.push("being undone".to_owned());
     }
@@ -83,17 +84,19 @@ pub(super) fn show(saga: &SagaDetails) -> String {
 }
 
 fn write_show(out: &mut String, saga: &SagaDetails) -> Result {
-    let SagaDetails { summary, write_id, now, lease_until, failure, steps, decisions } = saga;
+    let SagaDetails { summary, write_id, now, lease_until, end, failure, steps, decisions } = saga;
     let unfinished = write_id.is_some();
     let attempt = unfinished.then(|| summary.attempt.to_string());
     let overdue = summary.overdue.then(|| "yes: no process has run it since it was due".to_owned());
     for (name, value) in [
         ("id", Some(summary.id.clone())),
+        ("key", summary.key.as_deref().map(line)),
         ("definition", unfinished.then(|| definition(summary))),
         ("state", Some(summary.state.to_string())),
+        ("end", end.clone()),
         ("stuck", summary.stuck.as_ref().map(stuck_line)),
         ("overdue", overdue),
-        ("being undone", failure.as_deref().map(line)),
+        (if unfinished { "being undone" } else { "undone for" }, failure.as_deref().map(line)),
         ("signal", summary.signal.as_deref().map(line)),
         ("started", summary.started.clone()),
         ("continues", summary.parked_until.clone()),
@@ -121,6 +124,7 @@ fn write_step(out: &mut String, step: &SagaStepView) -> Result {
     let name = numbered(&step.name, Some(step.nth));
     let outcome = step.outcome.as_str();
     writeln!(out, "{:<12} {name}: {outcome}, {}", "step", tries(&step.forward))?;
+    write_key(out, &step.forward)?;
     if let Some(result) = &step.result {
         writeln!(out, "  result     {}", line(&result.to_string()))?;
     } else if let Some(bytes) = step.result_bytes {
@@ -128,28 +132,37 @@ fn write_step(out: &mut String, step: &SagaStepView) -> Result {
     }
     match (&step.undo, &step.undone) {
         (Some(undo), end) => {
-            let end = end.as_deref().unwrap_or("under way");
-            writeln!(out, "  undo       {end}, {}", tries(undo))
+            let end = end.as_deref().unwrap_or("not ended");
+            writeln!(out, "  undo       {end}, {}", tries(undo))?;
+            write_key(out, undo)
         }
         (None, Some(end)) => writeln!(out, "  undo       {end}"),
         (None, None) => Ok(()),
     }
 }
 
+/// Writes the key that the called system has seen.
+fn write_key(out: &mut String, view: &TriesView) -> Result {
+    match &view.key {
+        Some(key) if view.tries > 0 => writeln!(out, "  key        {}", line(key)),
+        _ => Ok(()),
+    }
+}
+
 fn tries(view: &TriesView) -> String {
-    let TriesView { tries, open, last, retry_at, error } = view;
+    let TriesView { tries, open, last, retry_at, error, .. } = view;
     let mut text = match tries {
         1 => "1 try".to_owned(),
         tries => format!("{tries} tries"),
     };
     if let Some(last) = last {
-        text.push_str(&format!(", the last at {last}"));
+        text.push_str(&format!(", the last until {last}"));
     }
     if *open {
-        text.push_str(", without an end so far");
+        text.push_str(", the last one has not ended");
     }
     if let Some(at) = retry_at {
-        text.push_str(&format!(", the next at {at}"));
+        text.push_str(&format!(", the next at {at}")); // of a pause: `, until {at}`
     }
     if let Some(error) = error {
         text.push_str(&format!("; last error: {}", line(error)));
@@ -165,7 +178,7 @@ pub(super) fn definitions(found: &DefinitionList) -> String {
     for DefinitionView { definition, version, unfinished, due_for_s, overdue } in &found.definitions
     {
         let overdue = match overdue {
-            true => format!("  overdue for {due_for_s} s: no process has it"),
+            true => format!("  overdue for {due_for_s} s: no process runs it"),
             false => String::new(),
         };
         text.push_str(&format!("{unfinished:>10}  {definition} version {version}{overdue}\n"));
@@ -176,11 +189,17 @@ pub(super) fn definitions(found: &DefinitionList) -> String {
 /// Returns the effect of a decision.
 pub(super) fn decided(action: &SagaAction) -> String {
     let effect = match action {
-        SagaAction::Retry => "retry: what is stuck is tried again",
+        SagaAction::Retry => {
+            "retry: the stuck step, undo or flow has new tries; see `hapax saga show`"
+        }
         SagaAction::Happened(_) => "resolved: the step happened, and the saga continues",
         SagaAction::DidNotHappen => "resolved: the step did not happen, and is tried again",
-        SagaAction::Skip => "skipped: the effect of the step stays, and the next one is undone",
-        SagaAction::Abort => "aborted: the steps that happened are undone",
+        SagaAction::Skip => {
+            "skipped: the effect of the step stays, and the step before it is undone"
+        }
+        SagaAction::Abort => {
+            "aborted: the steps that happened are undone; without one the saga has ended"
+        }
     };
     format!("{effect}\n")
 }

@@ -21,10 +21,17 @@ fn help_matches_the_golden_file() {
         ("saga-retry", &["saga", "retry", "--help"]),
         ("saga-resolve", &["saga", "resolve", "--help"]),
         ("saga-definitions", &["saga", "definitions", "--help"]),
+        ("call", &["call", "--help"]),
+        ("call-list", &["call", "list", "--help"]),
+        ("call-resume", &["call", "resume", "--help"]),
+        ("call-acknowledge", &["call", "acknowledge", "--help"]),
+        ("call-forget", &["call", "forget", "--help"]),
         ("doctor", &["doctor", "--help"]),
         ("store-confirm", &["store", "confirm", "--help"]),
         ("messages", &["messages", "--help"]),
         ("messages-list", &["messages", "list", "--help"]),
+        ("messages-show", &["messages", "show", "--help"]),
+        ("messages-drop", &["messages", "drop", "--help"]),
         ("messages-redrive", &["messages", "redrive", "--help"]),
         ("relay", &["relay", "--help"]),
         ("backup", &["backup", "--help"]),
@@ -37,6 +44,6 @@ fn help_matches_the_golden_file() {
             std::fs::write(&file, &said).unwrap();
         }
         let golden = std::fs::read_to_string(&file).unwrap_or_default();
-        assert_eq!(said, golden, "{name}: UPDATE_GOLDEN=1 writes it anew");
+        assert_eq!(said, golden, "{name}: UPDATE_GOLDEN=1 writes it again");
     }
 }

@@ -8,7 +8,9 @@
 
 mod auth;
 mod backup;
+mod call;
 mod check;
+mod clients;
 mod config;
 mod damage;
 mod demo;
@@ -21,6 +23,7 @@ mod keys;
 mod load;
 mod messages;
 mod reload;
+mod rotation;
 mod saga;
 mod service;
 mod session;

@@ -27,9 +27,9 @@ async fn a_stuck_step_is_shown_and_resolved_with_its_result() {
         "definition   place-order version 2",
         "state        stuck",
         "stuck        unknown in charge since 2",
-        "step         reserve: happened, 1 try, the last at 2",
+        "step         reserve: happened, 1 try, the last until 2",
         "  result     1999",
-        "step         charge: unknown, 1 try, the last at 2",
+        "step         charge: unknown, 1 try, the last until 2",
         "; last error: charge did not answer",
         "write id     ",
     ] {
@@ -63,7 +63,7 @@ async fn a_saga_is_retried_and_aborted_and_its_stuck_undo_skipped() {
     shop.systems.fail("free");
     let (started, id) = shop.stuck("k").await;
     let said = shop.ok(&[&["saga", "retry", &id], &WHY[..]].concat()).await;
-    assert_eq!(said, "retry: what is stuck is tried again\n");
+    assert_eq!(said, "retry: the stuck step, undo or flow has new tries; see `hapax saga show`\n");
     let decisions = |count: usize| {
         move |shown: &serde_json::Value| shown["decisions"].as_array().unwrap().len() == count
     };
@@ -76,7 +76,8 @@ async fn a_saga_is_retried_and_aborted_and_its_stuck_undo_skipped() {
     assert_eq!(aborted["was"]["step"], "notify");
     shop.until(&id, "stuck", |shown| shown["stuck"]["direction"] == "undo").await;
     let shown = shop.ok(&["saga", "show", &id]).await;
-    for line in ["exhausted in the undo of reserve", "  undo       under way, 1 try"] {
+    let key = format!("  key        {}", shop.systems.key("free"));
+    for line in ["exhausted in the undo of reserve", "  undo       not ended, 1 try", &key] {
         assert!(shown.contains(line), "{line}\n{shown}");
     }
     let said = shop.ok(&[&["saga", "skip", &id], &WHY[..]].concat()).await;
@@ -217,12 +218,120 @@ async fn a_saga_in_a_file_looks_the_same_through_its_service_and_in_the_file() {
     let decided = shop.json(&["saga", "show", &id]).await;
     assert_eq!((&decided["state"], &decided["stuck"]), (&json!("parked"), &json!(null)));
     assert_eq!(decided["decisions"][0]["why"], WHY[1]);
-    assert_eq!(shop.rejected_code(&retry).await, (1, "not-stuck".to_owned()));
+    // The same decision again would only wake the saga.
+    let other = ["saga", "retry", &id, "--reason", "once more"];
+    assert_eq!(shop.rejected_code(&other).await, (1, "not-stuck".to_owned()));
     let lines = shop.audit_lines();
     let seen: Vec<_> = lines.iter().map(|line| (&line["stage"], &line["by"])).collect();
     let [intended, done, rejected, cli] =
         ["intended", "done", "rejected", "cli"].map(|it| json!(it));
     assert_eq!(seen, [(&intended, &cli), (&done, &cli), (&intended, &cli), (&rejected, &cli)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sagas_that_no_process_runs_end_when_they_are_aborted_and_rejected_starts_are_removed() {
+    for in_file in [false, true] {
+        let shop = if in_file { Shop::in_file().await } else { Shop::in_memory().await };
+        let parked = shop.begin("k", 0).await.id().to_string();
+        shop.until(&parked, "parked", |_| true).await;
+        shop.begin_in_transaction("k", 5).await;
+        let rejected = loop {
+            let listed = shop.json(&["saga", "list", "--state", "stuck"]).await;
+            if let Some(id) = listed["sagas"][0]["id"].as_str() {
+                break id.to_owned();
+            }
+        };
+        let listed = shop.ok(&["saga", "list", "--state", "stuck"]).await;
+        assert!(listed.contains("place-order version 2  key-reused since 2"), "{listed}");
+        // It begins with the id of the saga that has the key.
+        let abort = [&["saga", "abort", &rejected[..8]], &WHY[..]].concat();
+        assert_eq!(shop.rejected_code(&abort).await, (1, "ambiguous".to_owned()));
+        shop.stop_driving().await;
+        let waiting = shop.begin("waiting", 5).await.id().to_string();
+        let unaccepted = shop.begin_in_transaction("unaccepted", 5).await;
+        if in_file {
+            shop.end().await;
+        }
+        for id in [&rejected, &waiting, &unaccepted] {
+            let said = shop.ok(&[&["saga", "abort", id], &WHY[..]].concat()).await;
+            assert!(said.starts_with("aborted: "), "{said}");
+        }
+        for id in [&waiting, &unaccepted] {
+            let shown = shop.ok(&["saga", "show", id]).await;
+            for line in [
+                "end          undone",
+                "undone for   aborted by ",
+                "decision     abort, decided by ",
+            ] {
+                assert!(shown.contains(line) && shown.contains(WHY[1]), "{line}\n{shown}");
+            }
+            // Only a store with a secret has the key.
+            assert_eq!(shown.contains("\nkey          "), in_file, "{shown}");
+        }
+        let gone = shop.rejected_code(&["saga", "show", &rejected]).await;
+        assert_eq!(gone, (1, "not-found".to_owned()));
+        let listed = shop.json(&["saga", "list"]).await;
+        let ids: Vec<_> = listed["sagas"].as_array().unwrap().iter().map(|it| &it["id"]).collect();
+        assert_eq!(ids, [&json!(parked)]);
+        let lines = shop.audit_lines();
+        let done: Vec<_> = lines.iter().filter(|line| line["stage"] == "done").collect();
+        assert_eq!(done.len(), 3);
+        assert!(done.iter().all(|line| line["why"] == WHY[1] && line["saga"] == "abort"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_saga_is_found_by_its_key_and_by_the_first_digits_of_its_id() {
+    for in_file in [false, true] {
+        let shop = if in_file { Shop::in_file().await } else { Shop::in_memory().await };
+        shop.systems.fail("charge");
+        let (_, id) = shop.stuck("o-5").await;
+        let key = ["--key", "o-5", "--definition", "place-order", "--scope", "customer: c"];
+        let upper = id.to_uppercase();
+        let look = async || {
+            for name in [&[&id[..8]][..], &[&upper[..63]], &key] {
+                let shown = shop.json(&[&["saga", "show"], name].concat()).await;
+                assert_eq!(shown["id"], id, "{name:?}");
+                assert_eq!(shown["key"], if in_file { json!("o-5") } else { json!(null) });
+                let charge = &shown["steps"][1];
+                assert_eq!(charge["forward"]["key"], shop.systems.key("charge"));
+            }
+            for other in [1, 3, 5] {
+                let mut name = key;
+                name[other] = if other == 5 { "customer: d" } else { "other" };
+                let shown = shop.rejected_code(&[&["saga", "show"], &name[..]].concat()).await;
+                assert_eq!(shown, (1, "not-found".to_owned()), "{name:?}");
+            }
+            let nothing = if id.starts_with('0') { "1".repeat(8) } else { "0".repeat(8) };
+            let shown = shop.rejected_code(&["saga", "show", &nothing]).await;
+            assert_eq!(shown, (1, "not-found".to_owned()));
+            let (code, line) = shop.rejected(&["saga", "show", &id[..7]]).await;
+            assert!(code == 64 && line.contains("its first 8"), "{line}");
+            let listed = shop.ok(&["saga", "list"]).await;
+            let situation = "place-order version 2  key o-5  unknown in charge since 2";
+            assert_eq!(listed.contains(situation), in_file, "{listed}");
+        };
+        look().await;
+        if in_file {
+            shop.end().await;
+            look().await;
+        }
+        let resolve = ["saga", "resolve", "--outcome", "happened", "--result", "\"paid\""];
+        let said = shop.ok(&[&resolve[..], &key, &WHY].concat()).await;
+        assert_eq!(said, "resolved: the step happened, and the saga continues\n");
+    }
+}
+
+#[test]
+fn a_store_of_a_service_without_an_operators_api_is_exit_code_69() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = hapax_file::FileOptions::new(folder.path().join("hapax.db"));
+    let _open = hapax_file::FileStore::open(file).unwrap();
+    let (code, line) = refused(&["saga", "list", "--store", &crate::world::store(folder.path())]);
+    assert_eq!(code, 69);
+    for word in ["no admin address", "--admin", "hapax-operators"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
 }
 
 #[test]

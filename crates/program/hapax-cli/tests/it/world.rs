@@ -41,6 +41,17 @@ pub(crate) fn refused(arguments: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), line)
 }
 
+/// The folder in which `cargo xtask setup` installs the packages of `registry`.
+pub(crate) fn installed(registry: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(registry);
+    assert!(
+        folder.exists(),
+        "packages from {registry} are missing: `cargo xtask setup` installs them, `cargo xtask test \
+         --skip {registry}` does without"
+    );
+    folder
+}
+
 /// A gateway process; killed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Gateway {
@@ -242,6 +253,7 @@ pub(crate) fn wait_for_log(folder: &Path, message: &str, count: usize) {
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
     stream: TcpStream,
 }
 
@@ -253,6 +265,19 @@ impl Waiting {
             self.stream,
             "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
         );
+    }
+
+    /// Sends it on, byte for byte; its answer can be read from the stream.
+    pub(crate) fn forward(&self, to: SocketAddr) -> TcpStream {
+        let mut stream = TcpStream::connect(to).unwrap();
+        stream.write_all(&[self.head.as_bytes(), &self.body].concat()).unwrap();
+        stream
+    }
+
+    /// Passes an answer on.
+    pub(crate) fn relay(mut self, answer: &Answer) {
+        let head = answer.head.strip_suffix("\r\n").unwrap();
+        write!(self.stream, "{head}connection: close\r\n\r\n{}", answer.body).unwrap();
     }
 
     pub(crate) fn header(&self, name: &str) -> String {
@@ -282,14 +307,15 @@ impl Upstream {
             for stream in listener.incoming() {
                 let (stream, out): (TcpStream, Sender<Waiting>) = (stream.unwrap(), out.clone());
                 std::thread::spawn(move || {
-                    if let Some((head, _)) = read_message(&stream) {
-                        if header(&head, "idempotency-fence") == "0" {
+                    if let Some((head, body)) = read_message(&stream) {
+                        let waiting = Waiting { head, body, stream };
+                        if waiting.header("idempotency-fence") == "0" {
                             // The probe of a reconcile URL.
                             let status = "404 Not Found\r\nidempotency-outcome: did-not-happen";
-                            return Waiting { head, stream }.answer(status, "");
+                            return waiting.answer(status, "");
                         }
                         // The test may have seen enough.
-                        let _ = out.send(Waiting { head, stream });
+                        let _ = out.send(waiting);
                     }
                 });
             }

@@ -18,7 +18,8 @@ use crate::error::FileStoreError;
 pub(crate) struct EntryJob {
     pub(crate) key: EntryKey,
     pub(crate) change: EntryChange,
-    /// Gets whether the entry was there, as the change required.
+    /// Receives the result of [`Schedule`](hapax_core::schedule::Schedule)'s method: for `postpone`, whether
+    /// the entry existed and was due as expected.
     pub(crate) reply: oneshot::Sender<Result<bool, StoreError>>,
 }
 

@@ -34,7 +34,9 @@ pub(crate) struct SealedEntry {
 
 /// The columns of an entry are damaged.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the entry's columns are damaged or of an unknown version")]
+#[error(
+    "expected an entry of version 1 with its checksum, found a damaged one or a later version: run the newest version, or salvage the file"
+)]
 pub(crate) struct DamagedEntry;
 
 impl EntryColumns {

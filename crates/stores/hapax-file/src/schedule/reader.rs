@@ -39,6 +39,10 @@ type Entries = ReadOnlyTable<&'static [u8; KEY], &'static [u8]>;
 ///
 /// An entry that cannot be read is an error in its place. A range of the index that cannot be read
 /// is one error, after what can be.
+///
+/// # Errors
+/// [`redb::Error::Corrupted`] if the root of a table is damaged, which leaves nothing of the table to
+/// read; any other error of the engine.
 pub(crate) fn due(
     shared: &Shared,
     database: &Database,
@@ -145,7 +149,7 @@ fn range(
 }
 
 fn unknown() -> StorageError {
-    StorageError::Corrupted("a key of the schedule's index is of an unknown form".to_owned())
+    StorageError::Corrupted("expected keys of queue, time and entry in the schedule's index, found another one: salvage the file".to_owned())
 }
 
 /// Reads an entry that is in the index. The inner error concerns this entry alone.

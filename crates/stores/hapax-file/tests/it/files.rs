@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::machine::{ClaimEvent, Event, Step, step};
+use hapax_core::schedule::Schedule;
 use hapax_core::{Clock, KeyRing, LeaseId, Secret, Store, StoreError, Timestamp};
 use hapax_file::{FileOptions, FileStore, LockOwner, OpenError, SecretSource};
 use hapax_testkit::ManualClock;
 
-use crate::support::{LEASE, claim, complete, expect_stored, key, load, seen};
+use crate::support::{LEASE, claim, complete, due, entry, expect_stored, key, load, seen};
 
 fn open(path: &Path) -> Result<FileStore, OpenError> {
     FileStore::open(FileOptions::new(path))
@@ -235,8 +236,45 @@ async fn a_lease_of_an_earlier_opening_has_lapsed_however_the_clock_was_set() {
         assert!(expect_stored(&store, &taken).await.fence > before.fence);
         // What this opening granted holds.
         assert!(takes_over(&store, &claimed).await.is_none());
-        clock.advance(LEASE);
+        clock.set(seen(&store, 1).await.0.now.after(LEASE));
         assert!(takes_over(&store, &claimed).await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn the_clock_shows_no_time_before_one_that_the_file_has_and_does_not_stand_still() {
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    let (directory, path) = temporary();
+    let copy = directory.path().join("copy.db");
+    let clock = Arc::new(ManualClock::default());
+    let options =
+        |path: &Path| FileOptions::new(path).secret(SecretSource::None).clock(clock.clone());
+    let begin = clock.now();
+    let store = FileStore::open(options(&path)).unwrap();
+    clock.advance(30 * HOUR);
+    expect_stored(&store, &claim(1)).await;
+    store.backup(&copy).await.unwrap();
+    drop(store);
+    // The machine boots with a wrong clock.
+    clock.set(begin.after(HOUR));
+    for path in [&path, &copy] {
+        let store = loop {
+            match FileStore::open(options(path)) {
+                Err(OpenError::InUse { .. }) => tokio::task::yield_now().await,
+                opened => break opened.unwrap(),
+            }
+        };
+        let now = seen(&store, 1).await.0.now;
+        assert!(now >= begin.after(30 * HOUR), "{now:?}");
+        store.insert(entry(2, Duration::from_millis(10))).await.unwrap();
+        while due(&store).await.0.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // With the right time again, it follows the machine.
+        clock.set(begin.after(40 * HOUR));
+        assert_eq!(seen(&store, 1).await.0.now, clock.now());
+        store.close().await;
+        clock.set(begin.after(HOUR));
     }
 }
 

@@ -37,11 +37,16 @@ pub(crate) fn entry(of: u64, due_in: Duration) -> NewEntry {
     NewEntry { key, queue: queue(), due_in, note: Bytes::from(note) }
 }
 
-/// All entries that can be read, and how many errors stand for the others.
+/// All entries that can be read, and how many errors stand for the others: one for the whole call if
+/// the root of a table is damaged.
 pub(crate) async fn entries(store: &dyn Schedule) -> (Vec<ScheduleEntry>, usize) {
     let (mut found, mut damaged, mut after) = (Vec::new(), 0, None);
     loop {
-        let page = store.entries(after, NonZeroU32::new(100).unwrap()).await.unwrap();
+        let page = match store.entries(after, NonZeroU32::new(100).unwrap()).await {
+            Ok(page) => page,
+            Err(StoreError::Corrupt(_)) => return (found, damaged + 1),
+            Err(error) => panic!("{error}"),
+        };
         after = page.entries.last().map(|(key, _)| *key);
         for (_, entry) in page.entries {
             match entry {
@@ -56,9 +61,13 @@ pub(crate) async fn entries(store: &dyn Schedule) -> (Vec<ScheduleEntry>, usize)
     }
 }
 
-/// All due entries that can be read, and how many errors stand for the others.
+/// All due entries that can be read, and how many errors stand for the others, as in [`entries`].
 pub(crate) async fn due(store: &dyn Schedule) -> (Vec<ScheduleEntry>, usize) {
-    let found = store.due(&[queue()], NonZeroU32::MAX).await.unwrap();
+    let found = match store.due(&[queue()], NonZeroU32::MAX).await {
+        Ok(found) => found,
+        Err(StoreError::Corrupt(_)) => return (Vec::new(), 1),
+        Err(error) => panic!("{error}"),
+    };
     let (mut whole, mut damaged) = (Vec::new(), 0);
     for (_, entry) in found.entries {
         match entry {

@@ -30,6 +30,8 @@ const QUEUES: usize = 10;
 pub(crate) async fn measure(entries: u64) -> Outcome<()> {
     let server = crate::server().await;
     let options: PostgresOptions = server.url("postgres").parse()?;
+    // A checkpoint on a busy disk may delay the commits of the entries.
+    let options = options.timeout(Duration::from_secs(60));
     let store = Arc::new(PostgresStore::connect(options).await?);
     let queues: Vec<_> =
         (0..QUEUES).map(|of| QueueName::new(format!("transfer/{of}"))).collect::<Result<_, _>>()?;

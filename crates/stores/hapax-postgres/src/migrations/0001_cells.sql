@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS hapax_secrets (
 -- 4. Locked rows are skipped unless the caller is patient, which is for a swap that is alone in its
 --    transaction. An insert is not attempted if a row is visible: it would wait for the session
 --    that updates it. It waits for a session that inserts the same key; all insert in order of key.
+-- 5. Rows are found by the index, whatever the statistics were when a session planned this: those of
+--    a new table would lead to a scan of all rows with each swap, until autovacuum analyzes it.
 CREATE OR REPLACE FUNCTION hapax_swap_1(
     keys bytea[], tags bytea[], states text[], seals bytea[], leases bigint[], keeps bigint[],
     graces bigint[], hints bigint[], expected bytea[], next_fences boolean[], patient boolean
@@ -58,6 +60,10 @@ CREATE OR REPLACE FUNCTION hapax_swap_1(
 ) LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_hashjoin = off
+SET enable_mergejoin = off
 AS $$
 DECLARE
     moment bigint;

@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS hapax_schedule (
     note      bytea NOT NULL,
     PRIMARY KEY (operation, id)
 ) WITH (
-    -- The time is indexed, so that no update is HOT, and room for one would be of no use.
+    -- due_at is indexed, so no update can be HOT; free space in the pages would not help.
     fillfactor = 100,
     -- Entries leave the beginning of the index, where each poll reads: vacuum early.
     autovacuum_vacuum_scale_factor = 0.01,
@@ -20,8 +20,9 @@ ALTER TABLE hapax_schedule ALTER COLUMN note SET STORAGE EXTERNAL;
 
 CREATE INDEX IF NOT EXISTS hapax_schedule_due ON hapax_schedule (queue, due_at, operation, id);
 
--- The settings of the functions below: a plan by the indexes, whatever the statistics say. Between
--- two analyses the table may grow from nothing to a million rows.
+-- The functions below force plans by the indexes (generic plan, no sequential scans, no hash or merge
+-- joins): the table may grow from nothing to a million rows between two runs of ANALYZE, so the
+-- planner's statistics are wrong.
 
 -- Inserts, postpones and removes entries with distinct keys. Returns a row for each: whether it was
 -- done; false if there is no such entry, or it is due at another time than the expected one (null
@@ -29,8 +30,8 @@ CREATE INDEX IF NOT EXISTS hapax_schedule_due ON hapax_schedule (queue, due_at, 
 --
 -- 1. An insert leaves an entry with its key as it is. It waits for a transaction that inserts or
 --    removes the same key; all insert in order of key, and before they lock anything.
--- 2. Locked rows are skipped unless the caller is patient, which is for an entry that is alone in its
---    transaction.
+-- 2. Rows that another transaction has locked are skipped; with `patient` the function waits for them.
+--    Only a transaction with a single change is called so: with more, two could wait for each other.
 CREATE OR REPLACE FUNCTION hapax_schedule_write_1(
     kinds text[], operations bytea[], ids bytea[], queues text[], notes bytea[], delays bigint[],
     expected bigint[], patient boolean
@@ -179,7 +180,7 @@ BEGIN
     ON CONFLICT DO NOTHING
     RETURNING s.xmin INTO writer;
     IF writer <> pg_current_xact_id()::xid THEN
-        RAISE EXCEPTION 'an entry is not inserted within a savepoint' USING ERRCODE = 'HX002';
+        RAISE EXCEPTION 'expected a transaction without an open savepoint, found one: release it first' USING ERRCODE = 'HX002';
     END IF;
 END
 $$;

@@ -10,7 +10,7 @@
 --
 -- A script that fails is not rolled back. So types are checked first. The hash decides whether an entry
 -- exists: insertion writes it last, and removal after the other keys. A member that is not in the
--- hash is ignored.
+-- hash was left behind by a script that failed: reads pass over it and remove it.
 --
 -- Errors have the codes of swap.lua. A reply begins with its first key or with the member, so that a
 -- reply to another request is detected.
@@ -39,6 +39,14 @@ local function call(...)
     return nil, rejected(reply)
   end
   return reply
+end
+
+-- Members without an entry that one call passes over. The next call finds those removed.
+local MAX_MISSING = 10000
+
+-- Removes a member without an entry. Returns whether it is removed: the server may reject writes.
+local function drop(key, member)
+  return redis.pcall('ZREM', key, member) == 1
 end
 
 -- Returns the queue of an entry; nil if it is damaged.

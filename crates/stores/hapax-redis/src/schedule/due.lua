@@ -4,8 +4,8 @@
 -- ARGV[1]  limit of entries
 -- ARGV[2]  bytes of notes after which there is no further one
 --
--- Returns the first key, the time, the time at which the first further entry is or was due (nil without
--- one), and for each entry its member, its time and its value.
+-- Returns the first key, the time, the due time of the first entry that was left out (nil if there is
+-- none), and for each entry its member, its due time and its value.
 local limit, bytes = tonumber(ARGV[1]), tonumber(ARGV[2])
 local further
 local function later(due)
@@ -14,7 +14,40 @@ local function later(due)
   end
 end
 
-local found = {}
+local found, missing = {}, 0
+
+-- Adds the first entries of a queue that are due. Returns the due time of the next one, which may be nil.
+-- Members without an entry do not count toward the limit, so that they hide no entry.
+local function read(key)
+  local count, from = 0, 0
+  while true do
+    local range = redis.call('ZRANGEBYSCORE', key, '-inf', digits(now), 'WITHSCORES', 'LIMIT',
+      digits(from), digits(limit + 1))
+    for at = 1, #range, 2 do
+      local member, due = range[at], tonumber(range[at + 1])
+      local exists, failed = call('HEXISTS', KEYS[1], member)
+      if failed then
+        return nil, failed
+      end
+      if missing == MAX_MISSING or exists == 1 and count == limit then
+        return due
+      elseif exists == 1 then
+        count = count + 1
+        from = from + 1
+        table.insert(found, {member, due})
+      else
+        missing = missing + 1
+        from = from + (drop(key, member) and 0 or 1)
+      end
+    end
+    if #range <= 2 * limit then
+      local rest = redis.call('ZRANGEBYSCORE', key, '(' .. digits(now), '+inf', 'WITHSCORES',
+        'LIMIT', '0', '1')
+      return tonumber(rest[2])
+    end
+  end
+end
+
 for number = 2, #KEYS do
   local first, failed = call('ZRANGE', KEYS[number], 0, 0, 'WITHSCORES')
   if failed then
@@ -22,17 +55,9 @@ for number = 2, #KEYS do
   end
   local due = tonumber(first[2])
   if due and due <= now then
-    local range = redis.call('ZRANGEBYSCORE', KEYS[number], '-inf', digits(now), 'WITHSCORES',
-      'LIMIT', '0', digits(limit + 1))
-    for at = 1, math.min(#range, 2 * limit), 2 do
-      table.insert(found, {range[at], tonumber(range[at + 1])})
-    end
-    if #range > 2 * limit then
-      due = tonumber(range[#range])
-    else
-      local rest = redis.call('ZRANGEBYSCORE', KEYS[number], '(' .. digits(now), '+inf',
-        'WITHSCORES', 'LIMIT', '0', '1')
-      due = tonumber(rest[2])
+    due, failed = read(KEYS[number])
+    if failed then
+      return failed
     end
   end
   later(due)
@@ -67,12 +92,10 @@ for _, entry in ipairs(found) do
   if failed then
     return failed
   end
-  if value then
-    count = count + 1
-    size = size + #value
-    entries[3 * count - 2] = entry[1]
-    entries[3 * count - 1] = digits(entry[2])
-    entries[3 * count] = value
-  end
+  count = count + 1
+  size = size + #value
+  entries[3 * count - 2] = entry[1]
+  entries[3 * count - 1] = digits(entry[2])
+  entries[3 * count] = value
 end
 return {KEYS[1], digits(now), further and digits(further) or false, entries}

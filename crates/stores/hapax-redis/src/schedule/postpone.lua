@@ -17,7 +17,7 @@ if not value then
 end
 local queue = queue_of(value)
 if not queue then
-  return redis.error_reply('HAPAX the member has another value than an entry')
+  return redis.error_reply('HAPAX expected an entry of the schedule, found another value in the hash: remove the member')
 end
 local due
 due, failed = call('ZSCORE', ARGV[2] .. queue, member)

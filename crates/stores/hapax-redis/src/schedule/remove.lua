@@ -13,7 +13,7 @@ end
 if not value then
   return {'S', member}
 end
--- A damaged one is in any queue.
+-- The queue of a damaged entry is unknown: it is removed from every one.
 local queues = {queue_of(value)}
 if not queues[1] then
   queues, failed = call('ZRANGE', KEYS[3], 0, -1)
@@ -40,7 +40,7 @@ for number, write in ipairs(writes) do
   value, failed = call(unpack(write))
   if failed and number > 1 then
     -- Servers reject the first write or none, unless the permissions are for some commands only.
-    return redis.error_reply('PARTLY the entry may still be due')
+    return redis.error_reply('PARTLY expected all keys of the entry to be removed, found a rejected command: allow ZREM and HDEL, then remove it again')
   elseif failed then
     return failed
   end

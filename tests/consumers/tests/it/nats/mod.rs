@@ -1,3 +1,3 @@
-//! Without NATS these are left out, and without PostgreSQL too.
+//! Tests that need a NATS server; those in `postgres` need PostgreSQL too.
 
 mod postgres;

@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use hapax_consumers::{
-    ConsumerMode, ConsumersError, ConsumersOptions, ConsumersReport, Plant, run,
+    ConsumerMode, ConsumersError, ConsumersOptions, ConsumersReport, PlantedBug, run,
 };
 
 async fn under_faults(
     mode: ConsumerMode,
-    plant: Option<Plant>,
+    plant: Option<PlantedBug>,
 ) -> Result<ConsumersReport, ConsumersError> {
     let options = ConsumersOptions {
         program: env!("CARGO_BIN_EXE_hapax-consumers").into(),
@@ -29,7 +29,7 @@ async fn each_message_has_one_effect_in_every_mode() {
         under_faults(ConsumerMode::ClaimsFile, None),
         under_faults(ConsumerMode::ClaimsPostgres, None),
         under_faults(ConsumerMode::Transaction, None),
-        under_faults(ConsumerMode::Direct, None),
+        under_faults(ConsumerMode::Batch, None),
     )
     .unwrap();
     for report in <[_; 4]>::from(reports) {
@@ -38,13 +38,13 @@ async fn each_message_has_one_effect_in_every_mode() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn planted_errors_are_found() {
+async fn planted_bugs_are_found() {
     let reports = tokio::try_join!(
-        under_faults(ConsumerMode::ClaimsPostgres, Some(Plant::AckFirst)),
-        under_faults(ConsumerMode::ClaimsPostgres, Some(Plant::NoFence)),
-        under_faults(ConsumerMode::ClaimsFile, Some(Plant::Reexecute)),
-        under_faults(ConsumerMode::Transaction, Some(Plant::OwnConnection)),
-        under_faults(ConsumerMode::Direct, Some(Plant::OwnConnection)),
+        under_faults(ConsumerMode::ClaimsPostgres, Some(PlantedBug::AckFirst)),
+        under_faults(ConsumerMode::ClaimsPostgres, Some(PlantedBug::NoFence)),
+        under_faults(ConsumerMode::ClaimsFile, Some(PlantedBug::Reexecute)),
+        under_faults(ConsumerMode::Transaction, Some(PlantedBug::OwnConnection)),
+        under_faults(ConsumerMode::Batch, Some(PlantedBug::OwnConnection)),
     )
     .unwrap();
     for (report, found) in <[_; 5]>::from(reports).into_iter().zip([

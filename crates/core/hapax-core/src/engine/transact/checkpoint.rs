@@ -24,8 +24,11 @@ pub enum CheckpointCommit {
     Rejected(Source),
     /// The lease was lost: the transaction was rolled back, or this execution has ended.
     Lost(FinishError),
-    /// The writes may have been committed: COMMIT has no reply yet, or the operation ended its
-    /// transaction itself. This execution must end; the next one finds the checkpoint or not.
+    /// The operation ended its transaction itself: which of its writes were committed is unknown, and
+    /// the checkpoint was not. This execution still owns the record.
+    EndedEarly(Source),
+    /// The writes and the checkpoint may have been committed: COMMIT has no reply yet. This execution
+    /// must end; the next one finds the checkpoint or not.
     Unknown,
 }
 
@@ -110,7 +113,7 @@ async fn commit_closed(
         ClosedSlot::Returned(tx) => {
             return match roll_back(shared, backend, tx).await {
                 Ok(()) => CheckpointCommit::Rejected("the checkpoint is too large".into()),
-                Err(_) => CheckpointCommit::Unknown,
+                Err(source) => CheckpointCommit::EndedEarly(source),
             };
         }
         ClosedSlot::Kept => return CheckpointCommit::RolledBack,
@@ -131,6 +134,7 @@ async fn commit_closed(
         CommitResult::RolledBack => CheckpointCommit::RolledBack,
         CommitResult::Rejected(source) => CheckpointCommit::Rejected(source),
         CommitResult::Lost(error) => CheckpointCommit::Lost(error),
-        CommitResult::EndedEarly(_) | CommitResult::Unknown => CheckpointCommit::Unknown,
+        CommitResult::EndedEarly(source) => CheckpointCommit::EndedEarly(source),
+        CommitResult::Unknown => CheckpointCommit::Unknown,
     }
 }

@@ -62,11 +62,12 @@ pub(in crate::engine) async fn commit(
     mut tx: AnyTx,
     action: OwnerAction,
 ) -> CommitResult {
+    let inner = &shared.inner;
     // A checkpoint sets the lease, perhaps to a shorter one than the transaction had.
-    let lease_from = matches!(action, OwnerAction::Checkpoint { .. }).then(Instant::now);
+    let is_checkpoint = matches!(action, OwnerAction::Checkpoint { .. });
+    let lease_from = is_checkpoint.then(|| inner.lease_clock.now());
     let TransactionBackend { database, terms } = backend;
     let mut guard = shared.ownership.lock().await;
-    let inner = &shared.inner;
     let completion = match guard.as_ref() {
         Some(ownership) => ownership.completion(action, &*inner.entropy),
         None => Ok(None),
@@ -164,16 +165,16 @@ async fn resolve_commit(
         let until = deadline.min(inner.deadline());
         let run = retry::run(&*inner.store, &*inner.entropy, until, &mut writing, next);
         match run.await {
-            Ok(WriteResult::Recorded(seen)) => {
-                ownership.update(seen);
-                return CommitState::Owned;
-            }
-            Ok(_) => {
-                match known(ownership, completion.status(writing.into_seen()), FinishError::Gone) {
+            Ok(written) => {
+                let status = match written {
+                    WriteResult::Recorded(seen) => completion.renewed(writing.seen(), seen),
+                    _ => completion.status(writing.into_seen()),
+                };
+                return match known(ownership, status, FinishError::Gone) {
                     // The record may have been committed, and removed since.
-                    CommitState::Lost(FinishError::Gone) => return CommitState::Unknown,
-                    known => return known,
-                }
+                    CommitState::Lost(FinishError::Gone) => CommitState::Unknown,
+                    known => known,
+                };
             }
             // Most likely the transaction whose COMMIT is ambiguous has locked the row. Send the
             // same swap again.
@@ -189,13 +190,13 @@ async fn resolve_commit(
 }
 
 impl LeaseState {
-    /// `lease_from` is set for a checkpoint, after which the execution goes on: a time before its
-    /// lease began.
+    /// `lease_from` is set for a checkpoint, after which the execution goes on: a time of the lease clock
+    /// before its lease began.
     fn conclude(
         &self,
         guard: &mut Option<Ownership>,
         known: CommitState,
-        lease_from: Option<Instant>,
+        lease_from: Option<Duration>,
     ) -> CommitResult {
         match (known, lease_from) {
             (CommitState::Committed(seen), Some(from)) => {

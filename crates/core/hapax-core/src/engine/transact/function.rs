@@ -126,9 +126,9 @@ impl Idempotency {
     /// record of its value, and returns that value to every call with the same request: see
     /// [`crate::transaction`].
     ///
-    /// - `operation` continues on a task if this future is dropped. It runs again from the beginning if its transaction
-    ///   lost against another. It drops its [`Tx`] when it has written, at the latest at its end,
-    ///   and has no effect outside of it.
+    /// - `operation` continues on a task if this future is dropped. It runs again from the beginning
+    ///   if its transaction lost against another. It drops its [`Tx`] when it has written, at the
+    ///   latest at its end, and has no effect outside of it.
     /// - Its result is stored, and requests are compared, as by [`Idempotency::at_most_once`].
     /// - A policy with [`OnUnknown::Reexecute`](crate::OnUnknown) fits: the transaction of a
     ///   crashed process was rolled back, so a second execution has no second effect. Under

@@ -1,10 +1,12 @@
 //! Leases: renewal, loss, checkpoints, ends, and decisions of operators and hooks.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_core::machine::{HookTiming, Resolution, Resolve, Verdict};
-use hapax_core::{Claim, FinishError, OnUnknown, Policy, Scope};
+use hapax_core::machine::{DefiniteVerdict, HookTiming, Resolve, Verdict};
+use hapax_core::{Claim, Clock, FinishError, Idempotency, OnUnknown, Policy, Scope, Timestamp};
 
 use super::faults::Mode;
 use super::{Text, World, claim, key, outcome, own, policy, reexecute, replayed, settle};
@@ -159,6 +161,50 @@ async fn a_lease_tells_how_long_it_is_held() {
     assert_eq!(handle.remaining(), Duration::ZERO);
 }
 
+/// A wall clock that only steps.
+#[derive(Default, Debug)]
+struct Wall(AtomicU64);
+
+impl Wall {
+    fn step(&self, by: Duration) {
+        self.0.fetch_add(by.as_secs(), Ordering::SeqCst);
+    }
+}
+
+impl Clock for Wall {
+    fn now(&self) -> Timestamp {
+        Timestamp::default().after(Duration::from_secs(self.0.load(Ordering::SeqCst)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_lapses_by_the_wall_clock_is_held_again_after_a_renewal() {
+    let (world, wall) = (World::new(), Arc::new(Wall::default()));
+    let process = Idempotency::builder(Arc::clone(&world.store)).clock(wall.clone());
+    let process = process.build().unwrap();
+    let lease = own(&process, &reexecute()).await;
+    let handle = lease.handle();
+    assert_eq!((handle.remaining(), handle.elapsed()), (LEASE, Duration::ZERO));
+    // As after a suspension: the monotonic clock stood still.
+    wall.step(LEASE - Duration::from_secs(1));
+    assert_eq!(handle.remaining(), Duration::from_secs(1));
+    wall.step(100 * LEASE);
+    assert_eq!((handle.remaining(), handle.is_lost()), (Duration::ZERO, false));
+    // The store's clock did not step, so the lease is this owner's.
+    handle.save(Bytes::from_static(b"saved")).await.unwrap();
+    assert_eq!(handle.remaining(), LEASE);
+    wall.step(LEASE);
+    assert_eq!(handle.remaining(), Duration::ZERO);
+    // The first renewal of an operation is due after a third of the lease, which has passed.
+    let renewed = lease.keep_alive(async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        handle.remaining()
+    });
+    assert_eq!(renewed.await, LEASE - Duration::from_secs(1));
+    assert_eq!(handle.elapsed(), 102 * LEASE);
+    lease.complete(outcome("done"), None).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_unknown_operation_is_blocked_until_an_operator_decides() {
     let world = World::new();
@@ -170,7 +216,7 @@ async fn an_unknown_operation_is_blocked_until_an_operator_decides() {
     tokio::time::sleep(Duration::from_secs(400 * 24 * 60 * 60)).await;
     // The policy of the record counts too, not only the caller's.
     assert!(matches!(claim(&process, "a", &reexecute()).await, Claim::Unknown { .. }));
-    let resolution = Resolution::Happened(outcome("seen in the ledger"));
+    let resolution = DefiniteVerdict::Happened(outcome("seen in the ledger"));
     let resolve = Resolve { expected: fence, force: false, forget: false, resolution, note: None };
     let id = process.operation_id(&Scope::shared(), &key());
     process.resolve(id, resolve).await.unwrap();

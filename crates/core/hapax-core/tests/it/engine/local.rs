@@ -9,9 +9,10 @@ use hapax_core::{
     OnUnknown, Policy, Scope, Store, Timestamp,
 };
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::faults::{Mode, Unreliable};
-use super::{Text, World, claim, key, outcome, own, policy, replayed, settle};
+use super::{TestClock, Text, World, claim, key, outcome, own, policy, replayed, settle};
 
 /// A clock that only tests move.
 #[derive(Debug)]
@@ -32,7 +33,9 @@ impl Clock for Stepped {
 fn world() -> (World, Arc<Stepped>) {
     let clock = Arc::new(Stepped(watch::Sender::new(1_000_000_000_000)));
     let memory = MemoryStore::new(Arc::clone(&clock) as _, MemoryCapacity::default());
-    (World { store: Arc::new(Unreliable::new(Arc::new(memory))) }, clock)
+    let store = Arc::new(Unreliable::new(Arc::new(memory)));
+    // The wall clock of the processes does not step with that of the store.
+    (World { store, clock: Arc::new(TestClock(Instant::now())) }, clock)
 }
 
 async fn assert_in_flight(process: &Idempotency, policy: &Policy) {

@@ -1,7 +1,7 @@
 //! Decisions of operators, and the states that they replace.
 
 use hapax_core::exchange::{Next, Resolved, WriteExchange, WriteResult};
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::store::Swapped;
 use hapax_core::{FencingToken, OperationId, RecordState, Scope, Store, SystemEntropy};
 
@@ -17,7 +17,7 @@ const fn release_any_state(expected: FencingToken) -> Resolve {
         expected,
         force: true,
         forget: true,
-        resolution: Resolution::DidNotHappen,
+        resolution: DefiniteVerdict::DidNotHappen,
         note: None,
     }
 }

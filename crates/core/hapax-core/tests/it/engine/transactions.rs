@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::store::{BoxFuture, Stamped, Swap, Swapped};
 use hapax_core::transaction::{
     AnyTransactions, Execution, ExecutionEnd, ExecutionResult, LostRace, OperationError,
@@ -226,9 +226,9 @@ async fn while_the_result_of_a_commit_is_unknown_the_operation_does_not_run_agai
 #[tokio::test(start_paused = true)]
 async fn a_decision_while_a_commit_is_unresolved_decides_its_result() {
     for (resolution, expected) in [
-        (Resolution::Happened(outcome("theirs")), Some(FinishError::Lost)),
+        (DefiniteVerdict::Happened(outcome("theirs")), Some(FinishError::Lost)),
         // The record of that life is gone: it may have said that it happened, before.
-        (Resolution::DidNotHappen, None),
+        (DefiniteVerdict::DidNotHappen, None),
     ] {
         let world = World::new();
         let process = world.process();

@@ -23,20 +23,20 @@ fn an_operator_decides() {
         ];
         rows.map(|row| format!("{row}:{word}")).join(" ")
     };
-    let release = resolve(fence, false, Resolution::DidNotHappen);
+    let release = resolve(fence, false, DefiniteVerdict::DidNotHappen);
     let expected = format!("{nothing} live:rejected {} done:rejected", rest("released"));
     check("release", &release, &expected);
-    let forced = resolve(fence, true, Resolution::DidNotHappen);
+    let forced = resolve(fence, true, DefiniteVerdict::DidNotHappen);
     let expected = format!("{nothing} live:released {} done:rejected", rest("released"));
     check("forced release", &forced, &expected);
-    let resolution = Resolution::DidNotHappen;
+    let resolution = DefiniteVerdict::DidNotHappen;
     let forget = Resolve { expected: fence, force: false, forget: true, resolution, note: None };
     let expected = format!("{nothing} live:rejected {} done:released", rest("released"));
     check("forget", &Event::Resolve(forget), &expected);
-    let happened = resolve(fence, false, Resolution::Happened(outcome("found")));
+    let happened = resolve(fence, false, DefiniteVerdict::Happened(outcome("found")));
     let expected = format!("{nothing} live:rejected {} done:changed", rest("done"));
     check("happened", &happened, &expected);
-    let stale = resolve(FencingToken::new(1), true, Resolution::DidNotHappen);
+    let stale = resolve(FencingToken::new(1), true, DefiniteVerdict::DidNotHappen);
     let expected = format!("{nothing} live:changed {} done:changed", rest("changed"));
     check("stale", &stale, &expected);
 }

@@ -3,17 +3,21 @@
 use super::*;
 
 #[test]
-fn no_operator_decides_about_the_record_of_a_saga() {
+fn an_operator_can_only_forget_the_record_of_a_saga_that_has_ended() {
     for (name, stored) in rows() {
         let Some(mut stored) = stored else { continue };
         stored.record.scheme = FingerprintScheme::new("saga/1").unwrap();
         let expected = stored.fence;
-        for resolution in [Resolution::DidNotHappen, Resolution::Happened(outcome("found"))] {
+        for resolution in
+            [DefiniteVerdict::DidNotHappen, DefiniteVerdict::Happened(outcome("found"))]
+        {
+            let forgets = name == "done" && resolution == DefiniteVerdict::DidNotHappen;
             let resolve = Resolve { expected, force: true, forget: true, resolution, note: None };
             let seen = Snapshot { now: at(0), stored: Some(stored.clone()) };
             let found = word(&step(&seen, &Event::Resolve(resolve)));
             let absent = ["expired", "released"].contains(&name);
-            assert_eq!(found, if absent { "not-found" } else { "saga" }, "{name}");
+            let rejected = if absent { "not-found" } else { "saga" };
+            assert_eq!(found, if forgets { "released" } else { rejected }, "{name}");
         }
     }
 }

@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 
 use super::execution::held;
 use crate::http::{
-    Client, ExecutionCount, HandlerGate, Protocol, Raw2, ScenarioContext, ScenarioPolicy,
-    StreamEnd, counting, handler, reply,
+    ExecutionCount, HandlerGate, Protocol, Raw2, ScenarioContext, ScenarioPolicy, StreamEnd,
+    TestClient, counting, handler, reply,
 };
 
 pub async fn w23_a_released_key_accepts_another_fingerprint(arena: ScenarioContext) {
@@ -82,7 +82,7 @@ fn head(caller: &str) -> Vec<(&str, &str)> {
 
 /// Sends a payment with these fields at its end, and this body; returns the end of its stream.
 async fn fate(
-    client: Client,
+    client: TestClient,
     caller: &str,
     fields: &[(&str, &str)],
     body: Option<&[u8]>,

@@ -1,4 +1,4 @@
-//! Rules of consumers: an inbox in the mode of claims over the source, with records in memory.
+//! Rules of consumers: an inbox in claim mode over the source, with records in memory.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
-    Attempts, Consumer, ConsumerLimits, ConsumerMonitor, Delivery, HandledMessage, Inbox, Message,
-    MessageFailure, MessageHandler, MessageSource, SourceError, SourceLimits,
+    Attempts, Consumer, ConsumerLimits, ConsumerMonitor, Delivery, Inbox, Message,
+    MessageExecution, MessageFailure, MessageHandler, MessageSource, SourceError, SourceLimits,
 };
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -65,8 +65,8 @@ pub async fn each_id_has_one_effect<F: BrokerFixture>() {
     assert!(repeated > 20 && lost > 20 && duplicates > 20, "too few faults");
 }
 
-/// A message whose handler wants a pause that is longer than the broker waits for an acknowledgement
-/// is handled again after the pause, and is delivered once.
+/// A message whose handler wants a pause that is longer than the broker waits for an
+/// acknowledgement is handled again after the pause, and is delivered once.
 pub async fn a_message_that_waits_for_its_next_attempt_is_held<F: BrokerFixture>() {
     // On a slow machine a message may not be held in time.
     for _ in 0..5 {
@@ -83,7 +83,7 @@ async fn waits<F: BrokerFixture>() -> bool {
     let pause = F::ACK_TIMEOUT.map_or(Duration::from_secs(1), |timeout| timeout * 2);
     let begun: Arc<Mutex<Vec<Instant>>> = Arc::default();
     let (times, of_handler) = (Arc::clone(&begun), world.clone());
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         times.lock().unwrap_or_else(PoisonError::into_inner).push(Instant::now());
         let attempt = message.attempt();
         if attempt > 1 {
@@ -146,7 +146,7 @@ struct World {
 }
 
 impl World {
-    fn effect(&self, message: &HandledMessage) {
+    fn effect(&self, message: &MessageExecution) {
         let mut effects = self.effects.lock().unwrap_or_else(PoisonError::into_inner);
         *effects.entry(message.id().to_string()).or_default() += 1;
     }
@@ -187,7 +187,7 @@ async fn process<F: BrokerFixture>(bench: &Bench<F>, world: &World, loses: u64) 
         lost: Arc::clone(&world.lost),
     };
     let of_handler = world.clone();
-    let handler = move |message: HandledMessage| {
+    let handler = move |message: MessageExecution| {
         let world = of_handler.clone();
         async move {
             sleep(Duration::from_millis(5)).await;
@@ -212,10 +212,11 @@ impl Process {
             .expect("valid options");
         let limits = ConsumerLimits {
             handlers: NonZeroUsize::new(16).unwrap(),
-            in_hand: NonZeroUsize::new(32).unwrap(),
+            max_unacknowledged: NonZeroUsize::new(32).unwrap(),
             ..ConsumerLimits::default()
         };
-        let consumer = Consumer::new(inbox, Arc::new(source), handler, limits);
+        let consumer =
+            Consumer::new(inbox, Arc::new(source), handler, limits).expect("valid options");
         let monitor = consumer.monitor();
         let (stop, stopped) = oneshot::channel();
         let consumer = tokio::spawn(consumer.run(async {

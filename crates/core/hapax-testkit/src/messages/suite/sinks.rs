@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::Timestamp;
 use hapax_messages::{
-    DeadLetter, DeadLetterReason, DeadLetters, Message, MessageId, MessageSink, OutgoingMessage,
-    PublishError, PublishedDeadLetters,
+    DeadLetter, DeadLetterReason, DeadLetterStore, Message, MessageId, MessageSink,
+    OutgoingMessage, PublishError, PublishedDeadLetters,
 };
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -26,8 +26,8 @@ fn expect_rejection(published: &Result<(), PublishError>, what: &str) {
     assert!(is_rejected, "{what}: expected Rejected, found {published:?}");
 }
 
-/// Payload, headers and id arrive as they were published: an empty payload, zero bytes, a large one,
-/// headers that occur repeatedly, the longest id.
+/// Payload, headers and id arrive as they were published: an empty payload, zero bytes, a large
+/// one, headers that occur repeatedly, the longest id.
 pub async fn a_message_arrives_byte_for_byte<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;
     let mut receiver = bench.receiver().await;
@@ -74,8 +74,9 @@ fn expect_same(received: &Message, sent: &OutgoingMessage) {
     }
 }
 
-/// A header, an id or an order key that the broker cannot carry is rejected for good: it neither
-/// arrives as another one nor is left out. With an id that is altered, two messages could share one.
+/// A header, an id or an order key that the broker cannot carry is permanently rejected: it neither
+/// arrives as another one nor is left out. With an id that is altered, two messages could share
+/// one.
 pub async fn a_message_that_cannot_arrive_as_it_is_is_rejected<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;
     let mut receiver = bench.receiver().await;
@@ -112,7 +113,7 @@ pub async fn a_message_that_cannot_arrive_as_it_is_is_rejected<F: BrokerFixture>
     bench.only(&mut receiver, "last").await;
 }
 
-/// A message over a limit of the broker is rejected for good, and does not stop those behind it.
+/// A message over a limit of the broker is permanently rejected, and does not stop those behind it.
 pub async fn a_message_that_is_too_large_is_rejected<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;
     let mut receiver = bench.receiver().await;
@@ -191,8 +192,8 @@ pub async fn a_repeated_publication_has_the_same_id<F: BrokerFixture>() {
     bench.acknowledge_rest(&mut receiver).await;
 }
 
-/// A message that is published again on purpose, with another id for the broker's own deduplication,
-/// is delivered again under its id.
+/// A message that is published again on purpose, with another id for the broker's own
+/// deduplication, is delivered again under its id.
 pub async fn a_message_with_another_broker_id_is_delivered_again<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;
     let mut receiver = bench.receiver().await;

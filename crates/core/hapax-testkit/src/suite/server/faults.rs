@@ -10,7 +10,7 @@ use hapax_core::{
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Connection, ServerFixture, TIMEOUT, answers_again, open, open_by};
+use super::{ServerFixture, StoreConnection, TIMEOUT, answers_again, open, open_by};
 use crate::SeededEntropy;
 use crate::faults::{FaultProxy, FaultProxyRates};
 use crate::schedule::schedule_rules;
@@ -96,7 +96,7 @@ pub async fn claims_dropped_during_a_freeze_block_no_key<F: ServerFixture>() {
 /// A frozen server gives ambiguous errors, then, without a connection, unavailable ones.
 pub async fn a_frozen_server_is_reported_in_time_and_found_again<F: ServerFixture>() {
     let server = F::start().await;
-    let connection = Connection::through(server.address().port());
+    let connection = StoreConnection::through(server.address().port());
     let store = open_by(&server, connection.timeout(Duration::from_secs(2))).await;
     server.pause();
     let (mut unavailable, mut ambiguous) = (0, 0);
@@ -118,7 +118,7 @@ pub async fn a_frozen_server_is_reported_in_time_and_found_again<F: ServerFixtur
 pub async fn a_connection_without_a_working_network_is_replaced<F: ServerFixture>() {
     let server = F::start().await;
     let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
-    let connection = Connection::through(proxy.address().port());
+    let connection = StoreConnection::through(proxy.address().port());
     let store = open_by(&server, connection.timeout(Duration::from_secs(2))).await;
     expect_stored(&store, &claim(1)).await;
     let before = proxy.counts().connections;

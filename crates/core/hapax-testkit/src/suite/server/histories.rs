@@ -11,7 +11,7 @@ use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped
 use hapax_core::{OperationId, Store, StoreError};
 use tokio::time::sleep;
 
-use super::{Connection, ServerFixture, open_by};
+use super::{ServerFixture, StoreConnection, open_by};
 use crate::faults::{FaultProxy, FaultProxyRates};
 use crate::storm::{Storm, StormCounts};
 
@@ -41,7 +41,8 @@ pub async fn run_history<F: ServerFixture>(
 async fn connect<F: ServerFixture>(server: &F, ports: &[u16]) -> Vec<Arc<F::Store>> {
     let mut stores = Vec::new();
     for port in ports {
-        stores.push(Arc::new(open_by(server, Connection::through(*port).timeout(SHORT)).await));
+        stores
+            .push(Arc::new(open_by(server, StoreConnection::through(*port).timeout(SHORT)).await));
     }
     stores
 }
@@ -149,7 +150,7 @@ pub async fn histories_detect_a_store_that_reports_ambiguous_swaps_as_unavailabl
 >() {
     let server = F::start().await;
     let proxy = FaultProxy::before(server.address(), 14).await.unwrap();
-    let store = open_by(&server, Connection::through(proxy.address().port())).await;
+    let store = open_by(&server, StoreConnection::through(proxy.address().port())).await;
     proxy.set(FaultProxyRates { lose_reply: 30, ..FaultProxyRates::default() });
     let stores = [Arc::new(ReportsUnavailable(store))];
     let storm = Storm { operations: OPERATIONS, ..Storm::of(OPERATIONS, 14) };

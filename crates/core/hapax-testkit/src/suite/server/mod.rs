@@ -53,7 +53,7 @@ pub trait ServerFixture: Sized + Send + Sync + 'static {
     /// If the server cannot be reached: another attempt may succeed.
     fn connect(
         &self,
-        connection: Connection,
+        connection: StoreConnection,
     ) -> impl Future<Output = Result<Self::Store, String>> + Send;
 
     /// Freezes the server: connections stay open without a reply.
@@ -71,7 +71,7 @@ pub trait ServerFixture: Sized + Send + Sync + 'static {
 
 /// Options with which a rule opens a store.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct StoreConnection {
     /// The port on 127.0.0.1: the server's, or a proxy's.
     pub port: u16,
     /// The timeout of the store; `None` for its default.
@@ -80,7 +80,7 @@ pub struct Connection {
     pub secrets: Option<KeyRing>,
 }
 
-impl Connection {
+impl StoreConnection {
     /// Returns a connection through `port` without further options.
     #[must_use]
     pub const fn through(port: u16) -> Self {
@@ -98,11 +98,11 @@ impl Connection {
 
 /// Opens a store directly.
 async fn open<F: ServerFixture>(server: &F) -> F::Store {
-    open_by(server, Connection::through(server.address().port())).await
+    open_by(server, StoreConnection::through(server.address().port())).await
 }
 
 /// Opens a store. Its timeout may be too short for that on a busy machine, so it is tried again.
-async fn open_by<F: ServerFixture>(server: &F, connection: Connection) -> F::Store {
+async fn open_by<F: ServerFixture>(server: &F, connection: StoreConnection) -> F::Store {
     let attempts = async {
         loop {
             if let Ok(store) = server.connect(connection.clone()).await {

@@ -2,13 +2,13 @@
 
 use hapax_core::{Claim, Idempotency, KeyRing, Outcome, Policy, Secret, Store, StoreError};
 
-use super::{Connection, ServerFixture, open_by};
+use super::{ServerFixture, StoreConnection, open_by};
 use crate::steps::{claim, claim_key, complete, expect_stored, key};
 
 /// A retry is replayed after the secret that seals records was replaced twice.
 pub async fn a_retry_is_replayed_after_the_secret_was_replaced<F: ServerFixture>() {
     let server = F::start().await;
-    let direct = Connection::through(server.address().port());
+    let direct = StoreConnection::through(server.address().port());
     let [first, second, third] = [1, 2, 3].map(|byte| Secret::new([byte; 32]));
     let rings = [
         KeyRing::new(first.clone()),
@@ -31,7 +31,7 @@ pub async fn a_retry_is_replayed_after_the_secret_was_replaced<F: ServerFixture>
 /// A record that is written under a new secret cannot be read, nor replaced, without it.
 pub async fn secrets_change_without_losing_records<F: ServerFixture>() {
     let server = F::start().await;
-    let direct = Connection::through(server.address().port());
+    let direct = StoreConnection::through(server.address().port());
     let [first, second] = [1, 2].map(|byte| Secret::new([byte; 32]));
     let old = open_by(&server, direct.clone().secrets(KeyRing::new(first.clone()))).await;
     let claimed = claim(1);

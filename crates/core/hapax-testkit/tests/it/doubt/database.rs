@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use hapax_core::store::{Snapshot, Stamp, Stamped, StoredRecord, Swap, Swapped};
-use hapax_core::{FencingToken, LeaseId, Timestamp};
+use hapax_core::{FencingToken, LeaseId, RecordState, Timestamp};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
@@ -21,6 +21,8 @@ pub(super) struct Tx {
     pub(super) sent: bool,
     /// Whoever had its connection is dead.
     pub(super) orphaned: bool,
+    /// Writes a checkpoint; the execution continues.
+    pub(super) checkpoints: bool,
     pub(super) written: Option<Swap>,
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Database {
     pub(super) now: u64,
     pub(super) stored: Option<StoredRecord>,
     pub(super) transactions: Vec<Tx>,
-    /// Of each life, how many transactions took effect.
+    /// Number of transactions with an outcome that took effect, by generation.
     pub(super) effects: HashMap<LeaseId, u32>,
     /// An operator, or time, took away what would tell.
     pub(super) forgotten: bool,
@@ -92,6 +94,7 @@ impl Database {
             fate: Fate::Open,
             sent: false,
             orphaned: false,
+            checkpoints: false,
             written: None,
         });
         self.transactions.len() - 1
@@ -107,6 +110,7 @@ impl Database {
             return Some(Swapped::Conflict(self.snapshot()));
         }
         self.transactions[tx].fate = Fate::Written;
+        self.transactions[tx].checkpoints = swap.draft.record.state == RecordState::InFlight;
         self.transactions[tx].written = Some(swap.clone());
         let fence = self.stored.as_ref().unwrap().fence;
         let now = Timestamp::from_micros(self.now);
@@ -119,7 +123,9 @@ impl Database {
         }
         self.transactions[tx].fate = Fate::Committed;
         let swap = self.transactions[tx].written.take().unwrap();
-        *self.effects.entry(swap.draft.record.generation).or_default() += 1;
+        if !self.transactions[tx].checkpoints {
+            *self.effects.entry(swap.draft.record.generation).or_default() += 1;
+        }
         self.write(&swap);
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     MessageId, MessageSink, OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag,
-    OutboxMessage, OutboxPage, OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage,
+    OutboxMessage, OutboxPage, OutboxPosition, OutboxQuery, OutboxWriters, OutgoingMessage,
     PublishError,
 };
 use tokio::time::{Instant, sleep};
@@ -22,13 +22,13 @@ pub(super) struct MemoryOutbox {
 
 #[derive(Debug, Default)]
 struct State {
-    rows: BTreeMap<OutboxPlace, (OutgoingMessage, Option<Instant>)>,
+    rows: BTreeMap<OutboxPosition, (OutgoingMessage, Option<Instant>)>,
     parked: Vec<String>,
     fault: Option<Fault>,
     floors: BTreeMap<u16, u64>,
     /// Returned by a poll, and neither removed nor parked.
-    in_hand: BTreeMap<OutboxPlace, usize>,
-    most_in_hand: (usize, usize),
+    buffered: BTreeMap<OutboxPosition, usize>,
+    most_buffered: (usize, usize),
 }
 
 /// A fault of every call.
@@ -51,13 +51,13 @@ impl MemoryOutbox {
     }
 
     /// Writes a row with this id, as a server whose sequence fell back does.
-    pub(super) fn put_at(&self, place: u64, id: &str, key: Option<&str>, payload: Vec<u8>) {
-        let shard = key.map_or(place, |key| key.bytes().map(u64::from).sum());
+    pub(super) fn put_at(&self, position: u64, id: &str, key: Option<&str>, payload: Vec<u8>) {
+        let shard = key.map_or(position, |key| key.bytes().map(u64::from).sum());
         let shard = u16::try_from(shard % u64::from(OUTBOX_SHARDS)).unwrap();
-        let place = OutboxPlace { shard, id: place };
+        let position = OutboxPosition { shard, id: position };
         let mut message = OutgoingMessage::new("orders", MessageId::new(id).unwrap(), payload);
         message.key = key.map(str::to_owned);
-        self.state.lock().unwrap().rows.insert(place, (message, Some(Instant::now())));
+        self.state.lock().unwrap().rows.insert(position, (message, Some(Instant::now())));
     }
 
     /// Sets the last id that was drawn.
@@ -85,8 +85,8 @@ impl MemoryOutbox {
     }
 
     /// Returns the largest number of messages, and of bytes of their payloads, that the relay had.
-    pub(super) fn most_in_hand(&self) -> (usize, usize) {
-        self.state.lock().unwrap().most_in_hand
+    pub(super) fn most_buffered(&self) -> (usize, usize) {
+        self.state.lock().unwrap().most_buffered
     }
 
     fn call<'a, T: Send + 'a>(
@@ -110,51 +110,53 @@ impl Outbox for MemoryOutbox {
     fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
         self.call(move |state| {
             let mut page = OutboxPage::default();
-            state.floors = query.shards.iter().map(|place| (place.shard, place.id)).collect();
+            state.floors =
+                query.shards.iter().map(|position| (position.shard, position.id)).collect();
             let mut bytes = 0;
             for floor in query.shards {
-                let above = OutboxPlace { id: floor.id + 1, ..*floor };
-                let last = OutboxPlace { id: u64::MAX, ..*floor };
-                for (place, (message, _)) in state.rows.range(above..=last) {
+                let above = OutboxPosition { id: floor.id + 1, ..*floor };
+                let last = OutboxPosition { id: u64::MAX, ..*floor };
+                for (position, (message, _)) in state.rows.range(above..=last) {
                     let key = message.key.as_ref();
-                    if query.known.contains(place)
+                    if query.known.contains(position)
                         || key.is_some_and(|key| query.skipped.contains(key))
                     {
                         continue;
                     }
-                    if page.messages.len() as u64 == u64::from(query.most) || bytes >= query.bytes {
+                    if page.messages.len() as u64 == u64::from(query.max) || bytes >= query.bytes {
                         break;
                     }
                     bytes += message.payload.len() as u64;
-                    state.in_hand.insert(*place, message.payload.len());
+                    state.buffered.insert(*position, message.payload.len());
                     let message = message.clone();
                     page.messages.push(OutboxMessage {
-                        place: *place,
+                        position: *position,
                         message,
                         age: Duration::ZERO,
+                        unpublishable: None,
                     });
                 }
             }
-            let (count, bytes) = &mut state.most_in_hand;
-            *count = state.in_hand.len().max(*count);
-            *bytes = state.in_hand.values().sum::<usize>().max(*bytes);
+            let (count, bytes) = &mut state.most_buffered;
+            *count = state.buffered.len().max(*count);
+            *bytes = state.buffered.values().sum::<usize>().max(*bytes);
             page
         })
     }
 
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()> {
         self.call(move |state| {
-            for place in places {
-                state.rows.remove(place);
-                state.in_hand.remove(place);
+            for position in positions {
+                state.rows.remove(position);
+                state.buffered.remove(position);
             }
         })
     }
 
     fn park<'a>(&'a self, message: &'a OutboxMessage, _: &'a str, _: u32) -> OutboxFuture<'a, ()> {
         self.call(move |state| {
-            state.in_hand.remove(&message.place);
-            if state.rows.remove(&message.place).is_some() {
+            state.buffered.remove(&message.position);
+            if state.rows.remove(&message.position).is_some() {
                 state.parked.push(message.message.id.to_string());
             }
         })
@@ -165,12 +167,15 @@ impl Outbox for MemoryOutbox {
         self.call(move |_| OutboxWriters { last_id, open: Vec::new() })
     }
 
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>> {
         self.call(move |state| {
-            let least = |floor: &OutboxPlace| {
-                let above = OutboxPlace { id: floor.id + 1, ..*floor };
-                let last = OutboxPlace { id: u64::MAX, ..*floor };
-                state.rows.range(above..=last).next().map(|(place, _)| *place)
+            let least = |floor: &OutboxPosition| {
+                let above = OutboxPosition { id: floor.id + 1, ..*floor };
+                let last = OutboxPosition { id: u64::MAX, ..*floor };
+                state.rows.range(above..=last).next().map(|(position, _)| *position)
             };
             shards.iter().filter_map(least).collect()
         })
@@ -234,7 +239,7 @@ impl MessageSink for MemorySink {
             match behavior.unwrap_or(Behavior::Accept { after: Duration::ZERO }) {
                 Behavior::Accept { after } => sleep(after).await,
                 Behavior::Fail => return Err(PublishError::not_acknowledged("the sink is down")),
-                Behavior::Reject => return Err(PublishError::rejected("the sink refuses it")),
+                Behavior::Reject => return Err(PublishError::rejected("the sink rejects it")),
                 Behavior::Hang => std::future::pending().await,
                 Behavior::Panic => panic!("the sink panics at {id}"),
             }

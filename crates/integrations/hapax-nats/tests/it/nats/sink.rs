@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hapax_core::Timestamp;
 use hapax_messages::{
-    DeadLetter, DeadLetterReason, DeadLetters as _, Message, MessageId, MessageSink, MessageSource,
-    OutgoingMessage, PublishError, PublishedDeadLetters,
+    DeadLetter, DeadLetterReason, DeadLetterStore as _, Message, MessageId, MessageSink,
+    MessageSource, OutgoingMessage, PublishError, PublishedDeadLetters,
 };
 use hapax_nats::{NatsOrderKey, NatsSink, NatsSource};
 use hapax_testkit::servers::NatsServer;
@@ -53,7 +53,7 @@ async fn another_payload_under_a_known_id_is_rejected() {
     sink.publish(&message("m-1", b"one")).await.unwrap();
     let error = sink.publish(&message("m-1", b"two")).await.unwrap_err();
     assert!(matches!(&error, PublishError::Rejected(_)), "{error}");
-    assert!(error.to_string().contains("has another payload"), "{error}");
+    assert!(error.to_string().contains("found another one in the stream"), "{error}");
     // Published again on purpose.
     let mut again = message("m-1", b"one");
     again.broker_id = Some("m-1 again".to_owned());
@@ -83,7 +83,7 @@ async fn letters_are_published_each_time_that_a_message_is_parked_and_whatever_i
     let sink = Arc::new(NatsSink::new(context.clone()));
     let letters = PublishedDeadLetters::new(sink, "orders.dead");
     let parked = |size: usize, at: u64| {
-        // With the headers of the message the letter is too large for the server.
+        // With the headers of the message the dead letter is too large for the server.
         let message = Message::new("nats://ORDERS/orders.created", vec![0; size])
             .with_header("trace", "t".repeat(1000))
             .with_header("Nats-Expected-Last-Sequence", "17");

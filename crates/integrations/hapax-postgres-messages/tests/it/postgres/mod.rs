@@ -1,13 +1,16 @@
 //! Each test has its own server.
 
-mod direct;
-mod letters;
+mod attempts;
+mod batch;
+mod operators;
 mod relay;
 mod relays;
+mod retention;
 mod sequences;
 mod shared;
 mod sql;
 mod standbys;
+mod timeouts;
 
 use deadpool_postgres::{Manager, Object, Pool};
 use hapax_postgres_data::Pooled;

@@ -9,7 +9,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
     MessageId, MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
-    OutboxPlace, OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
+    OutboxPosition, OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
     RelayMonitor,
 };
 use hapax_postgres_messages::{PgOutbox, put_messages};
@@ -25,7 +25,7 @@ pub(super) struct Collected {
     accepted: Mutex<Vec<(String, Option<String>)>>,
     changed: Notify,
     fails: AtomicBool,
-    refuses: Mutex<Vec<String>>,
+    rejects: Mutex<Vec<String>>,
     attempts: AtomicU32,
 }
 
@@ -70,8 +70,8 @@ impl MessageSink for Collected {
                     retry_after: Some(Duration::from_secs(60 * 60)),
                 });
             }
-            if self.refuses.lock().unwrap().contains(&message.id.to_string()) {
-                return Err(PublishError::rejected("the sink refuses it"));
+            if self.rejects.lock().unwrap().contains(&message.id.to_string()) {
+                return Err(PublishError::rejected("the sink rejects it"));
             }
             let accepted = (message.id.to_string(), message.key.clone());
             self.accepted.lock().unwrap().push(accepted);
@@ -134,6 +134,39 @@ async fn put(server: &PostgresServer, messages: &[OutgoingMessage]) {
 }
 
 #[tokio::test]
+async fn a_row_whose_headers_cannot_be_read_becomes_a_dead_letter_and_stops_no_other_key() {
+    let server = server().await;
+    let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+    // Written into the table, which checks nothing.
+    let nested = format!("{}\"x\"{}", "[".repeat(200), "]".repeat(200));
+    for (id, headers) in [(1, r#"{"a": 1e400}"#.to_owned()), (2, format!("{{\"a\": {nested}}}"))] {
+        let row = format!(
+            "INSERT INTO hapax_outbox (shard, id, message_id, destination, order_key, headers, payload)
+             VALUES (hapax_outbox_shard('k-{id}'), {id}, 'bad-{id}', 'orders', 'k-{id}', '{headers}', 'x')"
+        );
+        server.sql("postgres", &row).await;
+    }
+    server.sql("postgres", "SELECT setval('hapax_outbox_ids', 2)").await;
+    put(&server, &[message("behind", Some("k-1")), message("other", Some("k-3"))]).await;
+    let relay = relay(&server, &leases, &sink);
+    until(|| relay.monitor.stats().parked == 2).await;
+    sink.reached(1).await;
+    let dead_letters = "SELECT string_agg(message_id || ' ' || reason, ' ' ORDER BY message_id),
+        bool_and(error LIKE 'headers: expected an object of texts%') FROM hapax_dead_letters";
+    assert_eq!(
+        server.sql("postgres", dead_letters).await,
+        "bad-1 unpublishable bad-2 unpublishable|t"
+    );
+    let behind = "SELECT message_id FROM hapax_outbox WHERE order_key = 'k-1'";
+    assert_eq!(server.sql("postgres", behind).await, "behind");
+    assert_eq!(sink.first_by_key()["k-3"], ["other"]);
+    server.sql("postgres", "SELECT hapax_outbox_redrive(id) FROM hapax_dead_letters").await;
+    sink.reached(4).await;
+    assert_eq!(sink.first_by_key()["k-1"], ["bad-1", "behind"]);
+    relay.stop().await;
+}
+
+#[tokio::test]
 async fn messages_are_published_in_the_order_of_their_keys_and_deleted() {
     let server = server().await;
     let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
@@ -158,7 +191,7 @@ async fn messages_are_published_in_the_order_of_their_keys_and_deleted() {
 }
 
 #[tokio::test]
-async fn a_sink_that_is_down_loses_and_reorders_nothing() {
+async fn no_message_is_lost_or_reordered_while_the_sink_is_down() {
     let server = server().await;
     let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
     sink.fails.store(true, Ordering::SeqCst);
@@ -180,7 +213,7 @@ async fn a_sink_that_is_down_loses_and_reorders_nothing() {
 async fn a_message_that_the_sink_rejects_parks_its_key_until_it_is_redriven() {
     let server = server().await;
     let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
-    sink.refuses.lock().unwrap().push("a-1".to_owned());
+    sink.rejects.lock().unwrap().push("a-1".to_owned());
     let running = relay(&server, &leases, &sink);
     let messages = [("a-0", "a"), ("a-1", "a"), ("a-2", "a"), ("b-1", "b"), ("b-2", "b")];
     put(&server, &messages.map(|(id, key)| message(id, Some(key)))).await;
@@ -188,11 +221,11 @@ async fn a_message_that_the_sink_rejects_parks_its_key_until_it_is_redriven() {
     // A later message of the other key passes, and none of the parked key does.
     put(&server, &[message("a-3", Some("a")), message("b-3", Some("b"))]).await;
     sink.reached(4).await;
-    let letter = "SELECT message_id, reason, error, origin FROM hapax_dead_letters";
-    let expected = "a-1|unpublishable|the sink refuses it|orders";
-    assert_eq!(server.sql("postgres", letter).await, expected);
+    let dead_letter = "SELECT message_id, reason, error, origin FROM hapax_dead_letters";
+    let expected = "a-1|unpublishable|the sink rejects it|orders";
+    assert_eq!(server.sql("postgres", dead_letter).await, expected);
     assert_eq!(sink.first_by_key()["a"], ["a-0"]);
-    sink.refuses.lock().unwrap().clear();
+    sink.rejects.lock().unwrap().clear();
     let redrive = "SELECT hapax_outbox_redrive(id) FROM hapax_dead_letters";
     assert_eq!(server.sql("postgres", redrive).await, "t");
     sink.reached(7).await;
@@ -213,13 +246,13 @@ struct Observed {
 
 impl Outbox for Observed {
     fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
-        let floor = query.shards.iter().map(|place| place.id).max().unwrap_or_default();
+        let floor = query.shards.iter().map(|position| position.id).max().unwrap_or_default();
         self.floor.store(floor, Ordering::SeqCst);
         self.right.poll(query)
     }
 
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
-        self.right.remove(places)
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()> {
+        self.right.remove(positions)
     }
 
     fn park<'a>(
@@ -242,8 +275,11 @@ impl Outbox for Observed {
         })
     }
 
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
-        self.right.least(shards)
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>> {
+        self.right.first_above(shards)
     }
 
     fn lag(&self) -> OutboxFuture<'_, OutboxLag> {

@@ -1,6 +1,6 @@
 //! Relays that are killed and delayed at random, beside writers that commit late or roll back: no
 //! message is skipped, and the handler receives those of one order key in the order of their ids.
-//! Planted bugs must be found.
+//! BuggyOutbox bugs must be found.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Idempotency, MemoryStore};
 use hapax_messages::{
-    MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPlace,
+    MessageSink, Outbox, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage, OutboxPosition,
     OutboxQuery, OutboxWriters, OutgoingMessage, PublishError, Relay, RelayLimits,
 };
 use hapax_postgres_messages::PgOutbox;
@@ -26,11 +26,11 @@ const KEYS: u64 = 16;
 const RELAYS: usize = 3;
 const LEASE: Duration = Duration::from_secs(1);
 
-/// A way to read an outbox.
+/// A bug of the relay or its outbox.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Design {
+enum PlantedBug {
     /// As it is.
-    Right,
+    None,
     /// The relay reads above the largest id that it has read.
     Cursor,
     /// The relay reads rows of transactions older than the oldest one that runs.
@@ -38,8 +38,9 @@ enum Design {
     /// Rows that another relay has are skipped, and no relay has a shard for itself.
     SkipLocked,
     /// Writers of one key are not serialized.
-    NoTurns,
-    /// A relay does not check its lease before it sends, and has several messages of a key in flight.
+    Unserialized,
+    /// A relay does not check its lease before it sends, and has several messages of a key in
+    /// flight.
     ManyInFlight,
 }
 
@@ -58,7 +59,7 @@ struct Handler {
 struct Slow {
     handler: Arc<Handler>,
     dice: SeededEntropy,
-    design: Design,
+    bug: PlantedBug,
 }
 
 impl MessageSink for Slow {
@@ -84,7 +85,7 @@ impl MessageSink for Slow {
     }
 
     fn keeps_order(&self) -> bool {
-        self.design == Design::ManyInFlight
+        self.bug == PlantedBug::ManyInFlight
     }
 }
 
@@ -100,58 +101,59 @@ impl Handler {
     }
 }
 
-/// An outbox that is read by a [`Design`].
+/// An outbox with a [`PlantedBug`].
 #[derive(Debug)]
-struct Planted {
+struct BuggyOutbox {
     right: PgOutbox,
     server: Arc<PostgresServer>,
-    design: Design,
-    /// Largest id of each shard that was read, for [`Design::Cursor`].
+    bug: PlantedBug,
+    /// Largest id of each shard that was read, for [`PlantedBug::Cursor`].
     read: Mutex<HashMap<u16, u64>>,
     /// Rows that a relay has, by its number.
-    locked: Arc<Mutex<HashMap<OutboxPlace, usize>>>,
+    locked: Arc<Mutex<HashMap<OutboxPosition, usize>>>,
     relay: usize,
 }
 
-impl Outbox for Planted {
+impl Outbox for BuggyOutbox {
     fn poll<'a>(&'a self, query: OutboxQuery<'a>) -> OutboxFuture<'a, OutboxPage> {
         Box::pin(async move {
             let mut shards = query.shards.to_vec();
-            if self.design == Design::Cursor {
+            if self.bug == PlantedBug::Cursor {
                 let read = self.read.lock().unwrap();
                 for shard in &mut shards {
                     shard.id = shard.id.max(read.get(&shard.shard).copied().unwrap_or_default());
                 }
             }
             let mut page = self.right.poll(OutboxQuery { shards: &shards, ..query }).await?;
-            match self.design {
-                Design::Cursor => {
+            match self.bug {
+                PlantedBug::Cursor => {
                     let mut read = self.read.lock().unwrap();
                     for message in &page.messages {
-                        let last = read.entry(message.place.shard).or_default();
-                        *last = (*last).max(message.place.id);
+                        let last = read.entry(message.position.shard).or_default();
+                        *last = (*last).max(message.position.id);
                     }
                 }
-                Design::OldestTransaction => {
+                PlantedBug::OldestTransaction => {
                     let old = "SELECT id FROM hapax_outbox \
                                WHERE xmin::text::bigint < txid_snapshot_xmin(txid_current_snapshot())";
                     let old = self.server.sql("postgres", old).await;
                     let old: HashSet<_> = old.lines().map(str::to_owned).collect();
-                    page.messages.retain(|it| old.contains(&it.place.id.to_string()));
+                    page.messages.retain(|it| old.contains(&it.position.id.to_string()));
                 }
-                Design::SkipLocked => {
+                PlantedBug::SkipLocked => {
                     let mut locked = self.locked.lock().unwrap();
-                    page.messages
-                        .retain(|it| *locked.entry(it.place).or_insert(self.relay) == self.relay);
+                    page.messages.retain(|it| {
+                        *locked.entry(it.position).or_insert(self.relay) == self.relay
+                    });
                 }
-                Design::Right | Design::NoTurns | Design::ManyInFlight => {}
+                PlantedBug::None | PlantedBug::Unserialized | PlantedBug::ManyInFlight => {}
             }
             Ok(page)
         })
     }
 
-    fn remove<'a>(&'a self, places: &'a [OutboxPlace]) -> OutboxFuture<'a, ()> {
-        self.right.remove(places)
+    fn remove<'a>(&'a self, positions: &'a [OutboxPosition]) -> OutboxFuture<'a, ()> {
+        self.right.remove(positions)
     }
 
     fn park<'a>(
@@ -167,8 +169,11 @@ impl Outbox for Planted {
         self.right.writers()
     }
 
-    fn least<'a>(&'a self, shards: &'a [OutboxPlace]) -> OutboxFuture<'a, Vec<OutboxPlace>> {
-        self.right.least(shards)
+    fn first_above<'a>(
+        &'a self,
+        shards: &'a [OutboxPosition],
+    ) -> OutboxFuture<'a, Vec<OutboxPosition>> {
+        self.right.first_above(shards)
     }
 
     fn lag(&self) -> OutboxFuture<'_, OutboxLag> {
@@ -180,23 +185,23 @@ struct World {
     server: Arc<PostgresServer>,
     leases: Arc<MemoryStore>,
     handler: Arc<Handler>,
-    locked: Arc<Mutex<HashMap<OutboxPlace, usize>>>,
-    design: Design,
+    locked: Arc<Mutex<HashMap<OutboxPosition, usize>>>,
+    bug: PlantedBug,
 }
 
 impl World {
     fn relay(&self, number: usize, seed: u64) -> JoinHandle<()> {
         // Without shards each relay has leases of its own.
-        let leases = match self.design {
-            Design::SkipLocked => Arc::new(MemoryStore::default()),
+        let leases = match self.bug {
+            PlantedBug::SkipLocked => Arc::new(MemoryStore::default()),
             _ => Arc::clone(&self.leases),
         };
         let engine = Idempotency::builder(leases).build().unwrap();
         let limits = RelayLimits { lease: LEASE, ..RelayLimits::default() };
-        let outbox = Planted {
+        let outbox = BuggyOutbox {
             right: PgOutbox::new(&connections(&self.server)),
             server: Arc::clone(&self.server),
-            design: self.design,
+            bug: self.bug,
             read: Mutex::default(),
             locked: Arc::clone(&self.locked),
             relay: number,
@@ -204,7 +209,7 @@ impl World {
         let sink = Arc::new(Slow {
             handler: Arc::clone(&self.handler),
             dice: SeededEntropy::new(seed),
-            design: self.design,
+            bug: self.bug,
         });
         let relay = Relay::new("orders", Arc::new(outbox), sink, engine, limits);
         tokio::spawn(relay.unwrap().run(std::future::pending()))
@@ -220,7 +225,7 @@ impl World {
             let transaction = connection.transaction().await.unwrap();
             let key = format!("key-{}", dice.below(KEYS));
             let payload = format!("of {writer}");
-            let id = if self.design == Design::NoTurns {
+            let id = if self.bug == PlantedBug::Unserialized {
                 // As a plain INSERT would, without turns.
                 let insert = "INSERT INTO hapax_outbox (shard, id, message_id, destination, order_key, headers, payload) \
                      SELECT hapax_outbox_shard($1), n.id, n.id::text, 'orders', $1, '{}', $2 \
@@ -251,7 +256,7 @@ impl World {
 }
 
 /// Runs writers and relays, and returns the first violation.
-async fn play(design: Design, transactions: u64) -> Result<(), String> {
+async fn check(bug: PlantedBug, transactions: u64) -> Result<(), String> {
     let server = Arc::new(server().await);
     server.create_database("elsewhere").await;
     let world = Arc::new(World {
@@ -259,9 +264,10 @@ async fn play(design: Design, transactions: u64) -> Result<(), String> {
         leases: Arc::default(),
         handler: Arc::default(),
         locked: Arc::default(),
-        design,
+        bug,
     });
-    // Transactions that stay open: one that writes elsewhere, and one that writes another table here.
+    // Transactions that stay open: one that writes elsewhere, and one that writes another table
+    // here.
     let mut open = Vec::new();
     for database in ["elsewhere", "postgres"] {
         let (client, connection) =
@@ -297,7 +303,7 @@ async fn play(design: Design, transactions: u64) -> Result<(), String> {
     let seen: HashSet<u64> =
         world.handler.seen.lock().unwrap().iter().map(|id| id.parse().unwrap()).collect();
     assert_eq!(seen, committed, "a message of a transaction that was rolled back was published");
-    if design == Design::Right {
+    if bug == PlantedBug::None {
         assert!(
             world.handler.late.load(Ordering::Relaxed) > 0,
             "no message was delayed past its lease"
@@ -342,15 +348,15 @@ async fn all_arrive(world: &World, expected: usize) -> bool {
 async fn no_message_is_skipped_or_reordered() {
     let transactions = std::env::var("HAPAX_RELAY_TRANSACTIONS").ok();
     let transactions = transactions.and_then(|text| text.parse().ok()).unwrap_or(250);
-    play(Design::Right, transactions).await.unwrap();
+    check(PlantedBug::None, transactions).await.unwrap();
 }
 
 macro_rules! finds {
-    ($($name:ident: $design:ident)*) => {$(
+    ($($name:ident: $bug:ident)*) => {$(
         #[tokio::test(flavor = "multi_thread")]
         async fn $name() {
-            let found = play(Design::$design, 250).await;
-            println!("{:?}: {}", Design::$design, found.expect_err("the design is wrong"));
+            let found = check(PlantedBug::$bug, 250).await;
+            println!("{:?}: {}", PlantedBug::$bug, found.expect_err("the bug is found"));
         }
     )*};
 }
@@ -359,6 +365,6 @@ finds! {
     finds_a_cursor_over_ids: Cursor
     finds_a_cursor_by_the_oldest_transaction: OldestTransaction
     finds_rows_that_are_skipped_while_another_relay_has_them: SkipLocked
-    finds_writers_that_do_not_take_turns: NoTurns
+    finds_writers_that_are_not_serialized: Unserialized
     finds_several_messages_of_a_key_in_flight: ManyInFlight
 }

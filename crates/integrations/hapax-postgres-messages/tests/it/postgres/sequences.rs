@@ -29,7 +29,7 @@ fn name(step: SequenceStep) -> &'static str {
     match step {
         SequenceStep::Apply(_) => "apply",
         SequenceStep::Duplicate => "duplicate",
-        SequenceStep::Park => "park",
+        SequenceStep::Park => "wait",
         SequenceStep::DeadLetter => "dead-letter",
         SequenceStep::Fetch { .. } => "fetch",
         SequenceStep::Skip { .. } => "skip",
@@ -147,7 +147,7 @@ async fn the_functions_take_the_steps_of_the_state_machine() {
             both.arrive(1 + dice.below(7)).await;
         }
         assert!(both.applied.is_sorted_by(|one, other| one < other), "{:?}", both.applied);
-        let stored = "SELECT applied, parked FROM hapax_sequences WHERE aggregate = $1";
+        let stored = "SELECT applied, waiting FROM hapax_sequences WHERE aggregate = $1";
         let row = client.query_one(stored, &[&both.aggregate]).await.unwrap();
         let stored = (row.get::<_, i64>(0) as u64, row.get::<_, i32>(1) as u32);
         assert_eq!(stored, (both.state.applied, both.state.parked));
@@ -166,10 +166,10 @@ async fn a_gap_is_listed_and_stops_only_its_aggregate() {
              '1 h', 'dead-letter')"
         )
     };
-    assert_eq!(sql(&arrive("a", 2)).await, "park");
+    assert_eq!(sql(&arrive("a", 2)).await, "wait");
     assert_eq!(sql(&arrive("b", 1)).await, "apply");
     assert_eq!(sql(&arrive("b", 2)).await, "apply");
-    let gaps = "SELECT aggregate, missing, parked FROM hapax_sequence_gaps";
+    let gaps = "SELECT aggregate, missing, waiting FROM hapax_sequence_gaps";
     assert_eq!(sql(gaps).await, "a|1|1");
     assert_eq!(sql(&arrive("a", 1)).await, "apply");
     let next = "SELECT step, number FROM hapax_sequence_next('orders', 'a', '1 h', 'dead-letter')";

@@ -10,7 +10,7 @@ use hapax_postgres_messages::put_messages;
 use hapax_testkit::messages::MemoryBroker;
 use hapax_testkit::servers::PostgresServer;
 
-use super::direct::{run, send, summary, with_effects, write};
+use super::batch::{run, send, summary, with_effects, write};
 use super::relay::{Collected, message, relay};
 
 /// Backends that wait for a standby.

@@ -20,9 +20,10 @@ bugs! {
     RemovesBeforeCompletion,
     /// All entries of an operation are removed, also that of another start.
     RemovesByOperation,
-    /// After parking, signals and cancellations are not looked for once more, by anybody.
+    /// After parking, no process loads signals and cancellations once more.
     ParksWithoutASecondLook,
-    /// A look at a parked saga whose runner crashed before its second look does not make up for it.
+    /// A process that claims a parked saga does not load the signals that the process which parked it, and
+    /// crashed, did not load.
     PostponesWithoutALook,
     /// The record of an unfinished saga has the retention of an outcome.
     ShortRetention,
@@ -54,6 +55,29 @@ bugs! {
     WakesTheRunning,
     /// A start that takes over a saga inserts no entry.
     TakesOverWithoutAnEntry,
-    /// A duplicate counts as accepted before there is a log, which proves that the entry exists.
+    /// A look for a cancellation that fails counts as one that finds none.
+    CallsWithoutALook,
+    /// A duplicate counts as accepted before there is a log.
     AcceptsDuplicatesEarly,
+    /// A transaction of a step commits without the log, which is saved afterwards.
+    CommitsWithoutTheLog,
+    /// A step that panics counts as one that called nothing.
+    TakesPanicsForNothing,
+    /// A step whose result is too large counts as one that was not called.
+    TakesLargeResultsForNothing,
+    /// A flow gets another value for a logged result that it cannot read.
+    ReplacesUnreadableResults,
+    /// The record of a signal is named by the saga's key alone.
+    SignalsAnyGeneration,
+    /// A process runs the sagas of versions that it does not have, with its own.
+    RunsOtherVersions,
+    /// A duplicate counts as accepted once there is a log, whether or not its entry exists.
+    AcceptsByTheLog,
+    /// The entry is inserted together with the first log, and the step is called before it is there.
+    CallsBeforeTheEntry,
+    /// An owner that took over saves its log while it inserts its entry, although another entry may have
+    /// been accepted.
+    SavesBesideAnEntry,
+    /// An owner whose insertion has failed releases the record.
+    ReleasesWhatMayBeAccepted,
 }

@@ -2,11 +2,12 @@
 
 use hapax_core::store::StoredRecord;
 use hapax_core::{OperationId, RecordState, value};
-use hapax_saga::log::{Blob, Direction, Failure, Log, LogTime, StepOutcome};
+use hapax_saga::log::{Blob, Direction, Failure, Log, LogTime, StepOutcome, Tries};
 use hapax_saga::run::SagaEnd;
 
 use super::bugs::Bug;
-use super::facts::{End, SagaFacts, SignalFacts, saga_of, signal_of};
+use super::clients;
+use super::facts::{ANY_GENERATION, End, SagaFacts, SignalFacts, saga_of, signal_of};
 use super::flows::{Expected, Kind, expected, number, spec_of};
 use super::outside::{Outside, OutsideCall, describe};
 use super::plan::{HOUR, duration};
@@ -15,24 +16,39 @@ use super::world::{W, World};
 
 /// Checks a write that the store has just made.
 pub(crate) fn written(
-    w: &World,
+    w: &W,
     id: &OperationId,
     before: Option<&StoredRecord>,
     after: &StoredRecord,
 ) {
-    if let Some((saga, name)) = signal_of(id) {
+    if let Some((saga, generation, name)) = signal_of(id) {
         if before.is_none()
             && let RecordState::Done(outcome) = &after.record.state
         {
             let value = value::read(outcome.bytes()).expect("a signal is a number");
-            let facts = SignalFacts { value, stored: w.store_now(), answered: false };
-            w.facts.borrow_mut().sagas[saga].signals.insert(name, facts);
+            let facts =
+                SignalFacts { value, stored: w.store_now(), answered: false, answered_at: None };
+            let saga = &mut w.facts.borrow_mut().sagas[saga];
+            match saga.generation == Some(generation) || generation == ANY_GENERATION {
+                true => drop(saga.signals.insert(name, facts)),
+                false => w.count("signal to an earlier saga"),
+            }
         }
         return;
     }
     let Some(saga) = saga_of(id) else { return };
     let mut facts = w.facts.borrow_mut();
     let facts = &mut facts.sagas[saga];
+    let generation = Some(after.record.generation);
+    if facts.generation != generation {
+        let now = w.store_now();
+        let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| now < until);
+        if facts.end.is_some() && !before.is_some_and(is_kept) {
+            begin_next(w, saga, facts);
+        }
+        // Those of the earlier generation do not reach this one.
+        (facts.generation, facts.signals) = (generation, Default::default());
+    }
     if let Some(before) = before {
         amended(w, saga, facts, before, after);
     }
@@ -56,6 +72,7 @@ pub(crate) fn written(
                 End::Failed(_) | End::Cancelled => "saga undone",
             });
             facts.end = Some(end);
+            clients::plan_next(w, saga, facts);
             return;
         }
         RecordState::Released if facts.log.is_some() => {
@@ -81,6 +98,20 @@ pub(crate) fn written(
     }
     w.tell(|| format!("saga {saga} is saved: {}", show(&log)));
     facts.log = Some(log);
+}
+
+/// Checks a saga whose outcome has expired, and takes note of the next one under its key.
+fn begin_next(w: &W, saga: usize, facts: &mut SagaFacts) {
+    w.count("next saga under a key");
+    w.tell(|| format!("the next saga {saga} begins"));
+    check(w, saga, facts);
+    let next = SagaFacts::new(saga, facts.next.take().into_iter().collect());
+    let unclear = facts.unclear;
+    *facts = SagaFacts { unclear, ..next };
+    // All systems have forgotten its keys by now.
+    let mut outside = w.outside.borrow_mut();
+    outside.steps.retain(|(of, ..), _| *of != saga);
+    outside.undone.remove(&saga);
 }
 
 /// Checks, if a write is an amendment, that the saga was parked.
@@ -132,8 +163,13 @@ fn continues(w: &World, saga: usize, last: &Log, log: &Log) {
         if last.undone.is_some() && step.undone != last.undone {
             fail("the end of an undo changed");
         }
-        let is_less = step.forward.begun < last.forward.begun || step.undo.begun < last.undo.begun;
-        if is_less && !is_retry {
+        // A try that was under way is taken back if it was not called: by a shutdown or a cancellation
+        // between its save and its call.
+        let is_less = |now: &Tries, last: &Tries| {
+            let taken_back = last.open && !now.open && now.begun + 1 == last.begun;
+            now.begun < last.begun && !taken_back
+        };
+        if (is_less(&step.forward, &last.forward) || is_less(&step.undo, &last.undo)) && !is_retry {
             fail("a try is lost");
         }
     }
@@ -195,7 +231,12 @@ pub(crate) fn removed(w: &World, id: &OperationId) {
 fn has_entry(w: &World, facts: &SagaFacts) -> bool {
     let of = facts.request.or(facts.accepted);
     let store = w.store.borrow();
-    store.entries.range(all(facts.id)).any(|(_, entry)| Some(entry.note.fingerprint) == of)
+    let mut entries = store.entries.range(all(facts.id));
+    match &facts.log {
+        // Every other one is removed when it is looked at.
+        Some(log) => entries.any(|(key, _)| *key.id.as_bytes() == log.entry),
+        None => entries.any(|(_, entry)| Some(entry.note.fingerprint) == of),
+    }
 }
 
 /// Checks that a start may be answered.
@@ -210,6 +251,7 @@ pub(crate) fn accepted(w: &World, saga: usize) {
 /// Checks a call that is sent now.
 pub(crate) fn sent(w: &W, call: &OutsideCall, direction: Direction) {
     w.tell(|| format!("{} {} is sent", describe(call), direction.as_str()));
+    w.facts.borrow_mut().sagas[call.saga].called = true;
     let facts = w.facts.borrow();
     let facts = &facts.sagas[call.saga];
     let seen = w.load(&facts.id);
@@ -217,11 +259,16 @@ pub(crate) fn sent(w: &W, call: &OutsideCall, direction: Direction) {
         return w.fail("no call without a record", || describe(call));
     };
     let is_own = stored.fence.get() == call.fence && seen.now < stored.lease_until;
+    // By a step of the store's clock, of which a frozen runner learns too late: another one may have
+    // ended the saga meanwhile.
     if w.plan.lapses && !is_own {
         return;
     }
     if !is_own {
         return w.fail("a stale runner calls nothing", || describe(call));
+    }
+    if !has_entry(w, facts) {
+        w.fail("no call without an entry", || describe(call));
     }
     let Some(log) = &facts.log else {
         return w.fail("a try is saved before its call", || describe(call));
@@ -322,25 +369,29 @@ pub(crate) fn quiet(w: &W) {
 /// Checks every saga at the end.
 pub(crate) fn finally(w: &W) {
     for (saga, facts) in w.facts.borrow().sagas.iter().enumerate() {
-        let is_stuck = facts.log.as_ref().is_some_and(|log| log.stuck.is_some());
-        let log = facts.log.as_ref().map(show);
-        if facts.is_unfinished() && !is_stuck {
-            w.fail("every saga ends", || format!("saga {saga}: {log:?}"));
-        }
-        let was_promised = facts.unclear == 0 && facts.accepted.is_none() && facts.withdrawn > 0;
-        if was_promised && facts.log.is_some() {
-            w.fail("a start that was withdrawn begins nothing", || format!("saga {saga}"));
-        }
-        let Some(log) = &facts.log else { continue };
-        for decision in &facts.decisions {
-            if !log.decisions.iter().any(|it| it.reason == *decision) {
-                w.fail("no decision is lost", || format!("saga {saga}: {decision}"));
-            }
-        }
-        check_end(w, saga, facts, log);
-        check_signals(w, saga, facts, log);
-        check_effects(w, saga, facts, log);
+        check(w, saga, facts);
     }
+}
+
+fn check(w: &World, saga: usize, facts: &SagaFacts) {
+    let is_stuck = facts.log.as_ref().is_some_and(|log| log.stuck.is_some());
+    let log = facts.log.as_ref().map(show);
+    if facts.is_unfinished() && !is_stuck {
+        w.fail("every saga ends", || format!("saga {saga}: {log:?}"));
+    }
+    let was_promised = facts.unclear == 0 && facts.accepted.is_none() && facts.withdrawn > 0;
+    if was_promised && facts.log.is_some() {
+        w.fail("a start that was withdrawn begins nothing", || format!("saga {saga}"));
+    }
+    let Some(log) = &facts.log else { return };
+    for decision in &facts.decisions {
+        if !log.decisions.iter().any(|it| it.reason == *decision) {
+            w.fail("no decision is lost", || format!("saga {saga}: {decision}"));
+        }
+    }
+    check_end(w, saga, facts, log);
+    check_signals(w, saga, facts, log);
+    check_effects(w, saga, facts, log);
 }
 
 fn check_end(w: &World, saga: usize, facts: &SagaFacts, log: &Log) {
@@ -372,7 +423,12 @@ fn check_end(w: &World, saga: usize, facts: &SagaFacts, log: &Log) {
 fn check_signals(w: &World, saga: usize, facts: &SagaFacts, log: &Log) {
     for step in &log.steps {
         let Some(name) = step.name.strip_prefix("signal/") else { continue };
-        let Some(signal) = facts.signals.get(name) else { continue };
+        let Some(signal) = facts.signals.get(name) else {
+            if matches!(step.outcome, Some(StepOutcome::Happened(_))) {
+                w.fail("a signal reaches its own saga only", || format!("saga {saga}: {name}"));
+            }
+            continue;
+        };
         let in_time =
             step.forward.retry_at.is_some_and(|until| LogTime::from(signal.stored) < until);
         match &step.outcome {

@@ -9,7 +9,7 @@ use super::checks;
 use super::facts::{SagaFacts, saga_id};
 use super::flows::Input;
 use super::node::{Node, Started};
-use super::plan::{DAY, HOUR, SECOND};
+use super::plan::{DAY, EXPIRY, HOUR, SECOND};
 use super::senders;
 use super::store::{self, Note};
 use super::world::{Slot, W, World};
@@ -34,7 +34,9 @@ pub(crate) fn play(w: &W) {
     }
     let mut number = 1_000;
     for _ in 0..400 {
-        let is_over = !w.facts.borrow().sagas.iter().any(SagaFacts::is_unfinished);
+        let facts = w.facts.borrow();
+        let is_over = !facts.sagas.iter().any(SagaFacts::is_unfinished) && facts.to_come == 0;
+        drop(facts);
         if w.violation().is_some() || is_over {
             break;
         }
@@ -52,7 +54,7 @@ pub(crate) fn play(w: &W) {
 
 fn note(saga: usize, input: Input, transactional: bool) -> Rc<Note> {
     let fingerprint = Fingerprint::builder("saga/1").field(&input.salt.to_be_bytes()).finish();
-    Rc::new(Note { saga, input, fingerprint, transactional })
+    Rc::new(Note { saga, input, fingerprint, transactional, version: 1 })
 }
 
 /// Returns a time at which something happens: mostly early, sometimes at any time.
@@ -72,19 +74,7 @@ fn plan_saga(w: &W, saga: usize) {
     if !transactional && w.dice.below(3) == 0 {
         notes.push(note(saga, Input::draw(&w.dice), false));
     }
-    w.facts.borrow_mut().sagas.push(SagaFacts {
-        id: saga_id(saga),
-        notes: notes.clone(),
-        accepted: None,
-        unclear: 0,
-        withdrawn: 0,
-        log: None,
-        request: None,
-        end: None,
-        signals: Default::default(),
-        decisions: Vec::new(),
-        skipped: Default::default(),
-    });
+    w.facts.borrow_mut().sagas.push(SagaFacts::new(saga, notes.clone()));
     let at = w.dice.below(60 * SECOND);
     for (number, note) in notes.into_iter().enumerate() {
         if number > 0 {
@@ -120,9 +110,35 @@ fn plan_saga(w: &W, saga: usize) {
     }
 }
 
+/// Plans the next saga under the key of one that has just ended, for once its outcome has expired, and a
+/// late signal to the one that has ended.
+pub(crate) fn plan_next(w: &W, saga: usize, facts: &mut SagaFacts) {
+    let is_late = w.now() > w.plan.faults_until + 10 * DAY;
+    if !w.plan.expires || is_late || w.dice.below(2) == 0 {
+        return;
+    }
+    let next = note(saga, Input::draw(&w.dice), false);
+    facts.next = Some(Rc::clone(&next));
+    let (generation, at) = (facts.generation, EXPIRY + w.dice.below(DAY));
+    // Not now: the facts are in use.
+    w.after(0, |w| w.facts.borrow_mut().to_come += 1);
+    w.after(at, move |w| {
+        w.facts.borrow_mut().to_come -= 1;
+        w.spawn(w.plan.nodes, start(Rc::clone(w), next));
+    });
+    if let Some(generation) = generation {
+        w.after(at + w.dice.below(10 * SECOND), move |w| {
+            let node = Node::start(w, w.plan.nodes);
+            w.spawn(w.plan.nodes, async move {
+                senders::put_signal(&node, saga, generation, "s0", 1).await;
+            });
+        });
+    }
+}
+
 /// Sends a signal shortly after a flow looks for it.
 pub(crate) fn react(w: &W, saga: usize, name: &str) {
-    if w.now() >= w.plan.faults_until || w.dice.below(2) > 0 {
+    if w.now() >= w.plan.faults_until || name.is_empty() && w.dice.below(2) > 0 {
         return;
     }
     let near = 3 * w.plan.latency;
@@ -176,6 +192,8 @@ async fn start(w: W, note: Rc<Note>) {
                     return;
                 }
             }
+            // The client may give up: whatever was not accepted has called nothing.
+            Some(Started::InFlight) | None if w.dice.below(8) == 0 => return,
             Some(Started::InFlight) | None => {}
         }
         w.sleep(w.dice.below(40 * SECOND)).await;
@@ -205,6 +223,13 @@ fn plan_store(w: &W) {
                 }
             });
         }
+    }
+    for (node, (at, _)) in w.plan.upgrades.iter().enumerate() {
+        w.after(*at, move |w| {
+            w.count("process upgraded");
+            w.tell(|| format!("node {node} has version 2"));
+            w.crash(node);
+        });
     }
     for day in 0..60 {
         w.after(day * DAY + HOUR, |w| w.reap());

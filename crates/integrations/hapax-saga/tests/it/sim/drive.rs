@@ -7,50 +7,76 @@ use hapax_core::machine::OwnerAction;
 use hapax_core::schedule::EntryKey;
 use hapax_core::{EntryId, Outcome, Verdict};
 use hapax_saga::log::{Blob, Log, StepOutcome, StuckReason};
-use hapax_saga::run::{Call, Effect, Run, RunEvent, SagaEnd, TryEnd, UndoFailure};
+use hapax_saga::run::{Call, Effect, Run, RunEvent, SagaEnd, StuckCause, TryEnd, UndoFailure};
 
 use super::bugs::Bug;
 use super::checks;
 use super::clients;
-use super::flows::{Expected, Kind, STEPS, blob, expected, spec_of};
-use super::node::{N, SimLease, Wrote};
+use super::flows::{Expected, Kind, STEPS, UNREADABLE, blob, expected, large, number, spec_of};
+use super::node::{N, SimLease, Started, Wrote};
 use super::outside::{self, OutsideCall};
-use super::plan::{CALL_TIMEOUT, DAY, LEASE, SECOND, SETTLE, duration, micros};
+use super::plan::{CALL_TIMEOUT, DAY, EXPIRY, HOUR, LEASE, SECOND, SETTLE, duration, micros};
 use super::senders;
 use super::store::{self, Note};
 use super::world::{Slot, W};
 
 /// The lease is lost, or may be.
-struct Dropped;
+pub(super) struct Dropped;
 
 /// Runs a saga until it ends, parks, or loses its lease.
-pub(crate) async fn drive(node: N, lease: SimLease, entry: EntryKey, note: Rc<Note>) {
+pub(crate) async fn drive(
+    node: N,
+    lease: SimLease,
+    entry: EntryKey,
+    note: Rc<Note>,
+    starting: Option<Slot<Started>>,
+) {
     let w = Rc::clone(&node.w);
     let log = lease.ownership.checkpoint().map(|log| Log::decode(log).expect("a log"));
     let changed = w.now() >= w.plan.change_at;
     if changed {
         w.count("flow changed");
     }
-    let log = log.map(|log| altered(&w, log, &note, changed));
+    let log = log.map(|mut log| {
+        if starting.is_some() {
+            log.not_begun(node.store_now());
+        }
+        altered(&w, log, &note, changed)
+    });
+    let version = match w.has(Bug::RunsOtherVersions) {
+        true => w.newest_version(node.number),
+        false => log.as_ref().map_or(note.version, |log| log.version),
+    };
     let id = log.as_ref().map_or(entry.id, |log| EntryId::from_bytes(log.entry));
     let entry = EntryKey { id, ..entry };
     let (attempt, now) = (lease.ownership.attempt(), node.store_now());
-    let definition = &w.definitions.0[usize::from(changed)];
-    let run = definition.simulate(log, id, attempt, now, &note.input).expect("an input");
-    let mut driver = Driver { w, node, lease, entry, note, run };
+    let definition = match (version, changed) {
+        (2, _) => &w.definitions.second,
+        (_, true) => &w.definitions.changed,
+        (_, false) => &w.definitions.first,
+    };
+    let mut run = definition.simulate(log, id, attempt, now, &note.input).expect("an input");
+    if starting.is_none() {
+        run.inserted();
+    }
+    let mut driver = Driver { w, node, lease, entry, note, run, looked_from: 0, starting };
     if driver.run().await.is_err() {
         driver.w.count("run dropped");
         driver.w.tell(|| format!("a run of saga {} is dropped", driver.note.saga));
     }
 }
 
-struct Driver {
-    w: W,
-    node: N,
-    lease: SimLease,
+pub(super) struct Driver {
+    pub(super) w: W,
+    pub(super) node: N,
+    pub(super) lease: SimLease,
     entry: EntryKey,
     note: Rc<Note>,
-    run: Run,
+    pub(super) run: Run,
+    /// Time at which the last look for a cancellation began.
+    looked_from: u64,
+    /// The answer to a start whose entry is to be inserted.
+    starting: Option<Slot<Started>>,
 }
 
 impl Driver {
@@ -71,8 +97,27 @@ impl Driver {
                 self.run.interrupt(self.node.store_now());
                 return self.park().await;
             }
+            let starting = self.starting.take();
+            let inserting = starting.map(|it| self.node.insert(self.entry, &self.note, it));
+            let saved = match &effect {
+                Effect::Save => Some(self.save().await?),
+                _ => None,
+            };
+            if let Some(inserting) = inserting {
+                // Longer than an insertion is repeated.
+                let until = self.w.now() + HOUR;
+                let skips = self.w.has(Bug::CallsBeforeTheEntry);
+                if !skips && self.wait(&inserting, until).await? != Some(true) {
+                    return self.not_accepted().await;
+                }
+                self.run.inserted();
+            }
             let event = match effect {
-                Effect::Save => RunEvent::Saved(self.save().await?),
+                Effect::Save => RunEvent::Saved(saved.flatten()),
+                // No step of the simulation prepares its tries.
+                Effect::Prepare(_) => unreachable!("a step that prepares"),
+                Effect::Call(call) if self.is_within(&call) => self.call_within(call).await?,
+                Effect::Undo(call) if self.is_within(&call) => self.undo_within(call).await?,
                 Effect::Call(call) => RunEvent::Called(self.call(call).await?),
                 Effect::Undo(call) => RunEvent::Undone(self.undo(call).await?),
                 Effect::Reconcile(call) => RunEvent::Reconciled(self.reconcile(call).await?),
@@ -85,6 +130,7 @@ impl Driver {
                     RunEvent::Signal(value.map(blob))
                 }
                 Effect::LookForCancellation => {
+                    self.looked_from = self.w.now();
                     let reason = self.look("").await?;
                     RunEvent::Cancelled(reason.map(|reason| reason.to_string()))
                 }
@@ -107,23 +153,53 @@ impl Driver {
         }
     }
 
+    /// Parks a saga that starts, whose entry may exist.
+    async fn not_accepted(&mut self) -> Result<(), Dropped> {
+        if self.w.has(Bug::ReleasesWhatMayBeAccepted) {
+            let withdraw = self.lease.ownership.withdraw();
+            return self.write(withdraw).await;
+        }
+        self.w.count("start parked");
+        self.run.interrupt(self.node.store_now());
+        self.park().await
+    }
+
     async fn save(&mut self) -> Result<Option<String>, Dropped> {
         let log = self.saved_log();
         let checkpoint = log.encode().map_err(|_| Dropped)?;
+        self.looked_from = self.w.now();
         // Both at the same time: so it may be before or after.
         let is_first = self.w.dice.below(2) == 0;
-        let mut reason = if is_first { self.cancellation().await } else { None };
+        let mut reason = if is_first { self.cancellation().await? } else { None };
         let action = OwnerAction::Checkpoint { checkpoint, lease: duration(LEASE) };
         self.write(action).await?;
         if !is_first {
-            reason = self.cancellation().await;
+            reason = self.cancellation().await?;
         }
         Ok(reason)
     }
 
-    async fn cancellation(&self) -> Option<String> {
-        let value = senders::signal(&self.node, self.note.saga, "").await.flatten();
-        value.map(|value| value.to_string())
+    async fn cancellation(&self) -> Result<Option<String>, Dropped> {
+        if self.run.log().failure.is_some() {
+            return Ok(None);
+        }
+        let value = match self.w.has(Bug::CallsWithoutALook) {
+            true => {
+                let generation = self.lease.ownership.generation();
+                senders::signal(&self.node, self.note.saga, generation, "").await.flatten()
+            }
+            false => self.look("").await?,
+        };
+        Ok(value.map(|value| value.to_string()))
+    }
+
+    /// Checks that no cancellation had been answered before the look for one.
+    pub(super) fn check_cancelled(&self, what: &'static str) {
+        let facts = self.w.facts.borrow();
+        let cancelled = facts.sagas[self.note.saga].signals.get("").and_then(|it| it.answered_at);
+        if cancelled.is_some_and(|at| at < self.looked_from) {
+            self.w.fail(what, || format!("saga {}", self.note.saga));
+        }
     }
 
     async fn write(&mut self, action: OwnerAction) -> Result<(), Dropped> {
@@ -135,7 +211,8 @@ impl Driver {
 
     async fn look(&self, name: &str) -> Result<Option<u64>, Dropped> {
         loop {
-            match senders::signal(&self.node, self.note.saga, name).await {
+            let generation = self.lease.ownership.generation();
+            match senders::signal(&self.node, self.note.saga, generation, name).await {
                 Some(value) => return Ok(value),
                 None if self.w.now() >= self.lease.until => return Err(Dropped),
                 None => self.w.sleep(SECOND / 5).await,
@@ -161,7 +238,7 @@ impl Driver {
     }
 
     /// Checks, just before a call, that the lease cannot have lapsed.
-    async fn check_lease(&self) -> Result<(), Dropped> {
+    pub(super) async fn check_lease(&self) -> Result<(), Dropped> {
         self.w.point(self.node.number).await;
         if self.w.now() < self.lease.until || self.w.has(Bug::CallsWithoutALease) {
             if self.w.plan.lapses && self.w.fault(self.w.plan.freezes) {
@@ -184,21 +261,62 @@ impl Driver {
         Err(Dropped)
     }
 
-    fn outside(&self, call: &Call) -> OutsideCall {
+    fn is_within(&self, call: &Call) -> bool {
+        let name = &self.run.log().steps[call.step].name;
+        spec_of(name).is_some_and(|spec| spec.kind == Kind::Within)
+    }
+
+    pub(super) fn outside(&self, call: &Call) -> OutsideCall {
         let step = &self.run.log().steps[call.step];
         OutsideCall::new(self.note.saga, step, call, self.lease.ownership.fence().get())
     }
 
     async fn call(&mut self, call: Call) -> Result<TryEnd, Dropped> {
+        self.check_cancelled("no step runs forward after an answered cancellation");
         self.check_lease().await?;
+        if self.panics() {
+            return Ok(self.panicked());
+        }
         let slot = outside::call(&self.w, self.outside(&call));
         let end = self.wait(&slot, self.w.now() + micros(call.timeout)).await?.flatten();
-        Ok(end.unwrap_or_else(|| TryEnd::Unknown("no reply".to_owned())))
+        if self.panics() {
+            return Ok(self.panicked());
+        }
+        Ok(match end {
+            Some(TryEnd::Happened(_)) if self.w.fault(self.w.plan.calls / 4) => {
+                self.w.count("result too large");
+                let detail = "planted".to_owned();
+                match self.w.has(Bug::TakesLargeResultsForNothing) {
+                    true => TryEnd::Faulted(StuckCause { reason: StuckReason::TooLarge, detail }),
+                    false => TryEnd::Happened(large()),
+                }
+            }
+            end => end.unwrap_or_else(|| TryEnd::Unknown("no reply".to_owned())),
+        })
+    }
+
+    /// Returns whether the function of a step panics here.
+    fn panics(&self) -> bool {
+        self.w.fault(self.w.plan.calls / 4)
+    }
+
+    fn panicked(&self) -> TryEnd {
+        self.w.count("step panicked");
+        match self.w.has(Bug::TakesPanicsForNothing) {
+            true => TryEnd::NotSent("it panicked".to_owned()),
+            false => TryEnd::Unknown("it panicked".to_owned()),
+        }
     }
 
     async fn undo(&mut self, call: Call) -> Result<Result<(), UndoFailure>, Dropped> {
         self.check_lease().await?;
         let mut outside = self.outside(&call);
+        if let Some(StepOutcome::Happened(result)) = &outside.outcome
+            && number(result) == UNREADABLE
+        {
+            let (reason, detail) = (StuckReason::Unreadable, "no number".to_owned());
+            return Ok(Err(UndoFailure::Faulted(StuckCause { reason, detail })));
+        }
         if self.w.has(Bug::UndoesInOrder) {
             outside = self.first_undo(&call).unwrap_or(outside);
         }
@@ -227,6 +345,8 @@ impl Driver {
                 StuckReason::Unknown => "stuck: unknown",
                 StuckReason::KeyExpired => "stuck: key expired",
                 StuckReason::Diverged => "stuck: diverged",
+                StuckReason::TooLarge => "stuck: too large",
+                StuckReason::Unreadable => "stuck: unreadable",
                 _ => "stuck: other",
             });
             if stuck.reason == StuckReason::Diverged && self.w.now() < self.w.plan.change_at {
@@ -258,12 +378,16 @@ impl Driver {
     }
 
     async fn complete(&mut self, end: &SagaEnd) -> Result<(), Dropped> {
+        if let SagaEnd::Done(_) = end {
+            self.check_cancelled("no saga is done after an answered cancellation");
+        }
         let outcome = Outcome::new("saga/1", checks::write_end(end, self.run.log()));
         let (w, number) = (Rc::clone(&self.w), self.node.number);
         if w.has(Bug::RemovesBeforeCompletion) {
             store::remove(&w, number, self.entry).await;
         }
-        let retention = Some(duration(30 * DAY));
+        let days = if self.w.plan.expires { EXPIRY } else { 30 * DAY };
+        let retention = Some(duration(days));
         self.write(OwnerAction::Complete { outcome, retention }).await?;
         store::remove(&w, number, self.entry).await;
         Ok(())
@@ -313,6 +437,15 @@ fn altered(w: &W, mut log: Log, note: &Note, changed: bool) -> Log {
             {
                 step.forward.open = false;
                 step.forward.first = None;
+            }
+        }
+    }
+    if w.has(Bug::ReplacesUnreadableResults) {
+        for step in &mut log.steps {
+            if let Some(StepOutcome::Happened(value)) = &mut step.outcome
+                && number(value) == UNREADABLE
+            {
+                *value = blob(0);
             }
         }
     }

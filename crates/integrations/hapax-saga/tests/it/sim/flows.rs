@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use hapax_core::{Verdict, value};
 use hapax_saga::log::{Blob, Log, StepOutcome};
-use hapax_saga::{At, Op, Saga, StepError, StepHandle, StepRetry, Undo, UndoError};
+use hapax_saga::{
+    FlowContext, Saga, StepContext, StepEffect, StepError, StepHandle, StepRetry, UndoError,
+};
 use hapax_testkit::SeededEntropy;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +19,7 @@ pub(crate) enum Kind {
     Keyed(u64),
     Once,
     Again,
+    Within,
 }
 
 /// A step of the definition.
@@ -32,7 +35,7 @@ const fn spec(name: &'static str, kind: Kind, undo: bool, reconcile: bool) -> St
     StepSpec { name, kind, undo, reconcile }
 }
 
-pub(crate) const STEPS: [StepSpec; 8] = [
+pub(crate) const STEPS: [StepSpec; 10] = [
     spec("pay", Kind::Keyed(DAY), true, false),
     spec("book", Kind::Keyed(LIFETIME), true, true),
     spec("mail", Kind::Keyed(LIFETIME), false, false),
@@ -41,6 +44,8 @@ pub(crate) const STEPS: [StepSpec; 8] = [
     spec("post", Kind::Once, false, true),
     spec("look", Kind::Again, false, false),
     spec("hold", Kind::Again, true, false),
+    spec("row", Kind::Within, true, false),
+    spec("note", Kind::Within, false, false),
 ];
 
 pub(crate) fn spec_of(name: &str) -> Option<StepSpec> {
@@ -146,7 +151,12 @@ pub(crate) const fn argument(acc: u64, step: u8, nth: u32) -> u64 {
 type SimStep = StepHandle<u64, u64, u64>;
 pub(crate) type SimSaga = Saga<Input, Vec<u64>, u64>;
 
-async fn flow(op: Op, steps: Arc<[SimStep]>, input: Input, changed: bool) -> Result<Vec<u64>, u64> {
+async fn flow(
+    op: FlowContext,
+    steps: Arc<[SimStep]>,
+    input: Input,
+    changed: bool,
+) -> Result<Vec<u64>, u64> {
     let program = input.program(changed);
     let (mut acc, mut results, mut at) = (input.salt, Vec::new(), 0);
     while let Some(instruction) = program.get(at) {
@@ -188,27 +198,33 @@ pub(crate) fn signal_name(name: u8) -> String {
     format!("s{name}")
 }
 
-/// The definitions, before and after the change of the flow.
-pub(crate) struct Definitions(pub(crate) [SimSaga; 2]);
+/// The definitions: the first version, the same after a change of its flow, and the second one.
+pub(crate) struct Definitions {
+    pub(crate) first: SimSaga,
+    pub(crate) changed: SimSaga,
+    pub(crate) second: SimSaga,
+}
 
 impl Definitions {
     pub(crate) fn new() -> Self {
-        Self([define(false), define(true)])
+        Self { first: define(1, false), changed: define(1, true), second: define(2, true) }
     }
 }
 
-fn define(changed: bool) -> SimSaga {
-    let mut saga = Saga::define("simulated", 1, ());
+fn define(version: u32, changed: bool) -> SimSaga {
+    let mut saga = Saga::define("simulated", version, ()).max_value(MAX_VALUE);
     let steps: Arc<[SimStep]> = STEPS
         .into_iter()
         .map(|spec| {
             // The simulation performs the calls itself.
-            let call =
-                async |_: At<()>, _: u64| Err::<u64, StepError<u64>>(StepError::not_sent("no"));
+            let call = async |_: StepContext<()>, _: u64| {
+                Err::<u64, StepError<u64>>(StepError::not_sent("no"))
+            };
             let step = match spec.kind {
                 Kind::Keyed(lifetime) => saga.keyed(spec.name, duration(lifetime), call),
                 Kind::Once => saga.once(spec.name, call),
                 Kind::Again => saga.again(spec.name, call),
+                Kind::Within => saga.within(spec.name, call),
             };
             let timeout = duration(CALL_TIMEOUT);
             let pauses = (Duration::from_millis(500), Duration::from_secs(40));
@@ -218,11 +234,15 @@ fn define(changed: bool) -> SimSaga {
                 .pauses(pauses.0, pauses.1);
             let step = step.retry(retry).undo_retry(undo_retry).settle(duration(SETTLE));
             let step = match spec.reconcile {
-                true => step.reconcile(async |_: At<()>, _: u64| Verdict::<u64>::CannotSay),
+                true => {
+                    step.reconcile(async |_: StepContext<()>, _: u64| Verdict::<u64>::CannotSay)
+                }
                 false => step,
             };
             match spec.undo {
-                true => step.undo(async |_: At<()>, _: u64, _: Undo<u64>| Ok::<(), UndoError>(())),
+                true => step.undo(async |_: StepContext<()>, _: u64, _: StepEffect<u64>| {
+                    Ok::<(), UndoError>(())
+                }),
                 false => step.no_undo(),
             }
         })
@@ -279,6 +299,9 @@ pub(crate) fn expected(input: &Input, changed: bool, log: &Log) -> Expected {
                     }
                     Some(StepOutcome::Happened(value)) => {
                         let value = number(&value);
+                        if value == UNREADABLE {
+                            return Expected::Unfinished { step: None, argument: 0 };
+                        }
                         results.push(value);
                         acc = mix(acc, value);
                     }
@@ -293,8 +316,25 @@ pub(crate) fn expected(input: &Input, changed: bool, log: &Log) -> Expected {
     Expected::Returned(results)
 }
 
+/// Returns the number in a blob, or [`UNREADABLE`].
 pub(crate) fn number(blob: &Blob) -> u64 {
-    value::read(&blob.0).expect("a number")
+    value::read(&blob.0).unwrap_or(UNREADABLE)
+}
+
+/// Limit of a value of a step.
+const MAX_VALUE: usize = 1_000;
+
+/// A result that cannot be stored, because it is too large.
+pub(crate) fn large() -> Blob {
+    Blob(value::write(&"x".repeat(2 * MAX_VALUE), 4 * MAX_VALUE).expect("the limit is larger"))
+}
+
+/// Stands for a result that no flow can read.
+pub(crate) const UNREADABLE: u64 = u64::MAX;
+
+/// A result of another type than that of its step.
+pub(crate) fn unreadable() -> Blob {
+    Blob(value::write("a text", 64).expect("a text is short"))
 }
 
 pub(crate) fn blob(number: u64) -> Blob {

@@ -24,6 +24,7 @@ mod senders;
 mod store;
 mod tally;
 mod tests;
+mod within;
 mod world;
 
 use std::fmt;

@@ -59,7 +59,7 @@ pub(crate) enum Started {
     /// Another execution is in flight, of which it is not known whether it has an entry.
     InFlight,
     Mismatch,
-    /// Nothing begins.
+    /// The start failed, and the saga does not begin.
     Withdrawn,
 }
 
@@ -200,6 +200,7 @@ impl Node {
     /// Handles a client's request.
     pub(crate) async fn handle_start(self: N, note: Rc<Note>, answer: Slot<Started>) {
         let (w, saga) = (&self.w, note.saga);
+        let note = note.of_version(w.newest_version(self.number));
         let id = saga_id(saga);
         let Some((claimed, seen, sent)) = self.claim(id, note.fingerprint, None).await else {
             return;
@@ -212,11 +213,19 @@ impl Node {
             }
             ClaimResult::Replay(_) => Started::Ended,
             ClaimResult::Mismatch => Started::Mismatch,
-            // A log proves that the entry was inserted.
+            // Accepted are a log and its entry.
             ClaimResult::InFlight { .. } => {
-                let stored = seen.stored.as_ref();
-                let has_log = stored.is_some_and(|stored| stored.record.checkpoint.is_some());
-                if has_log || w.has(Bug::AcceptsDuplicatesEarly) {
+                let checkpoint = seen.stored.as_ref().and_then(|it| it.record.checkpoint.as_ref());
+                let log = checkpoint.map(|log| Log::decode(log).expect("a log"));
+                let is_accepted = match &log {
+                    _ if w.has(Bug::AcceptsDuplicatesEarly) => true,
+                    Some(log) if log.inserted || w.has(Bug::AcceptsByTheLog) => true,
+                    Some(log) => {
+                        store::has_entry(w, self.number, entry_of(id, log)).await == Some(true)
+                    }
+                    None => false,
+                };
+                if is_accepted {
                     self.accepted(&note);
                     w.count("duplicate accepted");
                     Started::Accepted
@@ -229,24 +238,55 @@ impl Node {
         w.fill(&answer, started);
     }
 
-    fn accepted(&self, note: &Note) {
+    pub(crate) fn accepted(&self, note: &Note) {
         self.w.facts.borrow_mut().sagas[note.saga].accepted = Some(note.fingerprint);
         self.w.tell(|| format!("saga {} is accepted by node {}", note.saga, self.number));
         checks::accepted(&self.w, note.saga);
     }
 
-    /// Inserts the entry of a claimed saga, answers, and runs it.
+    /// Runs a claimed saga, which inserts its entry and answers.
     async fn accept(self: N, note: Rc<Note>, mut lease: SimLease, answer: &Slot<Started>) {
         let w = Rc::clone(&self.w);
         let log = lease.ownership.checkpoint().and_then(|log| Log::decode(log).ok());
         if lease.ownership.is_takeover() {
             w.count("start takes over");
         }
-        let id = match &log {
-            Some(log) => EntryId::from_bytes(log.entry),
-            None => EntryId::fresh(&w.ids).expect("there is entropy"),
+        // A saga keeps the version of its log.
+        let version = log.as_ref().map_or(note.version, |log| log.version);
+        if !w.has_version(self.number, version) {
+            w.count("start of another version withdrawn");
+            let withdraw = lease.ownership.withdraw();
+            self.write(&mut lease, withdraw).await;
+            return;
+        }
+        let note = note.of_version(version);
+        let id = saga_id(note.saga);
+        let (key, exists) = match &log {
+            Some(log) => {
+                let key = entry_of(id, log);
+                match store::has_entry(&w, self.number, key).await {
+                    _ if log.inserted => (key, true),
+                    Some(exists) => (key, exists || w.has(Bug::TakesOverWithoutAnEntry)),
+                    None => {
+                        let withdraw = lease.ownership.withdraw();
+                        self.write(&mut lease, withdraw).await;
+                        return;
+                    }
+                }
+            }
+            None => {
+                let id_of_entry = EntryId::fresh(&w.ids).expect("there is entropy");
+                (EntryKey { operation: id, id: id_of_entry }, false)
+            }
         };
-        let key = EntryKey { operation: saga_id(note.saga), id };
+        if exists {
+            self.accepted(&note);
+            w.fill(answer, Started::Accepted);
+            return drive::drive(self, lease, key, note, None).await;
+        }
+        if log.is_some() {
+            w.count("entry inserted again");
+        }
         if w.has(Bug::InsertsAfterBegin) {
             let (node, late, answer) = (Rc::clone(&self), Rc::clone(&note), answer.clone());
             w.spawn(self.number, async move {
@@ -256,23 +296,28 @@ impl Node {
                     node.w.fill(&answer, Started::Accepted);
                 }
             });
-            return drive::drive(self, lease, key, note).await;
+            return drive::drive(self, lease, key, note, None).await;
         }
-        let skips = w.has(Bug::TakesOverWithoutAnEntry) && lease.ownership.is_takeover();
-        if !skips && !store::insert(&w, self.number, key, LEASE, &note).await {
-            let is_takeover = lease.ownership.is_takeover();
-            let withdraw = lease.ownership.withdraw();
-            if self.write(&mut lease, withdraw).await == Wrote::Recorded && !is_takeover {
-                w.count("start withdrawn");
-                w.tell(|| format!("a start of saga {} is withdrawn", note.saga));
-                w.fill(answer, Started::Withdrawn);
+        // Without a permit nothing is saved before the entry is there; nor after another owner, which may
+        // have been accepted with another entry.
+        let after_another = lease.ownership.is_takeover() && !w.has(Bug::SavesBesideAnEntry);
+        if log.is_none() && (after_another || w.dice.below(3) == 0) {
+            if !store::insert(&w, self.number, key, LEASE, &note).await {
+                let is_takeover = lease.ownership.is_takeover();
+                let withdraw = lease.ownership.withdraw();
+                if self.write(&mut lease, withdraw).await == Wrote::Recorded && !is_takeover {
+                    w.count("start withdrawn");
+                    w.tell(|| format!("a start of saga {} is withdrawn", note.saga));
+                    w.fill(answer, Started::Withdrawn);
+                }
+                return;
             }
-            return;
+            self.accepted(&note);
+            w.count("saga accepted");
+            w.fill(answer, Started::Accepted);
+            return drive::drive(self, lease, key, note, None).await;
         }
-        self.accepted(&note);
-        w.count("saga accepted");
-        w.fill(answer, Started::Accepted);
-        drive::drive(self, lease, key, note).await;
+        drive::drive(self, lease, key, note, Some(answer.clone())).await;
     }
 
     /// Looks at due entries, for ever.
@@ -287,6 +332,56 @@ impl Node {
             let next = next.map_or(idle, |next| super::plan::micros(next).min(idle));
             self.w.sleep(next.max(SECOND) + self.w.dice.below(SECOND)).await;
         }
+    }
+
+    /// Inserts the entry of a saga that starts, and answers. Returns where the end of it arrives.
+    pub(crate) fn insert(
+        self: &N,
+        key: EntryKey,
+        note: &Rc<Note>,
+        answer: Slot<Started>,
+    ) -> Slot<bool> {
+        let (node, note, slot) = (Rc::clone(self), Rc::clone(note), Slot::default());
+        let end = slot.clone();
+        self.w.spawn(self.number, async move {
+            let inserted = store::insert(&node.w, node.number, key, LEASE, &note).await;
+            if inserted {
+                node.accepted(&note);
+                node.w.count("saga accepted");
+                node.w.fill(&answer, Started::Accepted);
+            }
+            node.w.fill(&end, inserted);
+        });
+        slot
+    }
+
+    /// Returns whether a log has another entry than this one.
+    fn is_foreign(&self, checkpoint: Option<&bytes::Bytes>, key: EntryKey) -> bool {
+        let log = checkpoint.map(|log| Log::decode(log).expect("a log"));
+        !self.w.has(Bug::RunsForeignEntries)
+            && log.is_some_and(|log| log.entry != *key.id.as_bytes())
+    }
+
+    /// Runs an adopted saga. One without a log gets an entry of its own first.
+    async fn run_adopted(self: N, note: Rc<Note>, mut lease: SimLease, found: EntryKey) {
+        if lease.ownership.checkpoint().is_some() {
+            return drive::drive(self, lease, found, note, None).await;
+        }
+        let w = Rc::clone(&self.w);
+        let (saga, input, fingerprint) = (note.saga, note.input.clone(), note.fingerprint);
+        let version = note.version;
+        let own = Rc::new(Note { saga, input, fingerprint, transactional: false, version });
+        let id = EntryId::fresh(&w.ids).expect("there is entropy");
+        let key = EntryKey { operation: found.operation, id };
+        if !store::insert(&w, self.number, key, LEASE, &own).await {
+            w.count("adoption withdrawn");
+            let withdraw = lease.ownership.withdraw();
+            self.write(&mut lease, withdraw).await;
+            return;
+        }
+        w.count("entry replaced");
+        store::remove(&w, self.number, found).await;
+        drive::drive(self, lease, key, own, None).await;
     }
 
     async fn look(self: N, entry: Entry) {
@@ -306,6 +401,11 @@ impl Node {
                 if stored.record.fingerprint == note.fingerprint
                     || w.has(Bug::RunsForeignEntries) =>
             {
+                if self.is_foreign(stored.record.checkpoint.as_ref(), entry.key) {
+                    // The saga has its own entry.
+                    w.count("foreign entry removed");
+                    return store::remove(&w, self.number, entry.key).await;
+                }
                 if now < stored.lease_until {
                     // Its runner may have crashed between parking and its second look.
                     if !w.has(Bug::PostponesWithoutALook)
@@ -328,15 +428,21 @@ impl Node {
         };
         match claimed {
             Some((ClaimResult::Execute(ownership), _, sent)) => {
+                let mut lease = self.lease(ownership, sent);
+                if self.is_foreign(lease.ownership.checkpoint(), entry.key) {
+                    w.count("foreign claim withdrawn");
+                    let withdraw = lease.ownership.withdraw();
+                    self.write(&mut lease, withdraw).await;
+                    return;
+                }
                 w.count("adopted");
                 w.tell(|| format!("node {} adopts saga {}", self.number, note.saga));
-                let lease = self.lease(ownership, sent);
                 if note.transactional {
                     self.accepted(&note);
                 }
                 self.postpone(&entry, duration(LEASE)).await;
                 let node = Rc::clone(&self);
-                w.spawn(self.number, drive::drive(node, lease, entry.key, note));
+                w.spawn(self.number, node.run_adopted(note, lease, entry.key));
             }
             Some((ClaimResult::InFlight { remaining, .. }, _, _)) => {
                 self.postpone(&entry, remaining.max(Duration::from_millis(100))).await;
@@ -345,4 +451,8 @@ impl Node {
             _ => {}
         }
     }
+}
+
+fn entry_of(operation: OperationId, log: &Log) -> EntryKey {
+    EntryKey { operation, id: EntryId::from_bytes(log.entry) }
 }

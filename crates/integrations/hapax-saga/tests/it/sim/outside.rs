@@ -1,4 +1,4 @@
-//! The systems that steps call, and what really happened there.
+//! The systems that steps call, and a record of the effects there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use hapax_saga::log::{Blob, Direction, StepLog, StepOutcome};
 use hapax_saga::run::{Call, TryEnd};
 
 use super::checks;
-use super::flows::{Kind, StepSpec, blob, number, spec_of};
+use super::flows::{Kind, StepSpec, UNREADABLE, blob, number, spec_of, unreadable};
 use super::plan::{CALL_TIMEOUT, MS, SECOND, SETTLE};
 use super::world::{Slot, W, World};
 
@@ -48,6 +48,29 @@ pub(crate) struct Outside {
     /// Sagas of which an undo was called.
     pub(crate) undone: BTreeSet<usize>,
     effects: u64,
+}
+
+impl Outside {
+    /// Returns the id of the next effect.
+    pub(crate) fn next_effect(&mut self) -> u64 {
+        self.effects += 1;
+        self.effects + 1_000
+    }
+
+    /// Inserts the row of a step that writes in the database of the records.
+    pub(crate) fn insert(&mut self, call: &OutsideCall, effect: u64) {
+        let facts = self.steps.entry(call.key()).or_default();
+        facts.effects.push(EffectFact { id: effect, undone: false });
+        facts.returned.insert(effect);
+    }
+
+    /// Deletes it.
+    pub(crate) fn delete(&mut self, call: &OutsideCall) {
+        self.undone.insert(call.saga);
+        for effect in &mut self.steps.entry(call.key()).or_default().effects {
+            effect.undone = true;
+        }
+    }
 }
 
 /// A call, as its system receives it.
@@ -157,7 +180,7 @@ impl World {
         let mut outside = self.outside.borrow_mut();
         let is_admitted = self.admits(&mut outside, call);
         let has_undone = outside.undone.contains(&call.saga);
-        let effect = outside.effects + 1_000;
+        let effect = outside.next_effect();
         let facts = outside.steps.entry(call.key()).or_default();
         if !is_admitted || facts.is_closed || (call.fence, call.number) <= facts.barred {
             self.count("call fenced");
@@ -187,7 +210,7 @@ impl World {
                 }
                 facts.once_open = true;
             }
-            Kind::Again => {}
+            Kind::Again | Kind::Within => {}
         }
         // It broke down before it did anything.
         if self.fault(self.plan.calls) {
@@ -210,8 +233,12 @@ impl World {
         facts.effects.push(EffectFact { id: effect, undone: false });
         facts.memory = Some((now, Ok(effect)));
         facts.returned.insert(effect);
-        outside.effects += 1;
         self.tell(|| format!("{} has the effect {effect}", describe(call)));
+        if self.fault(self.plan.calls / 4) {
+            self.count("result unreadable");
+            facts.returned.insert(UNREADABLE);
+            return Some(TryEnd::Happened(unreadable()));
+        }
         Some(TryEnd::Happened(blob(effect)))
     }
 
@@ -237,7 +264,8 @@ impl World {
         match &call.outcome {
             Some(StepOutcome::Happened(result)) => {
                 let id = number(result);
-                let is_known = facts.effects.iter().any(|effect| effect.id == id);
+                let is_known =
+                    id == UNREADABLE || facts.effects.iter().any(|effect| effect.id == id);
                 if !is_known {
                     self.fail("an undo gets the result of its step", || describe(call));
                 }

@@ -19,6 +19,10 @@ pub(crate) const SETTLE: u64 = 15 * SECOND;
 /// The short lifetime of a key; its tenth is longer than a call may take to arrive.
 pub(crate) const LIFETIME: u64 = 600 * SECOND;
 
+/// The short retention of an outcome: no late request or entry of a saga is left after it, and the called
+/// systems have forgotten its keys.
+pub(crate) const EXPIRY: u64 = 5 * DAY;
+
 /// Parameters of a schedule. Chances are per mille.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -47,6 +51,11 @@ pub(crate) struct Plan {
     pub(crate) guards: bool,
     /// Time at which the flow changes.
     pub(crate) change_at: u64,
+    /// True if outcomes expire, and another saga begins under the key.
+    pub(crate) expires: bool,
+    /// Times at which processes get the second version of the definition, and whether they keep the
+    /// first; the first process keeps it, so that every saga ends.
+    pub(crate) upgrades: Vec<(u64, bool)>,
 }
 
 impl Plan {
@@ -55,8 +64,10 @@ impl Plan {
         let rate = pick(&[2, 10, 50]);
         let faults_until = pick(&[600 * SECOND, HOUR, HOUR, DAY, 4 * DAY]);
         let lapses = dice.below(4) == 0;
+        let nodes = 2 + dice.below(2) as usize;
+        let upgraded = dice.below(4) == 0;
         Self {
-            nodes: 2 + dice.below(2) as usize,
+            nodes,
             sagas: 1 + dice.below(3) as usize,
             faults_until,
             crashes: pick(&[0, 4, 15, 40]),
@@ -76,9 +87,15 @@ impl Plan {
             fences: lapses || dice.below(2) == 0,
             guards: lapses || dice.below(2) == 0,
             change_at: match dice.below(10) {
-                0 => dice.below(600 * SECOND),
+                0 if !upgraded => dice.below(600 * SECOND),
                 _ => u64::MAX,
             },
+            expires: dice.below(3) == 0,
+            upgrades: (0..nodes)
+                .filter(|_| upgraded)
+                .map(|node| (pick(&[60, 400]) * SECOND, node))
+                .map(|(until, node)| (dice.below(until), node == 0 || dice.below(2) == 0))
+                .collect(),
         }
     }
 }

@@ -6,15 +6,15 @@ use hapax_core::exchange::{Next, WriteExchange, WriteResult};
 use hapax_core::schedule::EntryKey;
 use hapax_core::store::{Draft, Snapshot, Stamp, StoredRecord, Swap, Swapped};
 use hapax_core::{
-    Amendment, EntryId, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record,
-    RecordState, Terms, WriteId, value,
+    Amendment, EntryId, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, OperationId,
+    Outcome, Record, RecordState, Terms, WriteId, value,
 };
 use hapax_saga::SagaDecision;
 use hapax_saga::log::{Direction, Log, StuckReason};
 
 use super::bugs::Bug;
 use super::clients;
-use super::facts::{saga_id, signal_id};
+use super::facts::{ANY_GENERATION, saga_id, signal_id};
 use super::flows::spec_of;
 use super::node::{N, Node};
 use super::operator;
@@ -22,24 +22,45 @@ use super::plan::{DAY, duration};
 use super::store;
 
 /// Looks for a signal, by name; the cancellation has the empty name. The outer `None`: no reply.
-pub(crate) async fn signal(node: &Node, saga: usize, name: &str) -> Option<Option<u64>> {
-    let seen = node.load(signal_id(saga, name)).await?;
+pub(crate) async fn signal(
+    node: &Node,
+    saga: usize,
+    generation: LeaseId,
+    name: &str,
+) -> Option<Option<u64>> {
+    let seen = node.load(name_of(node, saga, generation, name)).await?;
     Some(seen.stored.and_then(|stored| match stored.record.state {
         RecordState::Done(outcome) => value::read(outcome.bytes()).ok(),
         _ => None,
     }))
 }
 
-/// Sends a signal: stores it, and wakes the saga. Then it counts as answered.
+fn name_of(node: &Node, saga: usize, generation: LeaseId, name: &str) -> OperationId {
+    let bug = node.w.has(Bug::SignalsAnyGeneration);
+    signal_id(saga, if bug { ANY_GENERATION } else { generation }, name)
+}
+
+/// Sends a signal: stores it for the saga that is unfinished now, and wakes the saga. Then it counts
+/// as answered.
 pub(crate) async fn send(node: N, saga: usize, name: String, number: u64) {
     let w = &node.w;
-    if put_signal(&node, saga, &name, number).await.is_none() {
+    let Some(Snapshot { now, stored }) = node.load(saga_id(saga)).await else { return };
+    let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| now < until);
+    let unfinished = stored.filter(is_kept).map(|stored| stored.record);
+    let unfinished = unfinished.filter(|record| record.state == RecordState::InFlight);
+    let Some(generation) = unfinished.map(|record| record.generation) else {
+        return w.count("signal rejected");
+    };
+    if put_signal(&node, saga, generation, &name, number).await.is_none() {
         return;
     }
     let answer = || {
         w.tell(|| format!("signal `{name}` to saga {saga} is answered"));
-        if let Some(signal) = w.facts.borrow_mut().sagas[saga].signals.get_mut(&name) {
+        let facts = &mut w.facts.borrow_mut().sagas[saga];
+        let signal = facts.signals.get_mut(&name);
+        if let Some(signal) = signal.filter(|_| facts.generation == Some(generation)) {
             signal.answered = true;
+            signal.answered_at.get_or_insert(w.now());
         }
     };
     if w.has(Bug::AnswersBeforeTheWakeUp) {
@@ -51,7 +72,13 @@ pub(crate) async fn send(node: N, saga: usize, name: String, number: u64) {
     }
 }
 
-async fn put_signal(node: &Node, saga: usize, name: &str, number: u64) -> Option<()> {
+pub(crate) async fn put_signal(
+    node: &Node,
+    saga: usize,
+    generation: LeaseId,
+    name: &str,
+    number: u64,
+) -> Option<()> {
     let w = &node.w;
     let lease_id = LeaseId::fresh(&w.ids).ok()?;
     let retention = duration(365 * DAY);
@@ -69,7 +96,8 @@ async fn put_signal(node: &Node, saga: usize, name: &str, number: u64) -> Option
     let lease = Duration::ZERO;
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };
     let write_id = WriteId::fresh(&w.ids).ok()?;
-    let swap = Swap { id: signal_id(saga, name), expected: None, write_id, draft };
+    let id = name_of(node, saga, generation, name);
+    let swap = Swap { id, expected: None, write_id, draft };
     for _ in 0..5 {
         // A conflict: another signal was first, whose sender may have died before the wake-up.
         if store::swap(w, node.number, &swap).await.is_some() {
@@ -163,15 +191,16 @@ pub(crate) async fn second_look(
     record: Option<Record>,
     log: &Log,
 ) -> Option<bool> {
-    if record.is_none() || log.stuck.is_some() {
+    let Some(generation) = record.map(|record| record.generation).filter(|_| log.stuck.is_none())
+    else {
         return Some(false);
-    }
+    };
     let signal_of = log.parked.as_ref().and_then(|parked| parked.signal.as_deref());
     for name in [Some(""), signal_of].into_iter().flatten() {
         if name.is_empty() && log.failure.is_some() {
             continue;
         }
-        if signal(node, saga, name).await?.is_some() {
+        if signal(node, saga, generation, name).await?.is_some() {
             wake(node, saga).await?;
             return Some(true);
         }
@@ -210,7 +239,8 @@ pub(crate) async fn operate(node: N, saga: usize, number: u64) {
     let reason = format!("decision {number}");
     let now = node.store_now();
     let step = stuck.step.map(|at| log.steps[at].clone());
-    let may_be_far = stuck.reason == StuckReason::Diverged || w.dice.below(3) == 0;
+    let is_unreadable = stuck.reason == StuckReason::Unreadable;
+    let may_be_far = is_unreadable || stuck.reason == StuckReason::Diverged || w.dice.below(3) == 0;
     let decision = match (stuck.direction, &step) {
         (Direction::Undo, Some(step)) if w.dice.below(2) == 0 => {
             // Skipped by somebody who knows.
@@ -219,7 +249,7 @@ pub(crate) async fn operate(node: N, saga: usize, number: u64) {
             SagaDecision::Skip
         }
         (Direction::Forward, Some(step))
-            if spec_of(&step.name).is_some() && w.dice.below(2) == 0 =>
+            if spec_of(&step.name).is_some() && !is_unreadable && w.dice.below(2) == 0 =>
         {
             match w.inspect(saga, step, stored.fence.get()) {
                 Some(truth) => operator::resolve(truth),

@@ -23,6 +23,24 @@ pub(crate) struct Note {
     pub(crate) input: Input,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) transactional: bool,
+    /// Version of the definition: the queue of the entry.
+    pub(crate) version: u32,
+}
+
+impl Note {
+    pub(crate) fn of_version(self: Rc<Self>, version: u32) -> Rc<Self> {
+        let Self { saga, fingerprint, transactional, .. } = *self;
+        match self.version == version {
+            true => self,
+            false => Rc::new(Self {
+                saga,
+                input: self.input.clone(),
+                fingerprint,
+                transactional,
+                version,
+            }),
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -56,7 +74,7 @@ impl World {
         Snapshot { now: self.store_now(), stored: self.store.borrow().records.get(id).cloned() }
     }
 
-    fn swap(&self, swap: &Swap) -> Swapped {
+    pub(crate) fn swap(self: &Rc<Self>, swap: &Swap) -> Swapped {
         let now = self.store_now();
         let found = self.store.borrow().records.get(&swap.id).cloned();
         let stamped = |stored: &StoredRecord| Stamped {
@@ -101,10 +119,14 @@ impl World {
         store.entries.entry(key).or_insert(entry);
     }
 
-    fn due(&self, limit: usize) -> (Vec<Entry>, Option<Duration>) {
+    fn due(&self, limit: usize, node: usize) -> (Vec<Entry>, Option<Duration>) {
         let now = self.store_now();
         let store = self.store.borrow();
-        let mut entries: Vec<_> = store.entries.values().collect();
+        let (mut entries, others): (Vec<_>, Vec<_>) =
+            store.entries.values().partition(|entry| self.has_version(node, entry.note.version));
+        if others.iter().any(|entry| entry.due <= now) {
+            self.count("entry of another version left");
+        }
         entries.sort_by_key(|entry| (entry.due, entry.key));
         let count = entries.iter().take(limit).take_while(|entry| entry.due <= now).count();
         let next = entries.get(count).map(|entry| entry.due.since(now));
@@ -256,8 +278,13 @@ pub(crate) async fn insert(w: &W, node: usize, key: EntryKey, lease: u64, note: 
     false
 }
 
+/// Returns whether an entry exists; `None` without a reply.
+pub(crate) async fn has_entry(w: &W, node: usize, key: EntryKey) -> Option<bool> {
+    ask(w, node, move |w| w.store.borrow().entries.contains_key(&key)).await
+}
+
 pub(crate) async fn due(w: &W, node: usize) -> Option<(Vec<Entry>, Option<Duration>)> {
-    ask(w, node, |w| w.due(4)).await
+    ask(w, node, move |w| w.due(4, node)).await
 }
 
 pub(crate) async fn postpone(

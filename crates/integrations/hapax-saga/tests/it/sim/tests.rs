@@ -21,12 +21,12 @@ fn no_schedule_breaks_an_invariant_and_every_fault_happens() {
     for what in FAULTS.iter().chain(EVENTS) {
         println!("{what}: {}", tally.of(what));
     }
-    let rare: Vec<_> = FAULTS.iter().chain(EVENTS).filter(|it| tally.of(it) < 3).collect();
-    assert!(rare.is_empty(), "too rare: {rare:?}");
+    let rare: Vec<_> = FAULTS.iter().chain(EVENTS).filter(|it| tally.of(it) == 0).collect();
+    assert!(rare.is_empty(), "did not happen: {rare:?}");
 }
 
 #[test]
-fn a_seed_gives_one_schedule() {
+fn a_seed_fails_in_the_same_way_each_time() {
     let again = || play(0..100_000, Some(Bug::UndoesInOrder)).map(drop);
     let first = again();
     assert!(first.is_err());
@@ -77,5 +77,16 @@ finds! {
     finds_an_adoption_that_creates_a_record: AdoptsNothing
     finds_a_wake_up_of_a_running_saga: WakesTheRunning
     finds_a_takeover_without_an_entry: TakesOverWithoutAnEntry
+    finds_a_call_without_a_look_for_a_cancellation: CallsWithoutALook
     finds_a_duplicate_accepted_early: AcceptsDuplicatesEarly
+    finds_rows_committed_without_the_log: CommitsWithoutTheLog
+    finds_a_panic_that_counts_as_nothing: TakesPanicsForNothing
+    finds_a_large_result_that_counts_as_nothing: TakesLargeResultsForNothing
+    finds_an_unreadable_result_that_is_replaced: ReplacesUnreadableResults
+    finds_signals_to_any_generation: SignalsAnyGeneration
+    finds_a_saga_run_by_another_version: RunsOtherVersions
+    finds_a_duplicate_accepted_by_the_log: AcceptsByTheLog
+    finds_a_call_before_the_entry: CallsBeforeTheEntry
+    finds_a_log_beside_an_entry_of_another_owner: SavesBesideAnEntry
+    finds_a_release_of_what_may_be_accepted: ReleasesWhatMayBeAccepted
 }

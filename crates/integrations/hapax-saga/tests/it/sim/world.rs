@@ -149,6 +149,20 @@ impl World {
         self.bug == Some(bug)
     }
 
+    /// Returns whether a node has a version of the definition.
+    pub(crate) fn has_version(&self, node: usize, version: u32) -> bool {
+        let upgrade = self.plan.upgrades.get(node).filter(|(at, _)| self.now() >= *at);
+        match version {
+            _ if self.has(Bug::RunsOtherVersions) && version == 1 => true,
+            1 => upgrade.is_none_or(|(_, keeps)| *keeps),
+            _ => upgrade.is_some(),
+        }
+    }
+
+    pub(crate) fn newest_version(&self, node: usize) -> u32 {
+        if self.has_version(node, 2) { 2 } else { 1 }
+    }
+
     pub(crate) fn count(&self, what: &'static str) {
         self.tally.borrow_mut().count(what);
     }

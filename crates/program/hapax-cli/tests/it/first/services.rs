@@ -16,6 +16,7 @@ use hapax_testkit::servers::free_port;
 use serde_json::{Value, json};
 
 use super::{Killed, Process};
+use crate::world::installed;
 
 /// A service and the ledger of its charges.
 #[derive(Clone)]
@@ -98,17 +99,6 @@ fn released(ledger: &Path) -> PathBuf {
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/services").join(name)
-}
-
-/// The folder in which `cargo xtask setup` installs the packages of `registry`.
-fn installed(registry: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(registry);
-    assert!(
-        folder.exists(),
-        "packages from {registry} are missing: `cargo xtask setup` installs them, `cargo xtask test \
-         --skip {registry}` does without"
-    );
-    folder
 }
 
 /// Tells the process of an axum service its port, and where its ledger and its records are.

@@ -112,7 +112,7 @@ impl World {
         self.sql(&put).await;
     }
 
-    async fn is_empty(&self) {
+    async fn until_outbox_is_empty(&self) {
         until(&self.database, "SELECT count(*) FROM hapax_outbox", "0").await;
     }
 
@@ -129,7 +129,7 @@ impl World {
         transaction.execute("SELECT FROM hapax_outbox FOR UPDATE", &[]).await.unwrap();
         let relay = self.relay(to, more);
         let deletes = "FROM pg_stat_activity
-            WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_outbox_done%'";
+            WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_outbox_remove%'";
         until(&self.database, &format!("SELECT count(*) {deletes}"), "1").await;
         relay.kill();
         // A backend that waits does not notice that its client is gone.
@@ -200,7 +200,7 @@ async fn a_relay_that_is_killed_delivers_signed_messages_in_order_and_each_is_ex
         world.kill_before_deletion(address, &["--signing-secret-file", &secret]).await;
     }
     let relay = world.relay(address, &["--signing-secret-file", &secret]);
-    world.is_empty().await;
+    world.until_outbox_is_empty().await;
     assert_eq!(blocking(|| relay.end()), Some(0));
     let mut by_key: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for answered in world.endpoint.accepted() {
@@ -223,7 +223,7 @@ async fn a_message_whose_row_was_not_deleted_arrives_again_under_its_id() {
     assert_eq!(world.endpoint.accepted().len(), 1);
     assert_eq!(world.sql("SELECT message_id FROM hapax_outbox").await, "m-1");
     let relay = world.relay(address, &[]);
-    world.is_empty().await;
+    world.until_outbox_is_empty().await;
     assert_eq!(blocking(|| relay.end()), Some(0));
     let accepted = world.endpoint.accepted();
     assert_eq!(accepted.len(), 2);
@@ -245,7 +245,7 @@ async fn a_rejected_message_is_a_dead_letter_and_a_busy_endpoint_gets_its_pause(
     for (id, key) in [("m-1", "a"), ("m-2", "a"), ("m-3", "b"), ("m-4", "b")] {
         world.put(id, key).await;
     }
-    // m-2 waits behind the letter.
+    // m-2 waits behind the dead letter.
     until(&world.database, "SELECT string_agg(message_id, ' ') FROM hapax_outbox", "m-2").await;
     let ids = || endpoint.accepted().into_iter().map(|it| it.id).collect::<Vec<_>>();
     assert_eq!(ids(), ["m-3", "m-4"]);
@@ -253,11 +253,11 @@ async fn a_rejected_message_is_a_dead_letter_and_a_busy_endpoint_gets_its_pause(
     assert_eq!(of_3.len(), 2);
     assert!(of_3[1].at - of_3[0].at >= Duration::from_secs(2), "{of_3:?}");
     let listed = blocking(|| ok(&["messages", "list", "--database", &world.url]));
-    assert!(listed.contains("the endpoint answered 422") && listed.contains("m-1"), "{listed}");
-    let letter = world.sql("SELECT encode(id, 'hex') FROM hapax_dead_letters").await;
+    assert!(listed.contains("found 422") && listed.contains("m-1"), "{listed}");
+    let dead_letter = world.sql("SELECT encode(id, 'hex') FROM hapax_dead_letters").await;
     let reason = ["--reason", "fixed", "--database", &world.url];
-    blocking(|| ok(&[&["messages", "redrive", &*letter][..], &reason].concat()));
-    world.is_empty().await;
+    blocking(|| ok(&[&["messages", "redrive", &*dead_letter][..], &reason].concat()));
+    world.until_outbox_is_empty().await;
     assert_eq!(ids(), ["m-3", "m-4", "m-1", "m-2"]);
     assert_eq!(blocking(|| relay.end()), Some(0));
 }
@@ -283,7 +283,11 @@ fn a_relay_with_a_wrong_endpoint_ends_with_one_line() {
         ("http://hidden", &[secret, &missing], "--signing-secret-file: "),
         ("http://hidden", &[secret, &empty], "expected a secret, found an empty file"),
         ("http://hidden", &[secret, &short], "expected at least 24 bytes, found 6"),
-        ("nats://hidden", &[secret, &short], "--signing-secret-file: expected --to https://"),
+        (
+            "nats://hidden",
+            &[secret, &short],
+            "--signing-secret-file: expected an endpoint in --to ",
+        ),
         ("http://hidden", &["--in-flight", "0"], "--in-flight"),
     ] {
         let from = "postgres://127.0.0.1:1/none";

@@ -1,6 +1,6 @@
 //! A service with sagas that mounts the operators' API.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,9 @@ use hapax_core::{
 };
 use hapax_file::{FileOptions, FileStore};
 use hapax_operators::{AdminToken, Audit, Operators};
-use hapax_saga::{At, Saga, Sagas, Started, StepError, StepRetry, Undo, UndoError};
+use hapax_saga::{
+    Saga, SagaHandle, Sagas, StepContext, StepEffect, StepError, StepRetry, UndoError,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -37,9 +39,12 @@ impl Clock for ShiftedClock {
     }
 }
 
-/// The calls that get no answer.
+/// The calls that get no answer, and the keys that were seen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Systems(Arc<Mutex<BTreeSet<&'static str>>>);
+pub(super) struct Systems(
+    Arc<Mutex<BTreeSet<&'static str>>>,
+    Arc<Mutex<BTreeMap<&'static str, String>>>,
+);
 
 impl Systems {
     pub(super) fn fail(&self, name: &'static str) {
@@ -50,7 +55,13 @@ impl Systems {
         self.0.lock().unwrap().remove(name);
     }
 
-    fn call(&self, name: &str) -> Result<(), String> {
+    /// Returns the key of the last call.
+    pub(super) fn key(&self, name: &str) -> String {
+        self.1.lock().unwrap()[name].clone()
+    }
+
+    fn call(&self, name: &'static str, key: &Key) -> Result<(), String> {
+        self.1.lock().unwrap().insert(name, key.as_str().to_owned());
         match self.0.lock().unwrap().contains(name) {
             true => Err(format!("{name} did not answer")),
             false => Ok(()),
@@ -58,22 +69,22 @@ impl Systems {
     }
 }
 
-async fn reserve(at: At<Systems>, cents: u64) -> Result<u64, StepError<String>> {
-    at.call("reserve").map_err(StepError::unknown)?;
+async fn reserve(at: StepContext<Systems>, cents: u64) -> Result<u64, StepError<String>> {
+    at.call("reserve", at.key()).map_err(StepError::unknown)?;
     Ok(cents)
 }
 
-async fn free(at: At<Systems>, _: u64, _: Undo<u64>) -> Result<(), UndoError> {
-    Ok(at.call("free")?)
+async fn free(at: StepContext<Systems>, _: u64, _: StepEffect<u64>) -> Result<(), UndoError> {
+    Ok(at.call("free", at.key())?)
 }
 
-async fn charge(at: At<Systems>, cents: u64) -> Result<String, StepError<String>> {
-    at.call("charge").map_err(StepError::unknown)?;
+async fn charge(at: StepContext<Systems>, cents: u64) -> Result<String, StepError<String>> {
+    at.call("charge", at.key()).map_err(StepError::unknown)?;
     Ok(format!("paid {cents}"))
 }
 
-async fn notify(at: At<Systems>, _: String) -> Result<(), StepError<String>> {
-    at.call("notify").map_err(StepError::unknown)
+async fn notify(at: StepContext<Systems>, _: String) -> Result<(), StepError<String>> {
+    at.call("notify", at.key()).map_err(StepError::unknown)
 }
 
 type Order = Saga<u64, String, String>;
@@ -109,6 +120,7 @@ pub(super) struct Shop {
     at: Vec<String>,
     file: Option<Arc<FileStore>>,
     order: Order,
+    schedule: Arc<dyn Store>,
     sagas: Sagas,
     driver: JoinHandle<()>,
 }
@@ -163,13 +175,15 @@ impl Shop {
         });
         let token = AdminToken::read_or_make(token, &SystemEntropy).unwrap();
         let audit = Audit::new(folder.path().join("hapax.db.audit.jsonl"), "the shop");
+        let schedule = Arc::clone(&store) as Arc<dyn Store>;
         let operators = Operators::builder(engine, store as Arc<dyn Inspect>).build(token, audit);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let admin = listener.local_addr().unwrap();
         let api = operators.router().into_make_service_with_connect_info::<SocketAddr>();
         tokio::spawn(async move { axum::serve(listener, api).await });
         let at = Vec::new();
-        (Self { systems, clock, folder, at, file: None, order, sagas, driver }, admin)
+        let shop = Self { systems, clock, folder, at, file: None, order, sagas, schedule, driver };
+        (shop, admin)
     }
 
     /// Ends the driver, as if no process had the definition.
@@ -178,13 +192,22 @@ impl Shop {
         assert!(self.sagas.run(std::future::ready(()), Duration::from_secs(60)).await);
     }
 
-    pub(super) async fn begin(&self, key: &str, cents: u64) -> Started<String, String> {
+    pub(super) async fn begin(&self, key: &str, cents: u64) -> SagaHandle<String, String> {
         let key: Key = key.parse().unwrap();
         self.sagas.start(&self.order, &Scope::of([("customer", "c")]), &key, &cents).await.unwrap()
     }
 
+    /// Starts a saga as a transaction does. Returns its id.
+    pub(super) async fn begin_in_transaction(&self, key: &str, cents: u64) -> String {
+        let (key, scope): (Key, _) = (key.parse().unwrap(), Scope::of([("customer", "c")]));
+        let entry = self.sagas.entry(&self.order, &scope, &key, &cents).unwrap();
+        let id = entry.key.operation.to_string();
+        self.schedule.capabilities().schedule.unwrap().insert(entry).await.unwrap();
+        id
+    }
+
     /// Starts a saga and waits until it is stuck. Returns its id.
-    pub(super) async fn stuck(&self, key: &str) -> (Started<String, String>, String) {
+    pub(super) async fn stuck(&self, key: &str) -> (SagaHandle<String, String>, String) {
         let started = self.begin(key, 1999).await;
         let id = started.id().to_string();
         self.until(&id, "stuck", |_| true).await;

@@ -6,6 +6,7 @@ mod halves;
 mod histories;
 mod locks;
 mod meddler;
+mod plans;
 mod pool;
 mod purging;
 mod schedule;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout};
 use super::connecting::severity;
 use super::locks::client;
 use super::suite::{OnOneServer, Postgres};
-use super::support::{at, claim, expect_stored, key};
+use super::support::{at, claim, expect_stored, key, scans};
 
 /// A store with time for a busy machine.
 async fn connect(server: &PostgresServer) -> Arc<PostgresStore> {
@@ -114,26 +114,13 @@ async fn changes_that_wait_share_a_transaction() {
     assert_eq!(due(&store).await.len(), 60);
 }
 
-/// Returns the numbers of scans of the table, and of its indexes.
-async fn scans(server: &PostgresServer) -> (u32, u32) {
-    let left = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
-        AND pid <> pg_backend_pid()";
-    // Backends report their scans when they end.
-    while server.sql("postgres", left).await != "0" {}
-    let text = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables
-        WHERE relname = 'hapax_schedule'";
-    let found = server.sql("postgres", text).await;
-    let (table, indexes) = found.split_once('|').unwrap();
-    (table.parse().unwrap(), indexes.parse().unwrap())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn polls_and_changes_read_by_the_indexes() {
     // The statistics stay those of an empty table.
     let options = PostgresServerOptions::new().set("autovacuum", "off");
     let server = PostgresServer::start_with(options).await;
     connect(&server).await.close().await;
-    let before = scans(&server).await;
+    let before = scans(&server, "hapax_schedule").await;
     let store = connect(&server).await;
     for (round, due_in) in [LONG, Duration::ZERO, LONG].into_iter().enumerate() {
         for of in 0..10 {
@@ -153,7 +140,7 @@ async fn polls_and_changes_read_by_the_indexes() {
         server.sql("postgres", &fill).await;
     }
     store.close().await;
-    let after = scans(&server).await;
+    let after = scans(&server, "hapax_schedule").await;
     assert_eq!(after.0, before.0);
     assert!(after.1 > before.1 + 80, "{before:?}, {after:?}");
 }

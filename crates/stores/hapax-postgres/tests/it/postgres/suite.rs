@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::Secret;
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_testkit::servers::{PgBouncer, PostgresServer};
-use hapax_testkit::suite::server::{Connection, ServerFixture};
+use hapax_testkit::suite::server::{ServerFixture, StoreConnection};
 use hapax_testkit::suite::{self, StoreFixture};
 
 use super::support::{at, by};
@@ -97,8 +97,8 @@ impl ServerFixture for Postgres {
         OnOneServer::new(by(port))
     }
 
-    async fn connect(&self, connection: Connection) -> Result<PostgresStore, String> {
-        let Connection { port, timeout, secrets } = connection;
+    async fn connect(&self, connection: StoreConnection) -> Result<PostgresStore, String> {
+        let StoreConnection { port, timeout, secrets } = connection;
         let options = timeout.into_iter().fold(by(port), PostgresOptions::timeout);
         let options = secrets.into_iter().fold(options, PostgresOptions::key_ring);
         match PostgresStore::connect(options).await {

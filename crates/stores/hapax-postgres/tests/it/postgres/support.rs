@@ -31,3 +31,16 @@ pub(crate) async fn connect_within(options: PostgresOptions) -> PostgresStore {
         }
     }
 }
+
+/// Returns the numbers of scans of a table, and of its indexes, by sessions that have ended.
+pub(crate) async fn scans(server: &PostgresServer, table: &str) -> (u32, u32) {
+    let left = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'
+        AND pid <> pg_backend_pid()";
+    // Backends report their scans when they end.
+    while server.sql("postgres", left).await != "0" {}
+    let text =
+        format!("SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = '{table}'");
+    let found = server.sql("postgres", &text).await;
+    let (table, indexes) = found.split_once('|').unwrap();
+    (table.parse().unwrap(), indexes.parse().unwrap())
+}

@@ -110,7 +110,7 @@ async fn a_store_that_only_reads_inserts_nothing() {
     let options = at(server.port()).make(false);
     let store = RedisStore::connect(options).await.unwrap();
     let rejected = reason(store.insert(entry(1, LONG)).await);
-    assert!(rejected.contains("read-only"), "{rejected}");
+    assert!(rejected.contains("opened for writing"), "{rejected}");
     assert_eq!(due(&store).await, []);
 }
 
@@ -188,4 +188,54 @@ async fn long_notes_end_a_poll_and_a_page_early() {
     assert!(page.more && page.entries.len() == 4, "{}", page.entries.len());
     let rest = store.entries(page.entries.last().map(|(key, _)| *key), most(100)).await.unwrap();
     assert_eq!((rest.entries.len(), rest.more), (3, false));
+}
+
+/// Adds members without an entry before all others, to the first slot: what a script leaves behind
+/// that failed.
+async fn leave_members(server: &RedisServer, count: u32) {
+    let text = "for number = 1, tonumber(ARGV[1]) do \
+                local member = string.rep('\\0', 44) .. struct.pack('>I4', number) \
+                redis.call('ZADD', KEYS[1], number, member) \
+                redis.call('ZADD', KEYS[2], 0, member) end return redis.call('ZCARD', KEYS[1])";
+    let (due, order) = ("hapax:schedule:{0}:due:payments/1", "hapax:schedule:{0}:order");
+    let command = ["EVAL", text, "2", due, order, &count.to_string()];
+    let added = server.command_of(&command).await;
+    assert!(added.starts_with(':'), "{added}");
+}
+
+#[tokio::test]
+async fn members_without_an_entry_hide_no_entry_and_are_removed() {
+    let server = RedisServer::start().await;
+    let store = connect(&server).await;
+    let expected = [1_000_001, 1_000_002].map(|of| {
+        let key = EntryKey { operation: key(0), ..entry(of, LONG).key };
+        NewEntry { key, ..entry(of, Duration::ZERO) }
+    });
+    for entry in expected.clone() {
+        store.insert(entry).await.unwrap();
+    }
+    let expected = expected.map(|entry| entry.key);
+    // Of a poll with a limit below their number, and of a page.
+    leave_members(&server, 50).await;
+    let found = store.due(&[queue()], most(1)).await.unwrap();
+    let keys: Vec<_> = found.entries.iter().map(|(key, _)| *key).collect();
+    assert_eq!((keys, found.next_in), (vec![expected[0]], Some(Duration::ZERO)));
+    assert_eq!(server.command("ZCARD hapax:schedule:{0}:due:payments/1").await, ":2");
+    let page = store.entries(None, most(1)).await.unwrap();
+    assert_eq!((page.entries[0].0, page.more), (expected[0], true));
+    assert_eq!(server.command("ZCARD hapax:schedule:{0}:order").await, ":2");
+    // More than one call passes over: the next ones find the entries.
+    leave_members(&server, 10_500).await;
+    assert_eq!(due(&store).await, []);
+    assert_eq!(due(&store).await, expected);
+    assert_eq!(store.entries(None, most(10)).await.unwrap().entries.len(), 0);
+    let page = store.entries(None, most(10)).await.unwrap();
+    assert_eq!((page.entries.len(), page.more), (2, false));
+    // A server that rejects their removal.
+    leave_members(&server, 50).await;
+    let denied = "ACL SETUSER default -zrem";
+    assert_eq!(server.command(denied).await, "+OK");
+    assert_eq!(due(&store).await, expected);
+    let page = store.entries(None, most(10)).await.unwrap();
+    assert_eq!((page.entries.len(), page.more), (2, false));
 }

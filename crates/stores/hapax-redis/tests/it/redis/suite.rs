@@ -8,7 +8,7 @@ use std::time::Duration;
 use hapax_core::Secret;
 use hapax_redis::{RedisConnectError, RedisOptions, RedisStore};
 use hapax_testkit::servers::{RedisServer, RedisServerOptions};
-use hapax_testkit::suite::server::{Connection, ServerFixture};
+use hapax_testkit::suite::server::{ServerFixture, StoreConnection};
 use hapax_testkit::suite::{self, StoreFixture};
 
 use super::support::at;
@@ -85,8 +85,8 @@ impl ServerFixture for Redis {
         OnOneServer::new(at(port))
     }
 
-    async fn connect(&self, connection: Connection) -> Result<RedisStore, String> {
-        let Connection { port, timeout, secrets } = connection;
+    async fn connect(&self, connection: StoreConnection) -> Result<RedisStore, String> {
+        let StoreConnection { port, timeout, secrets } = connection;
         let options = timeout.into_iter().fold(at(port), RedisOptions::timeout);
         let options = secrets.into_iter().fold(options, RedisOptions::key_ring);
         match RedisStore::connect(options).await {

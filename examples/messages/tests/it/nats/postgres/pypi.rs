@@ -21,7 +21,7 @@ fn python() -> Command {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_python_script_has_outbox_and_inbox() {
+async fn a_python_consumer_that_is_killed_writes_one_invoice_for_each_order() {
     let world = World::start().await;
     let database = world.database.url("postgres");
     let placed = (0..20).map(|number| {
@@ -45,7 +45,8 @@ async fn a_python_script_has_outbox_and_inbox() {
     let consumer = consume();
     world.until("SELECT count(*) > 0 FROM invoices", "t").await;
     consumer.kill();
-    // The same messages again, as after the end of the broker's window, and an id with other content.
+    // The same messages again, as after the end of the broker's window, and an id with other
+    // content.
     world.until("SELECT count(*) FROM hapax_outbox", "0").await;
     let sink = NatsSink::new(world.context.clone());
     let orders: Vec<(i64, String)> =
@@ -59,11 +60,33 @@ async fn a_python_script_has_outbox_and_inbox() {
         message.broker_id = Some(format!("again-{number}"));
         sink.publish(&message).await.unwrap();
     }
+    // Without headers, and one that is rejected before another comes under its id.
+    world.context.publish("orders.created", "no headers".into()).await.unwrap().await.unwrap();
+    for (number, payload) in ["rejected", "another"].into_iter().enumerate() {
+        let id = MessageId::new("order-x").unwrap();
+        let mut message = OutgoingMessage::new("orders.created", id, payload);
+        message.broker_id = Some(format!("x-{number}"));
+        sink.publish(&message).await.unwrap();
+    }
     let consumer = consume();
     world.until("SELECT count(*) FROM invoices", "20").await;
-    world.until("SELECT reason FROM hapax_dead_letters", "conflict").await;
+    let dead_letters = "SELECT string_agg(reason || ' ' || convert_from(payload, 'UTF8'), ', '
+        ORDER BY reason, payload) FROM hapax_dead_letters WHERE origin = 'nats://ORDERS/orders.created'";
+    let four = "mismatch another, mismatch other, no-id no headers, rejected rejected";
+    world.until(dead_letters, four).await;
+    // A redriven message leaves no dead letter.
+    let begun =
+        "SELECT encode(id, 'hex') FROM (SELECT id, hapax_dead_letter_redrive(id, 'ann', 'fixed')
+        FROM hapax_dead_letters WHERE reason = 'rejected') d";
+    let dead_letter = world.database.sql("postgres", begun).await;
+    let id = MessageId::new("order-x").unwrap();
+    let mut copy = OutgoingMessage::new("orders.created", id, r#"{"order": 21, "customer": "c"}"#);
+    copy.headers.push(("hapax-redrive".to_owned(), dead_letter.into()));
+    copy.broker_id = Some("redrive".to_owned());
+    sink.publish(&copy).await.unwrap();
+    world.until("SELECT count(*) FROM hapax_dead_letters", "3").await;
     consumer.end();
     relaying.abort();
     let counts = "SELECT count(*), count(DISTINCT order_id) FROM invoices";
-    assert_eq!(world.database.sql("postgres", counts).await, "20|20");
+    assert_eq!(world.database.sql("postgres", counts).await, "21|21");
 }

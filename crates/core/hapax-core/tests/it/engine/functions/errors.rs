@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hapax_core::machine::{Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, Resolve};
 use hapax_core::{Function, OnUnknown, OutcomeClass, RunError, Scope};
 use tokio::task::JoinSet;
 
@@ -223,7 +223,7 @@ async fn an_operator_can_resolve_with_an_error() {
     call(&charge, Count::default().then(Err(Refused::NoAnswer))).await.unwrap_err();
     let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
     let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
-    let resolution = Resolution::Happened(charge.error_outcome(&declined()));
+    let resolution = DefiniteVerdict::Happened(charge.error_outcome(&declined()));
     let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
     process.resolve(record, resolve).await.unwrap();
     let answer = call(&charge, never).await;

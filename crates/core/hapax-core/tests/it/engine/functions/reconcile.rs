@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::machine::{HookTiming, Resolution, Resolve};
+use hapax_core::machine::{DefiniteVerdict, HookTiming, Resolve};
 use hapax_core::{FencingToken, Policy, ReconcileCall, RunError, Scope, Verdict};
 use tokio::time::Instant;
 
@@ -174,7 +174,7 @@ async fn a_call_of_the_hook_waits_for_an_execution_that_began_before_its_verdict
         let process = world.process();
         let record = process.operation_id(&charge.scope(&Scope::shared()), &key());
         let expected = process.store().load(&record).await.unwrap().stored.unwrap().fence;
-        let resolution = Resolution::DidNotHappen;
+        let resolution = DefiniteVerdict::DidNotHappen;
         let resolve = Resolve { expected, force: false, forget: false, resolution, note: None };
         process.resolve(record, resolve).await.unwrap();
         call(&charge, Count::default().slowly(Duration::from_secs(10))).await

@@ -1,0 +1,169 @@
+//! Data of responses that later tries of an operation need.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, UNIX_EPOCH};
+
+use hapax_core::{OperationId, Timestamp};
+use hapax_http::header::IDEMPOTENCY_EXPIRES;
+use hapax_saga::StepContext;
+use http::HeaderMap;
+use http::header::DATE;
+use serde::{Deserialize, Serialize};
+
+use crate::flow::{ClientState, Host};
+use crate::request::RecordedRequest;
+use crate::server::Profile;
+
+/// Operations of which a process knows more than the journal. With more, all are dropped: their next
+/// try is one without this knowledge.
+const MAX_KNOWN: usize = 10_000;
+
+/// Data of the responses to an operation so far. They are saved with its next try.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Known {
+    /// Path and query of the status resource, at the server of the request, once it is accepted.
+    pub(crate) status: Option<String>,
+    /// The retention that the server has stated, from the first try that may have arrived.
+    pub(crate) retention: Option<Duration>,
+}
+
+/// Data of responses whose next try has not begun, with the fingerprints of the requests: a name that was
+/// forgotten may have another one.
+#[derive(Debug, Default)]
+pub(crate) struct KnownOperations(Mutex<HashMap<OperationId, ([u8; 32], Known)>>);
+
+impl KnownOperations {
+    fn all(&self) -> MutexGuard<'_, HashMap<OperationId, ([u8; 32], Known)>> {
+        // Locked for single changes.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn of(&self, id: &OperationId, request: &RecordedRequest) -> Option<Known> {
+        let (fingerprint, known) = self.all().get(id).cloned()?;
+        (fingerprint == request.fingerprint()).then_some(known)
+    }
+
+    pub(crate) fn remember(&self, id: OperationId, request: &RecordedRequest, known: Known) {
+        let known = (request.fingerprint(), known);
+        let mut all = self.all();
+        if all.len() >= MAX_KNOWN {
+            all.clear();
+        }
+        all.insert(id, known);
+    }
+
+    pub(crate) fn forget(&self, id: &OperationId) {
+        self.all().remove(id);
+    }
+}
+
+/// Adds to the data of earlier responses what this one says, and keeps them for the next try.
+pub(crate) fn learn(
+    at: &StepContext<Arc<ClientState>>,
+    request: &RecordedRequest,
+    host: &Host,
+    known: Known,
+    headers: &HeaderMap,
+) -> Known {
+    // Other servers do not promise what this header means, and a status resource has no key.
+    let states = host.server.profile == Profile::Hapax && known.status.is_none();
+    let stated = || stated_retention(headers, at.clock.now(), at.age());
+    let Some(stated) = states.then(stated).flatten() else { return known };
+    let known = Known { retention: Some(stated), ..known };
+    at.known.remember(at.id(), request, known.clone());
+    known
+}
+
+/// Returns the retention that a response states by `Idempotency-Expires`, from the first try that may have
+/// arrived; `age` is the time since that one, or none if it is this one.
+///
+/// The header is a time of the server's clock. What is left of it counts from the response's `Date`, of
+/// the same clock, or from `now`, whichever leaves less: a clock that is wrong makes a key expire too
+/// early, never too late. The time that this try took is left out, which makes it earlier too.
+fn stated_retention(
+    headers: &HeaderMap,
+    now: Timestamp,
+    age: Option<Duration>,
+) -> Option<Duration> {
+    let mut values = headers.get_all(IDEMPOTENCY_EXPIRES).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    // A Date of RFC 9651, whose parameters mean nothing here.
+    let text = value.to_str().ok()?.split(';').next()?.trim().strip_prefix('@')?;
+    let seconds = u64::try_from(text.parse::<i64>().ok()?.max(0)).ok()?;
+    let until = Timestamp::default().after(Duration::from_secs(seconds));
+    let date =
+        headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+    let date = date.and_then(|date| date.duration_since(UNIX_EPOCH).ok());
+    let by_server = date.map(|date| until.since(Timestamp::default().after(date)));
+    let left = by_server.map_or(until.since(now), |left| left.min(until.since(now)));
+    Some(age.unwrap_or_default().saturating_add(left))
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_saga::log::Blob;
+
+    use super::*;
+
+    /// Sun, 06 Nov 1994 08:49:37 GMT.
+    const NOW: u64 = 784_111_777;
+
+    fn stated(list: &[(&'static str, &str)], age: u64) -> Option<u64> {
+        let list = list.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let headers = HeaderMap::from_iter(list);
+        let now = Timestamp::from_micros(NOW * 1_000_000);
+        let age = (age > 0).then_some(Duration::from_secs(age));
+        stated_retention(&headers, now, age).map(|retention| retention.as_secs())
+    }
+
+    #[test]
+    fn the_stated_retention_counts_from_the_first_try_by_the_clock_that_leaves_less() {
+        let expires = ("idempotency-expires", "@784115377");
+        assert_eq!(stated(&[expires], 0), Some(3_600));
+        assert_eq!(stated(&[expires], 100), Some(3_700));
+        let [early, late] = ["Sun, 06 Nov 1994 08:39:37 GMT", "Sun, 06 Nov 1994 08:59:37 GMT"];
+        assert_eq!(stated(&[expires, ("date", early)], 0), Some(3_600));
+        assert_eq!(stated(&[expires, ("date", late)], 0), Some(3_000));
+        assert_eq!(stated(&[expires, ("date", "yesterday")], 0), Some(3_600));
+        assert_eq!(stated(&[("idempotency-expires", "@784115377;a=b")], 0), Some(3_600));
+        for past in ["@0", "@-5", "@784111777"] {
+            assert_eq!(stated(&[("idempotency-expires", past)], 0), Some(0), "{past}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_states_no_time_states_no_retention() {
+        for text in ["", "784115377", "@", "@1.5", "@soon", "Sun, 06 Nov 1994 08:49:37 GMT"] {
+            assert_eq!(stated(&[("idempotency-expires", text)], 0), None, "{text}");
+        }
+        let expires = ("idempotency-expires", "@784115377");
+        assert_eq!(stated(&[expires, expires], 0), None, "two of them");
+        assert_eq!(stated(&[], 5), None);
+    }
+
+    #[test]
+    fn known_operations_are_of_one_request_and_have_a_limit() {
+        let known = KnownOperations::default();
+        let request = |body: &'static str| RecordedRequest {
+            name: "n".into(),
+            method: "POST".into(),
+            url: "http://a/".into(),
+            headers: Vec::new(),
+            body: Blob(body.into()),
+        };
+        let id = OperationId::from_bytes([1; 32]);
+        let accepted = Known { status: Some("/1".into()), retention: None };
+        known.remember(id, &request("one"), accepted.clone());
+        assert_eq!(known.of(&id, &request("one")), Some(accepted));
+        assert_eq!(known.of(&id, &request("two")), None, "another request of the name");
+        known.forget(&id);
+        assert_eq!(known.of(&id, &request("one")), None);
+        for number in 0..=MAX_KNOWN {
+            let mut id = [0; 32];
+            id[..8].copy_from_slice(&(number as u64).to_be_bytes());
+            known.remember(OperationId::from_bytes(id), &request("one"), Known::default());
+        }
+        assert_eq!(known.all().len(), 1);
+    }
+}

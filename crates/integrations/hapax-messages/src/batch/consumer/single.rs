@@ -1,0 +1,154 @@
+//! Messages that are handled alone: suspects, old ones, and those that failed in a batch.
+
+use std::time::Duration;
+
+use hapax_core::{Entropy, Timestamp};
+
+use super::{AFTER_ERROR, BatchState, IN_FLIGHT_PAUSE};
+use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
+use crate::dead_letter::{CRASHED, DeadLetterReason, MISMATCH, TOO_OLD};
+use crate::handler::MessageFailure;
+use crate::inbox::{Finish, HoldCause};
+
+/// Result for a message that was handled alone.
+pub(super) enum Single {
+    Done(Finish),
+    Again(Duration, HoldCause),
+}
+
+/// State of a message that is kept while it is handled alone.
+#[derive(Default)]
+struct Tried {
+    /// The attempt that was counted, and in which the handler has not failed: it is not counted
+    /// again after an outage.
+    counted: Option<BatchAttempt>,
+    last_error: Option<String>,
+}
+
+impl BatchState {
+    /// Acknowledges a message that was handled alone, or holds it. Returns the pause before the
+    /// next attempt, if there is one.
+    pub(super) async fn conclude(&self, item: &BatchItem, single: Single) -> Option<Duration> {
+        match single {
+            Single::Done(finish) => {
+                self.finish(&item.delivery, finish).await;
+                None
+            }
+            Single::Again(pause, cause) => {
+                self.counters.held(cause);
+                Some(pause)
+            }
+        }
+    }
+
+    /// Handles a message alone until it is acknowledged, or the consumer drains.
+    pub(super) async fn deliver_single(&self, item: BatchItem, is_old: bool) {
+        let first_at = self.clock.now();
+        let mut tried = Tried::default();
+        loop {
+            let single = {
+                let Some(_alone) = self.permits(true).await else { return };
+                self.single(&item, is_old, first_at, &mut tried).await
+            };
+            let Some(pause) = self.conclude(&item, single).await else { return };
+            if !self.pause(pause).await {
+                return;
+            }
+        }
+    }
+
+    /// Counts an attempt and makes it.
+    async fn single(
+        &self,
+        item: &BatchItem,
+        is_old: bool,
+        first_at: Timestamp,
+        tried: &mut Tried,
+    ) -> Single {
+        let counted = match tried.counted {
+            Some(attempt) => Ok(attempt),
+            None => {
+                let counted = self.inbox.attempt(&item.id).await;
+                self.note_database(&counted);
+                counted
+            }
+        };
+        let attempt = match counted {
+            // It was handled, or its id belongs to another payload: inserting the id decides.
+            Ok(BatchAttempt { number: 0, .. }) => BatchAttempt { number: 1, follows_failure: true },
+            Ok(attempt) => *tried.counted.insert(attempt),
+            Err(error) => return again(&error),
+        };
+        if is_old && tried.counted.is_some() {
+            let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
+            return self.park(id, &item.delivery, reason, 0, TOO_OLD, first_at).await;
+        }
+        let BatchAttempt { number: attempt, follows_failure } = attempt;
+        let is_suspect = !follows_failure && tried.last_error.is_none();
+        if attempt > self.attempts.most(is_suspect) {
+            let text = tried.last_error.as_deref().unwrap_or(CRASHED);
+            let (id, reason) = (Some(&item.id), DeadLetterReason::Attempts);
+            return self.park(id, &item.delivery, reason, attempt - 1, text, first_at).await;
+        }
+        match self.apply(std::slice::from_ref(item), true).await {
+            Ok(states) => match states.first() {
+                Some(EntryState::New) => Single::Done(Finish::Handled),
+                Some(EntryState::Mismatch) => {
+                    let (id, reason) = (Some(&item.id), DeadLetterReason::Mismatch);
+                    self.park(id, &item.delivery, reason, 0, MISMATCH, first_at).await
+                }
+                Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
+            },
+            Err(BatchError::Handler(failure)) => {
+                *tried = Tried { counted: None, last_error: Some(failure.text()) };
+                self.failed(item, &failure, attempt, first_at).await
+            }
+            Err(error) => again(&error),
+        }
+    }
+
+    /// Notes the failure of an attempt, and parks the message after the last one.
+    pub(super) async fn failed(
+        &self,
+        item: &BatchItem,
+        failure: &MessageFailure,
+        attempt: u32,
+        first_at: Timestamp,
+    ) -> Single {
+        let text = failure.text();
+        let is_last = attempt >= self.attempts.max.get();
+        let (reason, after) = match failure {
+            MessageFailure::Reject { .. } => (Some(DeadLetterReason::Rejected), None),
+            MessageFailure::Retry { .. } | MessageFailure::Unknown { .. } if is_last => {
+                (Some(DeadLetterReason::Attempts), None)
+            }
+            MessageFailure::Retry { after, .. } => (None, *after),
+            MessageFailure::Unknown { .. } => (None, None),
+        };
+        if let Some(reason) = reason {
+            return self
+                .park(Some(&item.id), &item.delivery, reason, attempt, &text, first_at)
+                .await;
+        }
+        let noted = self.inbox.note_failure(&item.id, &text).await;
+        self.note_database(&noted);
+        if let Err(error) = noted {
+            return again(&error);
+        }
+        let pause = after.map_or_else(
+            || self.attempts.backoff().pause(attempt, &self.entropy as &dyn Entropy),
+            |after| after.min(self.attempts.longest_pause),
+        );
+        Single::Again(pause, HoldCause::Retry)
+    }
+}
+
+pub(super) fn again(error: &BatchError) -> Single {
+    match error {
+        BatchError::InProgress => Single::Again(IN_FLIGHT_PAUSE, HoldCause::InFlight),
+        BatchError::Handler(_) => Single::Again(AFTER_ERROR, HoldCause::Retry),
+        BatchError::Aborted(_) | BatchError::Unavailable(_) => {
+            Single::Again(AFTER_ERROR, HoldCause::Store)
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The sizes of batches in batch mode.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{
+    BatchAttempt, BatchConsumer, BatchConsumerLimits, BatchError, BatchInbox, BatchItem,
+    BatchOptions, DeadLetter, EntryState, MessageFailure, MessageId,
+};
+use hapax_testkit::messages::MemoryBroker;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+
+use super::world::{HOUR, message};
+
+/// Time that a transaction takes.
+const TRANSACTION: Duration = Duration::from_millis(100);
+
+/// An inbox that notes the size of each batch, and fails for a message with the id `stuck`.
+#[derive(Debug, Default)]
+pub(super) struct Sizes {
+    pub(super) sizes: Mutex<Vec<usize>>,
+    /// A permit for each message that may be handled, if they wait.
+    pub(super) gate: Option<Arc<Semaphore>>,
+    /// Times of the purges, of which the first three find more ids than they remove.
+    pub(super) purges: Mutex<Vec<Instant>>,
+}
+
+impl BatchInbox for Sizes {
+    fn consumer(&self) -> &str {
+        "orders"
+    }
+
+    fn retention(&self) -> Duration {
+        HOUR
+    }
+
+    fn bytes_per_id(&self) -> u64 {
+        1
+    }
+
+    fn apply(
+        &self,
+        batch: Vec<BatchItem>,
+        _: bool,
+    ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>> {
+        Box::pin(async move {
+            sleep(TRANSACTION).await;
+            if let Some(gate) = &self.gate {
+                let permits = u32::try_from(batch.len()).unwrap();
+                gate.acquire_many(permits).await.unwrap().forget();
+            }
+            if batch.iter().any(|item| item.id().as_str() == "stuck") {
+                return Err(BatchError::Handler(MessageFailure::retry_after(HOUR, "stuck")));
+            }
+            self.sizes.lock().unwrap().push(batch.len());
+            Ok(vec![EntryState::New; batch.len()])
+        })
+    }
+
+    fn attempt<'a>(&'a self, _: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
+        Box::pin(async { Ok(BatchAttempt { number: 2, follows_failure: true }) })
+    }
+
+    fn note_failure<'a>(
+        &'a self,
+        _: &'a MessageId,
+        _: &'a str,
+    ) -> BoxFuture<'a, Result<u32, BatchError>> {
+        Box::pin(async { Ok(1) })
+    }
+
+    fn park<'a>(
+        &'a self,
+        _: &'a DeadLetter,
+        _: bool,
+    ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
+        Box::pin(async { Ok(EntryState::New) })
+    }
+
+    fn purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
+        let mut purges = self.purges.lock().unwrap();
+        let full = purges.len() < 3;
+        purges.push(Instant::now());
+        Box::pin(async move { Ok(if full { limit.into() } else { 17 }) })
+    }
+}
+
+/// Runs a consumer with batches of ten in two transactions until at most `left` messages are left.
+/// Returns the sizes of the batches.
+async fn sizes(broker: &MemoryBroker, max_unacknowledged: usize, left: usize) -> Vec<usize> {
+    let (inbox, size) = (Arc::new(Sizes::default()), |size| NonZeroUsize::new(size).unwrap());
+    let limits = BatchConsumerLimits {
+        batch: size(10),
+        transactions: size(2),
+        max_unacknowledged: size(max_unacknowledged),
+        ..BatchConsumerLimits::default()
+    };
+    let options = BatchOptions { limits, ..BatchOptions::default() };
+    let consumer = BatchConsumer::new(inbox.clone(), Arc::new(broker.clone()), options).unwrap();
+    let running = tokio::spawn(consumer.run(std::future::pending()));
+    while broker.backlog() > left {
+        sleep(Duration::from_millis(1)).await;
+    }
+    running.abort();
+    inbox.sizes.lock().unwrap().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_are_full_while_there_are_messages() {
+    for max_unacknowledged in [20, 30, 45] {
+        let broker = MemoryBroker::default();
+        (0..1_000).for_each(|number| broker.send(message(&format!("m-{number}"))));
+        let sizes = sizes(&broker, max_unacknowledged, 0).await;
+        assert_eq!(sizes, vec![10; 100], "{max_unacknowledged} unacknowledged messages");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_wait_for_a_retry_do_not_stop_others() {
+    let broker = MemoryBroker::default();
+    broker.send(message("stuck"));
+    (0..100).for_each(|number| broker.send(message(&format!("m-{number}"))));
+    let begun = Instant::now();
+    let sizes = sizes(&broker, 10, 1).await;
+    // Far before the next attempt of the one that waits.
+    assert!(begun.elapsed() < TRANSACTION * 100, "{:?}", begun.elapsed());
+    assert_eq!(sizes.iter().sum::<usize>(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ids_are_purged_at_start_then_until_none_is_left_and_each_minute() {
+    let inbox = Arc::new(Sizes::default());
+    let source = Arc::new(MemoryBroker::default());
+    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
+    let start = Instant::now();
+    consumer.run(sleep(Duration::from_secs(130))).await;
+    let purges = inbox.purges.lock().unwrap();
+    let times: Vec<_> = purges.iter().map(|at| at.duration_since(start).as_secs()).collect();
+    assert_eq!(times, [0, 1, 2, 3, 63, 123]);
+}

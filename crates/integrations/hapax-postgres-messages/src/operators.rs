@@ -1,0 +1,259 @@
+//! Operators' access to dead letters: list, redrive and drop. Each decision is stored with
+//! its author and reason.
+
+use bytes::Bytes;
+use hapax_messages::DeadLetterReason;
+use hapax_postgres_data::{SqlParameter, SqlRow, SqlValue};
+
+use crate::connections::ConnectCause;
+use crate::dead_letters::PgDeadLetterStore;
+
+/// Consumer name of the dead letters of an outbox.
+pub const OUTBOX_CONSUMER: &str = "hapax-outbox";
+
+/// Columns of a [`DeadLetterSummary`].
+const COLUMNS: &str =
+    "id, consumer, message_id, origin, reason, attempts::bigint, error, order_key,
+    to_char(first_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
+    to_char(last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
+    redrives::bigint, octet_length(payload)::bigint,
+    to_char(parked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
+
+const LIST: &str = "FROM hapax_dead_letters
+    WHERE ($1::text IS NULL OR consumer = $1) AND ($2::text IS NULL OR reason = $2)
+        AND ($3::text IS NULL OR (parked_at, id) > ($3::timestamptz, $4))
+    ORDER BY parked_at, id LIMIT $5";
+
+const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
+const DROP: &str = "SELECT hapax_dead_letter_drop($1, $2, $3)::text";
+const REDRIVE_TO_OUTBOX: &str = "SELECT hapax_outbox_redrive($1)::text";
+
+/// Selection of the dead letters to list.
+#[derive(Clone, Debug, Default)]
+pub struct DeadLetterQuery {
+    /// Only those of this consumer.
+    pub consumer: Option<String>,
+    /// Only those with this reason.
+    pub reason: Option<DeadLetterReason>,
+    /// Only those after this one: the last of an earlier list, even if it was removed since.
+    pub after: Option<DeadLetterPosition>,
+    /// Largest number.
+    pub limit: u32,
+}
+
+/// Position of a dead letter in the order of all.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeadLetterPosition {
+    parked_at: String,
+    id: [u8; 32],
+}
+
+/// A dead letter without its headers and payload. Times are RFC 3339 texts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DeadLetterSummary {
+    /// Id.
+    pub id: [u8; 32],
+    /// Consumer that parked the message.
+    pub consumer: String,
+    /// Id of the message, if it has one.
+    pub message_id: Option<String>,
+    /// Origin of the message; of an outbox, its destination.
+    pub origin: String,
+    /// Reason, as [`DeadLetterReason::as_str`] returns it.
+    pub reason: String,
+    /// Number of executions that began.
+    pub attempts: u64,
+    /// Last error.
+    pub error: String,
+    /// Order key, which is blocked.
+    pub order_key: Option<String>,
+    /// Time of the first delivery that is known.
+    pub first_at: String,
+    /// Time of the last delivery.
+    pub last_at: String,
+    /// Number of redrives so far.
+    pub redrives: u64,
+    /// Size of the payload in bytes.
+    pub payload_bytes: u64,
+    /// Time at which it was parked.
+    pub parked_at: String,
+}
+
+impl DeadLetterSummary {
+    /// Returns the position after which a further list begins.
+    #[must_use]
+    pub fn position(&self) -> DeadLetterPosition {
+        DeadLetterPosition { parked_at: self.parked_at.clone(), id: self.id }
+    }
+}
+
+/// Headers and payload of a dead letter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct DeadLetterContents {
+    /// Headers, in their order.
+    pub headers: Vec<(String, Bytes)>,
+    /// Payload.
+    pub payload: Bytes,
+}
+
+fn other_rows() -> ConnectCause {
+    "expected the rows of hapax_dead_letters, found others: run the migrations".into()
+}
+
+fn unsigned(value: &SqlValue) -> Result<u64, ConnectCause> {
+    value.integer().and_then(|number| u64::try_from(number).ok()).ok_or_else(other_rows)
+}
+
+fn summary(row: SqlRow) -> Result<DeadLetterSummary, ConnectCause> {
+    let [
+        id,
+        consumer,
+        message_id,
+        origin,
+        reason,
+        attempts,
+        error,
+        order_key,
+        first_at,
+        last_at,
+        redrives,
+        bytes,
+        parked_at,
+    ] = <[SqlValue; 13]>::try_from(row).map_err(|_| other_rows())?;
+    let text = |value: SqlValue| value.text().ok_or_else(other_rows);
+    let id = id.bytes().and_then(|id| id.try_into().ok()).ok_or_else(other_rows)?;
+    Ok(DeadLetterSummary {
+        id,
+        consumer: text(consumer)?,
+        message_id: message_id.text(),
+        origin: text(origin)?,
+        reason: text(reason)?,
+        attempts: unsigned(&attempts)?,
+        error: text(error)?,
+        order_key: order_key.text(),
+        first_at: text(first_at)?,
+        last_at: text(last_at)?,
+        redrives: unsigned(&redrives)?,
+        payload_bytes: unsigned(&bytes)?,
+        parked_at: text(parked_at)?,
+    })
+}
+
+impl PgDeadLetterStore {
+    /// Returns dead letters, oldest first.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn list(
+        &self,
+        query: &DeadLetterQuery,
+    ) -> Result<Vec<DeadLetterSummary>, ConnectCause> {
+        let text = format!("SELECT {COLUMNS} {LIST}");
+        let parameters = [
+            SqlParameter::Text(query.consumer.as_deref()),
+            SqlParameter::Text(query.reason.map(DeadLetterReason::as_str)),
+            SqlParameter::Text(query.after.as_ref().map(|after| after.parked_at.as_str())),
+            SqlParameter::Bytes(query.after.as_ref().map(|after| &after.id[..])),
+            SqlParameter::Integer(Some(query.limit.into())),
+        ];
+        self.run(&text, &parameters).await?.into_iter().map(summary).collect()
+    }
+
+    /// Returns at most two dead letters whose ids begin with the hexadecimal digits `prefix`.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn find(&self, prefix: &str) -> Result<Vec<DeadLetterSummary>, ConnectCause> {
+        let text = format!(
+            "SELECT {COLUMNS} FROM hapax_dead_letters
+            WHERE left(encode(id, 'hex'), length($1)) = lower($1) LIMIT 2"
+        );
+        let parameters = [SqlParameter::Text(Some(prefix))];
+        self.run(&text, &parameters).await?.into_iter().map(summary).collect()
+    }
+
+    /// Returns headers and payload of a dead letter; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn contents(
+        &self,
+        id: &[u8; 32],
+    ) -> Result<Option<DeadLetterContents>, ConnectCause> {
+        let text = "SELECT payload, h.name, h.value FROM hapax_dead_letters
+            LEFT JOIN LATERAL unnest(header_names, header_values) WITH ORDINALITY
+                AS h (name, value, at) ON true
+            WHERE id = $1 ORDER BY h.at";
+        let rows = self.run(text, &[SqlParameter::Bytes(Some(id))]).await?;
+        let mut contents = None;
+        for row in rows {
+            let [payload, name, value] =
+                <[SqlValue; 3]>::try_from(row).map_err(|_| other_rows())?;
+            let payload = Bytes::from(payload.bytes().ok_or_else(other_rows)?);
+            let contents =
+                contents.get_or_insert_with(|| DeadLetterContents { headers: Vec::new(), payload });
+            if let (Some(name), Some(value)) = (name.text(), value.bytes()) {
+                contents.headers.push((name, value.into()));
+            }
+        }
+        Ok(contents)
+    }
+
+    /// Begins to redrive a dead letter: removes the id of its message from the inbox in this
+    /// database, if the message was parked and not handled. Returns the number of the redrive;
+    /// `None` if the dead letter does not exist. It stays until its message was handled.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have begun. A dead letter whose reason is
+    /// a mismatch is rejected.
+    pub async fn begin_redrive(
+        &self,
+        id: &[u8; 32],
+        operator: &str,
+        reason: &str,
+    ) -> Result<Option<u64>, ConnectCause> {
+        let parameters = [
+            SqlParameter::Bytes(Some(id)),
+            SqlParameter::Text(Some(operator)),
+            SqlParameter::Text(Some(reason)),
+        ];
+        let rows = self.run(REDRIVE, &parameters).await?;
+        let number = rows.first().and_then(|row| row.first()).and_then(SqlValue::integer);
+        Ok(number.and_then(|number| u64::try_from(number).ok()))
+    }
+
+    /// Moves a dead letter of the outbox back to its position in the outbox. Returns whether it
+    /// existed.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have been moved.
+    pub async fn redrive_to_outbox(&self, id: &[u8; 32]) -> Result<bool, ConnectCause> {
+        let rows = self.run(REDRIVE_TO_OUTBOX, &[SqlParameter::Bytes(Some(id))]).await?;
+        Ok(is_true(rows))
+    }
+
+    /// Deletes a dead letter without handling its message. Returns whether it existed.
+    ///
+    /// # Errors
+    /// The error of the connection or the server; it may have been dropped.
+    pub async fn drop_dead_letter(
+        &self,
+        id: &[u8; 32],
+        operator: &str,
+        reason: &str,
+    ) -> Result<bool, ConnectCause> {
+        let parameters = [
+            SqlParameter::Bytes(Some(id)),
+            SqlParameter::Text(Some(operator)),
+            SqlParameter::Text(Some(reason)),
+        ];
+        Ok(is_true(self.run(DROP, &parameters).await?))
+    }
+}
+
+fn is_true(rows: Vec<SqlRow>) -> bool {
+    let value = rows.into_iter().next().and_then(|row| row.into_iter().next());
+    value.and_then(SqlValue::text).is_some_and(|text| text == "true")
+}

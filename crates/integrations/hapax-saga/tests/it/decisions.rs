@@ -1,0 +1,174 @@
+//! Decisions about sagas that are not stuck, or whose results or logs cannot be read.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_core::schedule::Schedule;
+use hapax_core::{Amendment, Idempotency, OperationId};
+use hapax_saga::log::{Direction, StuckReason};
+use hapax_saga::{
+    Saga, SagaDecision, SagaError, SagaOperatorError, StepContext, StepError, StepRetry,
+};
+
+use crate::shop::{Answer, Systems, cart, order};
+use crate::stuck::{operator, reason, stuck};
+use crate::world::{World, key, scope};
+
+/// Returns a saga of one step without a key, whose answer is lost, and which returns its result.
+fn ask<R>(systems: &Systems) -> Saga<(), R, String>
+where
+    R: serde::Serialize + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut saga = Saga::define("ask", 1, systems.clone());
+    let ask = saga
+        .once("ask", async |_: StepContext<Systems>, (): ()| {
+            Err::<R, StepError<String>>(StepError::unknown("no answer"))
+        })
+        .no_undo();
+    saga.flow(move |op, (): ()| async move { op.run(ask, ()).await }).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_resolved_with_another_type_is_stuck_and_can_be_resolved_again() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (ask::<u32>(&systems), operator(&world));
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    let view = stuck(&operator).await;
+    let wrong = SagaDecision::happened(&"seven").unwrap();
+    operator.decide(&view, &wrong, "ann", "they told me").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let view = stuck(&operator).await;
+    assert_eq!(reason(&view), (StuckReason::Unreadable, Direction::Forward));
+    assert_eq!(view.log.clone().unwrap().stuck.unwrap().step, Some(0));
+    let right = SagaDecision::happened(&7_u32).unwrap();
+    operator.decide(&view, &right, "ann", "they told me").await.unwrap();
+    assert_eq!(started.outcome().await.unwrap(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_value_is_resolved_with_null() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (ask::<Option<u32>>(&systems), operator(&world));
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    let view = stuck(&operator).await;
+    let null = SagaDecision::happened(&serde_json::Value::Null).unwrap();
+    operator.decide(&view, &null, "ann", "there is none").await.unwrap();
+    assert_eq!(started.outcome().await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_overdue_saga_can_be_aborted_and_is_undone_when_its_definition_is_back() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (order(&systems), operator(&world));
+    systems.answer("charge", &[Answer::NotSent]);
+    let old = world.process(&saga);
+    let started = old.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    old.task.abort();
+    assert!(old.sagas.run(std::future::ready(()), Duration::from_secs(60)).await);
+    tokio::time::sleep(Duration::from_secs(660)).await;
+    let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
+    let view = &sagas[0];
+    assert!(view.log.as_ref().unwrap().stuck.is_none());
+    let calls = systems.names();
+    let retry = operator.decide(view, &SagaDecision::Retry, "ann", "a test").await;
+    assert!(matches!(retry, Err(SagaOperatorError::Mismatch(_))), "{retry:?}");
+    // Twice, as after a lost answer.
+    for _ in 0..2 {
+        operator.decide(view, &SagaDecision::Abort, "ann", "customer left").await.unwrap();
+    }
+    let _process = world.process(&saga);
+    let outcome = started.outcome().await;
+    let text = "aborted by ann: customer left";
+    assert!(matches!(&outcome, Err(SagaError::Cancelled { reason }) if reason == text));
+    assert_eq!(systems.names()[calls.len()..], ["free"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_saga_that_runs_is_not_aborted() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (order(&systems), operator(&world));
+    systems.answer("reserve", &[Answer::Hang]);
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
+    let abort = operator.decide(&sagas[0], &SagaDecision::Abort, "ann", "a test").await;
+    assert!(matches!(abort, Err(SagaOperatorError::Mismatch(_))), "{abort:?}");
+    assert_eq!(started.outcome().await.unwrap(), "visa:1999");
+}
+
+/// Replaces the log of a parked saga by bytes that are none.
+async fn damage(world: &World, id: OperationId) {
+    let engine = Idempotency::builder(world.store.clone()).build().unwrap();
+    let seen = engine.load(&id).await.unwrap();
+    let expected = seen.stored.as_ref().unwrap().write_id;
+    let checkpoint = Some(Bytes::from_static(b"no log"));
+    let amendment = Amendment { expected, checkpoint, lease: Duration::ZERO };
+    engine.amend(id, seen, amendment).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_log_that_cannot_be_read_hides_no_other_saga_and_gets_no_second_entry() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (saga, operator) = (order(&systems), operator(&world));
+    systems.answer("charge", &[Answer::NotSent; 10]);
+    let process = world.process(&saga);
+    let mut ids = Vec::new();
+    for name in ["a", "b"] {
+        let started = process.sagas.start(&saga, &scope(), &key(name), &cart()).await.unwrap();
+        ids.push(started.id());
+    }
+    stuck(&operator).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    process.task.abort();
+    damage(&world, ids[0]).await;
+    let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
+    let listed = |id| sagas.iter().find(|saga| saga.id == id).unwrap();
+    assert!(listed(ids[0]).is_unreadable && listed(ids[0]).log.is_none());
+    assert!(!listed(ids[1]).is_unreadable && listed(ids[1]).log.is_some());
+    let shown = operator.show(&ids[0]).await;
+    assert!(matches!(shown, Err(SagaOperatorError::Unreadable)), "{shown:?}");
+    // The same start finds it.
+    let again = process.sagas.start(&saga, &scope(), &key("a"), &cart()).await.unwrap();
+    assert!(!again.is_first());
+    let entries = world.store.entries(None, NonZeroU32::MAX).await.unwrap().entries;
+    let of_first = entries.iter().filter(|(key, _)| key.operation == ids[0]);
+    assert_eq!(of_first.count(), 1);
+}
+
+#[test]
+fn a_try_that_was_not_called_does_not_count() {
+    let mut saga = Saga::define("one-try", 1, ());
+    let pay = saga
+        .keyed("pay", crate::shop::DAY, async |_: StepContext<()>, (): ()| {
+            Ok::<_, StepError<String>>(())
+        })
+        .retry(StepRetry::default().tries(1))
+        .no_undo();
+    let saga = saga.flow(move |op, (): ()| async move { op.run(pay, ()).await }).unwrap();
+    let now = hapax_core::Timestamp::from_micros(1_000_000).into();
+    let id = hapax_core::EntryId::from_bytes([1; 16]);
+    for is_saved in [false, true] {
+        let mut run = saga.simulate(None, id, 1, now, &()).unwrap();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let saving = run.advance(&mut cx, now);
+        assert_eq!(saving, std::task::Poll::Ready(hapax_saga::run::Effect::Save));
+        if is_saved {
+            let saved = hapax_saga::run::RunEvent::Saved(None);
+            run.resume(saved, now, &hapax_core::SystemEntropy);
+            assert!(matches!(
+                run.advance(&mut cx, now),
+                std::task::Poll::Ready(hapax_saga::run::Effect::Call(_))
+            ));
+        }
+        assert_eq!(run.log().steps[0].forward.begun, 1);
+        run.interrupt(now);
+        let tries = &run.log().steps[0].forward;
+        let found = (tries.begun, tries.open, tries.since, tries.first);
+        assert_eq!(found, (0, false, None, None), "saved: {is_saved}");
+    }
+}

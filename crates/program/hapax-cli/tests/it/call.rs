@@ -1,0 +1,467 @@
+//! `hapax call` against a server of threads that honors keys, and a client against the gateway.
+
+mod kills;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use hapax_client::{Client, Credentials, Journal, SendError, Server};
+
+use crate::world::{Gateway, hapax};
+
+/// Faults of the server for its next request.
+#[derive(Clone, Copy)]
+enum Act {
+    Hang,
+    Slow(Duration),
+    Status(u16),
+    /// Executes, and answers with a body of this number of bytes.
+    Large(usize),
+    /// Executes, and answers with 202 and a `Location`.
+    Accept,
+}
+
+#[derive(Default)]
+struct State {
+    acts: Vec<Act>,
+    requests: Vec<String>,
+    effects: BTreeSet<String>,
+    executions: u32,
+}
+
+#[derive(Clone)]
+struct Bank {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+impl Bank {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let bank = Self { address: listener.local_addr().unwrap(), state: Arc::default() };
+        let serving = bank.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let bank = serving.clone();
+                std::thread::spawn(move || bank.exchange(stream));
+            }
+        });
+        bank
+    }
+
+    fn act(&self, act: Act) {
+        self.state.lock().unwrap().acts.push(act);
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.state.lock().unwrap().requests.clone()
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/payments", self.address)
+    }
+
+    fn exchange(&self, stream: TcpStream) -> Option<()> {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let (mut head, mut length, mut key) = (String::new(), 0, String::new());
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).ok()?;
+            head.push_str(&line);
+            match line.trim_end().split_once(": ") {
+                Some(("content-length", value)) => length = value.parse().unwrap(),
+                Some(("idempotency-key", value)) => key = value.to_owned(),
+                _ => {}
+            }
+            if line.is_empty() {
+                // The client was killed before it sent the whole head.
+                return None;
+            }
+            if line == "\r\n" {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).ok()?;
+        let act = {
+            let mut state = self.state.lock().unwrap();
+            state.requests.push(format!("{head}{}", String::from_utf8(body).unwrap()));
+            let act = (!state.acts.is_empty()).then(|| state.acts.remove(0));
+            if !matches!(act, Some(Act::Status(_))) && (key.is_empty() || state.effects.insert(key))
+            {
+                state.executions += 1;
+            }
+            act
+        };
+        let (status, text) = match act {
+            None => (201, "paid".to_owned()),
+            Some(Act::Status(status)) => (status, "no".to_owned()),
+            Some(Act::Large(length)) => (201, "x".repeat(length)),
+            Some(Act::Accept) => (202, "accepted".to_owned()),
+            Some(Act::Slow(pause)) => {
+                std::thread::park_timeout(pause);
+                (201, "paid".to_owned())
+            }
+            Some(Act::Hang) => loop {
+                std::thread::park();
+            },
+        };
+        let lines = if status == 202 { "location: /status\r\nretry-after: 0\r\n" } else { "" };
+        let answer = format!(
+            "HTTP/1.1 {status} Status\r\ncontent-length: {}\r\n{lines}connection: close\r\n\r\n{text}",
+            text.len()
+        );
+        (&stream).write_all(answer.as_bytes()).ok()
+    }
+}
+
+struct Script {
+    bank: Bank,
+    folder: tempfile::TempDir,
+}
+
+impl Script {
+    fn new() -> Self {
+        Self { bank: Bank::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.path().join("calls.db")
+    }
+
+    fn call(&self, words: &[&str]) -> Output {
+        self.call_with(words, &self.journal())
+    }
+
+    fn call_with(&self, words: &[&str], journal: &Path) -> Output {
+        let words = [&["call"], words, &["--journal", journal.to_str().unwrap()]].concat();
+        hapax(&words).env("TOKEN", "Bearer hush-token").output().unwrap()
+    }
+
+    /// Pays an invoice; returns the exit code and standard output.
+    fn pay(&self, name: &str, words: &[&str]) -> (i32, String) {
+        let url = self.bank.url();
+        let send =
+            ["--name", name, "--server", "hapax", "POST", &url, "--json", r#"{"cents":1999}"#];
+        let output = self.call(&[&send[..], words].concat());
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    }
+
+    fn list(&self) -> Value {
+        serde_json::from_slice(&self.call(&["list", "--json"]).stdout).unwrap()
+    }
+}
+
+#[test]
+fn a_call_prints_its_answer_and_the_same_call_again_sends_nothing() {
+    let script = Script::new();
+    for _ in 0..2 {
+        let header = ["--header-env", "authorization=TOKEN", "--header", "x-note: one"];
+        assert_eq!(script.pay("invoice-17", &header), (0, "paid".to_owned()));
+    }
+    let requests = script.bank.requests();
+    assert_eq!(requests.len(), 1);
+    assert!(requests[0].starts_with("POST /payments HTTP/1.1\r\n"), "{}", requests[0]);
+    for text in
+        ["authorization: Bearer hush-token", "x-note: one", "application/json", r#"{"cents":1999}"#]
+    {
+        assert!(requests[0].contains(text), "{text}: {}", requests[0]);
+    }
+    let listed = script.list();
+    assert_eq!(listed["finished"][0]["name"], "invoice-17");
+    assert_eq!(listed["finished"][0]["status"], 201);
+    let listed = String::from_utf8(script.call(&["list"]).stdout).unwrap();
+    assert!(listed.contains("201") && listed.contains("invoice-17  POST http://"), "{listed}");
+    for file in std::fs::read_dir(script.folder.path()).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        assert!(!bytes.windows(4).any(|window| window == b"hush"));
+    }
+}
+
+#[test]
+fn an_accepted_operation_is_followed_if_the_server_is_declared_so() {
+    let script = Script::new();
+    let lines = || {
+        let requests = script.bank.requests().into_iter();
+        requests.map(|it| it.lines().next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    script.bank.act(Act::Accept);
+    assert_eq!(script.pay("plain", &[]), (0, "accepted".to_owned()));
+    script.bank.act(Act::Accept);
+    assert_eq!(script.pay("followed", &["--follow-accepted"]), (0, "paid".to_owned()));
+    let (post, get) = ("POST /payments HTTP/1.1", "GET /status HTTP/1.1");
+    assert_eq!(lines(), [post, post, get]);
+}
+
+#[test]
+fn exit_codes_say_how_a_call_ended() {
+    let script = Script::new();
+    script.bank.act(Act::Status(404));
+    assert_eq!(script.pay("answered", &[]), (22, "no".to_owned()));
+    assert_eq!(script.pay("answered", &["--header", "a: b"]).0, 65, "another request");
+    script.bank.act(Act::Status(503));
+    assert_eq!(script.pay("pending", &["--wait", "1ms"]).0, 75);
+    script.bank.act(Act::Status(401));
+    assert_eq!(script.pay("unauthorized", &[]).0, 77);
+    assert_eq!(script.pay("usage", &["--header", "authorization: Bearer t"]).0, 64);
+    assert_eq!(script.pay("usage", &["--header-env", "authorization=MISSING"]).0, 64);
+    assert_eq!(script.call(&[]).status.code(), Some(64));
+    let folder = script.folder.path();
+    let url = script.bank.url();
+    let ended = script.call_with(&["--name", "n", "POST", &url], folder);
+    assert_eq!(ended.status.code(), Some(69), "a folder is no journal");
+    // By default the server honors no keys.
+    let hang = ["--name", "unknown", "GET", &url, "--wait", "500ms"];
+    script.bank.act(Act::Hang);
+    assert_eq!(script.call(&hang).status.code(), Some(75));
+    assert_eq!(script.call(&hang).status.code(), Some(76));
+}
+
+#[test]
+fn an_answer_that_cannot_be_printed_is_kept() {
+    let script = Script::new();
+    let (url, journal) = (script.bank.url(), script.journal());
+    let words = ["call", "--name", "n", "--server", "hapax", "POST", &url, "--json"];
+    let words =
+        [&words[..], &[r#"{"cents":1999}"#, "--journal", journal.to_str().unwrap()]].concat();
+    // It rejects each write, like a full disk.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert_eq!(hapax(&words).stdout(full).status().unwrap().code(), Some(74));
+    assert_eq!(script.pay("n", &[]), (0, "paid".to_owned()));
+    assert_eq!(script.bank.requests().len(), 1);
+}
+
+#[test]
+fn a_password_in_a_url_is_rejected_and_not_repeated() {
+    let script = Script::new();
+    let url = script.bank.url().replace("http://", "http://bot:s3cret@");
+    let output = script.call(&["--name", "n", "POST", &url]);
+    assert_eq!(output.status.code(), Some(64));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("--header-env") && !error.contains("s3cret"), "{error}");
+    assert_eq!(script.bank.requests().len(), 0);
+}
+
+#[test]
+fn a_script_that_is_killed_and_run_again_pays_once() {
+    let script = Script::new();
+    script.bank.act(Act::Hang);
+    let url = script.bank.url();
+    let journal = script.journal();
+    let words = [
+        "call",
+        "--name",
+        "invoice-17",
+        "--server",
+        "hapax",
+        "POST",
+        &url,
+        "--json",
+        r#"{"cents":1999}"#,
+        "--journal",
+        journal.to_str().unwrap(),
+    ];
+    let mut first = hapax(&words).spawn().unwrap();
+    while script.bank.requests().is_empty() {
+        std::thread::yield_now();
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(script.pay("invoice-17", &[]), (0, "paid".to_owned()));
+    assert_eq!(script.bank.state.lock().unwrap().executions, 1);
+}
+
+#[test]
+fn pending_operations_are_resumed_and_finished_ones_forgotten() {
+    let script = Script::new();
+    let origin = format!("http://{}", script.bank.address);
+    script.bank.act(Act::Status(503));
+    assert_eq!(script.pay("invoice-17", &["--wait", "1ms"]).0, 75);
+    let resume = ["resume", "--server", "hapax", "--origin"];
+    let other = script.call(&[&resume[..], &["http://127.0.0.1:1"]].concat());
+    assert_eq!(other.status.code(), Some(75), "of another server");
+    let resumed = script.call(&[&resume[..], &[&origin]].concat());
+    assert_eq!(resumed.status.code(), Some(0), "{resumed:?}");
+    assert_eq!(script.list()["finished"][0]["status"], 201);
+    let sent = script.bank.requests().len();
+    assert_eq!(script.pay("invoice-17", &[]).0, 0);
+    assert_eq!(script.bank.requests().len(), sent);
+    assert_eq!(script.call(&["forget", "invoice-17"]).status.code(), Some(0));
+    assert_eq!(script.call(&["forget", "invoice-17"]).status.code(), Some(1));
+    assert_eq!(script.pay("invoice-17", &[]).0, 0);
+    assert_eq!(script.bank.requests().len(), sent + 1);
+    assert_eq!(script.bank.state.lock().unwrap().executions, 1, "the key is the same");
+}
+
+#[test]
+fn a_resume_with_another_declaration_sends_nothing_and_the_right_one_continues() {
+    let script = Script::new();
+    script.bank.act(Act::Hang);
+    let origin = format!("http://{}", script.bank.address);
+    assert_eq!(script.pay("invoice-17", &["--wait", "500ms"]).0, 75);
+    let other = script.call(&["resume", "--origin", &origin]);
+    assert_eq!(other.status.code(), Some(76), "the default is without-keys");
+    assert_eq!(script.list()["pending"][0]["state"], "key-changed");
+    assert_eq!(script.bank.requests().len(), 1);
+    let right = script.call(&["resume", "--server", "hapax", "--origin", &origin]);
+    assert_eq!(right.status.code(), Some(0), "{right:?}");
+    assert_eq!(script.bank.state.lock().unwrap().executions, 1, "the key is the same");
+}
+
+#[test]
+fn an_acknowledged_operation_is_not_sent_again() {
+    let script = Script::new();
+    let url = script.bank.url();
+    script.bank.act(Act::Hang);
+    let send = ["--name", "unknown", "GET", &url, "--wait", "500ms"];
+    let waiting = script.call(&send);
+    assert_eq!(waiting.status.code(), Some(75));
+    let error = String::from_utf8(waiting.stderr).unwrap();
+    assert!(error.contains("after 1 tries") && error.contains("run the same command"), "{error}");
+    let early = script.call(&["acknowledge", "unknown"]);
+    assert_eq!(early.status.code(), Some(1), "it may still be tried");
+    assert_eq!(script.call(&send).status.code(), Some(76));
+    assert_eq!(script.call(&["acknowledge", "unknown"]).status.code(), Some(0));
+    assert_eq!(script.call(&["acknowledge", "unknown"]).status.code(), Some(1));
+    assert_eq!(script.list()["pending"], serde_json::json!([]));
+    assert_eq!(script.call(&send).status.code(), Some(76));
+    assert_eq!(script.bank.requests().len(), 1);
+}
+
+#[test]
+fn a_request_that_the_gateway_rejects_unexecuted_leaves_the_name_free() {
+    let script = Script::new();
+    let gateway = Gateway::start(script.bank.address, script.folder.path(), &[]);
+    let url = format!("http://{}/payments", gateway.address);
+    let send = ["--name", "invoice-17", "--server", "hapax", "POST", &url];
+    let rejected = script.call(&send);
+    assert_eq!(rejected.status.code(), Some(22));
+    assert!(String::from_utf8(rejected.stdout).unwrap().contains("missing-scope"));
+    assert_eq!(script.list()["finished"], serde_json::json!([]));
+    let paid = script.call(&[&send[..], &["--header-env", "authorization=TOKEN"]].concat());
+    assert_eq!(paid.status.code(), Some(0), "{paid:?}");
+    assert_eq!(script.bank.requests().len(), 1, "only the second one reached the service");
+}
+
+#[test]
+fn errors_name_flags_and_how_a_name_becomes_free() {
+    let script = Script::new();
+    let url = script.bank.url();
+    let error = |words: &[&str]| String::from_utf8(script.call(words).stderr).unwrap();
+    let send = ["--name", "n", "--server", "hapax", "POST", &url];
+    let secret = error(&[&send[..], &["--header", "cookie: a=b"]].concat());
+    assert!(secret.contains("--header-env") && !secret.contains("ClientBuilder"), "{secret}");
+    script.bank.act(Act::Status(400));
+    let stored = error(&send);
+    assert!(stored.contains("400 Bad Request") && stored.contains("hapax call forget"), "{stored}");
+    let reused = error(&[&send[..], &["--header", "a: b"]].concat());
+    assert!(reused.contains("found another method, URL, header or body"), "{reused}");
+    assert!(reused.contains("it may have happened"), "{reused}");
+}
+
+#[test]
+fn a_journal_that_another_call_has_open_is_waited_for_and_then_its_owner_named() {
+    let script = Script::new();
+    script.bank.act(Act::Hang);
+    let url = script.bank.url();
+    let journal = script.journal();
+    let words = ["call", "--name", "slow", "POST", &url, "--journal", journal.to_str().unwrap()];
+    let mut first = hapax(&words).spawn().unwrap();
+    while script.bank.requests().is_empty() {
+        std::thread::yield_now();
+    }
+    let second = script.call(&["list", "--lock-wait", "50ms"]);
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(69));
+    assert!(said.contains(&first.id().to_string()) && said.contains("--lock-wait"), "{said}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+#[test]
+fn a_call_that_is_killed_at_any_moment_and_run_again_pays_once() {
+    let script = Script::new();
+    let url = script.bank.url();
+    let journal = script.journal();
+    // The moments are parts of the time that a call takes on this machine.
+    let begun = tokio::time::Instant::now();
+    assert_eq!(script.pay("unharmed", &[]), (0, "paid".to_owned()));
+    let whole = begun.elapsed();
+    let (mut killed, mut calls) = (0, 0);
+    while killed < 20 {
+        let name = format!("invoice-{}", calls / 4);
+        let words = [
+            "call",
+            "--name",
+            &name,
+            "--server",
+            "hapax",
+            "POST",
+            &url,
+            "--json",
+            r#"{"cents":1999}"#,
+            "--journal",
+            journal.to_str().unwrap(),
+        ];
+        let mut call = hapax(&words).stdout(std::process::Stdio::null()).spawn().unwrap();
+        std::thread::park_timeout(whole * (calls % 20) / 20);
+        killed += u32::from(call.try_wait().unwrap().is_none());
+        call.kill().unwrap();
+        call.wait().unwrap();
+        calls += 1;
+    }
+    let names = calls.div_ceil(4);
+    for number in 0..names {
+        assert_eq!(script.pay(&format!("invoice-{number}"), &[]), (0, "paid".to_owned()));
+    }
+    assert_eq!(script.bank.state.lock().unwrap().executions, names + 1);
+    assert_eq!(script.list()["pending"], serde_json::json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rotated_token_is_rejected_by_default_and_continues_if_the_gateway_scopes_by_account() {
+    for scoped_by_account in [false, true] {
+        let (bank, folder) = (Bank::start(), tempfile::tempdir().unwrap());
+        bank.act(Act::Slow(Duration::from_secs(1)));
+        let scope: &[&str] = if scoped_by_account { &["--scope", "none"] } else { &[] };
+        let gateway =
+            tokio::task::block_in_place(|| Gateway::start(bank.address, folder.path(), scope));
+        let origin = format!("http://{}", gateway.address);
+        let server = Server::hapax();
+        let server = if scoped_by_account { server.scoped_by_account() } else { server };
+        let token = Arc::new(Mutex::new("one"));
+        let supplied = Arc::clone(&token);
+        let journal = Journal::file(folder.path().join("calls.db")).unwrap();
+        let client = Client::open(journal).server(&*origin, server).credentials(move |_| {
+            let token = std::mem::replace(&mut *supplied.lock().unwrap(), "two");
+            std::future::ready(Credentials::bearer(token).map_err(Into::into))
+        });
+        let client = client.idle_timeout(Duration::from_millis(200)).build().await.unwrap();
+        let send = || client.post(format!("{origin}/payments")).operation("invoice/17").send();
+        let end = send().await;
+        if scoped_by_account {
+            assert_eq!(end.unwrap().response.status, 201);
+        } else {
+            assert!(matches!(end, Err(SendError::CredentialsChanged)), "{end:?}");
+            // With the first token again, the gateway finds the operation.
+            while !matches!(&send_with(&token, "one", &send).await, Ok(status) if *status == 201) {}
+        }
+        assert_eq!(bank.requests().len(), 1, "the service executed once");
+    }
+}
+
+async fn send_with<F: Future<Output = Result<hapax_client::Sent, SendError>>>(
+    token: &Mutex<&'static str>,
+    value: &'static str,
+    send: &impl Fn() -> F,
+) -> Result<u16, SendError> {
+    *token.lock().unwrap() = value;
+    Ok(send().await?.response.status.as_u16())
+}

@@ -1,0 +1,4 @@
+//! Examples with PostgreSQL.
+
+mod shop;
+mod transfer;
