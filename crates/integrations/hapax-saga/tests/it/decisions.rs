@@ -63,7 +63,7 @@ async fn a_missing_value_is_resolved_with_null() {
 async fn an_overdue_saga_can_be_aborted_and_is_undone_when_its_definition_is_back() {
     let (world, systems) = (World::new(), Systems::default());
     let (saga, operator) = (order(&systems), operator(&world));
-    systems.answer("charge", &[Answer::NotSent]);
+    systems.answer("charge", &[Answer::NotSent; 10]);
     let old = world.process(&saga);
     let started = old.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
     tokio::time::sleep(Duration::from_millis(10)).await;
