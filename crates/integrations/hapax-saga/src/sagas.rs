@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hapax_core::schedule::{EntryKey, NewEntry, QueueName, TransactionalSchedule};
-use hapax_core::store::StoredRecord;
+use hapax_core::store::{Snapshot, StoredRecord};
 use hapax_core::transaction::{TransactionBackend, Transactions};
 use hapax_core::{
-    EntryId, Idempotency, Key, OperationId, Policy, RecordState, Scope, StoreError, SystemEntropy,
-    canonicalize_value, value,
+    EntryId, Idempotency, Key, OperationId, Policy, Record, RecordState, Scope, StoreError,
+    SystemEntropy, canonicalize_value, value,
 };
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -238,10 +238,7 @@ impl Sagas {
     ) -> Result<(), SagaStartError> {
         let entry = self.entry(saga, scope, key, input)?;
         let note = note(input, &canonicalize_value(input)?, true)?;
-        let seen = self.node.engine.load(&entry.key.operation).await?;
-        let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| seen.now < until);
-        let stored = seen.stored.filter(is_kept).map(|stored| stored.record);
-        if let Some(record) = stored.filter(|record| record.state != RecordState::Released)
+        if let Some(record) = self.record(&entry.key.operation).await?
             && self.node.engine.is_of_request(&record, &note) == Some(false)
         {
             return Err(SagaStartError::KeyReused);
@@ -261,11 +258,18 @@ impl Sagas {
         key: &Key,
     ) -> Result<Option<SagaHandle<O, E>>, StoreError> {
         let id = self.id(saga, scope, key);
-        let stored = self.node.engine.load(&id).await?.stored;
-        let exists = stored.is_some_and(|stored| stored.record.state != RecordState::Released);
+        let exists = self.record(&id).await?.is_some();
         let node = Arc::clone(&self.node);
         let found = Found::Unfinished;
         Ok(exists.then_some(SagaHandle { node, id, found, types: PhantomData }))
+    }
+
+    /// Returns the record of an operation that was accepted and not released, within its retention.
+    async fn record(&self, id: &OperationId) -> Result<Option<Record>, StoreError> {
+        let Snapshot { now, stored } = self.node.engine.load(id).await?;
+        let is_kept = |it: &StoredRecord| it.keep_until.is_none_or(|until| now < until);
+        let record = stored.filter(is_kept).map(|stored| stored.record);
+        Ok(record.filter(|record| record.state != RecordState::Released))
     }
 
     /// Returns the definition of a saga that is registered here.

@@ -92,12 +92,17 @@ async fn a_second_start_in_a_transaction_begins_nothing_after_the_end() {
         insert(&world, entry).await;
         sleep(Duration::from_secs(60)).await;
     }
-    let started = process.sagas.find(&saga, &scope(), &key("k")).await.unwrap().unwrap();
+    let find = async || process.sagas.find(&saga, &scope(), &key("k")).await.unwrap();
+    let started = find().await.unwrap();
     let view = show(&world, &started.id()).await;
     assert_eq!(entries(&world).await, [entry_of(&view)]);
     started.signal("shipped", &()).await.unwrap();
     assert_eq!(started.outcome().await.unwrap(), 7);
-    sleep(5 * HOUR).await;
+    sleep(HOUR - Duration::from_secs(1)).await;
+    assert!(find().await.is_some());
+    sleep(Duration::from_secs(2)).await;
+    assert!(find().await.is_none(), "its outcome has expired");
+    sleep(4 * HOUR).await;
     assert_eq!(systems.names(), ["charge"]);
     assert_eq!(entries(&world).await, []);
 }
