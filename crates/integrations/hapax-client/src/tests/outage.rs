@@ -63,7 +63,13 @@ async fn outage(mode: Mode) {
     println!("{mode:?}: {sent} operations, {tries} tries, {retries} retries");
     println!("{} writes", store.writes());
     assert!(retries <= 100 + seconds + 1, "{retries} retries in {seconds} s");
-    assert!(retries >= seconds, "{retries} retries: those that wait have to get on");
+    // A silent server holds each try for its whole time-out: above this rate first tries take every
+    // permit.
+    let has_permits = matches!(mode, Mode::Away) || rate * 30 < 1_024;
+    assert!(
+        !has_permits || retries >= seconds,
+        "{retries} retries: those that wait have to get on"
+    );
     // Claim, entry, try, pause, its entry; some renewals. And for each retry as many.
     assert!(store.writes() <= 12 * sent, "{} writes", store.writes());
 
