@@ -42,7 +42,8 @@ pub struct BatchOptions {
     /// Rules for ids.
     pub ids: IdRules,
     /// Limits of attempts, each at least 2, and the pauses between attempts. The first delivery is
-    /// not counted in the database, so a message that is delivered again is at attempt 2.
+    /// not counted in the database, so a message that is delivered again is at attempt 2, and the first
+    /// counts as a crash unless its failure was noted.
     pub attempts: Attempts,
     /// Action for messages that are older than the retention of ids.
     pub on_too_old: OnTooOld,

@@ -26,7 +26,8 @@ CREATE INDEX IF NOT EXISTS hapax_inbox_expires ON hapax_inbox (expires_at);
 CREATE TABLE IF NOT EXISTS hapax_attempts (
     id         uuid PRIMARY KEY,      -- as in hapax_inbox
     attempts   integer NOT NULL,
-    error      text,
+    ended      integer NOT NULL DEFAULT 0,  -- number of the last attempt whose failure was noted
+    error      text,                  -- of that one
     first_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL
 );
@@ -319,12 +320,15 @@ END
 $$;
 
 -- Counts an attempt of a message that was delivered before, in a transaction of its own, before the
--- handler begins. The first attempt is not counted in the table, so the first call returns 2.
--- Returns 0 if the message was handled or parked. With error 55P03, another transaction that is
--- still open has inserted it, nothing is counted: no handler would begin.
+-- handler begins. Returns its number, and the number of consecutive attempts before it of which
+-- hapax_inbox_failed has noted no failure: in each the process may have ended (crashes). The first
+-- attempt is not counted in the table, so the first call returns 2, and one crash unless a failure was
+-- noted. Returns 0 and 0 if the message was handled or parked. With error 55P03, another transaction
+-- that is still open has inserted it, nothing is counted: no handler would begin.
 CREATE OR REPLACE FUNCTION hapax_inbox_attempt(
-    consumer text, id text, retention interval DEFAULT '30 days'
-) RETURNS integer
+    consumer text, id text, retention interval DEFAULT '30 days',
+    OUT attempt integer, OUT crashes integer
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET lock_timeout = '500ms'
@@ -332,7 +336,6 @@ AS $$
 #variable_conflict use_column
 DECLARE
     key uuid := hapax_scoped_hash(consumer, id);
-    made integer;
 BEGIN
     -- Inserted and rolled back: an open transaction with the id is noticed only thus.
     BEGIN
@@ -343,7 +346,9 @@ BEGIN
             PERFORM set_config('synchronous_commit', 'on', true)
             WHERE current_setting('synchronous_commit') <> 'remote_apply';
             PERFORM pg_logical_emit_message(true, 'hapax', '');
-            RETURN 0;
+            attempt := 0;
+            crashes := 0;
+            RETURN;
         END IF;
         RAISE EXCEPTION 'the id is free' USING ERRCODE = 'HX001';
     EXCEPTION WHEN SQLSTATE 'HX001' THEN
@@ -352,14 +357,13 @@ BEGIN
     INSERT INTO hapax_attempts AS a (id, attempts, expires_at)
     VALUES (key, 2, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
-        -- Null until hapax_inbox_failed notes the error of this attempt: a process may end in it.
-        SET attempts = a.attempts + 1, error = NULL, expires_at = EXCLUDED.expires_at
-    RETURNING a.attempts INTO made;
-    RETURN made;
+        SET attempts = a.attempts + 1, expires_at = EXCLUDED.expires_at
+    RETURNING a.attempts, a.attempts - 1 - a.ended INTO attempt, crashes;
 END
 $$;
 
--- Notes the error of an attempt, in a transaction of its own. Returns the number of attempts.
+-- Notes that the last attempt has ended, with its error, in a transaction of its own. Returns the
+-- number of attempts.
 CREATE OR REPLACE FUNCTION hapax_inbox_failed(
     consumer text, id text, error text, retention interval DEFAULT '30 days'
 ) RETURNS integer
@@ -371,10 +375,10 @@ AS $$
 DECLARE
     made integer;
 BEGIN
-    INSERT INTO hapax_attempts AS a (id, attempts, error, expires_at)
-    VALUES (hapax_scoped_hash(consumer, id), 1, error, clock_timestamp() + retention)
+    INSERT INTO hapax_attempts AS a (id, attempts, ended, error, expires_at)
+    VALUES (hapax_scoped_hash(consumer, id), 1, 1, error, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
-        SET error = EXCLUDED.error, expires_at = EXCLUDED.expires_at
+        SET ended = a.attempts, error = EXCLUDED.error, expires_at = EXCLUDED.expires_at
     RETURNING a.attempts INTO made;
     RETURN made;
 END
