@@ -114,7 +114,7 @@ pub use batch::{
 };
 pub use consumer::{Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats};
 pub use dead_letter::{
-    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery,
+    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery, OrderKeyState,
     PublishedDeadLetters,
 };
 pub use handler::{FailureCause, MessageExecution, MessageFailure, MessageHandler};

@@ -53,9 +53,11 @@ CREATE TABLE IF NOT EXISTS hapax_dead_letters (
     outbox_shard  smallint,
     outbox_id     bigint,
     -- Number of redrives that began; the number is part of the id for the broker's deduplication.
-    redrives      integer NOT NULL DEFAULT 0
+    redrives      integer NOT NULL DEFAULT 0,
+    -- Order in which dead letters were first stored. A clock may be set back, and two of its times equal.
+    number        bigint GENERATED ALWAYS AS IDENTITY
 );
-CREATE INDEX IF NOT EXISTS hapax_dead_letters_parked ON hapax_dead_letters (consumer, parked_at);
+CREATE INDEX IF NOT EXISTS hapax_dead_letters_parked ON hapax_dead_letters (consumer, number);
 CREATE INDEX IF NOT EXISTS hapax_dead_letters_key ON hapax_dead_letters (consumer, order_key)
     WHERE order_key IS NOT NULL;
 
