@@ -209,11 +209,11 @@ impl BatchState {
             // The sender is in `self`.
             let _ = database.wait_for(|is_up| *is_up).await;
             let Some(slots) = self.slots.take(&self.transactions).await else { return };
-            let Some(most) = NonZeroUsize::new(slots.len()) else { return };
-            let most = self.memory.free(most).await;
+            let Some(max) = NonZeroUsize::new(slots.len()) else { return };
+            let max = self.memory.free(max).await;
             let received = tokio::select! {
                 _ = database.wait_for(|is_up| !is_up) => continue,
-                received = self.source.receive(most) => received,
+                received = self.source.receive(max) => received,
             };
             let received = match received {
                 Ok(received) => received,

@@ -17,8 +17,8 @@ pub struct BatchConsumerLimits {
     /// Largest number of messages that are received and not acknowledged. Default 1000; the limit
     /// of the source prevails.
     pub max_unacknowledged: NonZeroUsize,
-    /// Bytes of unacknowledged messages from which on none is received. What exceeds them is part of
-    /// the messages that were received last, or one message alone. Default 64 MiB.
+    /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
+    /// received last, or a single large one, may exceed them. Default 64 MiB.
     pub max_unacknowledged_bytes: NonZeroUsize,
     /// Time for batches under way to end in a shutdown. Default 25 s.
     pub drain_timeout: Duration,

@@ -261,14 +261,14 @@ END
 $$;
 
 -- Sets a timeout of this transaction, unless a shorter one is set. Returns it.
-CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, most_ms bigint) RETURNS text
+CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, max_ms bigint) RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
     SELECT CASE
-        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND most_ms * interval '1 ms'
+        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND max_ms * interval '1 ms'
             THEN current_setting(setting)
         -- The server stores it as a positive number of 32 bits.
-        ELSE set_config(setting, least(most_ms, 2147483647)::text, true)
+        ELSE set_config(setting, least(max_ms, 2147483647)::text, true)
     END
 $$;
 
@@ -290,11 +290,11 @@ BEGIN
 END
 $$;
 
--- Removes up to `most` ids whose retention has ended, and up to `most` expired rows of
+-- Removes up to `max_rows` ids whose retention has ended, and up to `max_rows` expired rows of
 -- hapax_attempts, those of all consumers. Returns the number of rows removed; 0: nothing is left to
 -- remove. Several programs may call it at a time: each leaves out the rows of the others. Rows are
 -- found by the index, as in hapax_inbox_insert.
-CREATE OR REPLACE FUNCTION hapax_inbox_purge(most integer DEFAULT 10000) RETURNS bigint
+CREATE OR REPLACE FUNCTION hapax_inbox_purge(max_rows integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET enable_seqscan = off
@@ -309,12 +309,12 @@ DECLARE
 BEGIN
     DELETE FROM hapax_inbox WHERE ctid = ANY (ARRAY(
         SELECT i.ctid FROM hapax_inbox i WHERE i.expires_at <= moment
-        LIMIT most FOR UPDATE SKIP LOCKED
+        LIMIT max_rows FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS removed = ROW_COUNT;
     DELETE FROM hapax_attempts WHERE ctid = ANY (ARRAY(
         SELECT a.ctid FROM hapax_attempts a WHERE a.expires_at <= moment
-        LIMIT most FOR UPDATE SKIP LOCKED
+        LIMIT max_rows FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS further = ROW_COUNT;
     RETURN removed + further;
@@ -609,13 +609,13 @@ AS $$
 $$;
 
 -- Returns messages to publish, for a relay: shard by shard in the order of `shards`, those with an id
--- above the shard's floor, in the order of ids. Returns at most `most` messages, and none after the
--- headers and payloads of the messages before it have `bytes` bytes. Leaves out messages whose order
+-- above the shard's floor, in the order of ids. Returns at most `max_messages`, and none after the
+-- headers and payloads of the messages before it have `max_bytes` bytes. Leaves out messages whose order
 -- key has a dead letter or is in `skipped`, and those in `known_shards` and `known_ids`. The first row
 -- has the epoch only.
 CREATE OR REPLACE FUNCTION hapax_outbox_poll(
     shards bigint[], floors bigint[], known_shards bigint[], known_ids bigint[], skipped text[],
-    most bigint, bytes bigint
+    max_messages bigint, max_bytes bigint
 ) RETURNS TABLE (
     epoch bigint, shard bigint, id bigint, message_id text, destination text, order_key text,
     headers text, payload bytea, age_ms bigint
@@ -650,12 +650,12 @@ AS $$
                                 WHERE d.consumer = 'hapax-outbox' AND d.order_key = o.order_key
                             )
                         ))
-                    ORDER BY o.id LIMIT most
+                    ORDER BY o.id LIMIT max_messages
                 ) o
-                LIMIT most
+                LIMIT max_messages
             ) l
         ) m
-        WHERE coalesce(m.bytes_before, 0) < bytes
+        WHERE coalesce(m.bytes_before, 0) < max_bytes
         ORDER BY m.nr, m.id
     )
 $$;
@@ -795,16 +795,16 @@ END
 $$;
 
 -- Returns the age in ms of the oldest message that is not published, 0 without one, the number of
--- messages, counted up to `most`, and the number of blocked order keys: those with a dead letter. Ids
+-- messages, counted up to `max_messages`, and the number of blocked order keys: those with a dead letter. Ids
 -- are allocated when messages are written, so that the oldest message of a shard has its least id.
-CREATE OR REPLACE FUNCTION hapax_outbox_lag(most bigint DEFAULT 10000)
+CREATE OR REPLACE FUNCTION hapax_outbox_lag(max_messages bigint DEFAULT 10000)
 RETURNS TABLE (oldest_ms bigint, messages bigint, blocked_keys bigint)
 LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
 AS $$
     SELECT
         coalesce((extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000)::bigint, 0),
-        (SELECT count(*) FROM (SELECT FROM hapax_outbox LIMIT most) o),
+        (SELECT count(*) FROM (SELECT FROM hapax_outbox LIMIT max_messages) o),
         (SELECT count(DISTINCT d.order_key) FROM hapax_dead_letters d
             WHERE d.consumer = 'hapax-outbox')
     FROM generate_series(0, 31) AS s (shard)

@@ -231,12 +231,12 @@ async fn a_poll_leaves_out_known_messages_and_ends_at_its_bytes() {
         "SELECT hapax_outbox_put('orders', repeat('x', 98)::bytea, 'k') FROM generate_series(1, 6)",
     )
     .await;
-    let poll = async |known: &str, most: u32, bytes: u32| {
+    let poll = async |known: &str, max: u32, bytes: u32| {
         let poll = format!(
             "SELECT string_agg(p.id::text, ' ') FROM hapax_outbox_poll( \
              ARRAY[hapax_outbox_shard('k')], '{{0}}', \
              array_fill(hapax_outbox_shard('k')::bigint, ARRAY[cardinality('{known}'::bigint[])]), \
-             '{known}', '{{}}', {most}, {bytes}) p"
+             '{known}', '{{}}', {max}, {bytes}) p"
         );
         server.sql("postgres", &poll).await
     };
