@@ -190,8 +190,10 @@ pub(crate) struct InboxState {
 }
 
 impl Inbox {
-    /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`.
-    /// The name is part of the records' scope: two consumers of one message both handle it.
+    /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`. All
+    /// processes of the consumer share the store: those that have a file each handle a message once
+    /// each, and nothing detects that. The name is part of the records' scope: two consumers of one
+    /// message both handle it.
     pub fn builder(consumer: impl Into<String>, engine: Idempotency) -> InboxBuilder {
         InboxBuilder {
             consumer: consumer.into(),
