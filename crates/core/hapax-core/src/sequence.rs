@@ -6,11 +6,11 @@
 //! | the number is | step |
 //! | --- | --- |
 //! | at most the last one applied | duplicate |
-//! | the next | apply; then [`SequenceState::next`] for the messages that are parked |
-//! | beyond, within the limits of the [`GapPolicy`] | park: store it, to apply it later |
+//! | the next | apply; then [`SequenceState::next`] for the messages that wait |
+//! | beyond, within the limits of the [`GapPolicy`] | wait: store it, to apply it later |
 //! | beyond, over a limit | the policy's [`GapAction`] |
 //!
-//! The state is one number for each aggregate, plus the messages parked behind a gap, so its size
+//! The state is one number for each aggregate, plus the messages that wait after a gap, so its size
 //! does not grow with the number of messages, and a duplicate of any age is recognized.
 //!
 //! ```
@@ -25,7 +25,7 @@
 //! let (step, state) = SequenceState::default().arrive(number(1), false, now, &policy);
 //! assert_eq!((step, state.applied), (SequenceStep::Apply(1), 1));
 //! let (step, state) = state.arrive(number(3), false, now, &policy);
-//! assert_eq!((step, state.parked), (SequenceStep::Park, 1));
+//! assert_eq!((step, state.waiting), (SequenceStep::Wait, 1));
 //! let (step, _) = state.arrive(number(1), false, now, &policy);
 //! assert_eq!(step, SequenceStep::Duplicate);
 //! ```
@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 
-/// Action on a message behind a gap that is over a limit of its [`GapPolicy`].
+/// Action on a message after a gap that is over a limit of its [`GapPolicy`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GapAction {
     /// The consumer fetches the missing messages from the producer.
@@ -46,20 +46,20 @@ pub enum GapAction {
     Accept,
 }
 
-/// The handling of messages behind a gap.
+/// The handling of messages after a gap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GapPolicy {
-    max_parked: u32,
+    max_waiting: u32,
     max_wait: Duration,
     then: GapAction,
 }
 
 impl GapPolicy {
-    /// Creates a policy: at most `max_parked` messages of an aggregate are parked behind a gap, for
+    /// Creates a policy: at most `max_waiting` messages of an aggregate wait after a gap, for
     /// at most `max_wait`; then comes the action.
     #[must_use]
-    pub const fn new(max_parked: u32, max_wait: Duration, then: GapAction) -> Self {
-        Self { max_parked, max_wait, then }
+    pub const fn new(max_waiting: u32, max_wait: Duration, then: GapAction) -> Self {
+        Self { max_waiting, max_wait, then }
     }
 }
 
@@ -68,11 +68,11 @@ impl GapPolicy {
 pub struct SequenceState {
     /// Number of the last message that was applied or skipped; 0 before the first.
     pub applied: u64,
-    /// Number of messages that are parked.
-    pub parked: u32,
-    /// Lowest number of a message that is parked.
-    pub lowest_parked: Option<u64>,
-    /// Time since which the next message is missing, while others are parked.
+    /// Number of messages that wait.
+    pub waiting: u32,
+    /// Lowest number of a message that waits.
+    pub lowest_waiting: Option<u64>,
+    /// Time since which the next message is missing, while others wait.
     pub gap_since: Option<Timestamp>,
 }
 
@@ -82,14 +82,14 @@ pub struct SequenceState {
 pub enum SequenceStep {
     /// Apply the message with this number, and store the new state in the same transaction.
     Apply(u64),
-    /// Acknowledge the message: it was applied, skipped or parked before.
+    /// Acknowledge the message: it was applied or skipped, or waits.
     Duplicate,
-    /// Store the message and the new state, then acknowledge it.
-    Park,
+    /// Store the message, which waits for those before it, and the new state; then acknowledge it.
+    Wait,
     /// Make the message a dead letter: the gap before it is over a limit.
     DeadLetter,
     /// Fetch the missing messages from the first number to the last one. The message that arrived is
-    /// neither applied nor parked: it is to be delivered again.
+    /// neither applied nor stored: it is to be delivered again.
     Fetch {
         /// First missing number.
         first: u64,
@@ -104,51 +104,51 @@ pub enum SequenceStep {
         /// Last missing number.
         last: u64,
     },
-    /// Nothing to do before this time, unless a message arrives; `None`: no message is parked.
-    Wait(Option<Timestamp>),
+    /// Nothing to do before this time, unless a message arrives; `None`: no message waits.
+    Idle(Option<Timestamp>),
 }
 
 impl SequenceState {
-    /// Decides about the message `number`, at the time `now`; `is_parked` is true if a message with
-    /// this number is parked. Returns the step, and the state once the step is taken.
+    /// Decides about the message `number`, at the time `now`; `is_waiting` is true if a message with
+    /// this number waits. Returns the step, and the state once the step is taken.
     pub fn arrive(
         self,
         number: NonZeroU64,
-        is_parked: bool,
+        is_waiting: bool,
         now: Timestamp,
         policy: &GapPolicy,
     ) -> (SequenceStep, Self) {
         let number = number.get();
-        if number <= self.applied || is_parked {
+        if number <= self.applied || is_waiting {
             return (SequenceStep::Duplicate, self);
         }
         if number == self.applied.saturating_add(1) {
             return (SequenceStep::Apply(number), self.advanced(number, now));
         }
         let gap_since = self.gap_since.unwrap_or(now);
-        if self.parked < policy.max_parked && now < gap_since.after(policy.max_wait) {
-            let lowest = self.lowest_parked.map_or(number, |lowest| lowest.min(number));
-            let parked = Self {
-                parked: self.parked + 1,
-                lowest_parked: Some(lowest),
+        if self.waiting < policy.max_waiting && now < gap_since.after(policy.max_wait) {
+            let lowest = self.lowest_waiting.map_or(number, |lowest| lowest.min(number));
+            let waiting = Self {
+                waiting: self.waiting + 1,
+                lowest_waiting: Some(lowest),
                 gap_since: Some(gap_since),
                 ..self
             };
-            return (SequenceStep::Park, parked);
+            return (SequenceStep::Wait, waiting);
         }
-        self.over_limit(self.lowest_parked.map_or(number, |lowest| lowest.min(number)), policy)
+        self.over_limit(self.lowest_waiting.map_or(number, |lowest| lowest.min(number)), policy)
     }
 
-    /// Decides about the parked messages: after a message was applied, and when a time of
-    /// [`SequenceStep::Wait`] is reached. Returns the step for the lowest one, and the state once
-    /// the step is taken; the caller then sets `lowest_parked` to the lowest number that is left.
+    /// Decides about the messages that wait: after a message was applied, and when a time of
+    /// [`SequenceStep::Idle`] is reached. Returns the step for the lowest one, and the state once
+    /// the step is taken; the caller then sets `lowest_waiting` to the lowest number that is left.
     pub fn next(self, now: Timestamp, policy: &GapPolicy) -> (SequenceStep, Self) {
-        let Some(lowest) = self.lowest_parked else {
-            return (SequenceStep::Wait(None), self);
+        let Some(lowest) = self.lowest_waiting else {
+            return (SequenceStep::Idle(None), self);
         };
-        let parked = self.parked.saturating_sub(1);
-        let gap_since = self.gap_since.filter(|_| parked > 0);
-        let taken = Self { parked, lowest_parked: None, gap_since, ..self };
+        let waiting = self.waiting.saturating_sub(1);
+        let gap_since = self.gap_since.filter(|_| waiting > 0);
+        let taken = Self { waiting, lowest_waiting: None, gap_since, ..self };
         if lowest <= self.applied {
             return (SequenceStep::Duplicate, taken);
         }
@@ -157,7 +157,7 @@ impl SequenceState {
         }
         let until = self.gap_since.unwrap_or(now).after(policy.max_wait);
         if now < until {
-            return (SequenceStep::Wait(Some(until)), self);
+            return (SequenceStep::Idle(Some(until)), self);
         }
         match policy.then {
             GapAction::DeadLetter => (SequenceStep::DeadLetter, taken),
@@ -179,6 +179,6 @@ impl SequenceState {
 
     /// Returns the state after `number` was applied: the next gap begins now.
     fn advanced(self, number: u64, now: Timestamp) -> Self {
-        Self { applied: number, gap_since: (self.parked > 0).then_some(now), ..self }
+        Self { applied: number, gap_since: (self.waiting > 0).then_some(now), ..self }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hapax_core::store::BoxFuture;
-use hapax_messages::{DeadLetter, DeadLetterError, DeadLetterStore, OrderKeyQuery};
+use hapax_messages::{DeadLetter, DeadLetterError, DeadLetterStore, OrderKeyQuery, OrderKeyState};
 
 pub use self::broker::MemoryBroker;
 
@@ -48,8 +48,13 @@ impl DeadLetterStore for MemoryDeadLetters {
         Box::pin(async move {
             self.check()?;
             let mut letters = self.lock();
-            if letters.iter().all(|stored| stored.id != letter.id) {
-                letters.push(letter.clone());
+            match letters.iter_mut().find(|stored| stored.id == letter.id) {
+                Some(stored) => {
+                    (stored.reason, stored.attempts) = (letter.reason, letter.attempts);
+                    stored.error.clone_from(&letter.error);
+                    stored.last_at = letter.last_at;
+                }
+                None => letters.push(letter.clone()),
             }
             Ok(())
         })
@@ -67,18 +72,25 @@ impl DeadLetterStore for MemoryDeadLetters {
         true
     }
 
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
         Box::pin(async move {
             self.check()?;
             let letters = self.lock();
-            let oldest = letters.iter().find(|letter| {
+            let mut of_key = letters.iter().filter(|letter| {
                 letter.consumer == query.consumer
                     && letter.message.key.as_deref() == Some(query.key)
             });
-            Ok(oldest.is_some_and(|oldest| Some(&oldest.id) != query.redriven))
+            let is_own = |letter: &&DeadLetter| letter.id == *query.dead_letter;
+            if let Some(own) = of_key.clone().find(is_own).filter(|_| !query.is_redriven) {
+                return Ok(OrderKeyState::Parked(own.reason));
+            }
+            Ok(match of_key.next() {
+                Some(oldest) if !is_own(&oldest) => OrderKeyState::Blocked,
+                _ => OrderKeyState::Free,
+            })
         })
     }
 }

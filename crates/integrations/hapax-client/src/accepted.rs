@@ -252,7 +252,7 @@ mod tests {
         for (status, body, expected) in [
             (202, "", Unfinished),
             (200, r#"{"state":"running"}"#, Unfinished),
-            (200, r#"{"state":"parked","step":"sleep/a","continues_in":7}"#, Unfinished),
+            (200, r#"{"state":"parked","step":"sleep/a","parked_for":7}"#, Unfinished),
             (200, r#"{"state":"stuck","reason":"exhausted"}"#, Unfinished),
             (200, r#"{"state":"done","answer":{"status":201}}"#, SendAgain),
             (200, r#"{"state":"undone","answer":{"status":409,"body":"no"}}"#, SendAgain),

@@ -6,7 +6,8 @@
 //!    then an attempt is counted, in a transaction of its own.
 //! 3. A message that was delivered before, a *suspect*, may have ended its process. It is handled
 //!    while no other one is, and its attempt is counted before. An attempt in which the database
-//!    was unavailable, or which it aborted, is not counted again by the same process.
+//!    was unavailable, or which it aborted, is not counted again by the same process. A failure is
+//!    noted before the next attempt, so that the attempts since the last noted one are crashes.
 //! 4. If the reply to COMMIT is lost, nothing is acknowledged, and the batch is applied again:
 //!    then the index decides.
 //! 5. The consumer removes ids whose retention has ended, a bounded number at a time.
@@ -113,9 +114,9 @@ pub enum BatchError {
 pub struct BatchAttempt {
     /// Number of the attempt, from 2; 0 if the message was handled or parked.
     pub number: u32,
-    /// Whether the failure of the attempt before it was [noted](BatchInbox::note_failure). If it was
-    /// not, the process may have ended in that attempt.
-    pub follows_failure: bool,
+    /// Number of consecutive attempts before this one, the first included, whose failure was not
+    /// [noted](BatchInbox::note_failure): the process may have ended in each of them.
+    pub crashes: u32,
 }
 
 /// A database that has the ids of messages beside the rows of their handler.
@@ -152,7 +153,7 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// [`BatchError`]; with [`BatchError::InProgress`] nothing was counted.
     fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>>;
 
-    /// Notes the error of an attempt. Returns the number of attempts.
+    /// Notes that the last attempt has failed, with its error. Returns the number of attempts.
     ///
     /// # Errors
     /// [`BatchError`].

@@ -44,8 +44,8 @@ pub struct ConsumerLimits {
     /// Largest number of messages that are received and not acknowledged: being handled, waiting
     /// for a handler, or held. Default 256; the limit of the source prevails.
     pub max_unacknowledged: NonZeroUsize,
-    /// Bytes of unacknowledged messages from which on none is received. What exceeds them is part of
-    /// the messages that were received last, or one message alone. Default 64 MiB.
+    /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
+    /// received last, or a single large one, may exceed them. Default 64 MiB.
     pub max_unacknowledged_bytes: NonZeroUsize,
     /// Time for messages under way to end in a shutdown. Default 25 s. After that they are dropped,
     /// as in a crash.
@@ -138,7 +138,7 @@ impl Consumer {
             (true, true) | (false, false) => {}
         }
         let max_unacknowledged = match of_source.max_unacknowledged {
-            Some(most) => limits.max_unacknowledged.min(most),
+            Some(max) => limits.max_unacknowledged.min(max),
             None => limits.max_unacknowledged,
         };
         // More permits than a semaphore has cannot be used.
@@ -227,7 +227,7 @@ impl ConsumerMonitor {
 
 /// Awaits the tasks of messages for a time. Returns whether all of them have ended, without a
 /// panic.
-pub(crate) async fn drain(tasks: &mut JoinSet<()>, most: Duration, consumer: &str) -> bool {
+pub(crate) async fn drain(tasks: &mut JoinSet<()>, max: Duration, consumer: &str) -> bool {
     let ended = async {
         let mut all = true;
         while let Some(ended) = tasks.join_next().await {
@@ -235,7 +235,7 @@ pub(crate) async fn drain(tasks: &mut JoinSet<()>, most: Duration, consumer: &st
         }
         all
     };
-    timeout(most, ended).await.unwrap_or(false)
+    timeout(max, ended).await.unwrap_or(false)
 }
 
 /// Logs the panic of a task. Returns whether there was none.
@@ -285,13 +285,13 @@ impl ConsumerState {
             while let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
                 slots.push(slot);
             }
-            let Some(most) = NonZeroUsize::new(slots.len()) else { return };
-            let most = self.memory.free(most).await;
+            let Some(max) = NonZeroUsize::new(slots.len()) else { return };
+            let max = self.memory.free(max).await;
             let received = tokio::select! {
                 // Another process may be able to handle what would arrive here. Messages that have
                 // arrived are dropped, and come later than those behind them.
                 _ = store.wait_for(|is_up| !is_up), if !is_ordered => continue,
-                received = self.source.receive(most) => received,
+                received = self.source.receive(max) => received,
             };
             let received = match received {
                 Ok(received) => received,

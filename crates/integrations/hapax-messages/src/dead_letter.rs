@@ -178,7 +178,11 @@ impl DeadLetter {
     }
 }
 
-fn dead_letter_id(consumer: &str, message_id: Option<&MessageId>, message: &Message) -> [u8; 32] {
+pub(crate) fn dead_letter_id(
+    consumer: &str,
+    message_id: Option<&MessageId>,
+    message: &Message,
+) -> [u8; 32] {
     let mut digest = Fingerprint::builder("hapax 1 dead letter");
     digest.field(consumer.as_bytes());
     match message_id {
@@ -243,21 +247,35 @@ impl DeadLetterError {
     }
 }
 
-/// A question to a store of dead letters: which ones with this order key are in front of a message?
+/// Query of the dead letters that a message with an order key waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct OrderKeyQuery<'a> {
-    /// Consumer that parked them.
+    /// Consumer of the message.
     pub consumer: &'a str,
-    /// The order key.
+    /// Order key of the message.
     pub key: &'a str,
-    /// The dead letter of the message itself, if it was redriven: only older ones are in front of it.
-    /// If it is not stored, or has another consumer or key, all are.
-    pub redriven: Option<&'a [u8; 32]>,
+    /// Id that the dead letter of the message itself has, or would have.
+    pub dead_letter: &'a [u8; 32],
+    /// Whether the message was redriven from that dead letter.
+    pub is_redriven: bool,
+}
+
+/// State of an order key for a message that has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OrderKeyState {
+    /// The message is the next one of its key: no dead letter is in front of it.
+    Free,
+    /// A dead letter of another message is in front of it.
+    Blocked,
+    /// The message itself has a dead letter, for this reason, and was not redriven from it.
+    Parked(DeadLetterReason),
 }
 
 /// A store of dead letters.
 pub trait DeadLetterStore: fmt::Debug + Send + Sync + 'static {
-    /// Stores a dead letter durably. A dead letter with the same [`DeadLetter::id`] is stored once.
+    /// Stores a dead letter durably. A dead letter with the same [`DeadLetter::id`] is stored once: it
+    /// keeps its place in the order, and gets the reason, attempts, error and last delivery of the new
+    /// one.
     ///
     /// # Errors
     /// [`DeadLetterError`]; it may have been stored.
@@ -277,16 +295,19 @@ pub trait DeadLetterStore: fmt::Debug + Send + Sync + 'static {
     /// another one.
     fn finds_order_keys(&self) -> bool;
 
-    /// Returns whether a dead letter of the query is stored, and neither handled nor dropped, at the
-    /// time of the call. An answer from a cache breaks the order by key: another process may have
-    /// parked a message meanwhile. Dead letters are ordered by the time at which each was first stored.
+    /// Returns the state of an order key for a message, at the time of the call. An answer from a cache
+    /// breaks the order by key: another process may have parked a message meanwhile.
+    ///
+    /// Of the dead letters with the consumer and the key of the query, those are in front of the message
+    /// that were first stored before its own one; all of them, if its own one is not among them. The
+    /// order does not depend on a clock, which may be set back.
     ///
     /// # Errors
     /// [`DeadLetterError`]; always, from a store that does not find them.
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>>;
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>>;
 }
 
 /// A store that publishes each dead letter to a broker, with its data as headers `dead-letter-…`,
@@ -382,7 +403,10 @@ impl DeadLetterStore for PublishedDeadLetters {
         false
     }
 
-    fn blocks<'a>(&'a self, _: OrderKeyQuery<'a>) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+    fn order_key<'a>(
+        &'a self,
+        _: OrderKeyQuery<'a>,
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
         Box::pin(async {
             Err(DeadLetterError::new(
                 "expected dead letters in a database, found published ones, which cannot be found",

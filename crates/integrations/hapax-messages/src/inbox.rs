@@ -31,9 +31,8 @@ pub struct Attempts {
     pub max: NonZeroU32,
     /// Consecutive executions in which the process ended, after which a message becomes a dead letter:
     /// it may end each process that executes it. An execution that fails, or whose outcome is unknown,
-    /// does not count, and the next one is the first again. In batch mode, and if the handler saves
-    /// checkpoints: executions, failed ones included, if the process ended in the last one. Default 5;
-    /// at most `max` counts.
+    /// does not count, and the next one is the first again. If the handler saves checkpoints, failed
+    /// executions count too, if the process ended in the last one. Default 5; at most `max` counts.
     pub max_crashes: NonZeroU32,
     /// Bound of the pause after the first attempt; it doubles after each further one, and a pause
     /// is random below its bound (exponential backoff with full jitter). Default 1 s.
@@ -50,12 +49,6 @@ impl Attempts {
     pub(crate) fn are_valid(&self) -> bool {
         let range = Duration::from_millis(1)..=Self::MAX_PAUSE;
         self.first_pause <= self.longest_pause && range.contains(&self.longest_pause)
-    }
-
-    /// Returns the number of executions after which a message in batch mode is not executed again. A
-    /// suspect is one whose process ended in the last execution.
-    pub(crate) fn most(&self, is_suspect: bool) -> u32 {
-        if is_suspect { self.max.min(self.max_crashes).get() } else { self.max.get() }
     }
 
     pub(crate) fn backoff(&self) -> Backoff {
@@ -197,8 +190,10 @@ pub(crate) struct InboxState {
 }
 
 impl Inbox {
-    /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`.
-    /// The name is part of the records' scope: two consumers of one message both handle it.
+    /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`. All
+    /// processes of the consumer share the store: those that have a file each handle a message once
+    /// each, and nothing detects that. The name is part of the records' scope: two consumers of one
+    /// message both handle it.
     pub fn builder(consumer: impl Into<String>, engine: Idempotency) -> InboxBuilder {
         InboxBuilder {
             consumer: consumer.into(),

@@ -19,10 +19,11 @@
 //! Choose the mode of a consumer by where its effects are:
 //!
 //! - *Claim mode* ([`Inbox`]): effects anywhere, records in any store, two writes for each id. The
-//!   processes of a consumer share the store: a file serves one process, whose disk outlives it.
-//!   After a crash [`reexecute`] executes the handler again: the effect must be safe to repeat, for
-//!   instance by [`LeaseHandle::downstream`](hapax_core::LeaseHandle::downstream). If it is not,
-//!   choose [`block`] or [`reconcile_with`].
+//!   processes of a consumer share the store. A file is for one process, whose disk outlives it:
+//!   replicas that have a file each handle a message once each, and nothing detects that. After a
+//!   crash [`reexecute`] executes the handler again: the effect must be safe to repeat, for instance
+//!   by [`LeaseHandle::downstream`](hapax_core::LeaseHandle::downstream). If it is not, choose
+//!   [`block`] or [`reconcile_with`].
 //! - *Claim mode with a transaction* ([`InboxBuilder::transactions`]): effects are rows of the
 //!   database that has the records, and commit with the record of the message. A second execution
 //!   has no second effect. Duplicates see the claim, and do not wait for a transaction.
@@ -114,7 +115,7 @@ pub use batch::{
 };
 pub use consumer::{Consumer, ConsumerError, ConsumerLimits, ConsumerMonitor, ConsumerStats};
 pub use dead_letter::{
-    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery,
+    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, OrderKeyQuery, OrderKeyState,
     PublishedDeadLetters,
 };
 pub use handler::{FailureCause, MessageExecution, MessageFailure, MessageHandler};

@@ -41,7 +41,7 @@ pub struct RelayLimits {
     /// Largest number of messages in memory: in flight, or waiting for an earlier one with their
     /// order key. Default 2048.
     pub max_buffered: NonZeroUsize,
-    /// Bytes of messages in memory from which on no further one is read. One message can exceed it.
+    /// Bytes of messages in memory at which the relay stops reading. The last message may exceed them.
     /// Default 64 MiB.
     pub max_buffered_bytes: usize,
     /// Time for the sink to acknowledge a message. Default 10 s.
@@ -144,10 +144,10 @@ struct RelayState {
 }
 
 impl Relay {
-    /// Creates a relay. `engine` has the leases of the shards, in any store that all relays of this
-    /// outbox use. `name` is the outbox's name in it, the same for all its relays and for no other
-    /// outbox: with one name for two, one of them is not published. For an outbox in PostgreSQL
-    /// `PgOutbox::identity` returns such a name.
+    /// Creates a relay. `engine` has the leases of the shards, in a store that all relays of this outbox
+    /// share. `name` identifies the outbox in that store: all its relays pass the same name, and those of
+    /// another outbox pass another one. Of two outboxes with one name only one is published. For an
+    /// outbox in PostgreSQL `PgOutbox::identity` returns such a name.
     ///
     /// # Errors
     /// [`RelayError`].

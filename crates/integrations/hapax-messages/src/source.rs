@@ -27,7 +27,7 @@ pub struct SourceLimits {
     /// Interval at which the consumer calls [`Delivery::hold`] so that the broker does not deliver
     /// the message again; `None` if the broker waits for as long as the connection lasts.
     pub hold_every: Option<Duration>,
-    /// Number of unacknowledged messages that the broker delivers at most; `None` without a limit.
+    /// Largest number of unacknowledged messages that the broker delivers; `None` without a limit.
     pub max_unacknowledged: Option<NonZeroUsize>,
     /// Time for which the broker may deliver a message again; `None` if that is unknown or has no
     /// end. A shorter retention of ids is reported at start.
@@ -45,7 +45,7 @@ impl SourceLimits {
         self
     }
 
-    /// Sets the number of unacknowledged messages that the broker delivers at most.
+    /// Sets the largest number of unacknowledged messages that the broker delivers.
     #[must_use]
     pub const fn max_unacknowledged(mut self, max: NonZeroUsize) -> Self {
         self.max_unacknowledged = Some(max);

@@ -173,9 +173,9 @@ impl NatsSourceBuilder {
     }
 
     /// Sets the origin of order keys, for an ordered inbox. The consumer then delivers one message
-    /// at a time, of all keys and to all processes (`max_ack_pending` 1): with several under way,
-    /// the server delivers those of a process that ended again only after `ack_wait`, behind later
-    /// ones of their keys. For an order at a higher rate use one consumer for each part of the
+    /// at a time, of all keys and to all processes (`max_ack_pending` 1). With several under way, the
+    /// messages of a process that ends are delivered again after `ack_wait`, and so behind later ones of
+    /// their keys. For an order at a higher rate use one consumer for each part of the
     /// subjects, or number the messages (sequences).
     pub fn order_key(mut self, order_key: NatsOrderKey) -> Self {
         self.order_key = order_key;
@@ -227,9 +227,9 @@ impl NatsSourceBuilder {
         let config = &consumer.cached_info().config;
         check(&self.durable, config, is_ordered)?;
         let mut limits = SourceLimits::default().hold_every(config.ack_wait / 3);
-        if let Some(most) = usize::try_from(config.max_ack_pending).ok().and_then(NonZeroUsize::new)
+        if let Some(max) = usize::try_from(config.max_ack_pending).ok().and_then(NonZeroUsize::new)
         {
-            limits = limits.max_unacknowledged(most);
+            limits = limits.max_unacknowledged(max);
         }
         let max_age = stream.cached_info().config.max_age;
         if !max_age.is_zero() {

@@ -41,9 +41,10 @@ pub struct Connections<C> {
 }
 
 impl<C: Executor + 'static> Connections<C> {
-    /// Creates a source from a function that takes a connection from a pool. An inbox and a store of
-    /// dead letters drop its future after their `statement_timeout`, a relay after its
-    /// `outbox_timeout`; a [`PgOutbox`](crate::PgOutbox) without a relay waits without a limit.
+    /// Creates a source from a function that takes a connection from a pool. The future that the function
+    /// returns is dropped after the `statement_timeout` of an inbox or a store of dead letters, and after
+    /// the `outbox_timeout` of a relay. A [`PgOutbox`](crate::PgOutbox) without a relay waits without a
+    /// limit.
     pub fn new<F, E>(connect: impl Fn() -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Result<C, E>> + Send + 'static,

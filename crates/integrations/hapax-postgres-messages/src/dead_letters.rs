@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
-use hapax_messages::{DeadLetter, DeadLetterError, DeadLetterStore, MessageId, OrderKeyQuery};
+use hapax_messages::{
+    DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, MessageId, OrderKeyQuery,
+    OrderKeyState,
+};
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 
 use crate::connections::{ConnectCause, StatementConnections, TIMEOUTS};
@@ -16,14 +19,15 @@ const PUT: &str =
 
 const REMOVE: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
 
-/// Reads the rows of one key, by index.
-const BLOCKS: &str = "SELECT EXISTS (
+/// Reads the rows of one key, by index: the reason of the message's own dead letter, and whether
+/// another one is in front of it.
+const ORDER_KEY: &str = "SELECT own.reason, EXISTS (
         SELECT FROM hapax_dead_letters d
-        LEFT JOIN hapax_dead_letters own
-            ON own.id = $3 AND own.consumer = d.consumer AND own.order_key = d.order_key
-        WHERE d.consumer = $1 AND d.order_key = $2
-            AND (own.id IS NULL OR (d.parked_at, d.id) < (own.parked_at, own.id))
-    )::text";
+        WHERE d.consumer = $1 AND d.order_key = $2 AND (own.id IS NULL OR d.number < own.number)
+    )::text
+    FROM (VALUES (1)) AS one
+    LEFT JOIN hapax_dead_letters own
+        ON own.id = $3 AND own.consumer = $1 AND own.order_key = $2";
 
 /// Dead letters in the table `hapax_dead_letters`.
 ///
@@ -121,24 +125,31 @@ impl DeadLetterStore for PgDeadLetterStore {
         true
     }
 
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
         Box::pin(async move {
             let parameters = [
                 SqlParameter::Text(Some(query.consumer)),
                 SqlParameter::Text(Some(&storable(query.key))),
-                SqlParameter::Bytes(query.redriven.map(|id| &id[..])),
+                SqlParameter::Bytes(Some(query.dead_letter)),
             ];
-            let rows = self.run(BLOCKS, &parameters).await;
+            let rows = self.run(ORDER_KEY, &parameters).await;
             let rows = rows.map_err(DeadLetterError::new)?;
-            let found = rows.into_iter().next().and_then(|row| row.into_iter().next());
-            match found.and_then(SqlValue::text).as_deref() {
-                Some("true") => Ok(true),
-                Some("false") => Ok(false),
-                _ => Err(DeadLetterError::new("expected true or false, found other rows")),
-            }
+            let row = rows.into_iter().next().and_then(|row| <[SqlValue; 2]>::try_from(row).ok());
+            let found = row.map(|row| row.map(SqlValue::text));
+            let state = found.and_then(|[own, is_blocked]| match (own, is_blocked.as_deref()) {
+                (Some(reason), _) if !query.is_redriven => {
+                    DeadLetterReason::parse(&reason).map(OrderKeyState::Parked)
+                }
+                (_, Some("true")) => Some(OrderKeyState::Blocked),
+                (_, Some("false")) => Some(OrderKeyState::Free),
+                _ => None,
+            });
+            let other = "expected the reason of a dead letter, and true or false, found other rows: run \
+                         the migrations";
+            state.ok_or_else(|| DeadLetterError::new(other))
         })
     }
 }

@@ -34,10 +34,8 @@ const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_scoped_hash($1,
 /// Removes the dead letter of a message that was handled, perhaps as another copy. One by which it was
 /// parked again stays.
 const REMOVE: &str = "SELECT hapax_dead_letter_remove($1)::text";
-/// The row is read as it was before the call.
-const ATTEMPT: &str = "SELECT hapax_inbox_attempt($1, $2, make_interval(secs => $3)), (
-        SELECT count(a.error) FROM hapax_attempts a WHERE a.id = hapax_scoped_hash($1, $2)
-    )";
+const ATTEMPT: &str = "SELECT a.attempt::bigint, a.crashes::bigint
+    FROM hapax_inbox_attempt($1, $2, make_interval(secs => $3)) a";
 const PURGE: &str = "SELECT hapax_inbox_purge($1::integer)";
 const FAILED: &str = "SELECT hapax_inbox_failed($1, $2, $3, make_interval(secs => $4))";
 
@@ -452,10 +450,14 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
                 self.shared.retention_secs(),
             ];
             let rows = connection.run(ATTEMPT, &parameters).await.map_err(failed)?;
-            let number = integer(&rows).and_then(|made| u32::try_from(made).ok());
-            let errors = rows.first().and_then(|row| row.get(1)).and_then(SqlValue::integer);
-            let (Some(number), Some(errors)) = (number, errors) else { return Err(other_rows()) };
-            Ok(BatchAttempt { number, follows_failure: errors > 0 })
+            let Some([number, crashes]) = rows.first().map(Vec::as_slice) else {
+                return Err(other_rows());
+            };
+            let count = |value: &SqlValue| {
+                let count = value.integer().and_then(|count| u32::try_from(count).ok());
+                count.ok_or_else(other_rows)
+            };
+            Ok(BatchAttempt { number: count(number)?, crashes: count(crashes)? })
         })
     }
 

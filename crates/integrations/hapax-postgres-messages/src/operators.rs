@@ -17,12 +17,13 @@ const COLUMNS: &str =
     to_char(first_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
     to_char(last_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'),
     redrives::bigint, octet_length(payload)::bigint,
-    to_char(parked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
+    to_char(parked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\"'), number";
 
 const LIST: &str = "FROM hapax_dead_letters
     WHERE ($1::text IS NULL OR consumer = $1) AND ($2::text IS NULL OR reason = $2)
-        AND ($3::text IS NULL OR (parked_at, id) > ($3::timestamptz, $4))
-    ORDER BY parked_at, id LIMIT $5";
+        AND ($3::bigint IS NULL OR number > $3)
+    ORDER BY number LIMIT $4";
+const LAST: &str = "SELECT coalesce(max(number), 0) FROM hapax_dead_letters";
 
 const REDRIVE: &str = "SELECT hapax_dead_letter_redrive($1, $2, $3)";
 const DROP: &str = "SELECT hapax_dead_letter_drop($1, $2, $3)::text";
@@ -41,12 +42,9 @@ pub struct DeadLetterQuery {
     pub limit: u32,
 }
 
-/// Position of a dead letter in the order of all.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeadLetterPosition {
-    parked_at: String,
-    id: [u8; 32],
-}
+/// Position of a dead letter in the order in which all of them were first stored.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DeadLetterPosition(i64);
 
 /// A dead letter without its headers and payload. Times are RFC 3339 texts.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,13 +76,14 @@ pub struct DeadLetterSummary {
     pub payload_bytes: u64,
     /// Time at which it was parked.
     pub parked_at: String,
+    position: DeadLetterPosition,
 }
 
 impl DeadLetterSummary {
     /// Returns the position after which a further list begins.
     #[must_use]
-    pub fn position(&self) -> DeadLetterPosition {
-        DeadLetterPosition { parked_at: self.parked_at.clone(), id: self.id }
+    pub const fn position(&self) -> DeadLetterPosition {
+        self.position
     }
 }
 
@@ -121,7 +120,8 @@ fn summary(row: SqlRow) -> Result<DeadLetterSummary, ConnectCause> {
         redrives,
         bytes,
         parked_at,
-    ] = <[SqlValue; 13]>::try_from(row).map_err(|_| other_rows())?;
+        number,
+    ] = <[SqlValue; 14]>::try_from(row).map_err(|_| other_rows())?;
     let text = |value: SqlValue| value.text().ok_or_else(other_rows);
     let id = id.bytes().and_then(|id| id.try_into().ok()).ok_or_else(other_rows)?;
     Ok(DeadLetterSummary {
@@ -138,6 +138,7 @@ fn summary(row: SqlRow) -> Result<DeadLetterSummary, ConnectCause> {
         redrives: unsigned(&redrives)?,
         payload_bytes: unsigned(&bytes)?,
         parked_at: text(parked_at)?,
+        position: DeadLetterPosition(number.integer().ok_or_else(other_rows)?),
     })
 }
 
@@ -154,11 +155,20 @@ impl PgDeadLetterStore {
         let parameters = [
             SqlParameter::Text(query.consumer.as_deref()),
             SqlParameter::Text(query.reason.map(DeadLetterReason::as_str)),
-            SqlParameter::Text(query.after.as_ref().map(|after| after.parked_at.as_str())),
-            SqlParameter::Bytes(query.after.as_ref().map(|after| &after.id[..])),
+            SqlParameter::Integer(query.after.map(|after| after.0)),
             SqlParameter::Integer(Some(query.limit.into())),
         ];
         self.run(&text, &parameters).await?.into_iter().map(summary).collect()
+    }
+
+    /// Returns the position of the newest dead letter: a list after it has those that are stored later.
+    ///
+    /// # Errors
+    /// The error of the connection or the server.
+    pub async fn last_position(&self) -> Result<DeadLetterPosition, ConnectCause> {
+        let rows = self.run(LAST, &[]).await?;
+        let number = rows.first().and_then(|row| row.first()).and_then(SqlValue::integer);
+        number.map(DeadLetterPosition).ok_or_else(other_rows)
     }
 
     /// Returns at most two dead letters whose ids begin with the hexadecimal digits `prefix`.

@@ -94,7 +94,7 @@ pub enum SignatureEncoding {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeliveryIdLocation {
-    /// The value of a header, which such a sender does not sign.
+    /// The value of a header. The signature does not cover it.
     Header(HeaderName),
     /// The strings or integers at these pointers into the JSON body, each of which must exist.
     /// Several of them are one JSON array, in the order of the sorted pointers.

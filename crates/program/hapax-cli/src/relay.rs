@@ -56,7 +56,8 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "PATH")]
     to_ca: Option<PathBuf>,
     /// The store of the leases of the shards, the same for all relays of the outbox. It may have those
-    /// of several outboxes [default: the database of --from]
+    /// of several outboxes. A file is for one relay: relays that have a file each publish messages
+    /// repeatedly and out of order, and nothing detects that [default: the database of --from]
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]

@@ -3,7 +3,8 @@
 //! 1. Acknowledged writes are on disk: claims and outcomes are synced before they are answered.
 //!    Requests that wait while a commit is under way share the next one.
 //! 2. One process at a time. A second one is rejected with the process that has the file,
-//!    [`OpenError::InUse`].
+//!    [`OpenError::InUse`]. Replicas that have a file each execute a key once each, and nothing detects
+//!    that: they need a store on a server.
 //! 3. Records are named and sealed under a secret that is created next to the database. Without the
 //!    secret the database is lost; a missing secret is never replaced silently.
 //! 4. Opening the file begins an epoch. The process that had it before has ended, so all leases of

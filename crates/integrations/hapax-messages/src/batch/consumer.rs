@@ -12,7 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use self::single::{Single, again};
+use self::single::{Retry, Single, Tried, again};
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
@@ -88,7 +88,7 @@ impl BatchConsumer {
         if ids.is_empty() {
             return Err(BatchConsumerError::NoIdRules);
         }
-        if attempts.most(true) < 2 {
+        if attempts.max.min(attempts.max_crashes).get() < 2 {
             return Err(BatchConsumerError::Attempts);
         }
         if !attempts.are_valid() {
@@ -209,11 +209,11 @@ impl BatchState {
             // The sender is in `self`.
             let _ = database.wait_for(|is_up| *is_up).await;
             let Some(slots) = self.slots.take(&self.transactions).await else { return };
-            let Some(most) = NonZeroUsize::new(slots.len()) else { return };
-            let most = self.memory.free(most).await;
+            let Some(max) = NonZeroUsize::new(slots.len()) else { return };
+            let max = self.memory.free(max).await;
             let received = tokio::select! {
                 _ = database.wait_for(|is_up| !is_up) => continue,
-                received = self.source.receive(most) => received,
+                received = self.source.receive(max) => received,
             };
             let received = match received {
                 Ok(received) => received,
@@ -318,21 +318,21 @@ impl BatchState {
         let held = batch.iter().map(|item| Arc::downgrade(&item.delivery)).collect();
         let work = async {
             let singles = self.apply_in_parts(batch).await;
-            let driven = singles.into_iter().map(|(item, pause)| self.retry(item, pause));
+            let driven = singles.into_iter().map(|retry| self.retry(retry));
             futures_util::future::join_all(driven).await;
         };
         self.holding(held, work).await;
     }
 
-    async fn retry(&self, item: BatchItem, pause: Duration) {
+    async fn retry(&self, Retry { item, pause, tried }: Retry) {
         if self.pause(pause).await {
-            self.deliver_single(item, false).await;
+            self.deliver_single(item, false, tried).await;
         }
     }
 
     async fn drive_single(self: Arc<Self>, item: BatchItem, is_old: bool) {
         let held = vec![Arc::downgrade(&item.delivery)];
-        self.holding(held, self.deliver_single(item, is_old)).await;
+        self.holding(held, self.deliver_single(item, is_old, Tried::default())).await;
     }
 
     async fn drive_without_id(
@@ -359,9 +359,8 @@ impl BatchState {
         self.holding(held, work).await;
     }
 
-    /// Applies a batch, and halves it while it fails. Returns the messages to try alone, each
-    /// after a pause.
-    async fn apply_in_parts(&self, batch: Vec<BatchItem>) -> Vec<(BatchItem, Duration)> {
+    /// Applies a batch, and halves it while it fails. Returns the messages to try alone.
+    async fn apply_in_parts(&self, batch: Vec<BatchItem>) -> Vec<Retry> {
         let mut singles = Vec::new();
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
@@ -383,13 +382,15 @@ impl BatchState {
                 }
                 BatchError::Handler(failure) => {
                     for item in part {
-                        let single = self.failed(&item, &failure, 1, self.clock.now()).await;
-                        singles.extend(self.conclude(&item, single).await.map(|it| (item, it)));
+                        let (mut tried, now) = (Tried::default(), self.clock.now());
+                        let single = self.failed(&item, &failure, 1, now, &mut tried).await;
+                        let pause = self.conclude(&item, single).await;
+                        singles.extend(pause.map(|pause| Retry { item, pause, tried }));
                     }
                 }
                 BatchError::InProgress => {
                     self.counters.held(HoldCause::InFlight);
-                    singles.extend(part.into_iter().map(|item| (item, IN_FLIGHT_PAUSE)));
+                    singles.extend(part.into_iter().map(|item| Retry::new(item, IN_FLIGHT_PAUSE)));
                 }
                 BatchError::Aborted(_) | BatchError::Unavailable(_) => {
                     // The same batch again, so that an outage does not make suspects of its
@@ -423,12 +424,8 @@ impl BatchState {
     }
 
     /// Acknowledges or parks the messages of a batch by their states. Returns those that have to be
-    /// tried again, each after a pause.
-    async fn end(
-        &self,
-        batch: Vec<BatchItem>,
-        states: Vec<EntryState>,
-    ) -> Vec<(BatchItem, Duration)> {
+    /// tried again.
+    async fn end(&self, batch: Vec<BatchItem>, states: Vec<EntryState>) -> Vec<Retry> {
         let (mut acknowledged, mut mismatches, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for (item, state) in batch.into_iter().zip(states) {
             match state {
@@ -445,7 +442,7 @@ impl BatchState {
         for item in mismatches {
             let (id, reason, now) = (Some(&item.id), DeadLetterReason::Mismatch, self.clock.now());
             let single = self.park(id, &item.delivery, reason, 0, MISMATCH, now).await;
-            again.extend(self.conclude(&item, single).await.map(|pause| (item, pause)));
+            again.extend(self.conclude(&item, single).await.map(|it| Retry::new(item, it)));
         }
         again
     }

@@ -17,8 +17,8 @@ pub struct BatchConsumerLimits {
     /// Largest number of messages that are received and not acknowledged. Default 1000; the limit
     /// of the source prevails.
     pub max_unacknowledged: NonZeroUsize,
-    /// Bytes of unacknowledged messages from which on none is received. What exceeds them is part of
-    /// the messages that were received last, or one message alone. Default 64 MiB.
+    /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
+    /// received last, or a single large one, may exceed them. Default 64 MiB.
     pub max_unacknowledged_bytes: NonZeroUsize,
     /// Time for batches under way to end in a shutdown. Default 25 s.
     pub drain_timeout: Duration,
@@ -42,7 +42,8 @@ pub struct BatchOptions {
     /// Rules for ids.
     pub ids: IdRules,
     /// Limits of attempts, each at least 2, and the pauses between attempts. The first delivery is
-    /// not counted in the database, so a message that is delivered again is at attempt 2.
+    /// not counted in the database, so a message that is delivered again is at attempt 2, and the first
+    /// counts as a crash unless its failure was noted.
     pub attempts: Attempts,
     /// Action for messages that are older than the retention of ids.
     pub on_too_old: OnTooOld,

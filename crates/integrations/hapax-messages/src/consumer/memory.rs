@@ -38,14 +38,14 @@ impl MemoryBudget {
         *self.used.borrow()
     }
 
-    /// Waits until the budget is not used up. Returns the number of messages to receive, at most `most`.
-    pub(crate) async fn free(&self, most: NonZeroUsize) -> NonZeroUsize {
+    /// Waits until the budget is not used up. Returns the number of messages to receive, at most `max`.
+    pub(crate) async fn free(&self, max: NonZeroUsize) -> NonZeroUsize {
         let mut used = self.used.subscribe();
         // The sender is in `self`.
         let used = used.wait_for(|used| *used < self.limit.get()).await.map_or(0, |used| *used);
         let expected = self.expected.load(Ordering::Relaxed).max(1);
         let fitting = self.limit.get().saturating_sub(used) / expected;
-        NonZeroUsize::new(fitting).unwrap_or(NonZeroUsize::MIN).min(most)
+        NonZeroUsize::new(fitting).unwrap_or(NonZeroUsize::MIN).min(max)
     }
 
     /// Takes the bytes of the messages of one receive.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::FutureExt as _;
 use hapax_core::store::BoxFuture;
 
-use super::{DeadLetter, DeadLetterError, DeadLetterStore, OrderKeyQuery};
+use super::{DeadLetter, DeadLetterError, DeadLetterStore, OrderKeyQuery, OrderKeyState};
 
 /// A store of dead letters whose panics are errors: its message is held, as after another error. The
 /// panic of a task would drop the message, and the broker would deliver it behind later ones of its
@@ -39,10 +39,10 @@ impl DeadLetterStore for CaughtPanics {
         self.0.finds_order_keys()
     }
 
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
-        Box::pin(caught(async move { self.0.blocks(query).await }))
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
+        Box::pin(caught(async move { self.0.order_key(query).await }))
     }
 }

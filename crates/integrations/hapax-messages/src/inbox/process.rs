@@ -1,8 +1,9 @@
 //! Processing of one message: claim, handler, record. The consumer acknowledges it afterwards.
 //!
 //! 1. A dead letter is stored before the record says that the message is parked, and the record
-//!    before the message is acknowledged. After a crash in between, the redelivered message stores
-//!    the same dead letter again.
+//!    before the message is acknowledged. After a crash in between, the redelivered message of an
+//!    ordered inbox is parked with the dead letter that it has. Without the order, which costs no
+//!    query, it is executed again, if attempts are left, and may store the same dead letter again.
 //! 2. Each result other than [`Disposition::Finished`] leaves the message unacknowledged. It is
 //!    processed again by this process after a pause, or by another one once the broker delivers it
 //!    there.
@@ -25,7 +26,8 @@ use super::ended::EndedAttempt;
 use super::record::{MessageRequest, outcome};
 use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
 use crate::dead_letter::{
-    CRASHED, DeadLetter, DeadLetterReason, EXHAUSTED, MISMATCH, OrderKeyQuery, TOO_OLD, identify,
+    CRASHED, DeadLetter, DeadLetterReason, EXHAUSTED, MISMATCH, OrderKeyQuery, OrderKeyState,
+    TOO_OLD, dead_letter_id, identify,
 };
 use crate::handler::{MessageExecution, MessageFailure, MessageHandler, describe};
 use crate::id::MessageId;
@@ -372,11 +374,17 @@ impl Processing<'_> {
             // own dead letter blocks the key. Nothing changes between the answer and the handler, or
             // this dead letter: messages of one key, redriven ones included, are under way one at a
             // time, or the source keeps no order.
-            let redriven = self.redriven.as_ref();
-            let query = OrderKeyQuery { consumer: &inbox.consumer, key, redriven };
-            match inbox.dead_letters.blocks(query).await {
-                Ok(false) => {}
-                Ok(true) => {
+            let (consumer, is_redriven) = (&*inbox.consumer, self.redriven.is_some());
+            let dead_letter = dead_letter_id(consumer, Some(&self.id), message);
+            let query = OrderKeyQuery { consumer, key, dead_letter: &dead_letter, is_redriven };
+            match inbox.dead_letters.order_key(query).await {
+                Ok(OrderKeyState::Free) => {}
+                // It was parked, and its process ended before the record said so.
+                Ok(OrderKeyState::Parked(reason)) => {
+                    self.progress.dead_letter = Some(dead_letter);
+                    return Some(Disposition::Finished(Finish::Parked(reason)));
+                }
+                Ok(OrderKeyState::Blocked) => {
                     let text = "an earlier message with the same order key is a dead letter: redrive or \
                                 drop that one first";
                     return Some(self.park(DeadLetterReason::Blocked, attempt - 1, text).await);

@@ -61,7 +61,7 @@ impl BatchInbox for Sizes {
     }
 
     fn attempt<'a>(&'a self, _: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
-        Box::pin(async { Ok(BatchAttempt { number: 2, follows_failure: true }) })
+        Box::pin(async { Ok(BatchAttempt { number: 2, crashes: 0 }) })
     }
 
     fn note_failure<'a>(
@@ -86,6 +86,90 @@ impl BatchInbox for Sizes {
         purges.push(Instant::now());
         Box::pin(async move { Ok(if full { limit.into() } else { 17 }) })
     }
+}
+
+/// An inbox whose handler fails once, and whose database is away after that. It lists its calls.
+#[derive(Debug, Default)]
+struct Away {
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Away {
+    fn call(&self, name: &'static str) -> usize {
+        let mut calls = self.calls.lock().unwrap();
+        calls.push(name);
+        calls.iter().filter(|call| **call == name).count()
+    }
+}
+
+impl BatchInbox for Away {
+    fn consumer(&self) -> &str {
+        "orders"
+    }
+
+    fn retention(&self) -> Duration {
+        HOUR
+    }
+
+    fn bytes_per_id(&self) -> u64 {
+        1
+    }
+
+    fn apply(
+        &self,
+        batch: Vec<BatchItem>,
+        _: bool,
+    ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>> {
+        let applied = match self.call("apply") {
+            1 | 2 => Err(BatchError::Handler(MessageFailure::retry("no"))),
+            _ => Ok(vec![EntryState::New; batch.len()]),
+        };
+        Box::pin(std::future::ready(applied))
+    }
+
+    fn attempt<'a>(&'a self, _: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
+        let number = u32::try_from(self.call("attempt")).unwrap() + 1;
+        Box::pin(std::future::ready(Ok(BatchAttempt { number, crashes: 0 })))
+    }
+
+    fn note_failure<'a>(
+        &'a self,
+        _: &'a MessageId,
+        error: &'a str,
+    ) -> BoxFuture<'a, Result<u32, BatchError>> {
+        assert_eq!(error, "no");
+        let noted = match self.call("note") {
+            number @ (1 | 3) => Err(BatchError::Unavailable(format!("away {number}").into())),
+            _ => Ok(1),
+        };
+        Box::pin(std::future::ready(noted))
+    }
+
+    fn park<'a>(
+        &'a self,
+        dead_letter: &'a DeadLetter,
+        _: bool,
+    ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
+        panic!("parked: {dead_letter:?}")
+    }
+
+    fn purge(&self, _: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
+        Box::pin(std::future::ready(Ok(0)))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_was_not_noted_in_an_outage_is_noted_before_the_next_attempt() {
+    let (inbox, broker) = (Arc::new(Away::default()), MemoryBroker::default());
+    broker.send(message("m-1"));
+    let source = Arc::new(broker.clone());
+    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
+    let running = tokio::spawn(consumer.run(std::future::pending()));
+    broker.emptied().await;
+    running.abort();
+    let in_a_batch = ["apply", "note", "note"];
+    let alone = ["attempt", "apply", "note", "note", "attempt", "apply"];
+    assert_eq!(*inbox.calls.lock().unwrap(), [&in_a_batch[..], &alone].concat());
 }
 
 /// Runs a consumer with batches of ten in two transactions until at most `left` messages are left.

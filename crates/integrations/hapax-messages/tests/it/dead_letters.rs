@@ -8,7 +8,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::{Clock as _, HookTiming, Verdict};
 use hapax_messages::{
     DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, InboxBuilder, Message,
-    MessageExecution, MessageFailure, MessageId, OrderKeyQuery,
+    MessageExecution, MessageFailure, MessageId, OrderKeyQuery, OrderKeyState,
 };
 use hapax_testkit::messages::MemoryDeadLetters;
 use tokio::sync::{Notify, Semaphore};
@@ -34,7 +34,7 @@ impl SlowLetters {
     async fn wait(&self) {
         if self.waits.swap(false, Ordering::SeqCst) {
             self.called.notify_one();
-            let _ = self.go_on.acquire().await;
+            self.go_on.acquire().await.unwrap().forget();
         }
     }
 }
@@ -62,13 +62,13 @@ impl DeadLetterStore for SlowLetters {
         true
     }
 
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
         Box::pin(async move {
             self.wait().await;
-            self.inner.blocks(query).await
+            self.inner.order_key(query).await
         })
     }
 }
@@ -164,6 +164,47 @@ async fn the_letter_of_an_owner_that_was_cut_off_is_removed_if_its_successor_han
     world.broker.emptied().await;
     assert!(world.dead_letters().is_empty());
     assert!(first.stop().await && second.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_process_ends_after_its_letter_was_stored_is_not_blocked_by_that() {
+    let world = World::new();
+    let dead_letters = SlowLetters::new(&world, true);
+    let rejects = |_: MessageExecution| std::future::ready(Err(MessageFailure::reject("never")));
+    world.broker.send(message("a-1").with_key("a"));
+    let first = {
+        let dead_letters = Arc::clone(&dead_letters);
+        let options = |inbox: InboxBuilder| inbox.reexecute().ordered().dead_letters(dead_letters);
+        world.process(options, rejects)
+    };
+    // First it looks for dead letters of the key.
+    dead_letters.called.notified().await;
+    dead_letters.waits.store(true, Ordering::SeqCst);
+    dead_letters.go_on.add_permits(1);
+    dead_letters.called.notified().await;
+    assert_eq!(world.dead_letters().len(), 1);
+    first.crash().await;
+    let second = world.process(|inbox| inbox.reexecute().ordered(), world.counting());
+    world.broker.send(message("a-2").with_key("a"));
+    world.broker.emptied().await;
+    let parked = world.dead_letters();
+    let rejected = ("a-1".to_owned(), DeadLetterReason::Rejected, 1, "never".to_owned());
+    assert_eq!((parked.len(), &parked[0]), (2, &rejected));
+    assert_eq!(parked[1].1, DeadLetterReason::Blocked);
+    assert!(world.effects().is_empty());
+    // Its record says parked: it is a duplicate until it is released.
+    let redriven = || {
+        let hex = world.dead_letters.list()[0].id_hex();
+        message("a-1").with_key("a").with_header(DeadLetter::REDRIVE_HEADER, hex)
+    };
+    world.broker.send(redriven());
+    world.broker.emptied().await;
+    assert!(world.effects().is_empty());
+    world.release("a-1").await;
+    world.broker.send(redriven());
+    world.broker.emptied().await;
+    assert_eq!((world.effects(), world.dead_letters().len()), (once(["a-1".to_owned()]), 1));
+    assert!(second.stop().await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -351,13 +392,13 @@ impl DeadLetterStore for PanickingLetters {
         true
     }
 
-    fn blocks<'a>(
+    fn order_key<'a>(
         &'a self,
         query: OrderKeyQuery<'a>,
-    ) -> BoxFuture<'a, Result<bool, DeadLetterError>> {
+    ) -> BoxFuture<'a, Result<OrderKeyState, DeadLetterError>> {
         Box::pin(async move {
             self.check();
-            self.inner.blocks(query).await
+            self.inner.order_key(query).await
         })
     }
 }

@@ -256,10 +256,10 @@ async fn buffered_messages_stay_within_their_number() {
         RelayLimits { max_buffered: count(200), in_flight: count(100), ..RelayLimits::default() };
     let process = running.relay(limits);
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(running.outbox.most_buffered().0, 200);
+    assert_eq!(running.outbox.max_buffered().0, 200);
     running.sink.clear();
     running.emptied().await;
-    assert!(running.outbox.most_buffered().0 <= 200);
+    assert!(running.outbox.max_buffered().0 <= 200);
     let accepted = running.sink.accepted();
     assert_eq!(accepted.len(), 1_300, "each once");
     assert!(accepted.iter().filter(|id| id.starts_with('a')).is_sorted());
@@ -289,7 +289,7 @@ async fn buffered_payloads_stay_within_their_bytes_and_one_key_does_not_take_the
     timeout(HOUR, others).await.unwrap();
     running.sink.clear();
     running.emptied().await;
-    let (_, bytes) = running.outbox.most_buffered();
+    let (_, bytes) = running.outbox.max_buffered();
     assert!(bytes <= 20 * SIZE + 50 * SIZE, "{bytes}");
     process.stop().await;
 }
@@ -305,7 +305,7 @@ async fn while_nothing_is_acknowledged_the_buffered_bytes_are_bounded() {
     let process =
         running.relay(RelayLimits { max_buffered_bytes: 20 * SIZE, ..RelayLimits::default() });
     sleep(Duration::from_secs(30)).await;
-    let (number, bytes) = running.outbox.most_buffered();
+    let (number, bytes) = running.outbox.max_buffered();
     assert!((19..=21).contains(&number), "{number}");
     assert!(bytes <= 21 * SIZE, "{bytes}");
     running.sink.clear();

@@ -18,8 +18,9 @@ use super::{ConnectCause, Connections, StatementConnections};
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(600);
 
-/// One connection that all callers share, for single statements. It is made again after it was lost,
-/// and after the future of a statement was dropped, which a timeout does: the server may be gone.
+/// One connection that all callers share, for single statements. Another one replaces it after it was
+/// lost, and after the future of a statement was dropped, by a timeout or a caller: the server may be
+/// gone.
 ///
 /// A server whose synchronous standby is away keeps each session that waits for it. So while
 /// connections that were given up are not answered, further ones are made ever less often, at last

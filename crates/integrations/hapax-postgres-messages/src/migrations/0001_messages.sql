@@ -26,7 +26,8 @@ CREATE INDEX IF NOT EXISTS hapax_inbox_expires ON hapax_inbox (expires_at);
 CREATE TABLE IF NOT EXISTS hapax_attempts (
     id         uuid PRIMARY KEY,      -- as in hapax_inbox
     attempts   integer NOT NULL,
-    error      text,
+    ended      integer NOT NULL DEFAULT 0,  -- number of the last attempt whose failure was noted
+    error      text,                  -- of that one
     first_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at timestamptz NOT NULL
 );
@@ -52,9 +53,11 @@ CREATE TABLE IF NOT EXISTS hapax_dead_letters (
     outbox_shard  smallint,
     outbox_id     bigint,
     -- Number of redrives that began; the number is part of the id for the broker's deduplication.
-    redrives      integer NOT NULL DEFAULT 0
+    redrives      integer NOT NULL DEFAULT 0,
+    -- Order in which dead letters were first stored. A clock may be set back, and two of its times equal.
+    number        bigint GENERATED ALWAYS AS IDENTITY
 );
-CREATE INDEX IF NOT EXISTS hapax_dead_letters_parked ON hapax_dead_letters (consumer, parked_at);
+CREATE INDEX IF NOT EXISTS hapax_dead_letters_parked ON hapax_dead_letters (consumer, number);
 CREATE INDEX IF NOT EXISTS hapax_dead_letters_key ON hapax_dead_letters (consumer, order_key)
     WHERE order_key IS NOT NULL;
 
@@ -258,14 +261,14 @@ END
 $$;
 
 -- Sets a timeout of this transaction, unless a shorter one is set. Returns it.
-CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, most_ms bigint) RETURNS text
+CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, max_ms bigint) RETURNS text
 LANGUAGE sql VOLATILE
 AS $$
     SELECT CASE
-        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND most_ms * interval '1 ms'
+        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND max_ms * interval '1 ms'
             THEN current_setting(setting)
         -- The server stores it as a positive number of 32 bits.
-        ELSE set_config(setting, least(most_ms, 2147483647)::text, true)
+        ELSE set_config(setting, least(max_ms, 2147483647)::text, true)
     END
 $$;
 
@@ -287,11 +290,11 @@ BEGIN
 END
 $$;
 
--- Removes up to `most` ids whose retention has ended, and up to `most` expired rows of
+-- Removes up to `max_rows` ids whose retention has ended, and up to `max_rows` expired rows of
 -- hapax_attempts, those of all consumers. Returns the number of rows removed; 0: nothing is left to
 -- remove. Several programs may call it at a time: each leaves out the rows of the others. Rows are
 -- found by the index, as in hapax_inbox_insert.
-CREATE OR REPLACE FUNCTION hapax_inbox_purge(most integer DEFAULT 10000) RETURNS bigint
+CREATE OR REPLACE FUNCTION hapax_inbox_purge(max_rows integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET enable_seqscan = off
@@ -306,12 +309,12 @@ DECLARE
 BEGIN
     DELETE FROM hapax_inbox WHERE ctid = ANY (ARRAY(
         SELECT i.ctid FROM hapax_inbox i WHERE i.expires_at <= moment
-        LIMIT most FOR UPDATE SKIP LOCKED
+        LIMIT max_rows FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS removed = ROW_COUNT;
     DELETE FROM hapax_attempts WHERE ctid = ANY (ARRAY(
         SELECT a.ctid FROM hapax_attempts a WHERE a.expires_at <= moment
-        LIMIT most FOR UPDATE SKIP LOCKED
+        LIMIT max_rows FOR UPDATE SKIP LOCKED
     ));
     GET DIAGNOSTICS further = ROW_COUNT;
     RETURN removed + further;
@@ -319,12 +322,15 @@ END
 $$;
 
 -- Counts an attempt of a message that was delivered before, in a transaction of its own, before the
--- handler begins. The first attempt is not counted in the table, so the first call returns 2.
--- Returns 0 if the message was handled or parked. With error 55P03, another transaction that is
--- still open has inserted it, nothing is counted: no handler would begin.
+-- handler begins. Returns its number, and the number of consecutive attempts before it of which
+-- hapax_inbox_failed has noted no failure: in each the process may have ended (crashes). The first
+-- attempt is not counted in the table, so the first call returns 2, and one crash unless a failure was
+-- noted. Returns 0 and 0 if the message was handled or parked. With error 55P03, another transaction
+-- that is still open has inserted it, nothing is counted: no handler would begin.
 CREATE OR REPLACE FUNCTION hapax_inbox_attempt(
-    consumer text, id text, retention interval DEFAULT '30 days'
-) RETURNS integer
+    consumer text, id text, retention interval DEFAULT '30 days',
+    OUT attempt integer, OUT crashes integer
+)
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
 SET lock_timeout = '500ms'
@@ -332,7 +338,6 @@ AS $$
 #variable_conflict use_column
 DECLARE
     key uuid := hapax_scoped_hash(consumer, id);
-    made integer;
 BEGIN
     -- Inserted and rolled back: an open transaction with the id is noticed only thus.
     BEGIN
@@ -343,7 +348,9 @@ BEGIN
             PERFORM set_config('synchronous_commit', 'on', true)
             WHERE current_setting('synchronous_commit') <> 'remote_apply';
             PERFORM pg_logical_emit_message(true, 'hapax', '');
-            RETURN 0;
+            attempt := 0;
+            crashes := 0;
+            RETURN;
         END IF;
         RAISE EXCEPTION 'the id is free' USING ERRCODE = 'HX001';
     EXCEPTION WHEN SQLSTATE 'HX001' THEN
@@ -352,14 +359,13 @@ BEGIN
     INSERT INTO hapax_attempts AS a (id, attempts, expires_at)
     VALUES (key, 2, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
-        -- Null until hapax_inbox_failed notes the error of this attempt: a process may end in it.
-        SET attempts = a.attempts + 1, error = NULL, expires_at = EXCLUDED.expires_at
-    RETURNING a.attempts INTO made;
-    RETURN made;
+        SET attempts = a.attempts + 1, expires_at = EXCLUDED.expires_at
+    RETURNING a.attempts, a.attempts - 1 - a.ended INTO attempt, crashes;
 END
 $$;
 
--- Notes the error of an attempt, in a transaction of its own. Returns the number of attempts.
+-- Notes that the last attempt has ended, with its error, in a transaction of its own. Returns the
+-- number of attempts.
 CREATE OR REPLACE FUNCTION hapax_inbox_failed(
     consumer text, id text, error text, retention interval DEFAULT '30 days'
 ) RETURNS integer
@@ -371,10 +377,10 @@ AS $$
 DECLARE
     made integer;
 BEGIN
-    INSERT INTO hapax_attempts AS a (id, attempts, error, expires_at)
-    VALUES (hapax_scoped_hash(consumer, id), 1, error, clock_timestamp() + retention)
+    INSERT INTO hapax_attempts AS a (id, attempts, ended, error, expires_at)
+    VALUES (hapax_scoped_hash(consumer, id), 1, 1, error, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
-        SET error = EXCLUDED.error, expires_at = EXCLUDED.expires_at
+        SET ended = a.attempts, error = EXCLUDED.error, expires_at = EXCLUDED.expires_at
     RETURNING a.attempts INTO made;
     RETURN made;
 END
@@ -603,13 +609,13 @@ AS $$
 $$;
 
 -- Returns messages to publish, for a relay: shard by shard in the order of `shards`, those with an id
--- above the shard's floor, in the order of ids. Returns at most `most` messages, and none after the
--- headers and payloads of the messages before it have `bytes` bytes. Leaves out messages whose order
+-- above the shard's floor, in the order of ids. Returns at most `max_messages`, and none after the
+-- headers and payloads of the messages before it have `max_bytes` bytes. Leaves out messages whose order
 -- key has a dead letter or is in `skipped`, and those in `known_shards` and `known_ids`. The first row
 -- has the epoch only.
 CREATE OR REPLACE FUNCTION hapax_outbox_poll(
     shards bigint[], floors bigint[], known_shards bigint[], known_ids bigint[], skipped text[],
-    most bigint, bytes bigint
+    max_messages bigint, max_bytes bigint
 ) RETURNS TABLE (
     epoch bigint, shard bigint, id bigint, message_id text, destination text, order_key text,
     headers text, payload bytea, age_ms bigint
@@ -644,12 +650,12 @@ AS $$
                                 WHERE d.consumer = 'hapax-outbox' AND d.order_key = o.order_key
                             )
                         ))
-                    ORDER BY o.id LIMIT most
+                    ORDER BY o.id LIMIT max_messages
                 ) o
-                LIMIT most
+                LIMIT max_messages
             ) l
         ) m
-        WHERE coalesce(m.bytes_before, 0) < bytes
+        WHERE coalesce(m.bytes_before, 0) < max_bytes
         ORDER BY m.nr, m.id
     )
 $$;
@@ -789,16 +795,16 @@ END
 $$;
 
 -- Returns the age in ms of the oldest message that is not published, 0 without one, the number of
--- messages, counted up to `most`, and the number of blocked order keys: those with a dead letter. Ids
+-- messages, counted up to `max_messages`, and the number of blocked order keys: those with a dead letter. Ids
 -- are allocated when messages are written, so that the oldest message of a shard has its least id.
-CREATE OR REPLACE FUNCTION hapax_outbox_lag(most bigint DEFAULT 10000)
+CREATE OR REPLACE FUNCTION hapax_outbox_lag(max_messages bigint DEFAULT 10000)
 RETURNS TABLE (oldest_ms bigint, messages bigint, blocked_keys bigint)
 LANGUAGE sql VOLATILE
 SET search_path FROM CURRENT
 AS $$
     SELECT
         coalesce((extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000)::bigint, 0),
-        (SELECT count(*) FROM (SELECT FROM hapax_outbox LIMIT most) o),
+        (SELECT count(*) FROM (SELECT FROM hapax_outbox LIMIT max_messages) o),
         (SELECT count(DISTINCT d.order_key) FROM hapax_dead_letters d
             WHERE d.consumer = 'hapax-outbox')
     FROM generate_series(0, 31) AS s (shard)

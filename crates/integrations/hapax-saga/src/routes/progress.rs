@@ -44,7 +44,7 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
         }
         (None, Some(rest)) => {
             let mut members = state("parked");
-            members.insert("continues_in".into(), seconds(rest).into());
+            members.insert("parked_for".into(), seconds(rest).into());
             (members, rest)
         }
         // The interval doubles while the saga runs.
@@ -57,7 +57,7 @@ fn of_log(log: &Log, now: Timestamp) -> Progress {
         members.insert("tries".into(), step.tries(direction).begun.into());
     }
     if direction == Direction::Undo {
-        members.insert("undoing".into(), true.into());
+        members.insert("compensating".into(), true.into());
     }
     Progress { members, retry_after: retry_after.clamp(RETRY[0], RETRY[1]) }
 }

@@ -29,7 +29,7 @@ struct Order {
     pauses: bool,
 }
 
-/// The system that the steps call: a charge waits until the gate is open.
+/// The system that the steps call: charges and refunds wait until the gate is open.
 #[derive(Clone)]
 struct Bank {
     gate: watch::Sender<bool>,
@@ -59,6 +59,7 @@ async fn charge(at: StepContext<Bank>, cents: u64) -> Result<String, StepError<S
 
 async fn refund(at: StepContext<Bank>, _: u64, _: StepEffect<String>) -> Result<(), UndoError> {
     at.refunds.send_modify(|count| *count += 1);
+    let _ = at.gate.subscribe().wait_for(|is_open| *is_open).await;
     Ok(())
 }
 
@@ -138,6 +139,16 @@ impl Service {
 
     /// Polls the status resource until the saga is in this state.
     async fn poll(&self, customer: &str, path: &str, state: &str) -> Value {
+        self.poll_until(customer, path, |shown| shown["state"] == state).await
+    }
+
+    /// Polls the status resource until it has what is expected.
+    async fn poll_until(
+        &self,
+        customer: &str,
+        path: &str,
+        is_expected: impl Fn(&Value) -> bool,
+    ) -> Value {
         let polling = async {
             loop {
                 let answer = self.get(customer, path).await;
@@ -148,7 +159,7 @@ impl Service {
                     shown.get("answer").is_none(),
                     "{answer:?}"
                 );
-                if shown["state"] == state {
+                if is_expected(&shown) {
                     return shown;
                 }
             }
@@ -335,7 +346,7 @@ async fn parked_and_stuck_sagas_show_their_step_and_reason() {
     service.post("anna", ASYNC, r#"{"cents":1,"pauses":true}"#).await;
     let parked = service.poll("anna", "/orders/k-1", "parked").await;
     assert_eq!(parked["step"], "signal/shipped");
-    let rest = parked["continues_in"].as_u64().unwrap();
+    let rest = parked["parked_for"].as_u64().unwrap();
     assert!((3500..=3600).contains(&rest), "{parked}");
     let lines = "idempotency-key: k-2\r\nprefer: respond-async\r\n";
     service.post("anna", lines, r#"{"cents":99}"#).await;
@@ -349,9 +360,14 @@ async fn delete_cancels_and_what_happened_is_undone() {
     let service = Service::start(true, Builder::allow_cancel).await;
     service.post("anna", ASYNC, r#"{"cents":1,"pauses":true}"#).await;
     service.poll("anna", "/orders/k-1", "parked").await;
+    service.bank.gate.send_replace(false);
     let delete = bare("DELETE", "anna", "/orders/k-1");
     let accepted = service.send(&delete).await;
-    assert!(matches!(accepted.status, 200 | 202), "{accepted:?}");
+    assert_eq!(accepted.status, 202, "{accepted:?}");
+    let compensates = |shown: &Value| shown["compensating"] == true;
+    let shown = service.poll_until("anna", "/orders/k-1", compensates).await;
+    assert_eq!((&shown["state"], &shown["step"]), (&json!("running"), &json!("charge")));
+    service.bank.gate.send_replace(true);
     let shown = service.poll("anna", "/orders/k-1", "cancelled").await;
     assert_eq!(shown, json!({ "state": "cancelled", "answer": { "status": 410 } }));
     assert_eq!(*service.bank.refunds.borrow(), 1);

@@ -130,7 +130,7 @@ fn parse(url: &str) -> Result<(Origin, PathAndQuery), WebhookSinkError> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WebhookSinkError {
-    /// The URL is none of a server.
+    /// The URL does not name a server.
     #[error("expected http://HOST/PATH or https://HOST/PATH, found another URL")]
     Url,
     /// The URL has a user name or a password.

@@ -97,8 +97,9 @@ pub(super) struct RoleArgs {
 /// again under that id. An id of a message that was handled meanwhile stays: the message is a
 /// duplicate then. The consumer removes the dead letter once it has handled the message. Dead letters
 /// with one order key are redriven one after the other, oldest first. One that is behind an older one
-/// which is not selected is not redriven, and the command fails. Messages with that key that arrive
-/// meanwhile are parked; with --consumer they are redriven too. At a dead letter with the reason
+/// which is not selected is not redriven, and the command fails. Those that are not selected stay, and
+/// their order keys stay blocked. Messages with a selected order key that arrive meanwhile are parked;
+/// they are redriven too, unless they are behind one that stays. At a dead letter with the reason
 /// mismatch or no-id the command ends with an error: publish that message under an id of its own, and
 /// drop the dead letter. Dead letters of the outbox are moved back to it, and need no --to. The command
 /// may be interrupted and run again.

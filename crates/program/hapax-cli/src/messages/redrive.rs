@@ -7,8 +7,9 @@
 //!
 //! The command redrives a dead letter only if it is the oldest with its order key: the consumer would
 //! park the message of a later one again. It redrives the next one after the consumer has handled the
-//! one before. Messages with the key that arrive meanwhile become dead letters too: with `--consumer`
-//! the command lists the dead letters of these keys again until there are none.
+//! one before. Messages with the key that arrive meanwhile become dead letters too: the command lists
+//! the dead letters of these keys that are newer than its start until there are none. Those behind one
+//! that is not selected stay.
 //!
 //! Other processes cannot open a store in a file meanwhile, so the consumer is stopped, and one dead
 //! letter of each order key is redriven in a run.
@@ -17,7 +18,7 @@
 //! the message already, and may have ended before it removed the dead letter: then the message is a
 //! duplicate.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,11 +27,11 @@ use hapax_file::OpenError;
 use hapax_gateway::{OpenStore, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
     DeadLetter, DeadLetterReason, DeadLetterStore as _, Inbox, MessageId, MessageSink,
-    OrderKeyQuery, OutgoingMessage,
+    OrderKeyQuery, OrderKeyState, OutgoingMessage,
 };
 use hapax_nats::NatsSink;
 use hapax_postgres_messages::{
-    DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
+    DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
 };
 use tokio::time::{Instant, sleep};
 
@@ -97,22 +98,25 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         wait: args.wait,
         reason: args.reason,
     };
-    let mut named = Vec::new();
+    let mut start = redrive.dead_letters.last_position().await.map_err(unavailable)?;
+    let mut selected = Vec::new();
     for prefix in &args.dead_letters {
-        named.push(find(&redrive.dead_letters, prefix).await?);
+        let dead_letter = find(&redrive.dead_letters, prefix).await?;
+        start = start.max(dead_letter.position());
+        selected.push(dead_letter);
+    }
+    if args.consumer.is_some() {
+        let reason = args.parked_as.map(Into::into);
+        let consumer = args.consumer;
+        let query = DeadLetterQuery { consumer, reason, after: None, limit: PAGE };
+        selected = redrive.list(query).await?;
+        selected.retain(|dead_letter| dead_letter.position() <= start);
     }
     // In the order of a list, whatever the order of the arguments.
-    named.sort_by(|a, b| (&a.parked_at, &a.id).cmp(&(&b.parked_at, &b.id)));
-    named.dedup_by(|a, b| a.id == b.id);
+    selected.sort_by_key(DeadLetterSummary::position);
+    selected.dedup_by_key(|dead_letter| dead_letter.id);
     let mut results = Results::default();
-    for dead_letter in &named {
-        redrive.one(dead_letter, &mut results).await?;
-    }
-    if let Some(consumer) = args.consumer {
-        let reason = args.parked_as.map(Into::into);
-        let query = DeadLetterQuery { consumer: Some(consumer), reason, after: None, limit: PAGE };
-        redrive.of_consumer(query, &mut results).await?;
-    }
+    redrive.all(selected, start, &mut results).await?;
     let (has_store, is_file) = (redrive.records.is_some(), redrive.is_file);
     if let Some((engine, opened)) = redrive.records {
         engine.drain().await;
@@ -206,51 +210,80 @@ impl Released {
 }
 
 impl Redrive {
-    /// Redrives the dead letters of a query, and then those with their order keys that were stored
-    /// meanwhile.
-    async fn of_consumer(
+    /// Redrives dead letters in their order, and then those with their order keys that were stored
+    /// after the position `start`.
+    async fn all(
         &self,
-        mut query: DeadLetterQuery,
+        selected: Vec<DeadLetterSummary>,
+        start: DeadLetterPosition,
         results: &mut Results,
     ) -> Result<(), CliError> {
-        let mut selected = self.rest(&mut query).await?;
-        let mut keys = HashSet::new();
-        for _ in 0..PASSES {
-            for dead_letter in &selected {
-                self.one(dead_letter, results).await?;
+        for dead_letter in &selected {
+            if !self.one(dead_letter, results).await? {
+                results.waiting += 1;
             }
-            keys.extend(selected.into_iter().filter_map(|dead_letter| dead_letter.order_key));
-            // A message that the consumer parked before it handled a redriven one is in this list.
-            selected = self.rest(&mut query).await?;
-            selected.retain(|it| it.order_key.as_ref().is_some_and(|key| keys.contains(key)));
-            if selected.is_empty() {
+        }
+        let of_consumers = selected.into_iter().filter(|it| it.consumer != OUTBOX_CONSUMER);
+        let keys: HashSet<_> =
+            of_consumers.filter_map(|it| Some((it.consumer, it.order_key?))).collect();
+        let mut seen = HashSet::new();
+        for _ in 0..PASSES {
+            let mut arrived = self.arrived(&keys, start).await?;
+            arrived.retain(|dead_letter| seen.insert(dead_letter.id));
+            if arrived.is_empty() {
                 return Ok(());
+            }
+            for dead_letter in &arrived {
+                // One that is behind another, which is not selected, stays.
+                self.one(dead_letter, results).await?;
             }
         }
         Err(CliError::no(format!(
-            "expected no further dead letter of the order keys after {PASSES} passes, found {}: their \
-             messages arrive faster than they are redriven; reduce the rate and run the command again",
-            selected.len()
+            "expected no further dead letter of the order keys after {PASSES} passes, found some in each: \
+             their messages arrive faster than they are redriven; reduce the rate and run the command again"
         )))
     }
 
-    /// Returns the dead letters of a query that are after its position, and moves it behind them.
-    async fn rest(&self, query: &mut DeadLetterQuery) -> Result<Vec<DeadLetterSummary>, CliError> {
+    /// Returns the dead letters of order keys, each of a consumer, that were stored after a position: a
+    /// message that its consumer parked before it handled a redriven one is among them.
+    async fn arrived(
+        &self,
+        keys: &HashSet<(String, String)>,
+        after: DeadLetterPosition,
+    ) -> Result<Vec<DeadLetterSummary>, CliError> {
+        let consumers: BTreeSet<_> = keys.iter().map(|(consumer, _)| consumer).collect();
+        let mut arrived = Vec::new();
+        for consumer in consumers {
+            let consumer = Some(consumer.clone());
+            let query = DeadLetterQuery { consumer, reason: None, after: Some(after), limit: PAGE };
+            arrived.extend(self.list(query).await?);
+        }
+        arrived.retain(|it| {
+            let key = it.order_key.clone();
+            key.is_some_and(|key| keys.contains(&(it.consumer.clone(), key)))
+        });
+        arrived.sort_by_key(DeadLetterSummary::position);
+        Ok(arrived)
+    }
+
+    /// Returns all dead letters of a query.
+    async fn list(&self, mut query: DeadLetterQuery) -> Result<Vec<DeadLetterSummary>, CliError> {
         // All of them first: consumers remove dead letters while others are redriven.
         let mut all = Vec::new();
         loop {
-            let page = self.dead_letters.list(query).await.map_err(unavailable)?;
+            let page = self.dead_letters.list(&query).await.map_err(unavailable)?;
             let Some(last) = page.last() else { return Ok(all) };
             query.after = Some(last.position());
             all.extend(page);
         }
     }
 
+    /// Redrives a dead letter. Returns false for one that is behind an older one with its order key.
     async fn one(
         &self,
         dead_letter: &DeadLetterSummary,
         results: &mut Results,
-    ) -> Result<(), CliError> {
+    ) -> Result<bool, CliError> {
         let hex = render::hex(&dead_letter.id);
         if dead_letter.consumer == OUTBOX_CONSUMER {
             self.begin(dead_letter).await?;
@@ -260,15 +293,14 @@ impl Redrive {
             }
             print(&format!("{} moved back to the outbox\n", &hex[..12]));
             results.moved += 1;
-            return Ok(());
+            return Ok(true);
         }
         if let Some(key) = &dead_letter.order_key {
-            let (consumer, redriven) = (&*dead_letter.consumer, Some(&dead_letter.id));
-            let query = OrderKeyQuery { consumer, key, redriven };
-            let waits = self.dead_letters.blocks(query).await;
-            if waits.map_err(|error| unavailable(Box::new(error)))? {
-                results.waiting += 1;
-                return Ok(());
+            let (consumer, id) = (&*dead_letter.consumer, &dead_letter.id);
+            let query = OrderKeyQuery { consumer, key, dead_letter: id, is_redriven: true };
+            let state = self.dead_letters.order_key(query).await;
+            if state.map_err(|error| unavailable(Box::new(error)))? == OrderKeyState::Blocked {
+                return Ok(false);
             }
         }
         let Some(sink) = &self.sink else {
@@ -313,7 +345,7 @@ impl Redrive {
         if dead_letter.order_key.is_some() && !self.is_file {
             self.wait(dead_letter, &hex).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn begin(&self, dead_letter: &DeadLetterSummary) -> Result<u64, CliError> {

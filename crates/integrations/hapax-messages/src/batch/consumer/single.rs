@@ -6,7 +6,7 @@ use hapax_core::{Entropy, Timestamp};
 
 use super::{AFTER_ERROR, BatchState, IN_FLIGHT_PAUSE};
 use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
-use crate::dead_letter::{CRASHED, DeadLetterReason, MISMATCH, TOO_OLD};
+use crate::dead_letter::{CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
 use crate::inbox::{Finish, HoldCause};
 
@@ -18,11 +18,27 @@ pub(super) enum Single {
 
 /// State of a message that is kept while it is handled alone.
 #[derive(Default)]
-struct Tried {
+pub(super) struct Tried {
     /// The attempt that was counted, and in which the handler has not failed: it is not counted
     /// again after an outage.
     counted: Option<BatchAttempt>,
     last_error: Option<String>,
+    /// Whether the database has the last error. Without it the attempt would count as a crash.
+    is_noted: bool,
+}
+
+/// A message that is tried alone after a pause.
+pub(super) struct Retry {
+    pub(super) item: BatchItem,
+    pub(super) pause: Duration,
+    pub(super) tried: Tried,
+}
+
+impl Retry {
+    /// Creates the retry of a message whose handler has not failed.
+    pub(super) fn new(item: BatchItem, pause: Duration) -> Self {
+        Self { item, pause, tried: Tried::default() }
+    }
 }
 
 impl BatchState {
@@ -42,9 +58,8 @@ impl BatchState {
     }
 
     /// Handles a message alone until it is acknowledged, or the consumer drains.
-    pub(super) async fn deliver_single(&self, item: BatchItem, is_old: bool) {
+    pub(super) async fn deliver_single(&self, item: BatchItem, is_old: bool, mut tried: Tried) {
         let first_at = self.clock.now();
-        let mut tried = Tried::default();
         loop {
             let single = {
                 let Some(_alone) = self.permits(true).await else { return };
@@ -65,6 +80,9 @@ impl BatchState {
         first_at: Timestamp,
         tried: &mut Tried,
     ) -> Single {
+        if let Err(error) = self.note(item, tried).await {
+            return again(&error);
+        }
         let counted = match tried.counted {
             Some(attempt) => Ok(attempt),
             None => {
@@ -75,7 +93,7 @@ impl BatchState {
         };
         let attempt = match counted {
             // It was handled, or its id belongs to another payload: inserting the id decides.
-            Ok(BatchAttempt { number: 0, .. }) => BatchAttempt { number: 1, follows_failure: true },
+            Ok(BatchAttempt { number: 0, .. }) => BatchAttempt { number: 1, crashes: 0 },
             Ok(attempt) => *tried.counted.insert(attempt),
             Err(error) => return again(&error),
         };
@@ -83,10 +101,10 @@ impl BatchState {
             let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
             return self.park(id, &item.delivery, reason, 0, TOO_OLD, first_at).await;
         }
-        let BatchAttempt { number: attempt, follows_failure } = attempt;
-        let is_suspect = !follows_failure && tried.last_error.is_none();
-        if attempt > self.attempts.most(is_suspect) {
-            let text = tried.last_error.as_deref().unwrap_or(CRASHED);
+        let BatchAttempt { number: attempt, crashes } = attempt;
+        if attempt > self.attempts.max.get() || crashes >= self.attempts.max_crashes.get() {
+            let unseen = if crashes > 0 { CRASHED } else { EXHAUSTED };
+            let text = tried.last_error.as_deref().unwrap_or(unseen);
             let (id, reason) = (Some(&item.id), DeadLetterReason::Attempts);
             return self.park(id, &item.delivery, reason, attempt - 1, text, first_at).await;
         }
@@ -100,8 +118,7 @@ impl BatchState {
                 Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
             },
             Err(BatchError::Handler(failure)) => {
-                *tried = Tried { counted: None, last_error: Some(failure.text()) };
-                self.failed(item, &failure, attempt, first_at).await
+                self.failed(item, &failure, attempt, first_at, tried).await
             }
             Err(error) => again(&error),
         }
@@ -114,8 +131,10 @@ impl BatchState {
         failure: &MessageFailure,
         attempt: u32,
         first_at: Timestamp,
+        tried: &mut Tried,
     ) -> Single {
         let text = failure.text();
+        *tried = Tried { last_error: Some(text.clone()), ..Tried::default() };
         let is_last = attempt >= self.attempts.max.get();
         let (reason, after) = match failure {
             MessageFailure::Reject { .. } => (Some(DeadLetterReason::Rejected), None),
@@ -130,9 +149,7 @@ impl BatchState {
                 .park(Some(&item.id), &item.delivery, reason, attempt, &text, first_at)
                 .await;
         }
-        let noted = self.inbox.note_failure(&item.id, &text).await;
-        self.note_database(&noted);
-        if let Err(error) = noted {
+        if let Err(error) = self.note(item, tried).await {
             return again(&error);
         }
         let pause = after.map_or_else(
@@ -140,6 +157,19 @@ impl BatchState {
             |after| after.min(self.attempts.longest_pause),
         );
         Single::Again(pause, HoldCause::Retry)
+    }
+
+    /// Notes the failure of the last attempt, unless it is noted. Without an answer it is noted again:
+    /// no attempt begins before.
+    async fn note(&self, item: &BatchItem, tried: &mut Tried) -> Result<(), BatchError> {
+        let Some(error) = tried.last_error.as_ref().filter(|_| !tried.is_noted) else {
+            return Ok(());
+        };
+        let noted = self.inbox.note_failure(&item.id, error).await;
+        self.note_database(&noted);
+        noted?;
+        tried.is_noted = true;
+        Ok(())
     }
 }
 

@@ -28,7 +28,7 @@ struct State {
     floors: BTreeMap<u16, u64>,
     /// Returned by a poll, and neither removed nor parked.
     buffered: BTreeMap<OutboxPosition, usize>,
-    most_buffered: (usize, usize),
+    max_buffered: (usize, usize),
 }
 
 /// A fault of every call.
@@ -85,8 +85,8 @@ impl MemoryOutbox {
     }
 
     /// Returns the largest number of messages, and of bytes of their payloads, that the relay had.
-    pub(super) fn most_buffered(&self) -> (usize, usize) {
-        self.state.lock().unwrap().most_buffered
+    pub(super) fn max_buffered(&self) -> (usize, usize) {
+        self.state.lock().unwrap().max_buffered
     }
 
     fn call<'a, T: Send + 'a>(
@@ -137,7 +137,7 @@ impl Outbox for MemoryOutbox {
                     });
                 }
             }
-            let (count, bytes) = &mut state.most_buffered;
+            let (count, bytes) = &mut state.max_buffered;
             *count = state.buffered.len().max(*count);
             *bytes = state.buffered.values().sum::<usize>().max(*bytes);
             page

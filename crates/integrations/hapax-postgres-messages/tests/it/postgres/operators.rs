@@ -2,7 +2,7 @@
 
 use hapax_core::Timestamp;
 use hapax_messages::{
-    DeadLetter, DeadLetterReason, DeadLetterStore, Message, MessageId, OrderKeyQuery,
+    DeadLetter, DeadLetterReason, DeadLetterStore, Message, MessageId, OrderKeyQuery, OrderKeyState,
 };
 use hapax_postgres_messages::{DeadLetterQuery, PgDeadLetterStore};
 
@@ -58,23 +58,38 @@ async fn only_the_oldest_letter_of_a_key_is_not_behind_another_one() {
     }
     // Parked again: it keeps its place.
     dead_letters.park(&first).await.unwrap();
-    let blocks = async |consumer: &str, key: &str, of: Option<&DeadLetter>| {
-        let query = OrderKeyQuery { consumer, key, redriven: of.map(|of| &of.id) };
-        dead_letters.blocks(query).await.unwrap()
+    // The clock of the server was set back after the first one.
+    let clock = "UPDATE hapax_dead_letters SET parked_at = parked_at + interval '1 hour' \
+                 WHERE message_id = 'm-1'";
+    server.sql("postgres", clock).await;
+    let query = DeadLetterQuery { limit: 10, ..DeadLetterQuery::default() };
+    let listed = dead_letters.list(&query).await.unwrap();
+    let ids: Vec<_> = listed.iter().map(|listed| listed.message_id.as_deref().unwrap()).collect();
+    assert_eq!(ids, ["m-1", "m-2", "m-3", "m-4"]);
+    assert_eq!(dead_letters.last_position().await.unwrap(), listed[3].position());
+    use OrderKeyState::{Blocked, Free, Parked};
+    let state = async |consumer: &str, key: &str, of: &DeadLetter, is_redriven: bool| {
+        let query = OrderKeyQuery { consumer, key, dead_letter: &of.id, is_redriven };
+        dead_letters.order_key(query).await.unwrap()
     };
-    assert!(blocks("orders", "k", None).await);
-    assert!(!blocks("orders", "k", Some(&first)).await);
-    assert!(blocks("orders", "k", Some(&second)).await);
-    assert!(blocks("orders", "k", Some(&other)).await, "of another key");
-    assert!(blocks("orders", "k", Some(&none)).await, "without a key");
-    assert!(!blocks("orders", "free", None).await);
-    assert!(!blocks("invoices", "k", None).await);
+    let new = dead_letter("m-6", Some("k"));
+    assert_eq!(state("orders", "k", &new, false).await, Blocked);
+    assert_eq!(state("orders", "k", &first, true).await, Free);
+    assert_eq!(state("orders", "k", &second, true).await, Blocked);
+    for own in [&first, &second] {
+        let parked = Parked(DeadLetterReason::Rejected);
+        assert_eq!(state("orders", "k", own, false).await, parked, "not redriven");
+    }
+    assert_eq!(state("orders", "k", &other, true).await, Blocked, "of another key");
+    assert_eq!(state("orders", "k", &none, true).await, Blocked, "without a key");
+    assert_eq!(state("orders", "free", &new, false).await, Free);
+    assert_eq!(state("invoices", "k", &new, false).await, Free);
     dead_letters.remove(&first.id).await.unwrap();
-    assert!(!blocks("orders", "k", Some(&second)).await);
-    assert!(blocks("orders", "k", Some(&first)).await, "not stored");
+    assert_eq!(state("orders", "k", &second, true).await, Free);
+    assert_eq!(state("orders", "k", &first, true).await, Blocked, "not stored");
     // A column of type text cannot store a zero byte.
     dead_letters.park(&dead_letter("m-5", Some("a\0b"))).await.unwrap();
-    assert!(blocks("orders", "a\0b", None).await);
+    assert_eq!(state("orders", "a\0b", &new, false).await, Blocked);
 }
 
 #[tokio::test]
@@ -132,8 +147,9 @@ async fn the_letter_of_a_message_with_a_long_order_key_is_stored() {
     let (reason, at) = (DeadLetterReason::Rejected, Timestamp::from_micros(1));
     let mut dead_letter = DeadLetter::new("orders", None, message, reason, "no", at);
     dead_letters.park(&dead_letter).await.unwrap();
-    let query = OrderKeyQuery { consumer: "orders", key: &key, redriven: None };
-    assert!(dead_letters.blocks(query).await.unwrap());
+    let (consumer, id) = ("orders", [0; 32]);
+    let query = OrderKeyQuery { consumer, key: &key, dead_letter: &id, is_redriven: false };
+    assert_eq!(dead_letters.order_key(query).await.unwrap(), OrderKeyState::Blocked);
     // A source that sets the field gets an error.
     dead_letter.message.key = Some(long);
     let error = format!("{:?}", dead_letters.park(&dead_letter).await.unwrap_err());

@@ -11,7 +11,7 @@ use tokio_postgres::Client;
 
 use super::{pool, server};
 
-const MAX_PARKED: u32 = 2;
+const MAX_WAITING: u32 = 2;
 
 /// An aggregate in the core's state machine and in the database.
 struct Both<'a> {
@@ -21,7 +21,7 @@ struct Both<'a> {
     over_limit: &'static str,
     max_wait: Duration,
     state: SequenceState,
-    parked: BTreeSet<u64>,
+    waiting: BTreeSet<u64>,
     applied: Vec<u64>,
 }
 
@@ -29,11 +29,11 @@ fn name(step: SequenceStep) -> &'static str {
     match step {
         SequenceStep::Apply(_) => "apply",
         SequenceStep::Duplicate => "duplicate",
-        SequenceStep::Park => "wait",
+        SequenceStep::Wait => "wait",
         SequenceStep::DeadLetter => "dead-letter",
         SequenceStep::Fetch { .. } => "fetch",
         SequenceStep::Skip { .. } => "skip",
-        SequenceStep::Wait(_) => "wait",
+        SequenceStep::Idle(_) => "nothing",
     }
 }
 
@@ -42,11 +42,11 @@ impl Both<'_> {
     async fn sql_arrive(&self, number: u64) -> String {
         let text = "SELECT step FROM hapax_sequence('orders', $1, $2, 'm', NULL, 'x', $3, \
                     make_interval(secs => $4), $5)";
-        let (number, most) = (number as i64, MAX_PARKED as i32);
+        let (number, max) = (number as i64, MAX_WAITING as i32);
         let secs = self.max_wait.as_secs_f64();
         let row = self
             .client
-            .query_one(text, &[&self.aggregate, &number, &most, &secs, &self.over_limit])
+            .query_one(text, &[&self.aggregate, &number, &max, &secs, &self.over_limit])
             .await
             .unwrap();
         row.get(0)
@@ -63,20 +63,20 @@ impl Both<'_> {
 
     async fn arrive(&mut self, number: u64) {
         loop {
-            let is_parked = self.parked.contains(&number);
+            let is_waiting = self.waiting.contains(&number);
             let numbered = NonZeroU64::new(number).unwrap();
             // The time of the model stands still: a gap is over its limit at once, or never.
             let now = Timestamp::from_micros(1);
-            let (mut step, mut state) = self.state.arrive(numbered, is_parked, now, &self.policy);
+            let (mut step, mut state) = self.state.arrive(numbered, is_waiting, now, &self.policy);
             // The database skips a gap and applies the message in one call.
             if matches!(step, SequenceStep::Skip { last, .. } if last + 1 == number) {
-                (step, state) = state.arrive(numbered, is_parked, now, &self.policy);
+                (step, state) = state.arrive(numbered, is_waiting, now, &self.policy);
             }
             self.state = state;
             assert_eq!(self.sql_arrive(number).await, name(step), "{number} {:?}", self.state);
             match step {
                 SequenceStep::Apply(number) => self.applied.push(number),
-                SequenceStep::Park => assert!(self.parked.insert(number)),
+                SequenceStep::Wait => assert!(self.waiting.insert(number)),
                 _ => {}
             }
             self.drain().await;
@@ -89,7 +89,7 @@ impl Both<'_> {
     async fn drain(&mut self) {
         loop {
             let now = Timestamp::from_micros(1);
-            let lowest = self.parked.first().copied();
+            let lowest = self.waiting.first().copied();
             let (mut step, mut state) = self.state.next(now, &self.policy);
             // The database skips a gap and returns the message behind it in one call.
             if matches!(step, SequenceStep::Skip { .. }) {
@@ -98,7 +98,7 @@ impl Both<'_> {
             self.state = state;
             let found = self.sql_next().await;
             match step {
-                SequenceStep::Wait(_) => {
+                SequenceStep::Idle(_) => {
                     assert_eq!(found, None);
                     return;
                 }
@@ -109,11 +109,11 @@ impl Both<'_> {
                 step => {
                     let number = lowest.map(|lowest| lowest as i64);
                     assert_eq!(found, Some((name(step).to_owned(), number)));
-                    self.parked.pop_first();
+                    self.waiting.pop_first();
                     if let SequenceStep::Apply(number) = step {
                         self.applied.push(number);
                     }
-                    self.state.lowest_parked = self.parked.first().copied();
+                    self.state.lowest_waiting = self.waiting.first().copied();
                 }
             }
         }
@@ -136,11 +136,11 @@ async fn the_functions_take_the_steps_of_the_state_machine() {
         let mut both = Both {
             client: &client,
             aggregate: format!("cart-{round}"),
-            policy: GapPolicy::new(MAX_PARKED, max_wait, then),
+            policy: GapPolicy::new(MAX_WAITING, max_wait, then),
             over_limit,
             max_wait,
             state: SequenceState::default(),
-            parked: BTreeSet::new(),
+            waiting: BTreeSet::new(),
             applied: Vec::new(),
         };
         for _ in 0..12 {
@@ -150,7 +150,7 @@ async fn the_functions_take_the_steps_of_the_state_machine() {
         let stored = "SELECT applied, waiting FROM hapax_sequences WHERE aggregate = $1";
         let row = client.query_one(stored, &[&both.aggregate]).await.unwrap();
         let stored = (row.get::<_, i64>(0) as u64, row.get::<_, i32>(1) as u32);
-        assert_eq!(stored, (both.state.applied, both.state.parked));
+        assert_eq!(stored, (both.state.applied, both.state.waiting));
         applied += both.applied.len();
     }
     assert!(applied > 100);

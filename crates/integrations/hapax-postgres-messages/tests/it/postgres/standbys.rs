@@ -114,7 +114,7 @@ async fn a_statement_timeout_of_the_role_does_not_end_the_wait_for_a_standby() {
 async fn an_inbox_writes_even_if_it_finds_duplicates_only() {
     let server = with_effects().await;
     let enter = "SELECT state FROM hapax_inbox('orders', ARRAY['m-1', 'm-2'])";
-    let attempt = "SELECT hapax_inbox_attempt('orders', 'm-1')";
+    let attempt = "SELECT attempt FROM hapax_inbox_attempt('orders', 'm-1')";
     server.sql("postgres", enter).await;
     for call in [enter, attempt] {
         let script = format!("BEGIN; {call}; SELECT pg_current_xact_id_if_assigned() IS NOT NULL");

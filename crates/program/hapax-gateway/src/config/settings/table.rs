@@ -127,7 +127,8 @@ settings! {
     /// File with a line of JSON for each request, without key and caller; - is standard output
     access_log: Option<Path> = "none", Fixed => (|it| it.access_log);
     /// Store of the records: file:PATH, redis://HOST, rediss://HOST, postgres://USER@HOST/DB, or
-    /// memory: (records are lost when the process ends)
+    /// memory: (records are lost when the process ends). A file is for one gateway: replicas that have
+    /// a file each execute a key once each, and nothing detects that
     store: Store, Fixed => (|it| it.store);
     /// Cache from which outcomes are replayed, in front of the store: memory:, redis://HOST or
     /// rediss://HOST. The outcome of a released key may be replayed from it for another minute

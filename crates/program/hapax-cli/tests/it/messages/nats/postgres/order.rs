@@ -140,9 +140,13 @@ async fn dead_letters_of_a_key_that_are_named_in_any_order_are_redriven_behind_o
     let (code, said) = failed(&world.redrive(&[&third, &first], &broker));
     assert!(code == Some(1) && said.contains(BEHIND), "{code:?} {said}");
     assert_eq!(world.take_called(), ["a-1"]);
-    let said = blocking(|| ok(&world.redrive(&[&third, &second, &third], &broker)));
-    assert!(said.contains("2 published"), "{said}");
-    assert_eq!(world.take_called(), ["a-2", "a-3"]);
+    // The others stay, and block their key.
+    world.publish("a-4", None).await;
+    world.world.until("SELECT count(*) FROM hapax_dead_letters", "3").await;
+    let fourth = world.dead_letter("a-4").await;
+    let said = blocking(|| ok(&world.redrive(&[&third, &second, &third, &fourth], &broker)));
+    assert!(said.contains("3 published"), "{said}");
+    assert_eq!(world.take_called(), ["a-2", "a-3", "a-4"]);
     assert_eq!(world.world.sql("SELECT count(*) FROM hapax_dead_letters").await, "0");
     running.stop().await;
 }
@@ -173,6 +177,54 @@ async fn a_message_redriven_in_a_second_run_is_not_handled_before_one_that_fails
     assert_eq!(world.take_called(), ["a-1", "a-2", "a-3"]);
     assert_eq!(world.world.sql("SELECT count(*) FROM hapax_dead_letters").await, "0");
     running.stop().await;
+}
+
+/// Redrives dead letters by name, while `a-4` and `a-5` arrive. Returns what the command printed.
+async fn redrive_while_two_arrive(world: &Ordered, running: Running, selected: &[&str]) -> String {
+    let broker = world.world.broker.url();
+    world.rejects.store(false, Ordering::SeqCst);
+    running.stop().await;
+    let mut named = Vec::new();
+    for id in selected {
+        named.push(world.dead_letter(id).await);
+    }
+    let named: Vec<_> = named.iter().map(String::as_str).collect();
+    let words: Vec<_> = world.redrive(&named, &broker).into_iter().map(str::to_owned).collect();
+    let redriving = tokio::task::spawn_blocking(move || {
+        ok(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    // Then it waits for the consumer.
+    let begun = "SELECT redrives FROM hapax_dead_letters WHERE message_id = 'a-1'";
+    world.world.until(begun, "1").await;
+    for id in ["a-4", "a-5"] {
+        world.publish(id, None).await;
+    }
+    let running = world.run().await;
+    let said = redriving.await.unwrap();
+    running.stop().await;
+    said
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_arrive_while_named_dead_letters_of_their_key_are_redriven_are_too() {
+    let (world, running) = Ordered::start().await;
+    let said = redrive_while_two_arrive(&world, running, &["a-1", "a-2", "a-3"]).await;
+    assert!(said.contains("5 published"), "{said}");
+    assert_eq!(world.take_called(), ["a-1", "a-2", "a-3", "a-4", "a-5"]);
+    assert_eq!(world.world.sql("SELECT count(*) FROM hapax_dead_letters").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_arrive_behind_a_dead_letter_that_is_not_named_stay() {
+    let (world, running) = Ordered::start().await;
+    let said = redrive_while_two_arrive(&world, running, &["a-1"]).await;
+    assert!(said.contains("1 published"), "{said}");
+    assert_eq!(world.take_called(), ["a-1"]);
+    let running = world.run().await;
+    world.world.until("SELECT count(*) FROM hapax_dead_letters", "4").await;
+    running.stop().await;
+    let left = "SELECT string_agg(message_id, ' ' ORDER BY number) FROM hapax_dead_letters";
+    assert_eq!(world.world.sql(left).await, "a-2 a-3 a-4 a-5");
 }
 
 #[tokio::test(flavor = "multi_thread")]
