@@ -167,6 +167,14 @@ pub enum DefinitionError {
         /// The name.
         name: &'static str,
     },
+    /// A try of a step, or of its undo, would end before its call.
+    #[error(
+        "expected a timeout of `{name}` and of its undo above zero, found zero: raise the timeout of `retry` or `undo_retry`"
+    )]
+    Timeout {
+        /// The name.
+        name: &'static str,
+    },
     /// A key may be forgotten while a try of its step, or of its undo, is still under way.
     #[error(
         "expected a lifetime of the key of `{name}` above the timeout of a try, {timeout:?}, found {lifetime:?}: lower the timeout of `retry` or `undo_retry`"

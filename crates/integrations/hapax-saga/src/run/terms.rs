@@ -50,6 +50,9 @@ impl StepTerms {
             if tries == 0 {
                 return Err(DefinitionError::Tries { name });
             }
+            if timeout.is_zero() {
+                return Err(DefinitionError::Timeout { name });
+            }
             if let Kind::Keyed { lifetime } = self.kind
                 && lifetime <= timeout
             {

@@ -11,6 +11,7 @@ use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped
 use hapax_core::{Clock, Idempotency, MemoryStore, OperationId, Store, StoreError};
 use hapax_saga::{Saga, SagaOperator, Sagas, StepContext, StepError, StepRetry, StuckReason};
 use hapax_testkit::ManualClock;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
 use crate::shop::{DAY, Systems};
@@ -112,6 +113,38 @@ async fn a_key_ages_while_the_machine_is_suspended() {
         ["pay"],
         "nothing is sent with a key that the bank may have forgotten"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_suspended_past_its_timeout_goes_no_further() {
+    type Payer = (Systems, Arc<Notify>);
+    let (world, payer) = (World::new(), Payer::default());
+    let machine = Machine::new(&world);
+    let mut saga = Saga::define("token", 1, payer.clone());
+    let post = async |at: StepContext<Payer>, (): ()| {
+        let (systems, token) = &*at;
+        systems.note("token", &at.number().to_string());
+        token.notified().await;
+        systems.note("post", &at.number().to_string());
+        Ok::<_, StepError<String>>(())
+    };
+    let post = saga.again("post", post).retry(StepRetry::within(10 * DAY)).no_undo();
+    let saga = saga.flow(move |op, (): ()| async move { op.run(post, ()).await }).unwrap();
+    let sagas = machine.sagas(&saga);
+    let started = sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    while payer.0.names().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // The reply is there when the machine wakes, before any timer has fired.
+    machine.wall.advance(WEEKEND);
+    payer.1.notify_one();
+    while payer.0.names().len() < 2 {
+        sleep(Duration::from_millis(100)).await;
+    }
+    payer.1.notify_one();
+    started.outcome().await.unwrap();
+    let calls = [("token", "1"), ("token", "2"), ("post", "2")];
+    assert_eq!(payer.0.calls(), calls.map(|(name, number)| (name.to_owned(), number.to_owned())));
 }
 
 #[tokio::test(start_paused = true)]

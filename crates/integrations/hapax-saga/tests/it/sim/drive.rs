@@ -15,7 +15,7 @@ use super::clients;
 use super::flows::{Expected, Kind, STEPS, UNREADABLE, blob, expected, large, number, spec_of};
 use super::node::{N, SimLease, Started, Wrote};
 use super::outside::{self, OutsideCall};
-use super::plan::{CALL_TIMEOUT, DAY, EXPIRY, HOUR, LEASE, SECOND, SETTLE, duration, micros};
+use super::plan::{CALL_TIMEOUT, DAY, EXPIRY, HOUR, LEASE, MS, SECOND, SETTLE, duration, micros};
 use super::senders;
 use super::store::{self, Note};
 use super::world::{Slot, W};
@@ -277,8 +277,14 @@ impl Driver {
         if self.panics() {
             return Ok(self.panicked());
         }
-        let slot = outside::call(&self.w, self.outside(&call));
-        let end = self.wait(&slot, self.w.now() + micros(call.timeout)).await?.flatten();
+        let (to, begun, timeout) = (self.outside(&call), self.w.now(), micros(call.timeout));
+        outside::begin(&self.w, &to);
+        if self.w.dice.below(4) == 0 && !self.first_request(begun + timeout).await? {
+            self.w.count("freeze in a call");
+            return Ok(TryEnd::Unknown("no time is left".to_owned()));
+        }
+        let slot = outside::call(&self.w, to, self.w.now() - begun);
+        let end = self.wait(&slot, begun + timeout).await?.flatten();
         if self.panics() {
             return Ok(self.panicked());
         }
@@ -293,6 +299,17 @@ impl Driver {
             }
             end => end.unwrap_or_else(|| TryEnd::Unknown("no reply".to_owned())),
         })
+    }
+
+    /// Makes the first request of a call of two, which has no effect. Returns whether the function is
+    /// polled after it: not if its timeout ended while the process was frozen.
+    async fn first_request(&mut self, until: u64) -> Result<bool, Dropped> {
+        let slot = Slot::default();
+        let reply = slot.clone();
+        self.w.after(MS + self.w.dice.below(50 * MS), move |w| w.fill(&reply, ()));
+        self.w.point(self.node.number).await;
+        self.wait(&slot, until).await?;
+        Ok(self.w.now() < until || self.w.has(Bug::CallsAfterItsTimeout))
     }
 
     /// Returns whether the function of a step panics here.
