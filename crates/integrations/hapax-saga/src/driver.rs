@@ -55,6 +55,9 @@ const FLOW_WAIT: Duration = Duration::from_secs(60);
 enum RunEnd {
     /// The log is to be parked.
     Parked,
+    /// The lease may have lapsed before a call, which was not made: the log is to be parked without its
+    /// try.
+    NotCalled,
     /// The record is to be completed.
     Complete(SagaEnd),
     /// The lease is lost, or may be: another node continues.
@@ -130,8 +133,19 @@ struct Driver {
 }
 
 impl Driver {
-    /// Performs effects until the run is over.
+    /// Runs the saga until the run is over.
     async fn run(&mut self) -> RunEnd {
+        match self.perform().await {
+            RunEnd::NotCalled => {
+                self.run.interrupt(self.clock.now());
+                RunEnd::Parked
+            }
+            end => end,
+        }
+    }
+
+    /// Performs effects until the run is over.
+    async fn perform(&mut self) -> RunEnd {
         loop {
             if self.handle.remaining().is_zero() {
                 self.renew().await;
@@ -289,13 +303,15 @@ impl Driver {
             (RunEnd::Parked, stuck) if is_newly_stuck(was_stuck, stuck.as_ref()) => {
                 self.counters.stuck(log.current_step().map(|step| step.name.as_str()));
             }
-            (RunEnd::Parked | RunEnd::Complete(_), _) => {}
+            (RunEnd::Parked | RunEnd::NotCalled | RunEnd::Complete(_), _) => {}
         }
     }
 
     /// Ends the lease by the end of the run.
     async fn end(self, lease: Lease, saga: ScheduledSaga, end: RunEnd) {
         match end {
+            // `run` has parked it.
+            RunEnd::NotCalled => {}
             RunEnd::Dropped => {
                 tracing::debug!(operation = ?self.id, "another node continues a saga");
             }

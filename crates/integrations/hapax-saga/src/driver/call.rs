@@ -227,8 +227,11 @@ impl Driver {
     ) -> Result<Result<F::Output, String>, RunEnd> {
         let Call { timeout: time, .. } = call;
         let is_late = || handle.elapsed().saturating_sub(decided) >= time;
-        if is_late() || handle.remaining().is_zero() {
+        if handle.is_lost() {
             return Err(RunEnd::Dropped);
+        }
+        if is_late() || handle.remaining().is_zero() {
+            return Err(RunEnd::NotCalled);
         }
         let late =
             || format!("expected a result within {time:?}, found none: the call was dropped");

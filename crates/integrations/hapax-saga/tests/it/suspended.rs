@@ -3,16 +3,17 @@
 
 use std::future::pending;
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
 use hapax_core::{Clock, Idempotency, MemoryStore, OperationId, Store, StoreError};
+use hapax_saga::log::Log;
 use hapax_saga::{Saga, SagaOperator, Sagas, StepContext, StepError, StepRetry, StuckReason};
 use hapax_testkit::ManualClock;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::shop::{DAY, Systems};
 use crate::world::{World, key, scope};
@@ -26,12 +27,28 @@ struct Machine {
     store: Arc<MemoryStore>,
     wall: Arc<ManualClock>,
     suspended: AtomicU64,
+    /// True if the machine is suspended once a try is saved, and wakes without a network.
+    wakes_offline: AtomicBool,
+    /// The time at which the network is there again.
+    online: Mutex<Option<Instant>>,
 }
 
 impl Machine {
     fn new(world: &World) -> Arc<Self> {
-        let (wall, suspended) = (Arc::default(), AtomicU64::new(0));
-        Arc::new(Self { store: Arc::clone(&world.store), wall, suspended })
+        let (store, wall) = (Arc::clone(&world.store), Arc::default());
+        let (suspended, wakes_offline) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { store, wall, suspended, wakes_offline, online: Mutex::default() })
+    }
+
+    async fn connect(&self) -> Result<(), StoreError> {
+        let online = *self.online.lock().unwrap();
+        match online.is_some_and(|online| Instant::now() < online) {
+            true => {
+                sleep(Duration::from_millis(1)).await;
+                Err(StoreError::unavailable("no network"))
+            }
+            false => Ok(()),
+        }
     }
 
     fn engine(self: &Arc<Self>) -> Idempotency {
@@ -49,17 +66,27 @@ impl Machine {
 impl Store for Machine {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
+            self.connect().await?;
+            let log = swap.draft.record.checkpoint.as_ref().map(|log| Log::decode(log).unwrap());
             let swapped = self.store.swap(swap).await;
             let less = |left: u64| left.checked_sub(1);
             if self.suspended.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok() {
                 self.wall.advance(WEEKEND);
+            }
+            let is_call = log.is_some_and(|log| log.steps.iter().any(|step| step.forward.open));
+            if is_call && self.wakes_offline.swap(false, Ordering::SeqCst) {
+                self.wall.advance(WEEKEND);
+                *self.online.lock().unwrap() = Some(Instant::now() + Duration::from_secs(20));
             }
             swapped
         })
     }
 
     fn load<'a>(&'a self, id: &'a OperationId) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        self.store.load(id)
+        Box::pin(async move {
+            self.connect().await?;
+            self.store.load(id).await
+        })
     }
 
     fn reap(&self, limit: NonZeroU32) -> BoxFuture<'_, Result<Reaped, StoreError>> {
@@ -145,6 +172,26 @@ async fn a_call_that_was_suspended_past_its_timeout_goes_no_further() {
     started.outcome().await.unwrap();
     let calls = [("token", "1"), ("token", "2"), ("post", "2")];
     assert_eq!(payer.0.calls(), calls.map(|(name, number)| (name.to_owned(), number.to_owned())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_was_not_called_because_the_lease_lapsed_is_called_later() {
+    let (world, systems) = (World::new(), Systems::default());
+    let machine = Machine::new(&world);
+    let mut saga = Saga::define("wire", 1, systems.clone());
+    let wire = async |at: StepContext<Systems>, (): ()| {
+        at.note("wire", "");
+        Ok::<_, StepError<String>>(())
+    };
+    let wire = saga.once("wire", wire).no_undo();
+    let saga = saga.flow(move |op, (): ()| async move { op.run(wire, ()).await }).unwrap();
+    let sagas = machine.sagas(&saga);
+    machine.wakes_offline.store(true, Ordering::SeqCst);
+    let started = sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    let outcome = timeout(Duration::from_secs(600), started.outcome()).await;
+    outcome.expect("it is not stuck").unwrap();
+    assert!(machine.online.lock().unwrap().is_some());
+    assert_eq!(systems.names(), ["wire"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The driver of the simulation: performs the effects of a run.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -59,8 +60,14 @@ pub(crate) async fn drive(
     if starting.is_none() {
         run.inserted();
     }
-    let mut driver = Driver { w, node, lease, entry, note, run, looked_from: 0, starting };
-    if driver.run().await.is_err() {
+    let (looked_from, not_called) = (0, Cell::new(false));
+    let mut driver = Driver { w, node, lease, entry, note, run, looked_from, not_called, starting };
+    let mut ended = driver.run().await;
+    if driver.not_called.get() {
+        driver.run.interrupt(driver.node.store_now());
+        ended = driver.park().await;
+    }
+    if ended.is_err() {
         driver.w.count("run dropped");
         driver.w.tell(|| format!("a run of saga {} is dropped", driver.note.saga));
     }
@@ -75,6 +82,8 @@ pub(super) struct Driver {
     pub(super) run: Run,
     /// Time at which the last look for a cancellation began.
     looked_from: u64,
+    /// Set if a call was not made, because the lease may have lapsed.
+    not_called: Cell<bool>,
     /// The answer to a start whose entry is to be inserted.
     starting: Option<Slot<Started>>,
 }
@@ -258,6 +267,7 @@ impl Driver {
             return Ok(());
         }
         self.w.count("lease lapsed before a call");
+        self.not_called.set(true);
         Err(Dropped)
     }
 
