@@ -5,7 +5,8 @@
 //!
 //! *A process that was frozen calls nothing afterwards*, nor does one whose machine was suspended: just
 //! before each call the driver reads by its monotonic clock and its wall clock whether the lease may have
-//! lapsed since the save ([`LeaseHandle::remaining`]).
+//! lapsed since the save ([`LeaseHandle::remaining`]). If so, and it cannot be renewed, the log is parked
+//! without the try, which was not called.
 //!
 //! *A store that is away ends no run*: a save or a look is repeated until it is answered or another
 //! owner is found, also after the lease has lapsed. The result of a call is in this process only, and
@@ -147,8 +148,10 @@ impl Driver {
     /// Performs effects until the run is over.
     async fn perform(&mut self) -> RunEnd {
         loop {
-            if self.handle.remaining().is_zero() {
-                self.renew().await;
+            if self.handle.remaining().is_zero()
+                && let Err(end) = self.renew().await
+            {
+                return end;
             }
             let effect = self.next().await;
             // Both are done before anything else is.
@@ -250,12 +253,18 @@ impl Driver {
     /// Saves the log as it is, because the lease may have lapsed: the process was frozen, its machine was
     /// suspended, or its wall clock stepped forward. If no process has taken over, the lease holds again;
     /// else the next save or call finds that. The run decides only then, by the present time, whether the
-    /// next call may be made.
-    async fn renew(&mut self) {
+    /// next call may be made. A cancellation may have been acknowledged since the last look for one.
+    async fn renew(&mut self) -> Result<(), RunEnd> {
         if let Some(log) = self.encoded(self.run.log()) {
             // Without a reply the lease stays lapsed, and nothing is called.
             let _ = self.handle.save(log).await;
         }
+        if self.run.is_about_to_step() && !self.handle.remaining().is_zero() {
+            let reason = look(&self.node, &self.handle, &self.id, CANCEL).await;
+            let reason = reason.ok_or(RunEnd::Dropped)?.map(|reason| cancellation(&reason));
+            self.run.resume(RunEvent::Cancelled(reason), self.clock.now(), &SystemEntropy);
+        }
+        Ok(())
     }
 
     /// Saves the log, and looks for a cancellation. `None`: the lease is lost.
