@@ -37,6 +37,19 @@ pub enum SagasBuildError {
         /// The limit.
         found: usize,
     },
+    /// The retention of a definition is too short for the lease: the entry of a start in a transaction could
+    /// outlive the outcome, and begin the saga again.
+    #[error(
+        "expected a retention of `{name}` of at least ten leases, {least:?}, found {retention:?}: raise `retention` of the definition, or lower `SagasBuilder::lease`"
+    )]
+    Retention {
+        /// The name of the saga.
+        name: &'static str,
+        /// The retention.
+        retention: Duration,
+        /// The shortest one.
+        least: Duration,
+    },
     /// Two definitions have one name and version.
     #[error("expected one definition of `{name}` version {version}, found two: change the version")]
     Twice {
