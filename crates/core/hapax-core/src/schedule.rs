@@ -6,8 +6,9 @@
 //! 2. Every method may be called again with the same arguments: after
 //!    [`StoreError::Ambiguous`] that is how its result is determined. A copy of a call that was given
 //!    up may be applied later. A late insert leaves an entry for an operation that has ended, a late
-//!    removal finds its own entry or none, and a late `reschedule` finds a due time that it does not
-//!    expect. One without an expected time changes the due time: callers use it only to make an entry due.
+//!    removal finds its own entry or none, and a late [`postpone`](Schedule::postpone) finds a due time that it
+//!    does not expect. One without an expected time changes the due time whenever it arrives: callers use it to
+//!    make an entry due, and for times at which a late change does no harm.
 //! 3. An entry is not atomic with its record. Callers insert it before the operation counts as
 //!    accepted, and remove it after the record is done. So an entry may exist without need; it is never
 //!    missing while an accepted operation is unfinished.

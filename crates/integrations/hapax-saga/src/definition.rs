@@ -165,7 +165,8 @@ impl<S> fmt::Debug for SagaBuilder<S> {
 
 impl<S: Send + Sync + 'static> SagaBuilder<S> {
     /// Sets the time for which an outcome is replayed. Default 30 days. It is at least the lifetime of
-    /// each step's key, which is the same for the next saga under the saga's key.
+    /// each step's key, which is the same for the next saga under the saga's key, and at least ten
+    /// [leases](crate::SagasBuilder::lease).
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = retention;
         self
@@ -185,7 +186,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
         self
     }
 
-    /// Sets the largest argument, result or error of a step, in bytes. Default 64 KiB.
+    /// Sets the largest argument, prepared value, result or error of a step, in bytes. Default 64 KiB.
     pub fn max_value(mut self, bytes: usize) -> Self {
         self.max_value = bytes;
         self

@@ -5,7 +5,8 @@
 //!
 //! *A process that was frozen calls nothing afterwards*, nor does one whose machine was suspended: just
 //! before each call the driver reads by its monotonic clock and its wall clock whether the lease may have
-//! lapsed since the save ([`LeaseHandle::remaining`]).
+//! lapsed since the save ([`LeaseHandle::remaining`]). If so, and it cannot be renewed, the log is parked
+//! without the try, which was not called.
 //!
 //! *A store that is away ends no run*: a save or a look is repeated until it is answered or another
 //! owner is found, also after the lease has lapsed. The result of a call is in this process only, and
@@ -18,12 +19,11 @@
 //! a short pause; then signals and cancellations are looked for once more. A sender writes
 //! the signal first and looks at the log afterwards, so that one of the two sees the other.
 
+mod call;
 mod look;
 mod start;
 
-use std::error::Error as StdError;
 use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -31,24 +31,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::store::BoxFuture;
-use hapax_core::transaction::{CheckpointCommit, TransactionBackend, TxHandle};
 use hapax_core::value::ValueError;
-use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy, Verdict};
+use hapax_core::{FinishError, Lease, LeaseHandle, OperationId, SystemEntropy};
 use tokio::time::{sleep, timeout};
-use tracing::{Instrument, Span};
+use tracing::Instrument;
 
 use self::look::look;
 pub(crate) use self::start::Starting;
-use crate::call::{CallContext, CallTries};
 use crate::clock::StoreClock;
-use crate::definition::{Definition, text};
-use crate::log::{Blob, Direction, Log, StepOutcome, Stuck, StuckReason};
+use crate::definition::Definition;
+use crate::log::{Blob, Direction, Log, Stuck};
 use crate::node::{Node, ScheduledSaga};
-use crate::note::{CANCEL, FinalOutcome, step_key};
-use crate::run::{
-    Call, Effect, Kind, Run, RunEvent, SagaEnd, StuckCause, TryEnd, UndoFailure, too_large,
-};
-use crate::stats::{DefinitionCounters, Running, is_newly_stuck};
+use crate::note::{CANCEL, FinalOutcome};
+use crate::run::{Effect, Run, RunEvent, SagaEnd};
+use crate::stats::{DefinitionCounters, is_newly_stuck};
 
 /// Pause before a save is repeated that got no definite reply.
 const SAVE_AGAIN: Duration = Duration::from_millis(200);
@@ -60,6 +56,9 @@ const FLOW_WAIT: Duration = Duration::from_secs(60);
 enum RunEnd {
     /// The log is to be parked.
     Parked,
+    /// The lease may have lapsed before a call, which was not made: the log is to be parked without its
+    /// try.
+    NotCalled,
     /// The record is to be completed.
     Complete(SagaEnd),
     /// The lease is lost, or may be: another node continues.
@@ -106,7 +105,9 @@ pub(crate) async fn drive(
     let was_stuck = log.stuck.clone();
     let input = saga.input.clone();
     let run = definition.run(log, lease.attempt(), input.clone());
-    let mut driver = Driver { node, definition, counters, run, clock, handle, id, input, starting };
+    let decided = handle.elapsed();
+    let mut driver =
+        Driver { node, definition, counters, run, clock, decided, handle, id, input, starting };
     let driving: BoxFuture<'_, ()> = Box::pin(async {
         let end: BoxFuture<'_, RunEnd> = Box::pin(driver.run());
         let end = lease.keep_alive(end).await;
@@ -123,6 +124,8 @@ struct Driver {
     counters: Arc<DefinitionCounters>,
     run: Run,
     clock: StoreClock,
+    /// Time since the claim at which the run decided about its next effect.
+    decided: Duration,
     handle: LeaseHandle,
     id: OperationId,
     input: Bytes,
@@ -131,11 +134,24 @@ struct Driver {
 }
 
 impl Driver {
-    /// Performs effects until the run is over.
+    /// Runs the saga until the run is over.
     async fn run(&mut self) -> RunEnd {
+        match self.perform().await {
+            RunEnd::NotCalled => {
+                self.run.interrupt(self.clock.now());
+                RunEnd::Parked
+            }
+            end => end,
+        }
+    }
+
+    /// Performs effects until the run is over.
+    async fn perform(&mut self) -> RunEnd {
         loop {
-            if self.handle.remaining().is_zero() {
-                self.renew().await;
+            if self.handle.remaining().is_zero()
+                && let Err(end) = self.renew().await
+            {
+                return end;
             }
             let effect = self.next().await;
             // Both are done before anything else is.
@@ -183,16 +199,16 @@ impl Driver {
                     Err(end) => return end,
                 },
                 Effect::Call(call) => match self.call(call).await {
-                    Some(event) => event,
-                    None => return RunEnd::Dropped,
+                    Ok(event) => event,
+                    Err(end) => return end,
                 },
                 Effect::Undo(call) => match self.undo(call).await {
-                    Some(event) => event,
-                    None => return RunEnd::Dropped,
+                    Ok(event) => event,
+                    Err(end) => return end,
                 },
                 Effect::Reconcile(call) => match self.reconcile(call).await {
-                    Some(verdict) => RunEvent::Reconciled(verdict),
-                    None => return RunEnd::Dropped,
+                    Ok(verdict) => RunEvent::Reconciled(verdict),
+                    Err(end) => return end,
                 },
             };
             if let Some(step) = called {
@@ -213,8 +229,10 @@ impl Driver {
     /// performed nevertheless.
     async fn next(&mut self) -> Option<Effect> {
         let mut shutdown = pin!(self.node.shutdown());
-        let (run, clock) = (&mut self.run, &self.clock);
+        let (run, clock, handle) = (&mut self.run, &self.clock, &self.handle);
+        let decided = &mut self.decided;
         let mut next = pin!(poll_fn(|cx| {
+            *decided = handle.elapsed();
             if let Poll::Ready(effect) = run.advance(cx, clock.now()) {
                 return Poll::Ready(Some(effect));
             }
@@ -235,12 +253,18 @@ impl Driver {
     /// Saves the log as it is, because the lease may have lapsed: the process was frozen, its machine was
     /// suspended, or its wall clock stepped forward. If no process has taken over, the lease holds again;
     /// else the next save or call finds that. The run decides only then, by the present time, whether the
-    /// next call may be made.
-    async fn renew(&mut self) {
+    /// next call may be made. A cancellation may have been acknowledged since the last look for one.
+    async fn renew(&mut self) -> Result<(), RunEnd> {
         if let Some(log) = self.encoded(self.run.log()) {
             // Without a reply the lease stays lapsed, and nothing is called.
             let _ = self.handle.save(log).await;
         }
+        if self.run.is_about_to_step() && !self.handle.remaining().is_zero() {
+            let reason = look(&self.node, &self.handle, &self.id, CANCEL).await;
+            let reason = reason.ok_or(RunEnd::Dropped)?.map(|reason| cancellation(&reason));
+            self.run.resume(RunEvent::Cancelled(reason), self.clock.now(), &SystemEntropy);
+        }
+        Ok(())
     }
 
     /// Saves the log, and looks for a cancellation. `None`: the lease is lost.
@@ -279,183 +303,6 @@ impl Driver {
         log.encode().inspect_err(report).ok()
     }
 
-    /// Prepares a try.
-    async fn prepare(&mut self, call: Call) -> Option<Result<Blob, TryEnd>> {
-        let step = &self.run.log().steps[call.step];
-        let functions = self.definition.functions.get(step.name.as_str())?;
-        let prepare = functions.prepare.as_ref()?;
-        let (context, argument) = (self.context(call), step.argument.0.clone());
-        let span = self.span("prepare", call);
-        let function = || prepare(context, argument).instrument(span);
-        let ended = Self::guard(&self.handle, call, function).await?;
-        Some(ended.unwrap_or_else(|error| Err(TryEnd::NotSent(error))))
-    }
-
-    async fn call(&mut self, call: Call) -> Option<RunEvent> {
-        if self.kind(call) == Some(Kind::Within) {
-            return self.call_within(call).await;
-        }
-        let step = &self.run.log().steps[call.step];
-        let functions = self.definition.functions.get(step.name.as_str())?;
-        let context = self.context(call);
-        let argument = step.argument.0.clone();
-        let (span, _running) = (self.span("step", call), self.running(call));
-        let function = || (functions.call)(context, argument).instrument(span);
-        let ended = Self::guard(&self.handle, call, function).await?;
-        Some(RunEvent::Called(ended.unwrap_or_else(TryEnd::Unknown)))
-    }
-
-    /// Calls a step whose writes commit with the log. Whatever did not commit did not happen.
-    async fn call_within(&mut self, call: Call) -> Option<RunEvent> {
-        let Some(backend) = self.node.transactions.clone() else {
-            return Some(RunEvent::Called(TryEnd::Faulted(no_database())));
-        };
-        let step = &self.run.log().steps[call.step];
-        let functions = self.definition.functions.get(step.name.as_str())?;
-        let tx = self.handle.begin(&backend);
-        let context = CallContext { tx: Some(tx.clone()), ..self.context(call) };
-        let argument = step.argument.0.clone();
-        let (span, _running) = (self.span("step", call), self.running(call));
-        let function = || (functions.call)(context, argument).instrument(span);
-        let ended = Self::guard(&self.handle, call, function).await?;
-        Some(match ended.unwrap_or_else(TryEnd::NotSent) {
-            TryEnd::Happened(value) if value.0.len() <= self.definition.terms.max_value => {
-                let log = self.run.log_with(call.step, value.clone());
-                match self.commit(&backend, tx, &log).await? {
-                    Ok(Ok(())) => RunEvent::Committed(value),
-                    Ok(Err(error)) => RunEvent::Called(TryEnd::NotSent(error)),
-                    Err(fault) => RunEvent::Called(TryEnd::Lost(fault)),
-                }
-            }
-            end => RunEvent::Called(match (self.roll_back(&backend, tx).await, end) {
-                (Ok(()), end) => self.rolled_back(call, end),
-                (Err(fault), _) => TryEnd::Lost(fault),
-            }),
-        })
-    }
-
-    /// Returns the end of a try whose transaction was rolled back, so that it did not happen.
-    fn rolled_back(&self, call: Call, end: TryEnd) -> TryEnd {
-        let limit = self.definition.terms.max_value;
-        match end {
-            TryEnd::Unknown(error) => TryEnd::NotSent(error),
-            TryEnd::Lost(fault) => TryEnd::Faulted(fault),
-            TryEnd::Happened(value) => {
-                let name = &self.run.log().steps[call.step].name;
-                let advice = "its writes are rolled back: shorten the result, then `retry`";
-                TryEnd::Faulted(too_large(name, limit, &value, advice))
-            }
-            end => end,
-        }
-    }
-
-    /// Calls the undo of such a step.
-    async fn undo_within(&mut self, call: Call) -> Option<RunEvent> {
-        let Some(backend) = self.node.transactions.clone() else {
-            return Some(RunEvent::Undone(Err(UndoFailure::Faulted(no_database()))));
-        };
-        let tx = self.handle.begin(&backend);
-        Some(match self.call_undo(call, Some(tx.clone())).await? {
-            Ok(()) => match self.commit(&backend, tx, &self.run.log_undone(call.step)).await? {
-                Ok(Ok(())) => RunEvent::UndoCommitted,
-                Ok(Err(error)) => RunEvent::Undone(Err(UndoFailure::Error(error))),
-                Err(fault) => RunEvent::Undone(Err(UndoFailure::Faulted(fault))),
-            },
-            Err(failure) => RunEvent::Undone(Err(match self.roll_back(&backend, tx).await {
-                Ok(()) => failure,
-                Err(fault) => UndoFailure::Faulted(fault),
-            })),
-        })
-    }
-
-    /// Commits a transaction with a log. The inner error is that of a transaction that was rolled back,
-    /// the outer one that of a step that ended it itself. `None`: the next run finds in the log whether
-    /// it was committed.
-    async fn commit(
-        &mut self,
-        backend: &TransactionBackend,
-        tx: TxHandle,
-        log: &Log,
-    ) -> Option<Result<Result<(), String>, StuckCause>> {
-        Some(Ok(match self.handle.commit(backend, tx, self.encoded(log)?).await {
-            CheckpointCommit::Committed => Ok(()),
-            CheckpointCommit::RolledBack => Err("the transaction lost against another".to_owned()),
-            CheckpointCommit::Rejected(error) => Err(text(&*error)),
-            CheckpointCommit::EndedEarly(error) => return Some(Err(ended_early(&*error))),
-            CheckpointCommit::Lost(_) | CheckpointCommit::Unknown => return None,
-        }))
-    }
-
-    /// Rolls a transaction back, unless the step ended it itself.
-    async fn roll_back(
-        &mut self,
-        backend: &TransactionBackend,
-        tx: TxHandle,
-    ) -> Result<(), StuckCause> {
-        self.handle.roll_back(backend, tx).await.map_err(|error| ended_early(&*error))
-    }
-
-    async fn undo(&mut self, call: Call) -> Option<RunEvent> {
-        match self.kind(call) {
-            Some(Kind::Within) => self.undo_within(call).await,
-            _ => Some(RunEvent::Undone(self.call_undo(call, None).await?)),
-        }
-    }
-
-    async fn call_undo(
-        &mut self,
-        call: Call,
-        tx: Option<TxHandle>,
-    ) -> Option<Result<(), UndoFailure>> {
-        let step = &self.run.log().steps[call.step];
-        let functions = self.definition.functions.get(step.name.as_str())?;
-        let undo = functions.undo.as_ref()?;
-        let result = match &step.outcome {
-            Some(StepOutcome::Happened(result)) => Some(result.0.clone()),
-            Some(StepOutcome::Rejected(_)) | None => None,
-        };
-        let context = CallContext { tx, ..self.context(call) };
-        let argument = step.argument.0.clone();
-        let (span, _running) = (self.span("undo", call), self.running(call));
-        let function = || undo(context, argument, result).instrument(span);
-        let ended = Self::guard(&self.handle, call, function).await?;
-        Some(ended.unwrap_or_else(|error| Err(UndoFailure::Error(error))))
-    }
-
-    fn kind(&self, call: Call) -> Option<Kind> {
-        let name = self.run.log().steps[call.step].name.as_str();
-        self.definition.terms.steps.get(name).map(|terms| terms.kind)
-    }
-
-    async fn reconcile(&mut self, call: Call) -> Option<Verdict<Blob>> {
-        let step = &self.run.log().steps[call.step];
-        let functions = self.definition.functions.get(step.name.as_str())?;
-        let reconcile = functions.reconcile.as_ref()?;
-        // A reconcile function gets the key of the step, also during the compensation.
-        let context = self.context(Call { direction: Direction::Forward, ..call });
-        let argument = step.argument.0.clone();
-        let span = self.span("reconcile", call);
-        let function = || reconcile(context, argument).instrument(span);
-        let ended = Self::guard(&self.handle, call, function).await?;
-        Some(ended.unwrap_or(Verdict::CannotSay))
-    }
-
-    /// Returns the span of a call. It has no key, no scope and no contents.
-    fn span(&self, function: &'static str, call: Call) -> Span {
-        let step = &self.run.log().steps[call.step];
-        tracing::info_span!(
-            "call",
-            function,
-            step = step.name,
-            nth = step.nth,
-            try_number = call.number
-        )
-    }
-
-    fn running(&self, call: Call) -> Option<Running> {
-        self.counters.call(&self.run.log().steps[call.step].name, call.direction)
-    }
-
     /// Counts the end of a run.
     fn count(&self, end: &RunEnd, was_stuck: Option<&Stuck>) {
         let log = self.run.log();
@@ -465,50 +312,15 @@ impl Driver {
             (RunEnd::Parked, stuck) if is_newly_stuck(was_stuck, stuck.as_ref()) => {
                 self.counters.stuck(log.current_step().map(|step| step.name.as_str()));
             }
-            (RunEnd::Parked | RunEnd::Complete(_), _) => {}
-        }
-    }
-
-    fn context(&self, call: Call) -> CallContext {
-        let step = &self.run.log().steps[call.step];
-        let key = step_key(&self.id, call.direction, &step.name, step.nth);
-        let tries = CallTries::new(step.tries(call.direction), call.number, self.clock.now());
-        let (fence, input) = (self.handle.fence(), self.input.clone());
-        CallContext { key, fence, id: self.id, input, tries, tx: None }
-    }
-
-    /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the
-    /// call. An error is that of a call whose result is unknown.
-    async fn guard<F: Future>(
-        handle: &LeaseHandle,
-        call: Call,
-        function: impl FnOnce() -> F,
-    ) -> Option<Result<F::Output, String>> {
-        if handle.remaining().is_zero() {
-            return None;
-        }
-        let panicked = || "the function panicked, see the standard error of the service".to_owned();
-        let Ok(future) = catch_unwind(AssertUnwindSafe(function)) else {
-            return Some(Err(panicked()));
-        };
-        let mut future = pin!(future);
-        let caught =
-            poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-                Ok(poll) => poll.map(Ok),
-                Err(_) => Poll::Ready(Err(panicked())),
-            });
-        tokio::select! {
-            ended = timeout(call.timeout, caught) => {
-                let late = |_| Err(format!("expected a result within {:?}, found none: the call was dropped", call.timeout));
-                Some(ended.unwrap_or_else(late))
-            }
-            () = handle.lost() => None,
+            (RunEnd::Parked | RunEnd::NotCalled | RunEnd::Complete(_), _) => {}
         }
     }
 
     /// Ends the lease by the end of the run.
     async fn end(self, lease: Lease, saga: ScheduledSaga, end: RunEnd) {
         match end {
+            // `run` has parked it.
+            RunEnd::NotCalled => {}
             RunEnd::Dropped => {
                 tracing::debug!(operation = ?self.id, "another node continues a saga");
             }
@@ -567,19 +379,6 @@ impl Driver {
             }
         }
     }
-}
-
-fn ended_early(error: &(dyn StdError + 'static)) -> StuckCause {
-    let detail = format!(
-        "expected a transaction that the step does not end itself, found one whose writes may be committed: {}",
-        text(error)
-    );
-    StuckCause { reason: StuckReason::Unknown, detail }
-}
-
-fn no_database() -> StuckCause {
-    let detail = "expected a database for steps of the kind `within`, found none: set `SagasBuilder::transactions`";
-    StuckCause { reason: StuckReason::NoSuchStep, detail: detail.to_owned() }
 }
 
 fn cancellation(reason: &Blob) -> String {

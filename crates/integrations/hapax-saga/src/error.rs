@@ -37,6 +37,19 @@ pub enum SagasBuildError {
         /// The limit.
         found: usize,
     },
+    /// The retention of a definition is too short for the lease: the entry of a start in a transaction could
+    /// outlive the outcome, and begin the saga again.
+    #[error(
+        "expected a retention of `{name}` of at least ten leases, {least:?}, found {retention:?}: raise `retention` of the definition, or lower `SagasBuilder::lease`"
+    )]
+    Retention {
+        /// The name of the saga.
+        name: &'static str,
+        /// The retention.
+        retention: Duration,
+        /// The shortest one.
+        least: Duration,
+    },
     /// Two definitions have one name and version.
     #[error("expected one definition of `{name}` version {version}, found two: change the version")]
     Twice {
@@ -164,6 +177,14 @@ pub enum DefinitionError {
     /// A step, or its undo, has no try.
     #[error("expected at least one try of `{name}` and of its undo, found none: raise `tries`")]
     Tries {
+        /// The name.
+        name: &'static str,
+    },
+    /// A try of a step, or of its undo, would end before its call.
+    #[error(
+        "expected a timeout of `{name}` and of its undo above zero, found zero: raise the timeout of `retry` or `undo_retry`"
+    )]
+    Timeout {
         /// The name.
         name: &'static str,
     },

@@ -184,6 +184,15 @@ struct ChannelState {
     answer: Option<(u64, StepOutcome)>,
     fault: Option<DeskFault>,
     waker: Option<Waker>,
+    /// The run, if it waits for a request.
+    run: Option<Waker>,
+}
+
+/// Wakes a task, if there is one. The channel is not locked: a waker may drop what it wakes.
+fn wake(waker: Option<Waker>) {
+    if let Some(waker) = waker {
+        waker.wake();
+    }
 }
 
 impl StepChannel {
@@ -203,7 +212,12 @@ impl StepChannel {
         detail: String,
         step: Option<(String, u32)>,
     ) -> T {
-        self.lock().fault = Some((StuckCause { reason, detail }, step));
+        let run = {
+            let mut state = self.lock();
+            state.fault = Some((StuckCause { reason, detail }, step));
+            state.run.take()
+        };
+        wake(run);
         pending().await
     }
 
@@ -211,8 +225,18 @@ impl StepChannel {
         self.lock().fault.take()
     }
 
-    pub(crate) fn take_request(&self) -> Option<StepRequest> {
-        self.lock().request.take()
+    /// Takes the request of the flow. Without one, a later request or fault wakes the run: it may come from
+    /// another task.
+    pub(crate) fn poll_request(&self, cx: &Context<'_>) -> Option<StepRequest> {
+        let mut state = self.lock();
+        let request = state.request.take();
+        if request.is_none() {
+            state.run = Some(cx.waker().clone());
+            if state.fault.is_some() {
+                cx.waker().wake_by_ref();
+            }
+        }
+        request
     }
 
     /// Answers the request that was taken.
@@ -223,9 +247,7 @@ impl StepChannel {
         }
         let waker = state.waker.take();
         drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wake(waker);
     }
 }
 
@@ -249,14 +271,18 @@ impl Future for Requested<'_> {
                     request.name
                 );
                 state.fault = Some((StuckCause { reason: StuckReason::Diverged, detail }, None));
+                let run = state.run.take();
+                drop(state);
+                wake(run);
                 return Poll::Pending;
             }
             state.last += 1;
             state.open = Some(state.last);
             state.request = Some(request);
             state.waker = Some(cx.waker().clone());
-            let number = state.last;
+            let (number, run) = (state.last, state.run.take());
             drop(state);
+            wake(run);
             self.number = number;
             return Poll::Pending;
         }

@@ -30,8 +30,9 @@
 //!    effect ([`settle`](StepBuilder::settle)). Its undo gets [`StepEffect::Unknown`], unless the reconcile
 //!    function knows.
 //! 7. At most one process calls steps of a saga at a time. One that was frozen, or whose machine was
-//!    suspended, until its lease may have lapsed calls nothing until it has renewed it;
-//!    [`StepContext::fence`] grows with each takeover, for systems that can reject an earlier one.
+//!    suspended, until its lease may have lapsed calls nothing until it has renewed it. A call that was frozen
+//!    in its middle past its timeout goes no further. [`StepContext::fence`] grows with each takeover, for
+//!    systems that can reject an earlier one.
 //! 8. A saga that cannot continue is stuck: with the step, the reason, the last error and the time.
 //!    No step of it runs until an operator decides ([`SagaOperator`]). Others continue: of those whose
 //!    last two executions ended with their process, one runs at a time, so that one that ends its
@@ -55,9 +56,11 @@
 //!   finds both in tests.
 //! - *Progress without a process.* A version whose last process has ended leaves its sagas unfinished:
 //!   [`SagaOperator::definitions`] lists them.
+//! - *That nothing is sent by a task which a step has spawned*, once its call has ended or was given up: a step
+//!   awaits what it starts.
 //! - *A suspended machine whose wall clock is not set afterwards*, such as a virtual machine without a time
-//!   service: leases seem held and keys young. A wall clock that steps forward makes keys older, and
-//!   ends pauses and settle times early.
+//!   service: leases seem held and keys young. A wall clock that steps forward makes keys older, ends pauses and
+//!   settle times early, and gives up calls under way if it steps by more than their timeout.
 //! - *More than the store promises.* With a record that the store loses, the saga is lost, and the same
 //!   start begins another one.
 //!
@@ -65,14 +68,15 @@
 //! | limit | value | beyond it |
 //! | --- | --- | --- |
 //! | input | 2 MiB | the start is rejected |
-//! | argument, result or error of a step | 64 KiB ([`max_value`](SagaBuilder::max_value)) | stuck; a result that is too large is resolved by an operator |
+//! | argument, prepared value, result or error of a step | 64 KiB ([`max_value`](SagaBuilder::max_value)) | stuck; a result that is too large is resolved by an operator |
+//! | error of a flow | the larger of `max_value` and `max_log` | stuck |
 //! | log | 256 KiB ([`max_log`](SagaBuilder::max_log), at most 1 MiB), 1,000 steps | stuck: split the saga |
 //! | executions without progress (a crash, a lost lease) | 5 in a row | stuck |
 //! | tries of a step | 20 within an hour ([`StepRetry`]) | reconcile, or stuck |
 //! | calls of a reconcile function | as many, within as long a time | stuck; on the way back the undo gets [`StepEffect::Unknown`] |
 //! | signal that no wait has received | 365 days | it is lost |
 //! | sagas of a process that run | 64 ([`SagasBuilder::max_running`]) | they wait in the schedule |
-//! | outcome | 30 days ([`retention`](SagaBuilder::retention)) | the key is free |
+//! | outcome | 30 days ([`retention`](SagaBuilder::retention)), at least ten leases | the key is free |
 //!
 //! A step costs one write of the log, a `once` step two; start and end cost four.
 //!

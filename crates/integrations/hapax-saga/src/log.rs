@@ -143,7 +143,7 @@ impl Tries {
     }
 
     /// Grants new tries.
-    pub(crate) fn grant(&mut self) {
+    fn grant(&mut self) {
         (self.begun, self.since, self.retry_at) = (0, None, None);
         (self.checks, self.checked) = (0, None);
     }
@@ -252,6 +252,13 @@ impl StepLog {
         }
     }
 
+    /// Grants new tries in a direction. A pause has none: its end stays.
+    pub(crate) fn grant(&mut self, direction: Direction) {
+        if !crate::note::is_pause(&self.name) {
+            self.tries_mut(direction).grant();
+        }
+    }
+
     pub(crate) const fn tries_mut(&mut self, direction: Direction) -> &mut Tries {
         match direction {
             Direction::Forward => &mut self.forward,
@@ -292,7 +299,8 @@ pub enum StuckReason {
     /// The definition cannot run a step: it has no such step, or no database for a `within` step, or a
     /// signal has no name.
     NoSuchStep,
-    /// An argument, a result or the step log exceeds its limit, or a value cannot be serialized.
+    /// An argument, a prepared value, a result, an error or the step log exceeds its limit, or a value cannot
+    /// be serialized.
     TooLarge,
     /// The flow panicked.
     Panicked,
@@ -386,6 +394,9 @@ pub struct Log {
     pub stuck: Option<Stuck>,
     /// The decisions of operators.
     pub decisions: Vec<LoggedDecision>,
+    /// Time at which the end of a pause was set last: of a wait for the next try, a sleep or a signal.
+    #[serde(default)]
+    pub paused: Option<LogTime>,
 }
 
 /// The largest log that can be configured, in bytes.
@@ -409,6 +420,7 @@ impl Log {
             parked: None,
             stuck: None,
             decisions: Vec::new(),
+            paused: None,
         }
     }
 
@@ -463,14 +475,20 @@ impl Log {
         self.parked = Some(Parked { until: now, signal: None });
     }
 
-    /// Returns the latest time that the log has, of those that are not the end of a pause.
+    /// Notes that the end of a pause may be set, which counts from `now`.
+    pub(crate) fn set_paused(&mut self, now: LogTime) {
+        self.paused = self.paused.max(Some(now));
+    }
+
+    /// Returns the latest time that the log has, of those that are not the end of a pause. Each of those was
+    /// set by a clock that showed no later time: else a pause would last longer where a clock is behind.
     #[must_use]
     pub(crate) fn latest(&self) -> LogTime {
         let tries = self.steps.iter().flat_map(|step| [&step.forward, &step.undo]);
         let tries = tries.flat_map(|it| [it.since, it.first, it.last, it.checked]).flatten();
         let stuck = self.stuck.iter().map(|stuck| stuck.since);
         let decided = self.decisions.iter().map(|decision| decision.at);
-        tries.chain(stuck).chain(decided).fold(self.started, LogTime::max)
+        tries.chain(stuck).chain(decided).chain(self.paused).fold(self.started, LogTime::max)
     }
 
     /// Returns whether the saga runs forward or is undone.

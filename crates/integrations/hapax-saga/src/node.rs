@@ -361,6 +361,13 @@ impl Node {
         }
         if now < stored.lease_until {
             let mut rest = stored.lease_until.since(now);
+            let is_parked = log
+                .as_ref()
+                .is_some_and(|log| log.parked.is_some() && log.attempt == stored.record.attempt);
+            if !is_parked {
+                // A transaction of a step has a lease of its own, and its end sets that of the saga again.
+                rest = rest.min(self.lease);
+            }
             if let Some(log) = log
                 && let Some(parked) = waiting(stored, &log)
             {
@@ -408,7 +415,8 @@ impl Node {
                 Ok(None)
             }
             Ok(Claim::InFlight { remaining, .. }) => {
-                self.postpone(saga, remaining.max(Duration::from_millis(100))).await;
+                let rest = remaining.clamp(Duration::from_millis(100), self.lease);
+                self.postpone(saga, rest).await;
                 Ok(None)
             }
             // The entry is due again, and the next look finds what the record is now: the outcome may be
@@ -497,6 +505,12 @@ impl Node {
             let call = on_schedule(&self.engine, |it| it.postpone(key, None, SET_ASIDE));
             let _ = call.await;
         }
+    }
+
+    /// Makes the entry of a saga that was claimed here due at the end of the lease, whenever it was due.
+    pub(crate) async fn due_within_lease(&self, key: EntryKey) -> Result<(), StoreError> {
+        on_schedule(&self.engine, |schedule| schedule.postpone(key, None, self.lease)).await?;
+        Ok(())
     }
 
     /// Makes an entry due now.

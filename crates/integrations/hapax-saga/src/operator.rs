@@ -40,7 +40,8 @@ pub enum SagaDecision {
     Skip,
     /// The saga fails: what happened is undone. Applies also to a saga that is due and that no process
     /// runs, such as one whose definition no process has. If no try of a step is in its log, it ends at
-    /// once; else a process with the definition has to undo them.
+    /// once, and its outcome is kept for 30 days, since the retention of the definition is not known; else a
+    /// process with the definition has to undo them.
     Abort,
 }
 
@@ -119,7 +120,7 @@ impl Log {
         match decision {
             SagaDecision::Retry => {
                 if let Some(step) = step {
-                    self.steps[step].tries_mut(direction).grant();
+                    self.steps[step].grant(direction);
                 }
             }
             SagaDecision::Happened(result) => {
@@ -137,8 +138,8 @@ impl Log {
                     // A result that could not be read is none.
                     step.outcome = None;
                 }
+                step.grant(direction);
                 let tries = step.tries_mut(direction);
-                tries.grant();
                 (tries.arrived, tries.first) = (false, None);
             }
             SagaDecision::Skip => {
@@ -408,11 +409,26 @@ impl SagaOperator {
     /// reason go into the log in one write, unless the saga has changed since. Then the saga is woken.
     /// The same decision by the same author for the same reason can be repeated: it is written once,
     /// and each call wakes the saga, which changes nothing if it runs. Once the saga is stuck again, it is
-    /// another decision.
+    /// another decision. Dropping the future does not stop it.
     ///
     /// # Errors
     /// [`SagaOperatorError`]; after an ambiguous [`SagaOperatorError::Write`] show the saga again.
     pub async fn decide(
+        &self,
+        saga: &SagaView,
+        decision: &SagaDecision,
+        by: &str,
+        reason: &str,
+    ) -> Result<(), SagaOperatorError> {
+        let (operator, saga, decision) = (self.clone(), saga.clone(), decision.clone());
+        let (by, reason) = (by.to_owned(), reason.to_owned());
+        // Between its write and the wake-up the saga would wait until its entry is due.
+        let deciding =
+            async move { operator.decide_and_wake(&saga, &decision, &by, &reason).await };
+        tokio::spawn(deciding).await.unwrap_or(Err(ClaimError::Shutdown.into()))
+    }
+
+    async fn decide_and_wake(
         &self,
         saga: &SagaView,
         decision: &SagaDecision,
@@ -432,6 +448,7 @@ impl SagaOperator {
         if !is_stuck && seen.now < stored.lease_until {
             return Err(DecisionMismatch::NotStuck.into());
         }
+        let attempt = stored.record.attempt;
         let Some(mut log) = saga.log.clone() else {
             return match decision {
                 _ if saga.is_unreadable => Err(SagaOperatorError::Unreadable),
@@ -440,6 +457,8 @@ impl SagaOperator {
             };
         };
         log.decide(decision, by, reason, seen.now.into())?;
+        // Executions that only found it stuck do not count as crashes of what is decided.
+        log.attempt = attempt;
         let amendment = Amendment {
             expected: saga.write_id,
             checkpoint: Some(log.encode()?),

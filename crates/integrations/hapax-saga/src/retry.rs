@@ -40,7 +40,8 @@ impl StepRetry {
         self
     }
 
-    /// Sets the time after which a try is given up: whether it happened is then unknown.
+    /// Sets the time after which a try is given up: whether it happened is then unknown. Above zero. It passes
+    /// also while the process is frozen or its machine suspended.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

@@ -14,6 +14,7 @@
 mod compensate;
 mod effect;
 mod forward;
+mod request;
 mod terms;
 
 use std::collections::HashSet;
@@ -22,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use hapax_core::{Entropy, value};
+use hapax_core::Entropy;
 
 pub use self::effect::{
     Call, Effect, FlowEnd, FlowFuture, RunEvent, SagaEnd, StuckCause, TryEnd, UndoFailure,
@@ -30,10 +31,9 @@ pub use self::effect::{
 use self::forward::is_expired;
 pub(crate) use self::forward::too_large;
 pub use self::terms::{Kind, RunTerms, StepTerms};
-use crate::flow::{SIGNAL, StepChannel, StepRequest};
+use crate::flow::StepChannel;
 use crate::log::{
-    Blob, Direction, Failure, Log, LogTime, MAX_STEPS, Parked, StepLog, StepOutcome, Stuck,
-    StuckReason, UndoEnd,
+    Blob, Direction, Failure, Log, LogTime, Parked, StepOutcome, Stuck, StuckReason, UndoEnd,
 };
 use crate::retry::StepRetry;
 
@@ -85,6 +85,8 @@ pub struct Run {
     calling: Option<(usize, Direction)>,
     /// The step whose next try was prepared.
     prepared: Option<usize>,
+    /// The pause in which this run found the log. Its saves have none: a process runs the saga.
+    continued: Option<Parked>,
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
     /// The cause for which the saga becomes stuck next, with the step and its direction.
@@ -116,6 +118,7 @@ impl Run {
         // and the saga is accepted then. A start that inserts the entry of an existing log saves it again.
         let unsaved = log.attempt == 0 || !log.inserted;
         log.attempt = attempt;
+        let continued = log.parked.take();
         let compensates = log.failure.is_some();
         let flow = (!compensates && log.stuck.is_none()).then(|| flow(Arc::clone(&desk)));
         Self {
@@ -130,6 +133,7 @@ impl Run {
             unsaved,
             calling: None,
             prepared: None,
+            continued,
             parking: None,
             fault: None,
         }
@@ -231,6 +235,11 @@ impl Run {
         self.state = State::Ended;
     }
 
+    /// Returns whether the next effect calls a step whose try is saved.
+    pub(crate) const fn is_about_to_step(&self) -> bool {
+        matches!(self.calling, Some((_, Direction::Forward)))
+    }
+
     /// Takes the result of an effect.
     pub fn resume(&mut self, event: RunEvent, now: LogTime, entropy: &dyn Entropy) {
         match (self.pending.take(), event) {
@@ -265,6 +274,13 @@ impl Run {
                 Some(reason) => self.cancel(reason),
                 None => self.state = State::Flow,
             },
+            // Found once more just before a call.
+            (None, RunEvent::Cancelled(Some(reason))) if self.is_about_to_step() => {
+                if let Some((step, _)) = self.calling.take() {
+                    self.log.steps[step].forward.not_begun();
+                    self.cancel(reason);
+                }
+            }
             // An event of another effect is ignored; the one under way stays pending.
             (pending, _) => self.pending = pending,
         }
@@ -290,7 +306,7 @@ impl Run {
         if self.log.stuck.is_some() {
             return Some(self.park_stuck(now));
         }
-        let parked = self.log.parked.take();
+        let parked = self.continued.take();
         self.state = match self.log.failure {
             Some(_) => State::Compensate,
             None => State::Flow,
@@ -430,7 +446,7 @@ impl Run {
             return Poll::Ready(Some(self.stuck(step, Direction::Forward, fault, now)));
         }
         match polled {
-            Ok(Poll::Pending) => match self.desk.take_request() {
+            Ok(Poll::Pending) => match self.desk.poll_request(cx) {
                 Some(request) => Poll::Ready(self.request(request, now)),
                 None => Poll::Pending,
             },
@@ -463,6 +479,11 @@ impl Run {
                 self.pending = Some(Pending::LookForCancellation);
                 Some(Effect::LookForCancellation)
             }
+            FlowEnd::Failed(error) if error.0.len() > self.max_error() => {
+                let advice = "return a shorter one, then `retry`, or `abort`";
+                let fault = too_large("the error", self.max_error(), &error, advice);
+                Some(self.stuck(None, Direction::Forward, fault, now))
+            }
             FlowEnd::Failed(error) => {
                 self.begin_compensation(Failure::Error(error));
                 None
@@ -471,98 +492,9 @@ impl Run {
         }
     }
 
-    /// Returns the fault of a flow that has not requested every logged step.
-    fn diverged(&self, detail: impl Fn(&str) -> String) -> Option<StuckCause> {
-        let (_, step) =
-            self.log.steps.iter().enumerate().find(|(at, _)| !self.requested.contains(at))?;
-        let name = format!("`{}` number {}", step.name, step.nth);
-        Some(StuckCause { reason: StuckReason::Diverged, detail: detail(&name) })
-    }
-
-    fn request(&mut self, request: StepRequest, now: LogTime) -> Option<Effect> {
-        match self.admit(&request, now) {
-            Ok(step) if self.log.steps[step].outcome.is_some() => {
-                self.answer(step);
-                None
-            }
-            Ok(step) => {
-                self.state = State::Forward(step);
-                None
-            }
-            Err(fault) => Some(self.stuck(None, Direction::Forward, fault, now)),
-        }
-    }
-
-    /// Finds the requested step in the log, or adds it.
-    fn admit(&mut self, request: &StepRequest, now: LogTime) -> Result<usize, StuckCause> {
-        let StepRequest { name, nth, argument, wait } = request;
-        let fault = |reason, detail| Err(StuckCause { reason, detail });
-        if wait.is_none() && !self.terms.steps.contains_key(name.as_str()) {
-            let detail = format!(
-                "expected a step of the definition, found `{name}`: define it, then `retry`, or `abort`"
-            );
-            return fault(StuckReason::NoSuchStep, detail);
-        }
-        if name == SIGNAL {
-            let detail =
-                "expected a name of the signal, found an empty one: correct the flow, then `retry`"
-                    .to_owned();
-            return fault(StuckReason::NoSuchStep, detail);
-        }
-        if let Some(at) = self.log.find(name, *nth) {
-            if !self.requested.insert(at) {
-                let detail = format!(
-                    "expected one request of `{name}` number {nth}, found two: number them with `nth`"
-                );
-                return fault(StuckReason::Diverged, detail);
-            }
-            // In another order of a map it is the same: that of a `HashMap` differs between processes.
-            if !value::is_same(&self.log.steps[at].argument.0, &argument.0) {
-                let detail = format!(
-                    "expected the logged argument of `{name}` number {nth}, found another: restore the flow, or `abort`"
-                );
-                return fault(StuckReason::Diverged, detail);
-            }
-            if self.log.steps[at].outcome.is_some() {
-                return Ok(at);
-            }
-        }
-        let found = self.log.find(name, *nth);
-        // Steps are requested one at a time: when one without outcome was requested first, every
-        // other had been.
-        if let Some(fault) = self.diverged(|step| {
-            format!(
-                "expected a request of the logged step {step}, found one of `{name}` number {nth}: restore the flow, then `retry`, or `abort`"
-            )
-        }) {
-            return Err(fault);
-        }
-        if let Some(at) = found {
-            return Ok(at);
-        }
-        let size = argument.0.len();
-        if size > self.terms.max_value {
-            let limit = self.terms.max_value;
-            let detail = format!(
-                "expected an argument of `{name}` of at most {limit} bytes, found {size}: pass a reference to the data, then `retry`, or `abort`"
-            );
-            return fault(StuckReason::TooLarge, detail);
-        }
-        if self.log.steps.len() >= MAX_STEPS || self.log.size() + size > self.terms.max_log {
-            let (steps, bytes) = (self.log.steps.len(), self.log.size());
-            let detail = format!(
-                "expected a log of at most {MAX_STEPS} steps and {} bytes, found {steps} steps and {bytes} bytes: use another saga for the rest",
-                self.terms.max_log
-            );
-            return fault(StuckReason::TooLarge, detail);
-        }
-        let mut step = StepLog::new(name, *nth, argument.clone());
-        step.forward.retry_at = wait.as_ref().map(|wait| now.after(wait.span));
-        self.log.steps.push(step);
-        self.unsaved = true;
-        let at = self.log.steps.len() - 1;
-        self.requested.insert(at);
-        Ok(at)
+    /// Returns the largest error of a flow, which becomes a part of the log, in bytes.
+    fn max_error(&self) -> usize {
+        self.terms.max_value.max(self.terms.max_log)
     }
 
     /// Gives the flow the outcome of a step.

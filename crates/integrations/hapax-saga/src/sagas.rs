@@ -39,6 +39,11 @@ const SHORTEST_POLL: Duration = Duration::from_millis(5);
 /// Entries that are read at once at least, if some may be denied: they hide no others for long.
 const DENIED: u32 = 64;
 
+/// The shortest retention of an outcome, in leases. The entry of a start in a transaction outlives its saga if
+/// its removal fails. It is looked at within a lease, and removed, if it is within the retention; after that it
+/// begins the saga again.
+const RETAINED_LEASES: u32 = 10;
+
 /// Shortest interval at which the schedule is polled while looks fail.
 const FAILED_POLL: Duration = Duration::from_millis(250);
 
@@ -81,7 +86,7 @@ impl SagasBuilder {
     }
 
     /// Sets the lease: the time after which another process resumes the sagas of a process that died.
-    /// At least 100 ms. Default 30 s.
+    /// At least 100 ms, and at most a tenth of the retention of each definition. Default 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -125,6 +130,11 @@ impl SagasBuilder {
         }
         if !(1..=100_000).contains(&max_running) {
             return Err(SagasBuildError::MaxRunning { found: max_running });
+        }
+        let least = lease.saturating_mul(RETAINED_LEASES);
+        if let Some(saga) = definitions.values().find(|it| it.retention < least) {
+            let (name, retention) = (saga.name, saga.retention);
+            return Err(SagasBuildError::Retention { name, retention, least });
         }
         let needs_database = |it: &&Arc<Definition>| it.is_within();
         if let Some(saga) = definitions.values().find(needs_database)
@@ -304,12 +314,18 @@ impl Sagas {
     /// other nodes continue at once; this waits up to `drain` for calls under way, and for writes of
     /// the engine that the store has not accepted yet. Returns whether all runs have ended and
     /// nothing is left to be written. The engine [drains](Idempotency::drain) all that uses it.
+    ///
+    /// The end is that of these sagas and of their clones: another call of `run`, under way or later, drives
+    /// nothing more, and ends like this one. To go on, build others.
     pub async fn run(&self, shutdown: impl Future<Output = ()>, drain: Duration) -> bool {
-        tokio::select! {
-            () = self.poll() => {}
-            () = shutdown => {}
-        }
         let node = &self.node;
+        tokio::select! {
+            biased;
+            // It would claim again and again what parks.
+            () = node.shutdown() => {}
+            () = shutdown => {}
+            () = self.poll() => {}
+        }
         node.begin_shutdown();
         let all = u32::try_from(node.max_running).unwrap_or(u32::MAX);
         let ended = async {

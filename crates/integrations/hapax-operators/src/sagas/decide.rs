@@ -5,7 +5,7 @@
 //! `rejected` follows.
 
 use hapax_core::{ClaimError, Clock, Entropy, StoreError, SystemClock, SystemEntropy, WriteId};
-use hapax_saga::log::{Log, Stuck};
+use hapax_saga::log::{LoggedDecision, Stuck};
 use hapax_saga::{DecisionMismatch, SagaDecision, SagaLookup, SagaOperatorError};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
@@ -378,12 +378,16 @@ impl OperatorSagas {
             // One that was decided may have ended since.
             Ok(_) | Err(_) => return Written::Unknown,
         };
-        let count = |log: &Option<Log>| log.as_ref().map_or(0, |log| log.decisions.len());
-        let decision = log.as_ref().and_then(|log| log.decisions.get(count(&before.log)));
-        match decision {
-            Some(it) if it.by == case.decider.who && it.reason == case.why => Written::Yes,
-            _ => Written::Unknown,
-        }
+        let seen = before.log.as_ref().map_or(&[][..], |log| &log.decisions);
+        let last = seen.last().map(|last| last.at);
+        // Of equal ones in a row the last replaces the one before it, and is later.
+        let is_new = |at: usize, it: &LoggedDecision| at >= seen.len() || Some(it.at) > last;
+        let found = log.as_ref().map_or(&[][..], |log| &log.decisions);
+        let is_written = found
+            .iter()
+            .enumerate()
+            .any(|(at, it)| is_new(at, it) && it.by == case.decider.who && it.reason == case.why);
+        if is_written { Written::Yes } else { Written::Unknown }
     }
 
     /// Appends a line to the audit file.

@@ -18,18 +18,19 @@ use crate::world::Service;
 /// The id of entries that cannot be read.
 const DAMAGED: [u8; 16] = [u8::MAX; 16];
 
-/// A store whose swaps, or whose postponements of entries, fail.
+/// A store whose swaps, or whose postponements of entries, fail, or whose replies to swaps are lost.
 #[derive(Debug)]
 pub(crate) struct Failing {
     store: Arc<MemoryStore>,
     swaps: AtomicBool,
     postponements: AtomicBool,
+    replies: AtomicBool,
 }
 
 impl Failing {
     pub(crate) const fn new(store: Arc<MemoryStore>) -> Self {
-        let (swaps, postponements) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { store, swaps, postponements }
+        let [swaps, postponements, replies] = [const { AtomicBool::new(false) }; 3];
+        Self { store, swaps, postponements, replies }
     }
 }
 
@@ -44,7 +45,11 @@ impl Store for Failing {
     fn swap(&self, swap: Swap) -> BoxFuture<'_, Result<Swapped, StoreError>> {
         Box::pin(async move {
             check(&self.swaps)?;
-            self.store.swap(swap).await
+            let swapped = self.store.swap(swap).await;
+            match self.replies.load(Ordering::Relaxed) {
+                true => Err(StoreError::ambiguous("a fault of the test")),
+                false => swapped,
+            }
         })
     }
 
@@ -181,6 +186,33 @@ async fn a_decision_whose_saga_could_not_be_woken_can_be_repeated_and_wakes_it()
     assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
     let (_, shown) = service.get(&format!("/api/sagas/{}", started.id())).await;
     assert_eq!((&shown["state"], &shown["end"]), (&json!("ended"), &json!("done")), "{shown}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decision_that_replaces_an_equal_one_and_got_no_reply_is_found_and_wakes_its_saga() {
+    let (service, store) = Service::failing();
+    service.systems.fail("charge");
+    let (started, mut shown) = service.stuck("k").await;
+    let path = format!("/api/sagas/{}", started.id());
+    for _ in 0..2 {
+        let (status, decided) = service.decide(&shown, "retry", json!({})).await;
+        assert_eq!(status, 200, "{decided}");
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        shown = service.get(&path).await.1;
+        assert_eq!(shown["state"], "stuck", "{shown}");
+    }
+    store.replies.store(true, Ordering::Relaxed);
+    let (decided, ()) = tokio::join!(service.decide(&shown, "retry", json!({})), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        service.systems.succeed("charge");
+    });
+    store.replies.store(false, Ordering::Relaxed);
+    assert_eq!(decided.0, 200, "{decided:?}");
+    let lines = service.audit_lines();
+    assert_eq!(lines.last().unwrap()["stage"], "done", "{lines:?}");
+    let begin = Instant::now();
+    started.outcome().await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(120), "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -105,7 +105,7 @@ impl Driver {
         if self.starting.is_none() {
             self.run.inserted();
         }
-        prepared.ok_or(RunEnd::Dropped)
+        prepared
     }
 
     /// Ends a run of which nothing was called.

@@ -1,5 +1,6 @@
 //! Signals and cancellations: records of their own, and the wake-up of a parked saga.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::schedule::EntryKey;
@@ -44,7 +45,21 @@ impl Node {
     ///
     /// The signal belongs to the generation of the record. It outlives the record, but the next saga
     /// under the key has another generation, and does not find it.
+    ///
+    /// It runs on a task of its own: a caller that is dropped, such as a handler of HTTP whose client has
+    /// gone, leaves no signal whose saga is not woken.
     pub(crate) async fn send(
+        self: &Arc<Self>,
+        saga: &OperationId,
+        name: &str,
+        value: Blob,
+    ) -> Result<bool, SignalError> {
+        let (node, saga, name) = (Arc::clone(self), *saga, name.to_owned());
+        let sending = tokio::spawn(async move { node.send_and_wake(&saga, &name, value).await });
+        sending.await.unwrap_or(Err(ClaimError::Shutdown.into()))
+    }
+
+    async fn send_and_wake(
         &self,
         saga: &OperationId,
         name: &str,

@@ -69,6 +69,7 @@ impl Run {
         let backoff = self.terms_of(at).map(|terms| terms.undo_retry.backoff);
         self.unsaved = true;
         self.log.crashes = 0;
+        self.log.set_paused(now);
         let step = &mut self.log.steps[at];
         let tries = &mut step.undo;
         tries.unknown();
@@ -91,8 +92,11 @@ impl Run {
             && match &step.outcome {
                 Some(StepOutcome::Happened(_)) => true,
                 // An earlier try may have had an effect, which the rejection of a later one does not
-                // exclude: no key connects them.
-                Some(StepOutcome::Rejected(_)) => kind == Some(Kind::Again) && step.forward.arrived,
+                // exclude: no key connects them. Nor is it known whether one does if the definition does not
+                // have the step any more.
+                Some(StepOutcome::Rejected(_)) => {
+                    kind.is_none_or(|kind| kind == Kind::Again) && step.forward.arrived
+                }
                 None => step.forward.arrived,
             }
     }

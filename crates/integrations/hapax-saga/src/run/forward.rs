@@ -111,7 +111,16 @@ impl Run {
         now: LogTime,
         entropy: &dyn Entropy,
     ) {
-        let tries = &mut self.log.steps[at].forward;
+        let limit = self.terms.max_value;
+        let step = &mut self.log.steps[at];
+        let prepared = match prepared {
+            Ok(value) if value.0.len() > limit => {
+                let advice = "nothing was called: prepare a reference to the data, then `retry`";
+                Err(TryEnd::Faulted(too_large(&step.name, limit, &value, advice)))
+            }
+            prepared => prepared,
+        };
+        let tries = &mut step.forward;
         match prepared {
             Ok(value) => {
                 tries.prepared = Some(value);
@@ -144,6 +153,7 @@ impl Run {
     pub(super) fn called(&mut self, at: usize, end: TryEnd, now: LogTime, entropy: &dyn Entropy) {
         self.unsaved = true;
         self.log.crashes = 0;
+        self.log.set_paused(now);
         let limit = self.terms.max_value;
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         let step = &mut self.log.steps[at];
@@ -218,6 +228,7 @@ impl Run {
     ) {
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         self.unsaved = true;
+        self.log.set_paused(now);
         let limit = self.terms.max_value;
         let step = &mut self.log.steps[at];
         let verdict = match verdict {

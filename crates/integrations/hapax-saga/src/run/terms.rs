@@ -50,6 +50,9 @@ impl StepTerms {
             if tries == 0 {
                 return Err(DefinitionError::Tries { name });
             }
+            if timeout.is_zero() {
+                return Err(DefinitionError::Timeout { name });
+            }
             if let Kind::Keyed { lifetime } = self.kind
                 && lifetime <= timeout
             {
@@ -69,7 +72,7 @@ pub struct RunTerms {
     pub park_after: Duration,
     /// Time for which a stuck saga is parked before a node looks at it again.
     pub stuck_for: Duration,
-    /// The largest argument, result or error of a step, in bytes.
+    /// The largest argument, prepared value, result or error of a step, in bytes.
     pub max_value: usize,
     /// The largest log to which a step is added, in bytes.
     pub max_log: usize,

@@ -87,6 +87,21 @@ pub(super) async fn start(
         let _ = lease.withdraw().await;
         return Err(error.into());
     }
+    let crashes = log.as_ref().map_or(0, |log| log.crashes_before(lease.attempt()));
+    if busy.is_some() && !must_insert && lease.is_takeover() && !node.enter_alone(id, crashes) {
+        // Another suspect runs here, and the entry is due. This execution does not count.
+        let _ = lease.withdraw().await;
+        return Ok(Found::Unfinished);
+    }
+    // It may be due long after the end of the lease: at the end of the pause from which this takes it. It is
+    // due within a lease as long as a process runs the saga.
+    if busy.is_some()
+        && !must_insert
+        && let Err(error) = lease.keep_alive(node.due_within_lease(key)).await
+    {
+        let _ = lease.withdraw().await;
+        return Err(error.into());
+    }
     let inserting = entry.clone().map(|entry| {
         let node = Arc::clone(&node);
         Box::pin(async move { node.insert_entry(entry).await }) as BoxFuture<'static, _>

@@ -27,12 +27,13 @@ pub(crate) enum StoreCall<'a> {
     Remove,
 }
 
-/// Errors that a hook returns for a call, which is then not made.
+/// What a hook does to a call: it gets an error and is not made, or is made a moment later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     Unavailable,
     Ambiguous,
     Corrupt,
+    Late,
 }
 
 type Hook = Box<dyn Fn(&StoreCall<'_>) -> Option<Fault> + Send>;
@@ -104,6 +105,7 @@ impl HookedStore {
             Some(fault) => {
                 sleep(Duration::from_millis(1)).await;
                 Err(match fault {
+                    Fault::Late => return made.await,
                     Fault::Unavailable => StoreError::unavailable("on purpose"),
                     Fault::Ambiguous => StoreError::ambiguous("on purpose"),
                     Fault::Corrupt => StoreError::corrupt("on purpose"),

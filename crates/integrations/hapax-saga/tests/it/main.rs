@@ -34,4 +34,5 @@ mod suspects;
 mod suspended;
 mod tries;
 mod versions;
+mod woken;
 mod world;

@@ -1,11 +1,13 @@
 //! Sleeps, signals and cancellations.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use hapax_saga::{Saga, SagaError, StepContext, StepEffect, StepError, UndoError};
 use tokio::time::Instant;
 
 use crate::shop::{Answer, DAY, Systems, cart, order};
+use crate::stuck::operator;
 use crate::world::{World, key, scope};
 
 fn approval(systems: &Systems) -> Saga<u32, String, String> {
@@ -115,4 +117,31 @@ async fn a_shutdown_parks_what_runs_and_another_process_continues_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
     assert_eq!(started.outcome().await.unwrap(), "visa:1999");
     drop(second);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sagas_that_have_shut_down_drive_nothing_more() {
+    let (world, systems) = (World::new(), Systems::default());
+    let saga = order(&systems);
+    systems.answer("charge", &[Answer::NotSent; 3]);
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &cart()).await.unwrap();
+    while systems.names().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let drain = Duration::from_secs(25);
+    assert!(process.sagas.run(std::future::ready(()), drain).await);
+    // The run that was under way has ended too.
+    tokio::time::timeout(drain, process.task).await.unwrap().unwrap();
+    let view = async || {
+        let (sagas, _) = operator(&world).list(None, NonZeroU32::MAX).await.unwrap();
+        sagas.into_iter().next().unwrap()
+    };
+    let (before, begin) = (view().await, Instant::now());
+    assert!(process.sagas.run(std::future::pending(), drain).await);
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    let after = view().await;
+    assert_eq!((after.write_id, after.attempt), (before.write_id, before.attempt));
+    let _other = world.process(&saga);
+    assert_eq!(started.outcome().await.unwrap(), "visa:1999");
 }

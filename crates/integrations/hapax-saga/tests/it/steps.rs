@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use hapax_saga::{SagaError, SagaStartError};
+use hapax_saga::{Saga, SagaError, SagaStartError, StepContext, StepError};
+use tokio::time::{Instant, sleep};
 
 use crate::shop::{Answer, Cart, Refusal, Systems, cart, order};
 use crate::world::{World, key, scope};
@@ -17,6 +18,30 @@ async fn every_step_runs_once_and_the_output_is_the_outcome() {
         assert_eq!(started.outcome().await.unwrap(), "visa:1999");
     }
     assert_eq!(systems.names(), ["reserve", "charge", "notify"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_another_task_of_the_flow_requests_is_called_at_once() {
+    let (world, systems) = (World::new(), Systems::default());
+    let mut saga = Saga::define("spawns", 1, systems.clone());
+    let note = async |at: StepContext<Systems>, (): ()| {
+        at.note("note", "");
+        Ok::<_, StepError<String>>(())
+    };
+    let note = saga.again("note", note).no_undo();
+    let saga = saga.flow(move |op, (): ()| async move {
+        let requests = async move {
+            sleep(Duration::from_secs(1)).await;
+            op.run(note, ()).await
+        };
+        tokio::spawn(requests).await.unwrap()
+    });
+    let saga = saga.unwrap();
+    let process = world.process(&saga);
+    let begin = Instant::now();
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &()).await.unwrap();
+    started.outcome().await.unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -122,6 +122,39 @@ async fn an_error_of_the_preparation_never_counts_as_a_try_that_may_have_arrived
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_prepared_value_that_is_too_large_is_not_saved_and_nothing_is_called() {
+    let (world, script) = (World::new(), Arc::new(Script::default()));
+    *script.prepared.lock().unwrap() = vec![Ok("x".repeat(20 << 20)), Ok("x".repeat(70 << 10))];
+    let saga = saga(&script);
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &7).await.unwrap();
+    let engine = Idempotency::builder(world.store.clone()).build().unwrap();
+    let operator = SagaOperator::new(engine);
+    for number in 0..2 {
+        let view = stuck(&process, &saga).await;
+        let stuck = view.log.clone().unwrap().stuck.unwrap();
+        assert_eq!(stuck.reason, StuckReason::TooLarge, "{}", stuck.detail);
+        let reason = format!("shortened, {number}");
+        operator.decide(&view, &SagaDecision::Retry, "ann", &reason).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    started.outcome().await.unwrap();
+    assert_eq!(script.calls.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flow_whose_error_is_too_large_is_stuck() {
+    let world = World::new();
+    let saga = Saga::define("errs", 1, ());
+    let saga =
+        saga.flow(move |_, _: u32| async move { Err::<u32, _>("x".repeat(300 << 10)) }).unwrap();
+    let process = world.process(&saga);
+    process.sagas.start(&saga, &scope(), &key("k"), &7).await.unwrap();
+    let stuck = stuck(&process, &saga).await.log.unwrap().stuck.unwrap();
+    assert_eq!((stuck.reason, stuck.step), (StuckReason::TooLarge, None), "{}", stuck.detail);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_step_that_ends_its_tries_is_stuck_with_its_own_reason_until_it_is_retried() {
     for sent in [false, true] {
         let (world, script) = (World::new(), Arc::new(Script::default()));

@@ -80,4 +80,6 @@ bugs! {
     SavesBesideAnEntry,
     /// An owner whose insertion has failed releases the record.
     ReleasesWhatMayBeAccepted,
+    /// A call that was frozen between two requests goes on after its timeout.
+    CallsAfterItsTimeout,
 }

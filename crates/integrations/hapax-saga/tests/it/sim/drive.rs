@@ -1,5 +1,6 @@
 //! The driver of the simulation: performs the effects of a run.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
@@ -15,7 +16,7 @@ use super::clients;
 use super::flows::{Expected, Kind, STEPS, UNREADABLE, blob, expected, large, number, spec_of};
 use super::node::{N, SimLease, Started, Wrote};
 use super::outside::{self, OutsideCall};
-use super::plan::{CALL_TIMEOUT, DAY, EXPIRY, HOUR, LEASE, SECOND, SETTLE, duration, micros};
+use super::plan::{CALL_TIMEOUT, DAY, EXPIRY, HOUR, LEASE, MS, SECOND, SETTLE, duration, micros};
 use super::senders;
 use super::store::{self, Note};
 use super::world::{Slot, W};
@@ -59,8 +60,14 @@ pub(crate) async fn drive(
     if starting.is_none() {
         run.inserted();
     }
-    let mut driver = Driver { w, node, lease, entry, note, run, looked_from: 0, starting };
-    if driver.run().await.is_err() {
+    let (looked_from, not_called) = (0, Cell::new(false));
+    let mut driver = Driver { w, node, lease, entry, note, run, looked_from, not_called, starting };
+    let mut ended = driver.run().await;
+    if driver.not_called.get() {
+        driver.run.interrupt(driver.node.store_now());
+        ended = driver.park().await;
+    }
+    if ended.is_err() {
         driver.w.count("run dropped");
         driver.w.tell(|| format!("a run of saga {} is dropped", driver.note.saga));
     }
@@ -75,6 +82,8 @@ pub(super) struct Driver {
     pub(super) run: Run,
     /// Time at which the last look for a cancellation began.
     looked_from: u64,
+    /// Set if a call was not made, because the lease may have lapsed.
+    not_called: Cell<bool>,
     /// The answer to a start whose entry is to be inserted.
     starting: Option<Slot<Started>>,
 }
@@ -258,6 +267,7 @@ impl Driver {
             return Ok(());
         }
         self.w.count("lease lapsed before a call");
+        self.not_called.set(true);
         Err(Dropped)
     }
 
@@ -277,8 +287,14 @@ impl Driver {
         if self.panics() {
             return Ok(self.panicked());
         }
-        let slot = outside::call(&self.w, self.outside(&call));
-        let end = self.wait(&slot, self.w.now() + micros(call.timeout)).await?.flatten();
+        let (to, begun, timeout) = (self.outside(&call), self.w.now(), micros(call.timeout));
+        outside::begin(&self.w, &to);
+        if self.w.dice.below(4) == 0 && !self.first_request(begun + timeout).await? {
+            self.w.count("freeze in a call");
+            return Ok(TryEnd::Unknown("no time is left".to_owned()));
+        }
+        let slot = outside::call(&self.w, to, self.w.now() - begun);
+        let end = self.wait(&slot, begun + timeout).await?.flatten();
         if self.panics() {
             return Ok(self.panicked());
         }
@@ -293,6 +309,17 @@ impl Driver {
             }
             end => end.unwrap_or_else(|| TryEnd::Unknown("no reply".to_owned())),
         })
+    }
+
+    /// Makes the first request of a call of two, which has no effect. Returns whether the function is
+    /// polled after it: not if its timeout ended while the process was frozen.
+    async fn first_request(&mut self, until: u64) -> Result<bool, Dropped> {
+        let slot = Slot::default();
+        let reply = slot.clone();
+        self.w.after(MS + self.w.dice.below(50 * MS), move |w| w.fill(&reply, ()));
+        self.w.point(self.node.number).await;
+        self.wait(&slot, until).await?;
+        Ok(self.w.now() < until || self.w.has(Bug::CallsAfterItsTimeout))
     }
 
     /// Returns whether the function of a step panics here.

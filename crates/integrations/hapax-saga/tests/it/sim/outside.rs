@@ -36,8 +36,8 @@ pub(crate) struct StepFacts {
     is_undone: bool,
     /// True while a call of a step that may not be repeated is not known to be without effect.
     once_open: bool,
-    /// Time of the last call that was sent.
-    pub(crate) last_sent: Option<u64>,
+    /// Begin of the last call.
+    pub(crate) last_begun: Option<u64>,
 }
 
 /// The called systems.
@@ -110,9 +110,11 @@ impl OutsideCall {
 /// Reply of a system; `None` for one that breaks off.
 type Reply<T> = Option<T>;
 
-/// Sends something to a system: it arrives after a time, and the reply may be lost.
+/// Sends something to a system, a time after the begin of the call: it arrives after a time, and the reply
+/// may be lost.
 fn transmit<T: 'static>(
     w: &W,
+    spent: u64,
     slot: &Slot<Reply<T>>,
     receive: impl FnOnce(&W) -> Reply<T> + 'static,
 ) {
@@ -121,7 +123,8 @@ fn transmit<T: 'static>(
     if is_late {
         w.count("call late");
     }
-    let bound = if is_late { CALL_TIMEOUT + SETTLE - SECOND } else { 50 * MS };
+    let last = (CALL_TIMEOUT + SETTLE - SECOND).saturating_sub(spent);
+    let bound = if is_late { last.max(50 * MS) } else { 50 * MS };
     w.after(MS + w.dice.below(bound), move |w| {
         let reply = receive(w);
         if w.fault(w.plan.calls) {
@@ -131,20 +134,22 @@ fn transmit<T: 'static>(
     });
 }
 
-/// Calls a step. The call may fail before anything was sent.
-pub(crate) fn call(w: &W, call: OutsideCall) -> Slot<Reply<TryEnd>> {
+/// Begins a call of a step.
+pub(crate) fn begin(w: &W, call: &OutsideCall) {
+    checks::sent(w, call, Direction::Forward);
+    let mut outside = w.outside.borrow_mut();
+    outside.steps.entry(call.key()).or_default().last_begun = Some(w.now());
+}
+
+/// Calls a step, a time after its begin. The call may fail before anything was sent.
+pub(crate) fn call(w: &W, call: OutsideCall, spent: u64) -> Slot<Reply<TryEnd>> {
     let slot = Slot::default();
-    checks::sent(w, &call, Direction::Forward);
     if w.fault(w.plan.calls) {
         w.count("call not sent");
         w.fill(&slot, Some(TryEnd::NotSent("not connected".to_owned())));
         return slot;
     }
-    let mut outside = w.outside.borrow_mut();
-    let facts = outside.steps.entry(call.key()).or_default();
-    facts.last_sent = Some(w.now());
-    drop(outside);
-    transmit(w, &slot, move |w| w.called(&call));
+    transmit(w, spent, &slot, move |w| w.called(&call));
     slot
 }
 
@@ -156,14 +161,14 @@ pub(crate) fn undo(w: &W, call: OutsideCall) -> Slot<Reply<Result<(), String>>> 
     outside.undone.insert(call.saga);
     outside.steps.entry(call.key()).or_default().is_undone = true;
     drop(outside);
-    transmit(w, &slot, move |w| w.undone(&call));
+    transmit(w, 0, &slot, move |w| w.undone(&call));
     slot
 }
 
 /// Calls the reconcile function of a step.
 pub(crate) fn reconcile(w: &W, call: OutsideCall) -> Slot<Reply<Verdict<Blob>>> {
     let slot = Slot::default();
-    transmit(w, &slot, move |w| Some(w.reconciled(&call)));
+    transmit(w, 0, &slot, move |w| Some(w.reconciled(&call)));
     slot
 }
 
@@ -312,7 +317,7 @@ impl World {
     pub(crate) fn inspect(&self, saga: usize, step: &StepLog, fence: u64) -> Option<Option<u64>> {
         let mut outside = self.outside.borrow_mut();
         let facts = outside.steps.entry((saga, step.name.clone(), step.nth)).or_default();
-        if facts.last_sent.is_some_and(|sent| self.now() < sent + CALL_TIMEOUT + SETTLE) {
+        if facts.last_begun.is_some_and(|begun| self.now() < begun + CALL_TIMEOUT + SETTLE) {
             return None;
         }
         if facts.effects.is_empty() {

@@ -19,6 +19,7 @@ pub(crate) const FAULTS: &[&str] = &[
     "freeze",
     "freeze past the lease",
     "freeze after the look at the lease",
+    "freeze in a call",
     "clock step",
     "all leases lapsed",
     "record reaped",

@@ -89,4 +89,5 @@ finds! {
     finds_a_call_before_the_entry: CallsBeforeTheEntry
     finds_a_log_beside_an_entry_of_another_owner: SavesBesideAnEntry
     finds_a_release_of_what_may_be_accepted: ReleasesWhatMayBeAccepted
+    finds_a_call_that_goes_on_after_its_timeout: CallsAfterItsTimeout
 }
