@@ -39,7 +39,7 @@ use tracing::{Instrument, Span};
 
 use self::look::look;
 pub(crate) use self::start::Starting;
-use crate::call::{CallContext, CallTries};
+use crate::call::{CallContext, CallTries, Replacement};
 use crate::clock::StoreClock;
 use crate::definition::{Definition, text};
 use crate::log::{Blob, Direction, Log, StepOutcome, Stuck, StuckReason};
@@ -298,10 +298,14 @@ impl Driver {
         let step = &self.run.log().steps[call.step];
         let functions = self.definition.functions.get(step.name.as_str())?;
         let context = self.context(call);
+        let replacement = context.replacement.clone();
         let argument = step.argument.0.clone();
         let (span, _running) = (self.span("step", call), self.running(call));
         let function = || (functions.call)(context, argument).instrument(span);
         let ended = Self::guard(&self.handle, call, function).await?;
+        if let Some(value) = replacement.take() {
+            self.run.replace_prepared(call.step, value);
+        }
         Some(RunEvent::Called(ended.unwrap_or_else(TryEnd::Unknown)))
     }
 
@@ -474,7 +478,8 @@ impl Driver {
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
         let tries = CallTries::new(step.tries(call.direction), call.number, self.clock.now());
         let (fence, input) = (self.handle.fence(), self.input.clone());
-        CallContext { key, fence, id: self.id, input, tries, tx: None }
+        let (tx, replacement) = (None, Replacement::default());
+        CallContext { key, fence, id: self.id, input, tries, tx, replacement }
     }
 
     /// Calls a function within its timeout. `None`: the lease is lost, or may have been before the

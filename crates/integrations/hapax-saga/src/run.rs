@@ -85,6 +85,8 @@ pub struct Run {
     calling: Option<(usize, Direction)>,
     /// The step whose next try was prepared.
     prepared: Option<usize>,
+    /// True if a prepared value was replaced since the log was saved.
+    replaced: bool,
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
     /// The cause for which the saga becomes stuck next, with the step and its direction.
@@ -130,6 +132,7 @@ impl Run {
             unsaved,
             calling: None,
             prepared: None,
+            replaced: false,
             parking: None,
             fault: None,
         }
@@ -214,6 +217,12 @@ impl Run {
         log
     }
 
+    /// Replaces the value that was prepared for the try of a step, whose end comes next.
+    pub fn replace_prepared(&mut self, step: usize, value: Blob) {
+        self.log.steps[step].forward.prepared = Some(value);
+        self.replaced = true;
+    }
+
     /// Ends the run before its next effect is performed, so that another node continues at once: what
     /// was not saved or called is as if it had not begun. The log is then to be saved, and the lease
     /// to be given up.
@@ -235,7 +244,7 @@ impl Run {
     pub fn resume(&mut self, event: RunEvent, now: LogTime, entropy: &dyn Entropy) {
         match (self.pending.take(), event) {
             (Some(Pending::Save(after)), RunEvent::Saved(cancelled)) => {
-                self.unsaved = false;
+                (self.unsaved, self.replaced) = (false, false);
                 self.saved(after, cancelled);
             }
             (Some(Pending::Prepare(step)), RunEvent::Prepared(prepared)) => {
