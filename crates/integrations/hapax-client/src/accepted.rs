@@ -4,9 +4,10 @@
 //! 1. The operation has not ended with the 202. `Location` is read by GET, with the credentials of the
 //!    try, if it is at the server of the request: nothing is sent to another one.
 //! 2. A read is a try of the operation's step, so that it is bounded by the operation's time and by the
-//!    budget of the server. Where the last one has looked is saved with the next one.
-//! 3. Without that, after a crash, the request is sent again under its key, and the server replays the
-//!    202. So it is where a saga has ended: its status resource shows the response without headers, and
+//!    budget of the server. The status resource is saved with the end of the try that
+//!    was accepted.
+//! 3. Without that, after a crash before, the request is sent again under its key, and the server replays
+//!    the 202. So it is where a saga has ended: its status resource shows the response without headers, and
 //!    the request gets it whole.
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use http::{HeaderMap, Method, StatusCode, Uri};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::flow::{ClientState, Host};
+use crate::flow::{ClientState, Host, keep_known, stuck};
 use crate::known::Known;
 use crate::request::{RecordedRequest, server_name};
 use crate::server::{MAX_PROBLEM, Profile, retry_after};
@@ -64,7 +65,7 @@ pub(crate) fn follow(
             return None;
         }
         let status = Some(status_resource(&request.uri()?, &head.headers)?);
-        at.known.remember(at.id(), request, Known { status, ..known });
+        keep_known(at, &Known { status, ..known });
         // It has arrived, which no later try may forget.
         return Some(StepError::RetryAfter { after, source: "accepted".into() });
     }
@@ -72,10 +73,10 @@ pub(crate) fn follow(
         StatusRead::Unfinished => "accepted, and not ended",
         StatusRead::SendAgain if at.age() >= Some(host.server.last_age(known.retention)) => {
             let text = "it has ended, as its status resource shows, and the server may have forgotten the key";
-            return Some(at.stuck(&at.id(), StuckReason::KeyExpired, text, false));
+            return Some(stuck(at, StuckReason::KeyExpired, text, false));
         }
         StatusRead::SendAgain => {
-            at.known.remember(at.id(), request, Known { status: None, ..known });
+            keep_known(at, &Known { status: None, ..known });
             "accepted, and ended"
         }
         StatusRead::Final => return None,

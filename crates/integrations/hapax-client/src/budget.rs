@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// Tokens of a full budget.
 const TOKENS: u32 = 500;
 
-/// Tokens that a retry takes, and a response returns.
+/// Tokens that a retry takes, and a response that ends its operation returns.
 const RETRY: u32 = 5;
 
 /// Interval of retries while the budget is empty.
@@ -27,7 +27,7 @@ const FAILING: usize = 1;
 const SOON: Duration = Duration::from_millis(5);
 const LATER: Duration = Duration::from_secs(1);
 
-/// A budget of retries. A server that answers nothing gets 100 of them and then one a second, however
+/// A budget of retries. A server that sends no final response gets 100 of them and then one a second, however
 /// many operations wait. First tries take nothing.
 #[derive(Debug)]
 pub(crate) struct Budget {

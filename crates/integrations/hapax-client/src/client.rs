@@ -222,8 +222,8 @@ impl ClientBuilder {
     }
 
     /// Adds a header that is never stored: a request with it is rejected
-    /// ([`RequestError::SecretHeader`](crate::RequestError::SecretHeader)), as one with `Authorization`,
-    /// `Cookie` or `Proxy-Authorization` is. May be called repeatedly.
+    /// ([`RequestError::SecretHeader`](crate::RequestError::SecretHeader)), as one with `Authorization`
+    /// or `Cookie` is. May be called repeatedly. `Proxy-Authorization` is for a proxy and may not be sent at all.
     pub fn secret_header(mut self, name: HeaderName) -> Self {
         self.secret_headers.push(name);
         self
@@ -332,7 +332,14 @@ impl ClientBuilder {
         }
         let engine = journal.engine(Arc::clone(&self.clock))?;
         let memory = self.response_memory;
-        let state = ClientState::new(hosts, supplier, within, engine.clone(), self.clock, memory);
+        let state = ClientState::new(
+            hosts,
+            supplier,
+            [within, self.lease],
+            engine.clone(),
+            self.clock,
+            memory,
+        );
         let state = Arc::new(state);
         let define = |park_after, node| {
             define(Arc::clone(&state), self.remember, park_after, node).map_err(JournalError::from)

@@ -166,7 +166,7 @@ pub enum SendError {
     #[error("expected the server to have this request under the key, found that it has another one ({}), which may have happened: find the program or the name that used the key", .0.status)]
     ReusedAtServer(Box<ClientResponse>),
     /// The operation has stopped and has not happened: each try failed before a byte was sent, or was rejected
-    /// with 401. The next send of the name tries again.
+    /// before anything was executed. The next send of the name tries again.
     #[error(
         "the operation has not happened, no try reached the service: {0}: send again with the same name"
     )]

@@ -18,13 +18,15 @@ use std::time::Duration;
 
 use hapax_core::{Clock, Idempotency, OperationId, value};
 use hapax_proxy::Upstream;
-use hapax_saga::{DefinitionError, Saga, StepContext, StepError, StepRetry, StuckReason};
+use hapax_saga::{
+    AdmissionDenied, DefinitionError, Saga, StepContext, StepError, StepRetry, StuckReason,
+};
 use http::{StatusCode, Uri};
 use serde::Deserialize;
 use tokio::sync::{Notify, Semaphore};
 
-pub(crate) use self::prepared::was_without_key;
 use self::prepared::{PreparedTry, check_key};
+pub(crate) use self::prepared::{keep_known, was_without_key};
 use crate::accepted;
 use crate::admission::{Admission, TryPermit};
 use crate::body::LargeBody;
@@ -32,16 +34,18 @@ use crate::budget::LONGEST;
 use crate::client::PAUSE;
 use crate::credentials::{Credentials, CredentialsRequest, Supplier};
 use crate::exchange::{exchange, outgoing};
-use crate::known::{self, Known, KnownOperations};
+use crate::known::{self, Known};
 use crate::request::{RecordedRequest, server_name};
 use crate::response::{ClientResponse, MAX_RECORDED, RecordedResponse, ResponseKind};
+use crate::send::report;
 use crate::server::{Follow, Profile, Server, follow, is_replayed};
-use crate::stats::{HostCounters, OperationCounters, add};
+use crate::stats::{CountedTry, HostCounters, OperationCounters, add};
 
 /// Reasons of a stuck operation that only a client has.
 pub(crate) const UNAUTHORIZED: &str = "unauthorized";
 pub(crate) const CREDENTIALS_CHANGED: &str = "credentials-changed";
 pub(crate) const KEY_CHANGED: &str = "key-changed";
+const REJECTED: &str = "rejected";
 
 /// Time for one try, from its beginning to the end of its response.
 pub(crate) const TRY: Duration = Duration::from_secs(60);
@@ -69,6 +73,10 @@ pub(crate) struct Host {
 pub(crate) struct Live {
     pub(crate) within: Duration,
     pub(crate) callers: usize,
+    /// Shared by those that still wait: a caller may drop its future or its handle.
+    pub(crate) waiting: Arc<()>,
+    /// True if one of them has got the end.
+    pub(crate) is_received: bool,
     /// A body that the journal does not keep.
     pub(crate) body: Option<LargeBody>,
     /// Notified when the operation is about to be stuck.
@@ -112,10 +120,11 @@ pub(crate) struct ClientState {
     pub(crate) hosts: HashMap<String, Host>,
     pub(crate) supplier: Option<Supplier>,
     pub(crate) within: Duration,
+    /// Lease of an operation of a caller.
+    lease: Duration,
     pub(crate) engine: Idempotency,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) counters: OperationCounters,
-    pub(crate) known: KnownOperations,
     live: Mutex<HashMap<OperationId, Live>>,
     /// The next tries of the operations that were resumed here.
     resumed: Mutex<HashMap<OperationId, NextTry>>,
@@ -129,22 +138,22 @@ impl ClientState {
     pub(crate) fn new(
         hosts: HashMap<String, Host>,
         supplier: Option<Supplier>,
-        within: Duration,
+        [within, lease]: [Duration; 2],
         engine: Idempotency,
         clock: Arc<dyn Clock>,
         response_memory: usize,
     ) -> Self {
         let (live, resumed, rejected) = (Mutex::default(), Mutex::default(), Mutex::default());
         let large = Arc::new(Semaphore::new(response_memory >> 20));
-        let (counters, known) = (OperationCounters::default(), KnownOperations::default());
+        let counters = OperationCounters::default();
         Self {
             hosts,
             supplier,
             within,
+            lease,
             engine,
             clock,
             counters,
-            known,
             live,
             resumed,
             rejected,
@@ -155,6 +164,12 @@ impl ClientState {
     pub(crate) fn live(&self) -> MutexGuard<'_, HashMap<OperationId, Live>> {
         // Locked for single changes.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a caller of this process waits for the end of an operation.
+    fn is_awaited(&self, id: &OperationId) -> bool {
+        // One is that of the entry.
+        self.live().get(id).is_some_and(|live| Arc::strong_count(&live.waiting) > 1)
     }
 
     fn resumed(&self) -> MutexGuard<'_, HashMap<OperationId, NextTry>> {
@@ -208,44 +223,28 @@ impl ClientState {
     }
 
     /// Decides whether an operation with this input is resumed now. One with a caller in this process is
-    /// left to the caller, which waits in memory, and one of a server that is not declared here to other
-    /// processes.
+    /// left to the caller, which waits in memory: if this process dies, the operation is due after a lease. One
+    /// of a server that is not declared here is left to other processes, for which it stays due.
     pub(crate) fn resume(
         self: &Arc<Self>,
         id: &OperationId,
         input: &[u8],
-    ) -> Result<Box<dyn Send>, Duration> {
+    ) -> Result<Box<dyn Send>, AdmissionDenied> {
         if self.live().contains_key(id) {
-            return Err(LONGEST);
+            return Err(AdmissionDenied::Postponed(self.lease.min(LONGEST)));
         }
         let mut next = NextTry::default();
         // One that cannot be read is stuck by its run.
         if let Ok(input) = value::read::<ResumedRequest>(input) {
             let url: Option<Uri> = input.url.parse().ok();
             let host = url.as_ref().and_then(server_name).and_then(|name| self.hosts.get(&name));
-            next.permit = Some(host.ok_or(LONGEST)?.admission.resumed()?);
+            let host = host.ok_or(AdmissionDenied::LeftAlone(LONGEST))?;
+            next.permit = Some(host.admission.resumed().map_err(AdmissionDenied::Postponed)?);
         }
         let before = self.resumed().insert(*id, next);
         // Dropped without the lock.
         drop(before);
         Ok(Box::new(ResumedTry { state: Arc::clone(self), id: *id }))
-    }
-
-    /// Ends the tries of an operation until it is sent again or resumed.
-    pub(crate) fn stuck(
-        &self,
-        id: &OperationId,
-        reason: StuckReason,
-        text: &str,
-        sent: bool,
-    ) -> StepError<()> {
-        self.counters.stuck(&reason);
-        // The next send asks for new credentials, whatever was rejected before.
-        self.rejected().remove(id);
-        if let Some(live) = self.live().get(id) {
-            live.stuck.notify_one();
-        }
-        StepError::Stuck { reason, source: text.into(), sent }
     }
 
     async fn credentials(
@@ -263,6 +262,30 @@ impl ClientState {
         let text = "expected credentials from the callback, found an error, which may be secret and is not shown";
         supplier.supply(wanted).await.map_err(|_| not_sent(text))
     }
+}
+
+/// Ends the tries of an operation until it is sent again or resumed.
+pub(crate) fn stuck(
+    at: &StepContext<Arc<ClientState>>,
+    reason: StuckReason,
+    text: &str,
+    sent: bool,
+) -> StepError<()> {
+    let id = at.id();
+    at.counters.stuck(&reason);
+    // The next send asks for new credentials, whatever was rejected before.
+    at.rejected().remove(&id);
+    let has_caller = at.live().get(&id).map(|live| live.stuck.notify_one()).is_some();
+    if !has_caller {
+        let name = at.input().map(|request: RecordedRequest| request.name).unwrap_or_default();
+        tracing::warn!(
+            name,
+            operation = %id,
+            reason = reason.as_str(),
+            "an operation for which no caller waits has stopped without a response: send it again, or resume"
+        );
+    }
+    StepError::Stuck { reason, source: text.into(), sent }
 }
 
 /// The part of a request by which it is admitted.
@@ -305,7 +328,6 @@ pub(crate) fn define(
 
 /// Rejects a try that may not be made because of the ones before it.
 fn check_age(
-    state: &ClientState,
     at: &StepContext<Arc<ClientState>>,
     server: &Server,
     known: &Known,
@@ -317,26 +339,23 @@ fn check_age(
     }
     if server.profile == Profile::WithoutKeys {
         let text = "a try may have arrived, and the server is declared without keys: look the operation up there, then acknowledge it";
-        return Err(state.stuck(&at.id(), StuckReason::Unknown, text, true));
+        return Err(stuck(at, StuckReason::Unknown, text, true));
     }
     if age >= server.last_age(known.retention) {
         let text = format!(
             "expected a key younger than {:?}, found one of {age:?}: look the operation up at the server, then acknowledge it",
             server.last_age(known.retention)
         );
-        return Err(state.stuck(&at.id(), StuckReason::KeyExpired, &text, false));
+        return Err(stuck(at, StuckReason::KeyExpired, &text, false));
     }
     Ok(())
 }
 
 /// Returns the data of the responses so far, as far as this try may use them.
-fn known(at: &StepContext<Arc<ClientState>>, request: &RecordedRequest) -> Known {
+fn known(at: &StepContext<Arc<ClientState>>) -> Known {
     // Of a try that may have arrived; the data of earlier ones are of no use to a first one.
-    if at.age().is_none() {
-        return Known::default();
-    }
-    let saved = || Some(at.prepared::<PreparedTry>()?.known);
-    at.known.of(&at.id(), request).or_else(saved).unwrap_or_default()
+    let prepared: Option<PreparedTry> = at.age().and_then(|_| at.prepared());
+    prepared.map(|it| it.known).unwrap_or_default()
 }
 
 async fn prepare(
@@ -349,9 +368,9 @@ async fn prepare(
         let source = "expected a declaration of the server of this operation, found none: declare it by `ClientBuilder::server`".into();
         return Err(StepError::Postponed { after: LONGEST, source });
     };
-    let key = check_key(&state, &at, &host.server)?;
-    let known = known(&at, &request);
-    check_age(&state, &at, &host.server, &known)?;
+    let key = check_key(&at, &host.server)?;
+    let known = known(&at);
+    check_age(&at, &host.server, &known)?;
     let live = state.live().get(&id).map(|live| live.within);
     let saved = at.prepared::<PreparedTry>().map(|before| before.within);
     let within = live.or(saved).unwrap_or(state.within);
@@ -363,7 +382,7 @@ async fn prepare(
             false => StuckReason::Exhausted,
         };
         let text = format!("expected a response within {within:?} of tries, found none");
-        return Err(state.stuck(&id, reason, &text, false));
+        return Err(stuck(&at, reason, &text, false));
     }
     let is_retry = at.number() > 1 || at.age().is_some();
     let permit = permit(&state, host, (id, node), is_retry).map_err(|after| {
@@ -424,12 +443,12 @@ async fn credentials(
         if !is_same && at.age().is_some() && !server.scoped_by_account {
             let text = "expected the credentials of a try that may have arrived, found others: restore them";
             let reason = StuckReason::Step(CREDENTIALS_CHANGED.to_owned());
-            return Err(state.stuck(&id, reason, text, false));
+            return Err(stuck(at, reason, text, false));
         }
         if is_same && rejected {
             let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
             let text = "expected other credentials after a 401, found the same: supply new ones";
-            return Err(state.stuck(&id, reason, text, false));
+            return Err(stuck(at, reason, text, false));
         }
     }
     Ok((hash, credentials, rejected))
@@ -447,32 +466,30 @@ async fn call(
             "expected the credentials of this try in this process, found none: it is prepared again",
         ));
     };
-    let known = known(&at, &request);
-    // It is saved with this try.
-    state.known.forget(&id);
+    let known = known(&at);
     // Saving the try may have taken long.
-    check_age(&state, &at, &host.server, &known)?;
+    check_age(&at, &host.server, &known)?;
     let read = known.status.as_deref().map(|status| accepted::status_request(&request, status));
     let key = read.is_none().then_some(&id);
     let outgoing = outgoing(read.as_ref().unwrap_or(&request), host, key, &trying.credentials)
         .ok_or_else(|| {
             StepError::not_sent("expected a stored request that is valid HTTP, found another")
         })?;
-    let has_caller = state.live().contains_key(&id);
     state.rejected().remove(&id);
     trying.permit.begin();
+    let counted = CountedTry::new(&host.counters);
     // Boxed: the state of a connection is large.
-    let exchanged = Box::pin(exchange(&state, host, outgoing, has_caller)).await;
+    let exchanged = Box::pin(exchange(&state, host, outgoing, state.is_awaited(&id))).await;
     trying.permit.end(exchanged.is_err());
-    add(match &exchanged {
-        Ok(_) => &host.counters.responded,
-        Err(StepError::NotSent(_)) => &host.counters.not_sent,
-        Err(_) => &host.counters.unknown,
+    counted.end(match &exchanged {
+        Ok(_) => |counters| &counters.responded,
+        Err(StepError::NotSent(_)) => |counters| &counters.not_sent,
+        Err(_) => |counters| &counters.unknown,
     });
     let (head, body) = exchanged?;
     let bytes = body.as_ref().map(|body| body.bytes.clone()).unwrap_or_default();
     let (profile, now) = (host.server.profile, state.clock.now());
-    let known = known::learn(&at, &request, host, known, &head.headers);
+    let known = known::learn(&at, host, known, &head.headers);
     let prepared: Option<PreparedTry> = at.prepared();
     let left = prepared.map_or(state.within, |it| it.within).saturating_sub(at.spent());
     if let Some(goes_on) = accepted::follow(&at, &request, host, known, (&head, &bytes), left) {
@@ -486,32 +503,46 @@ async fn call(
     };
     let follows = follow(profile, head.status, &head.headers, &bytes, now);
     tracing::debug!(name = request.name, operation = %id, status = head.status.as_u16(), follows = ?follows, "received a response");
+    if !matches!(follows, Follow::Again(_)) {
+        host.admission.responded();
+    }
     let status = head.status;
     let replayed = is_replayed(profile, &head.headers);
     let response = ClientResponse { status, headers: head.headers, body: bytes.clone() };
     let kind = match follows {
         Follow::Final if body.is_none() || bytes.len() > MAX_RECORDED => ResponseKind::NotRecorded,
         Follow::Final => ResponseKind::Complete,
-        Follow::NothingHappened if at.age().is_none() && bytes.len() <= MAX_RECORDED => {
-            ResponseKind::NothingHappened
-        }
         // An earlier try may have had an effect, which this response does not concern.
-        Follow::NothingHappened => {
+        Follow::NothingHappened if at.age().is_some() => {
             let reason = match status {
                 StatusCode::FORBIDDEN => StuckReason::Step(UNAUTHORIZED.to_owned()),
                 _ => StuckReason::Unknown,
             };
-            return Err(state.stuck(&id, reason, &format!("found {status}"), true));
+            return Err(stuck(&at, reason, &format!("found {status}"), true));
+        }
+        Follow::NothingHappened
+            if state.is_awaited(&id)
+                && body.as_ref().is_some_and(|body| body.bytes.len() <= MAX_RECORDED) =>
+        {
+            ResponseKind::NothingHappened
+        }
+        // No list would have it once its response is lost.
+        Follow::NothingHappened => {
+            let text = format!(
+                "the server executed nothing ({status}), and no caller got the response: correct the credentials or the declaration of the server"
+            );
+            let reason = StuckReason::Step(REJECTED.to_owned());
+            return Err(stuck(&at, reason, &text, false));
         }
         Follow::Again(after) => {
             let after = after.min(left);
             let source = format!("found {status}").into();
             return Err(StepError::RetryAfter { after, source });
         }
-        Follow::Unauthorized => return Err(unauthorized(&state, &at, trying.rejected)),
+        Follow::Unauthorized => return Err(unauthorized(&at, trying.rejected)),
         Follow::Unknown => {
             let text = format!("the server reports that the outcome is unknown ({status})");
-            return Err(state.stuck(&id, StuckReason::Unknown, &text, true));
+            return Err(stuck(&at, StuckReason::Unknown, &text, true));
         }
         Follow::Reused => {
             tracing::error!(
@@ -522,41 +553,26 @@ async fn call(
             ResponseKind::Reused
         }
     };
-    host.admission.responded();
     add(&state.counters.finished);
-    state.known.forget(&id);
     if kind == ResponseKind::NotRecorded
         && let Some(live) = state.live().get_mut(&id)
     {
         live.body = body;
     }
-    if !has_caller {
-        tracing::info!(
-            name = request.name,
-            operation = %id,
-            status = status.as_u16(),
-            "received the response of an operation for which no caller waits"
-        );
+    // A caller that has left reports it.
+    if !state.live().contains_key(&id) {
+        report(&request.name, &id, status);
     }
     Ok(RecordedResponse::new(kind, &request, &response).after(at.number(), replayed))
 }
 
 /// Ends a try that was answered with 401: new credentials are tried once, if nothing has arrived.
-fn unauthorized(
-    state: &ClientState,
-    at: &StepContext<Arc<ClientState>>,
-    rejected: bool,
-) -> StepError<()> {
-    if rejected || at.age().is_some() || state.supplier.is_none() {
+fn unauthorized(at: &StepContext<Arc<ClientState>>, rejected: bool) -> StepError<()> {
+    if rejected || at.age().is_some() || at.supplier.is_none() {
         let reason = StuckReason::Step(UNAUTHORIZED.to_owned());
-        return state.stuck(
-            &at.id(),
-            reason,
-            "found 401: the server rejects the credentials",
-            false,
-        );
+        return stuck(at, reason, "found 401: the server rejects the credentials", false);
     }
-    state.rejected().insert(at.id());
+    at.rejected().insert(at.id());
     StepError::not_sent("found 401: the server rejects the credentials")
 }
 

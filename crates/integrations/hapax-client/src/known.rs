@@ -1,25 +1,19 @@
 //! Data of responses that later tries of an operation need.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use hapax_core::{OperationId, Timestamp};
+use hapax_core::Timestamp;
 use hapax_http::header::IDEMPOTENCY_EXPIRES;
 use hapax_saga::StepContext;
 use http::HeaderMap;
 use http::header::DATE;
 use serde::{Deserialize, Serialize};
 
-use crate::flow::{ClientState, Host};
-use crate::request::RecordedRequest;
+use crate::flow::{ClientState, Host, keep_known};
 use crate::server::Profile;
 
-/// Operations of which a process knows more than the journal. With more, all are dropped: their next
-/// try is one without this knowledge.
-const MAX_KNOWN: usize = 10_000;
-
-/// Data of the responses to an operation so far. They are saved with its next try.
+/// Data of the responses to an operation so far. They are saved with the end of each try.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Known {
     /// Path and query of the status resource, at the server of the request, once it is accepted.
@@ -28,40 +22,9 @@ pub(crate) struct Known {
     pub(crate) retention: Option<Duration>,
 }
 
-/// Data of responses whose next try has not begun, with the fingerprints of the requests: a name that was
-/// forgotten may have another one.
-#[derive(Debug, Default)]
-pub(crate) struct KnownOperations(Mutex<HashMap<OperationId, ([u8; 32], Known)>>);
-
-impl KnownOperations {
-    fn all(&self) -> MutexGuard<'_, HashMap<OperationId, ([u8; 32], Known)>> {
-        // Locked for single changes.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn of(&self, id: &OperationId, request: &RecordedRequest) -> Option<Known> {
-        let (fingerprint, known) = self.all().get(id).cloned()?;
-        (fingerprint == request.fingerprint()).then_some(known)
-    }
-
-    pub(crate) fn remember(&self, id: OperationId, request: &RecordedRequest, known: Known) {
-        let known = (request.fingerprint(), known);
-        let mut all = self.all();
-        if all.len() >= MAX_KNOWN {
-            all.clear();
-        }
-        all.insert(id, known);
-    }
-
-    pub(crate) fn forget(&self, id: &OperationId) {
-        self.all().remove(id);
-    }
-}
-
-/// Adds to the data of earlier responses what this one says, and keeps them for the next try.
+/// Adds to the data of earlier responses what this one says, and saves them with the end of this try.
 pub(crate) fn learn(
     at: &StepContext<Arc<ClientState>>,
-    request: &RecordedRequest,
     host: &Host,
     known: Known,
     headers: &HeaderMap,
@@ -71,7 +34,7 @@ pub(crate) fn learn(
     let stated = || stated_retention(headers, at.clock.now(), at.age());
     let Some(stated) = states.then(stated).flatten() else { return known };
     let known = Known { retention: Some(stated), ..known };
-    at.known.remember(at.id(), request, known.clone());
+    keep_known(at, &known);
     known
 }
 
@@ -102,8 +65,6 @@ fn stated_retention(
 
 #[cfg(test)]
 mod tests {
-    use hapax_saga::log::Blob;
-
     use super::*;
 
     /// Sun, 06 Nov 1994 08:49:37 GMT.
@@ -140,30 +101,5 @@ mod tests {
         let expires = ("idempotency-expires", "@784115377");
         assert_eq!(stated(&[expires, expires], 0), None, "two of them");
         assert_eq!(stated(&[], 5), None);
-    }
-
-    #[test]
-    fn known_operations_are_of_one_request_and_have_a_limit() {
-        let known = KnownOperations::default();
-        let request = |body: &'static str| RecordedRequest {
-            name: "n".into(),
-            method: "POST".into(),
-            url: "http://a/".into(),
-            headers: Vec::new(),
-            body: Blob(body.into()),
-        };
-        let id = OperationId::from_bytes([1; 32]);
-        let accepted = Known { status: Some("/1".into()), retention: None };
-        known.remember(id, &request("one"), accepted.clone());
-        assert_eq!(known.of(&id, &request("one")), Some(accepted));
-        assert_eq!(known.of(&id, &request("two")), None, "another request of the name");
-        known.forget(&id);
-        assert_eq!(known.of(&id, &request("one")), None);
-        for number in 0..=MAX_KNOWN {
-            let mut id = [0; 32];
-            id[..8].copy_from_slice(&(number as u64).to_be_bytes());
-            known.remember(OperationId::from_bytes(id), &request("one"), Known::default());
-        }
-        assert_eq!(known.all().len(), 1);
     }
 }

@@ -31,7 +31,8 @@
 //! 8. Redirects are not followed, and requests to undeclared servers are rejected. A 202 is
 //!    [followed](Server::follows_accepted) if the server is declared so, at the same server only.
 //! 9. An operation without a response stays in the journal: [`Client::pending`] has it until it gets one, or is
-//!    [acknowledged](Client::acknowledge). One that cannot be read is listed as
+//!    [acknowledged](Client::acknowledge). A rejection of a server that executed nothing is a response only for a
+//!    caller that waits for it. One that cannot be read is listed as
 //!    [unreadable](PendingState::Unreadable), with what is known of it.
 //!
 //! # Not promised
@@ -112,8 +113,8 @@
 //! # Operation
 //! An operation is a saga of one step on [`hapax_saga`]: `hapax saga list` on the store of a journal
 //! shows it by its operation id, of the definition `client`. Each run has a span `saga` and each try a span `call`,
-//! without contents. The end of an operation for which no caller waits is an event with its `name` and its
-//! `operation` id. End a client by
+//! without contents. A response for which no caller waits, and a stop of the operation without one, is an event
+//! with its `name` and its `operation` id. End a client by
 //! [`Client::close`]: one that is only dropped keeps the journal open until its calls and their pauses have
 //! ended.
 

@@ -54,8 +54,11 @@ pub struct Sent {
     /// True if the response comes from a record: the server replayed it, or the journal had it. The execution
     /// may have been that of an earlier try of this call.
     pub replayed: bool,
-    /// Tries that began, over all processes and calls.
+    /// Tries that began, over all processes and calls, since the operation stopped last, if it did.
     pub tries: u32,
+    /// True if the journal has the response, so that the same call gets it again. It has none of more than
+    /// 1 MiB, and none of a server that executed nothing and keeps nothing.
+    pub stored: bool,
 }
 
 /// The kind of a stored response.

@@ -60,8 +60,9 @@ pub enum PendingState {
     UnderWay,
     /// The operation has no response, and is not tried until a send, a resume or an acknowledgement.
     Stopped {
-        /// The reason: `exhausted` if the time is over; `unknown`, `key-expired`, `unauthorized`,
-        /// `credentials-changed`, `key-changed`, as of [`SendError`]; `crashed` and `panicked` if executions
+        /// The reason: `exhausted` if the time is over; `rejected` if the server executed nothing and no
+        /// caller got its response; `unknown`, `key-expired`, `unauthorized`, `credentials-changed`,
+        /// `key-changed`, as of [`SendError`]; `crashed` and `panicked` if executions
         /// ended without progress; others if another version wrote the operation.
         reason: String,
         /// A sentence with the reason.
@@ -89,7 +90,7 @@ pub struct PendingOperation {
     pub url: String,
     /// The state.
     pub state: PendingState,
-    /// Tries that began, over all processes.
+    /// Tries that began, over all processes, since the operation stopped last, if it did.
     pub tries: u32,
     /// True if a try may have arrived at the server.
     pub may_have_happened: bool,
@@ -109,7 +110,7 @@ pub struct FinishedOperation {
     pub url: String,
     /// The status of the response.
     pub status: StatusCode,
-    /// Tries that began, over all processes.
+    /// Tries that began, over all processes, since the operation stopped last, if it did.
     pub tries: u32,
 }
 
@@ -159,7 +160,7 @@ impl Client {
     }
 
     /// Begins to drive operations that are due, unless the client closes.
-    fn begin_runner(&self) -> Result<(), SendError> {
+    pub(crate) fn begin_runner(&self) -> Result<(), SendError> {
         let mut runner = self.inner.runner.lock().unwrap_or_else(PoisonError::into_inner);
         // A client that closes takes the runner after it has said so.
         if *self.inner.closed.borrow() {
@@ -194,12 +195,14 @@ impl Client {
             self.retry(view).await?;
             return Ok(PendingFate::Continues);
         }
-        if view.lease_until <= view.now {
-            // Its process has died, and its entry in the schedule may be due much later.
+        if !self.inner.state.live().contains_key(&view.id) {
+            // Its process may have died, and its entry in the schedule may be due much later than its lease
+            // lapses.
+            let left = view.lease_until.since(view.now);
             let key = EntryKey { operation: view.id, id: EntryId::from_bytes(log.entry) };
             let schedule = self.inner.engine.store().capabilities().schedule;
             let schedule = schedule.ok_or(JournalError::NoSchedule)?;
-            schedule.postpone(key, None, Duration::ZERO).await.map_err(JournalError::Store)?;
+            schedule.postpone(key, None, left).await.map_err(JournalError::Store)?;
         }
         Ok(PendingFate::Continues)
     }

@@ -5,11 +5,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Key, OperationId, Outcome, RecordState};
+use hapax_core::{ClaimError, Key, OperationId, Outcome, RecordState, StoreError};
 use hapax_saga::log::{Log, Stuck};
 use hapax_saga::{
-    SagaDecision, SagaError, SagaHandle, SagaLookup, SagaStartError, SagaView, StuckReason,
+    SagaDecision, SagaError, SagaHandle, SagaLookup, SagaOperatorError, SagaStartError, SagaView,
+    StuckReason,
 };
+use http::StatusCode;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -36,6 +38,8 @@ const WAITING: Duration = Duration::from_secs(60);
 pub struct Handle {
     name: String,
     end: oneshot::Receiver<Result<Sent, SendError>>,
+    /// Token of the callers that wait.
+    _waiting: Arc<()>,
 }
 
 impl fmt::Debug for Handle {
@@ -74,16 +78,35 @@ struct LiveCaller {
 }
 
 impl LiveCaller {
-    fn enter(client: Client, id: OperationId, within: Duration) -> Self {
-        let stuck = {
+    /// Enters a caller; the second value is its own while it waits.
+    fn enter(client: Client, id: OperationId, within: Duration) -> (Self, Arc<()>) {
+        let (stuck, waiting) = {
             let mut live = client.inner.state.live();
-            let stuck = Arc::default();
-            let (callers, body, next) = (0, None, NextTry::default());
-            let live = live.entry(id).or_insert(Live { within, callers, body, stuck, next });
+            let live = live.entry(id).or_insert_with(|| Live {
+                within,
+                callers: 0,
+                waiting: Arc::default(),
+                is_received: false,
+                body: None,
+                stuck: Arc::default(),
+                next: NextTry::default(),
+            });
             live.callers += 1;
-            Arc::clone(&live.stuck)
+            // The one that tries for longer decides.
+            live.within = live.within.max(within);
+            (Arc::clone(&live.stuck), Arc::clone(&live.waiting))
         };
-        Self { client, id, stuck }
+        (Self { client, id, stuck }, waiting)
+    }
+
+    /// Leaves the operation; `receives` is true if this caller gets its end. Returns whether it was the last
+    /// one, and no caller gets the end.
+    fn leave(self, receives: bool) -> bool {
+        let mut live = self.client.inner.state.live();
+        live.get_mut(&self.id).is_some_and(|live| {
+            live.is_received |= receives;
+            live.callers == 1 && !live.is_received
+        })
     }
 }
 
@@ -111,10 +134,26 @@ struct Rounds {
     may_ask: bool,
     /// True if the next try is a retry.
     is_retry: bool,
+    /// True once the journal has the operation.
+    is_accepted: bool,
     /// The pause before the next look.
     look: Duration,
     /// Time at which the operation is accepted also without a permit, and later that of its end.
     waits_until: Instant,
+}
+
+impl Rounds {
+    /// Pauses after an error of the journal. It ends a call whose operation is not accepted, or whose time is
+    /// over, and one that cannot read its own record; any other call looks again, since this process
+    /// promises to try what it has accepted.
+    async fn look_again(&self, error: StoreError) -> Result<(), SendError> {
+        let is_over = self.waits_until <= Instant::now();
+        if !self.is_accepted || is_over || matches!(error, StoreError::Corrupt(_)) {
+            return Err(JournalError::Store(error).into());
+        }
+        sleep(LOOK[1]).await;
+        Ok(())
+    }
 }
 
 impl Client {
@@ -127,26 +166,27 @@ impl Client {
         wait: Duration,
     ) -> Result<Sent, SendError> {
         let (ended, end) = oneshot::channel();
-        let mut handle = Handle { name: name.as_str().to_owned(), end };
+        let id = self.id(&name);
+        let (caller, waiting) = LiveCaller::enter(self.clone(), id, within);
+        let mut handle = Handle { name: name.as_str().to_owned(), end, _waiting: waiting };
         let (accept, accepted) = oneshot::channel();
         let client = self.clone();
         tokio::spawn(async move {
-            let id = client.id(&name);
-            let caller = LiveCaller::enter(client.clone(), id, within);
             let mut closed = client.inner.closed.subscribe();
             let end = tokio::select! {
                 end = client.drive(&caller, &name, &request, (within, wait), accept) => end,
                 _ = closed.wait_for(|closed| *closed) => Err(SendError::Closed),
             };
-            drop(caller);
-            // Of a response the try has reported that no caller waits.
-            if let Err(Err(error)) = ended.send(end) {
-                tracing::warn!(
+            let is_unreceived = caller.leave(!ended.is_closed());
+            match ended.send(end) {
+                Err(Err(error)) => tracing::warn!(
                     name = name.as_str(),
                     operation = %id,
                     %error,
                     "an operation has no response, and no caller waits: send it again, or resume"
-                );
+                ),
+                Err(Ok(sent)) if is_unreceived => report(name.as_str(), &id, sent.response.status),
+                _ => {}
             }
         });
         let over = async {
@@ -177,6 +217,7 @@ impl Client {
             executes: false,
             may_ask: true,
             is_retry: false,
+            is_accepted: false,
             look: LOOK[0],
             waits_until: deadline(begun, wait.min(within)),
         };
@@ -190,11 +231,19 @@ impl Client {
                 // The request of a name that is free again may be another one.
                 Err(SagaStartError::KeyReused) if self.frees(name).await? => continue,
                 Err(SagaStartError::KeyReused) => return Err(SendError::Reused),
+                Err(
+                    SagaStartError::Store(error) | SagaStartError::Claim(ClaimError::Store(error)),
+                ) if rounds.is_accepted => {
+                    drop(inner.state.take_permit(&(caller.id, ClientNode::Sending)));
+                    rounds.look_again(error).await?;
+                    continue;
+                }
                 Err(error) => return Err(SendError::journal(error)),
             };
             if let Some(accept) = accept.take() {
                 // A caller that waits for the end does not listen.
                 let _ = accept.send(());
+                rounds.is_accepted = true;
                 rounds.waits_until = deadline(begun, within);
             }
             if !started.has_begun() {
@@ -244,7 +293,15 @@ impl Client {
         }
         let mut turn = pin!(admission.caller(rounds.is_retry));
         let mut pause = LOOK[1];
-        while self.would_begin(&caller.id).await? {
+        loop {
+            match self.would_begin(&caller.id).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    rounds.look_again(error).await?;
+                    continue;
+                }
+            }
             tokio::select! {
                 permit = &mut turn => {
                     state.put_permit(&at, permit);
@@ -254,13 +311,12 @@ impl Client {
                 () = sleep(pause) => pause = (pause * 2).min(WAITING),
             }
         }
-        Ok(())
     }
 
     /// Returns whether a start of an operation would begin a try, and not find a response, or another
     /// process that runs it.
-    async fn would_begin(&self, id: &OperationId) -> Result<bool, SendError> {
-        let seen = self.inner.engine.load(id).await.map_err(JournalError::Store)?;
+    async fn would_begin(&self, id: &OperationId) -> Result<bool, StoreError> {
+        let seen = self.inner.engine.load(id).await?;
         let is_current = |until: Option<_>| until.is_none_or(|until| seen.now < until);
         let stored = seen.stored.filter(|stored| is_current(stored.keep_until));
         Ok(stored.is_none_or(|stored| match stored.record.state {
@@ -288,7 +344,8 @@ impl Client {
                     body.ok_or(SendError::ResponseNotRetained { status: recorded.status() })?;
             }
         }
-        Ok(Sent { response, replayed: recorded.replayed || !executes, tries: recorded.tries })
+        let (replayed, tries) = (recorded.replayed || !executes, recorded.tries);
+        Ok(Sent { response, replayed, tries, stored: recorded.kind == ResponseKind::Complete })
     }
 
     /// Waits for the end of an operation. `None`: it is to be started again.
@@ -307,7 +364,11 @@ impl Client {
             let stuck = caller.stuck.notified();
             tokio::select! {
                 end = &mut outcome, if parked.is_none() => match end {
-                    Err(SagaError::Store(error)) => return Err(JournalError::Store(error).into()),
+                    Err(SagaError::Store(error)) => {
+                        rounds.look_again(error).await?;
+                        outcome.set(started.outcome());
+                        continue;
+                    }
                     end => return Ok(Some(end)),
                 },
                 // It is saved next.
@@ -317,7 +378,13 @@ impl Client {
                 }
             }
             parked = None;
-            let view = self.inner.operator.show(&caller.id).await.map_err(SendError::journal)?;
+            let view = match self.inner.operator.show(&caller.id).await {
+                Err(SagaOperatorError::Store(error)) => {
+                    rounds.look_again(error).await?;
+                    continue;
+                }
+                view => view.map_err(SendError::journal)?,
+            };
             let SagaLookup::Unfinished(view) = view else {
                 outcome.set(started.outcome());
                 continue;
@@ -388,7 +455,7 @@ impl Client {
             self.inner.operator.decide(view, &SagaDecision::Retry, "client", "sent again").await;
         match decided {
             // Another process has decided.
-            Ok(()) | Err(hapax_saga::SagaOperatorError::Changed) => Ok(()),
+            Ok(()) | Err(SagaOperatorError::Changed) => Ok(()),
             Err(error) => Err(SendError::journal(error)),
         }
     }
@@ -413,6 +480,16 @@ impl Client {
         let recorded = self.inner.saga.output(outcome);
         matches!(recorded, Some(Ok(recorded)) if recorded.kind == ResponseKind::NothingHappened)
     }
+}
+
+/// Reports the response of an operation for which no caller waits.
+pub(crate) fn report(name: &str, id: &OperationId, status: StatusCode) {
+    tracing::info!(
+        name,
+        operation = %id,
+        status = status.as_u16(),
+        "received the response of an operation for which no caller waits"
+    );
 }
 
 /// Returns the time after a span, or one that never comes.

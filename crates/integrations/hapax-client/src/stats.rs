@@ -70,6 +70,34 @@ pub(crate) struct HostCounters {
     pub(crate) denied: AtomicU64,
 }
 
+/// A try that is counted by its end. One that is dropped before, by its timeout or with its lease, is
+/// unknown.
+#[derive(Debug)]
+pub(crate) struct CountedTry<'a> {
+    counters: &'a HostCounters,
+    has_ended: bool,
+}
+
+impl<'a> CountedTry<'a> {
+    pub(crate) const fn new(counters: &'a HostCounters) -> Self {
+        Self { counters, has_ended: false }
+    }
+
+    /// Counts the end of the try.
+    pub(crate) fn end(mut self, counter: fn(&HostCounters) -> &AtomicU64) {
+        self.has_ended = true;
+        add(counter(self.counters));
+    }
+}
+
+impl Drop for CountedTry<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            add(&self.counters.unknown);
+        }
+    }
+}
+
 /// Counters of operations.
 #[derive(Debug, Default)]
 pub(crate) struct OperationCounters {

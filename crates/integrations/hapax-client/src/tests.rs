@@ -34,6 +34,8 @@ enum Mode {
     Away,
     /// Takes the request, and is silent until the client gives up.
     Silent,
+    /// Takes the request, and sends bytes so slowly that the client gives up after the time for a try.
+    Slow,
 }
 
 /// A server in memory.
@@ -97,6 +99,7 @@ impl Double {
                 sleep(IDLE_TIMEOUT).await;
                 Err(UpstreamError::Timeout)
             }
+            Mode::Slow => std::future::pending().await,
         }
     }
 }

@@ -1,15 +1,16 @@
 //! A call of a step or an undo: its context, its errors, and the effect that an undo has to undo.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::transaction::{Source, Tx, TxHandle};
 use hapax_core::{FencingToken, Key, OperationId, value};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::log::{LogTime, StuckReason, Tries};
+use crate::log::{Blob, LogTime, StuckReason, Tries};
 
 /// The context of one call of a step or an undo. It dereferences to the state that was passed to
 /// [`Saga::define`](crate::Saga::define).
@@ -31,6 +32,23 @@ pub(crate) struct CallContext {
     pub(crate) tries: CallTries,
     /// The transaction of a step that writes in the database of the records.
     pub(crate) tx: Option<TxHandle>,
+    pub(crate) replacement: Replacement,
+}
+
+/// The value that takes the place of the one that was prepared for a try.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Replacement(Arc<Mutex<Option<Blob>>>);
+
+impl Replacement {
+    fn set(&self, value: Blob) {
+        // Locked for single changes.
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+    }
+
+    /// Removes the value, if the step has set one.
+    pub(crate) fn take(&self) -> Option<Blob> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The number of a try, and the tries before it.
@@ -109,6 +127,17 @@ impl<S> StepContext<S> {
     #[must_use]
     pub fn prepared<P: DeserializeOwned>(&self) -> Option<P> {
         value::read(self.context.tries.prepared.as_ref()?).ok()
+    }
+
+    /// Replaces the value that was [prepared](crate::StepBuilder::prepare) for this try. It is saved with the
+    /// end of the try, before any pause, and the function that prepares the next one gets it.
+    ///
+    /// # Errors
+    /// [`value::ValueError`] if the value cannot be serialized, or is larger than 16 MiB.
+    pub fn replace_prepared<P: Serialize>(&self, value: &P) -> Result<(), value::ValueError> {
+        let value = value::write(value, hapax_core::codec::MAX_CHECKPOINT)?;
+        self.context.replacement.set(Blob(value));
+        Ok(())
     }
 
     /// Takes the transaction of a step that was defined by

@@ -183,6 +183,7 @@ mod schedule;
 mod stats;
 mod unfinished;
 
+pub use admission::AdmissionDenied;
 pub use call::{StepContext, StepEffect, StepError, UndoError};
 pub use census::{SagaCensus, SagaCensusStep};
 pub use definition::{Saga, SagaBuilder, StepBuilder};

@@ -87,6 +87,8 @@ pub struct Run {
     prepared: Option<usize>,
     /// The pause in which this run found the log. Its saves have none: a process runs the saga.
     continued: Option<Parked>,
+    /// True if a prepared value was replaced since the log was saved.
+    replaced: bool,
     /// Set if the saga is to be parked next.
     parking: Option<Parked>,
     /// The cause for which the saga becomes stuck next, with the step and its direction.
@@ -134,6 +136,7 @@ impl Run {
             calling: None,
             prepared: None,
             continued,
+            replaced: false,
             parking: None,
             fault: None,
         }
@@ -218,6 +221,12 @@ impl Run {
         log
     }
 
+    /// Replaces the value that was prepared for the try of a step, whose end comes next.
+    pub fn replace_prepared(&mut self, step: usize, value: Blob) {
+        self.log.steps[step].forward.prepared = Some(value);
+        self.replaced = true;
+    }
+
     /// Ends the run before its next effect is performed, so that another node continues at once: what
     /// was not saved or called is as if it had not begun. The log is then to be saved, and the lease
     /// to be given up.
@@ -244,7 +253,7 @@ impl Run {
     pub fn resume(&mut self, event: RunEvent, now: LogTime, entropy: &dyn Entropy) {
         match (self.pending.take(), event) {
             (Some(Pending::Save(after)), RunEvent::Saved(cancelled)) => {
-                self.unsaved = false;
+                (self.unsaved, self.replaced) = (false, false);
                 self.saved(after, cancelled);
             }
             (Some(Pending::Prepare(step)), RunEvent::Prepared(prepared)) => {

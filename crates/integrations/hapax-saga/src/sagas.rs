@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use self::start::start;
-use crate::admission::Admission;
+use crate::admission::{Admission, AdmissionDenied};
 use crate::definition::{Definition, Saga};
 use crate::error::{SagaStartError, SagasBuildError};
 use crate::handle::{Found, SagaHandle};
@@ -103,11 +103,13 @@ impl SagasBuilder {
 
     /// Decides about each saga that is due here, by its operation id and its input, before it is claimed.
     /// The returned value is a guard: it is dropped when the run of the saga has ended, or was not begun. An
-    /// error postpones the saga by its time, for all processes, and counts no attempt. Starts are always
-    /// admitted.
+    /// error counts no attempt. Starts are always admitted.
     pub fn admission(
         mut self,
-        admit: impl Fn(&OperationId, &[u8]) -> Result<Box<dyn Send>, Duration> + Send + Sync + 'static,
+        admit: impl Fn(&OperationId, &[u8]) -> Result<Box<dyn Send>, AdmissionDenied>
+        + Send
+        + Sync
+        + 'static,
     ) -> Self {
         self.admission = Some(Admission::new(admit));
         self
@@ -404,7 +406,8 @@ impl Sagas {
             let admitted = admission.map(|it| it.admit(&key.operation, &note.input.0)).transpose();
             let admitted = match admitted {
                 Ok(admitted) => admitted,
-                Err(pause) => {
+                Err(AdmissionDenied::LeftAlone(pause)) if node.aside.set(key, pause) => continue,
+                Err(AdmissionDenied::LeftAlone(pause) | AdmissionDenied::Postponed(pause)) => {
                     let node = Arc::clone(node);
                     denied.spawn(async move { node.postpone(&saga, pause).await });
                     continue;

@@ -23,6 +23,9 @@ use crate::keys;
 /// Time for requests under way when the program ends.
 const DRAIN: Duration = Duration::from_secs(1);
 
+/// The largest body of a response that the journal has.
+const MAX_STORED: usize = 1 << 20;
+
 /// First and longest interval at which `resume` checks whether all operations have a response or have stopped.
 const LOOK: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
@@ -76,7 +79,7 @@ async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
     };
     let origin = origin(&url)?;
     let client = open(&journal).await?.server(origin, server.declaration());
-    let client = build(with_credentials(client, &server)?).await?;
+    let client = build(with_credentials(client, &server, &header)?).await?;
     let mut request = client.request(method, url).operation(&*name).body(body);
     if json.is_some() && !header.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
         request = request.header("content-type", "application/json");
@@ -111,10 +114,7 @@ fn answered(end: Result<Sent, SendError>, progress: &str) -> Result<ExitCode, Cl
     match output.write_all(&sent.response.body).and_then(|()| output.flush()) {
         // A reader that has gone needs no more: the exit code reports the status as well.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            let text = format!(
-                "expected to write the response to standard output, found {error}: it is in the journal; run the same command again"
-            );
-            return Err(CliError::exit(74, "output", text));
+            return Err(unprinted(&sent, &error));
         }
         _ => {}
     }
@@ -126,6 +126,33 @@ fn answered(end: Result<Sent, SendError>, progress: &str) -> Result<ExitCode, Cl
         sent.response.status
     );
     Err(CliError::exit(22, "answered", text))
+}
+
+/// Returns the error of a response that could not be printed.
+fn unprinted(sent: &Sent, error: &std::io::Error) -> CliError {
+    let then = if sent.stored {
+        "it is in the journal; run the same command again"
+    } else if sent.response.body.len() > MAX_STORED {
+        "with more than 1 MiB it is not in the journal; look the result up at the server"
+    } else {
+        "it is not in the journal, because the server executed nothing; run the same command again, which sends again"
+    };
+    let text = format!("expected to write the response to standard output, found {error}: {then}");
+    CliError::exit(74, "output", text)
+}
+
+/// Prints the text of a command.
+fn print(text: &str) -> Result<(), CliError> {
+    let mut output = std::io::stdout().lock();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let text = format!(
+                "expected to write to standard output, found {error}: correct that, and run the command again"
+            );
+            Err(CliError::exit(74, "output", text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the error of a call whose time to wait is over.
@@ -175,10 +202,10 @@ async fn list(
         false => client.finished().await.map_err(|error| failure(&error))?,
     };
     client.close(DRAIN).await;
-    keys::print(&match as_json {
+    print(&match as_json {
         true => keys::json(&listed_json(&pending, &finished))?,
         false => listed(&pending, &finished),
-    });
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -189,13 +216,19 @@ async fn resume(
     wait: Duration,
     as_json: bool,
 ) -> Result<ExitCode, CliError> {
+    if let ([_, _, ..], [_, ..]) = (origins, &server.header_env[..]) {
+        return Err(CliError::usage(
+            "expected one --origin with --header-env, found more: each of these servers would get the header; run the command once for each",
+        ));
+    }
     let mut client = open(journal).await?;
     for url in origins {
         client = client.server(origin(url)?, server.declaration());
     }
-    let client = build(with_credentials(client, server)?).await?;
+    let client = build(with_credentials(client, server, &[])?).await?;
     let until = Instant::now() + wait;
-    client.resume().await.map_err(|error| failure(&error))?;
+    // One that could not be continued does not keep the others from it.
+    let failed = client.resume().await.err();
     let [mut pause, longest] = LOOK;
     let left = loop {
         let begun = Instant::now();
@@ -211,10 +244,13 @@ async fn resume(
         pause = (pause * 2).min(longest);
     };
     client.close(DRAIN).await;
-    keys::print(&match as_json {
+    print(&match as_json {
         true => keys::json(&listed_json(&left, &[]))?,
         false => listed(&left, &[]),
-    });
+    })?;
+    if let Some(error) = failed {
+        return Err(failure(&error));
+    }
     // Of these nothing was sent, or they are under way: the next call continues them.
     let continues = |it: &PendingOperation| match &it.state {
         PendingState::Stopped { reason, .. } => reason == "exhausted" && !it.may_have_happened,
@@ -256,8 +292,8 @@ async fn end(
         }
     };
     match ended {
-        Ok(true) if as_json => keys::print(&keys::json(&json!({ key: name }))?),
-        Ok(true) => keys::print(text),
+        Ok(true) if as_json => print(&keys::json(&json!({ key: name }))?)?,
+        Ok(true) => print(text)?,
         Ok(false) => {
             let wanted = match part {
                 EndOf::Tries => "an operation of this name without a response",
@@ -292,8 +328,12 @@ async fn build(client: ClientBuilder) -> Result<Client, CliError> {
     })
 }
 
-/// Reads the headers whose values are in the environment.
-fn with_credentials(client: ClientBuilder, args: &ServerArgs) -> Result<ClientBuilder, CliError> {
+/// Reads the headers whose values are in the environment. Those of the request are `stored`.
+fn with_credentials(
+    client: ClientBuilder,
+    args: &ServerArgs,
+    stored: &[(String, String)],
+) -> Result<ClientBuilder, CliError> {
     let client = match &args.ca {
         Some(ca) => client.root_certificates(ca),
         None => client,
@@ -303,6 +343,12 @@ fn with_credentials(client: ClientBuilder, args: &ServerArgs) -> Result<ClientBu
     }
     let mut credentials = Credentials::new();
     for (name, variable) in &args.header_env {
+        let is_stored = stored.iter().any(|(stored, _)| stored.eq_ignore_ascii_case(name.as_str()));
+        if is_stored || *name == args.key_header {
+            return Err(CliError::usage(format!(
+                "--header-env: expected a header that is neither in --header nor that of the key, found {name}: remove one of them"
+            )));
+        }
         let value = std::env::var(variable).map_err(|_| {
             CliError::usage(format!(
                 "--header-env: expected a value in the variable {variable}, found none: export it"

@@ -88,7 +88,7 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
 
 /// Returns whether `--json` is the body of a request.
 fn has_json_body(words: &[OsString]) -> bool {
-    let commands = ["list", "resume", "forget"].map(OsString::from);
+    let commands = ["list", "resume", "acknowledge", "forget"].map(OsString::from);
     let [first, second, ..] = words else { return false };
     first == "call" && !commands.contains(second)
 }

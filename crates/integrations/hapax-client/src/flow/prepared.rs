@@ -9,7 +9,7 @@ use hapax_saga::log::{Blob, Log};
 use hapax_saga::{StepContext, StepError, StuckReason};
 use serde::{Deserialize, Serialize};
 
-use super::{ClientState, KEY_CHANGED};
+use super::{ClientState, KEY_CHANGED, stuck};
 use crate::known::Known;
 use crate::server::Server;
 
@@ -35,7 +35,6 @@ pub(super) struct PreparedTry {
 /// arrived, all have had the same, so that the last one is compared. Data that cannot be read are of
 /// another version, and their key may be any.
 pub(super) fn check_key(
-    state: &ClientState,
     at: &StepContext<Arc<ClientState>>,
     server: &Server,
 ) -> Result<Option<(String, Blob)>, StepError<()>> {
@@ -46,9 +45,19 @@ pub(super) fn check_key(
     if at.age().is_some() && !is_same() {
         let text = "expected the key and the key header of a try that may have arrived, found others: declare the server as for that try";
         let reason = StuckReason::Step(KEY_CHANGED.to_owned());
-        return Err(state.stuck(&at.id(), reason, text, false));
+        return Err(stuck(at, reason, text, false));
     }
     Ok(key)
+}
+
+/// Saves data of the responses so far with the end of this try.
+pub(crate) fn keep_known(at: &StepContext<Arc<ClientState>>, known: &Known) {
+    let Some(before) = at.prepared::<PreparedTry>() else { return };
+    if before.known != *known {
+        let prepared = PreparedTry { known: known.clone(), ..before };
+        // It was written before, with other data.
+        let _ = at.replace_prepared(&prepared);
+    }
 }
 
 /// Returns whether the last try of an operation had no key.

@@ -39,12 +39,37 @@ async fn a_try_whose_callers_have_left_returns_its_permit_when_the_journal_fails
     began.notified().await;
     assert_eq!(host.admission.free(), free - 1, "the try that is prepared has one");
     // The caller looks, finds the journal failing, and leaves; then the try cannot be saved.
-    store.fail();
+    store.fail(true);
     let end = sending.await.unwrap();
     assert!(matches!(end, Err(SendError::Journal(_))), "{end:?}");
     goes_on.notify_one();
     sleep(Duration::from_secs(300)).await;
     assert_eq!(host.admission.free(), free);
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_outlive_a_journal_that_is_away_for_a_moment() {
+    let store = CountedStore::new(Duration::ZERO);
+    let server = Double::new("http://bank.example", Mode::Away);
+    let client = open(&store, &[&server]).await;
+    let mut handles = Vec::new();
+    for number in 0..200 {
+        let post = client.post("http://bank.example/").operation(format!("{number}"));
+        let end = post.wait(Duration::ZERO).send().await;
+        let Err(SendError::Pending(handle)) = end else { panic!("{end:?}") };
+        handles.push(handle);
+    }
+    // Some are tried, some in a pause, some wait for the budget of their server.
+    sleep(Duration::from_secs(20)).await;
+    store.fail(true);
+    sleep(Duration::from_secs(5)).await;
+    store.fail(false);
+    server.set(Mode::Answers);
+    for handle in handles {
+        let sent = handle.wait(Duration::from_secs(600)).await.unwrap();
+        assert_eq!(sent.response.status.as_u16(), 200);
+    }
+    assert_eq!(client.stats().finished, 200);
 }
 
 #[tokio::test(start_paused = true)]

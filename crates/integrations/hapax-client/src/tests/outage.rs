@@ -35,6 +35,19 @@ async fn callers_of_a_silent_server_delay_no_other_and_write_little() {
     assert!(writes <= 20 * 5 + 3 * 1_024, "{writes} writes");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_try_that_ends_by_its_time_is_counted_as_unknown() {
+    let store = CountedStore::new(Duration::ZERO);
+    let server = Double::new("http://slow.example", Mode::Slow);
+    let client = open(&store, &[&server]).await;
+    send(&client, &server, "n".to_owned());
+    sleep(MINUTE / 2).await;
+    server.set(Mode::Answers);
+    sleep(MINUTE).await;
+    let counted = &client.stats().servers[0];
+    assert_eq!((counted.responded, counted.not_sent, counted.unknown), (1, 0, 1));
+}
+
 /// Operations of each second: 1,000 with `HAPAX_CLIENT_RATE=1000`, which takes long in a debug build.
 fn rate() -> u64 {
     let text = std::env::var("HAPAX_CLIENT_RATE");

@@ -79,6 +79,33 @@ async fn a_resume_that_races_a_close_leaves_nothing_that_writes() {
     }
 }
 
+/// What it leaves alone stays due: a process that declares the server would find nothing otherwise.
+#[tokio::test(start_paused = true)]
+async fn a_process_postpones_no_operation_of_a_server_that_it_does_not_declare() {
+    let store = CountedStore::new(Duration::ZERO);
+    let one = Double::new("http://one.example", Mode::Away);
+    let two = Double::new("http://two.example", Mode::Answers);
+    let of_one = open(&store, &[&one]).await;
+    (0..100).for_each(|number| send(&of_one, &one, format!("{number}")));
+    sleep(Duration::from_secs(20)).await;
+    assert!(of_one.close(Duration::from_secs(5)).await);
+    sleep(LEASE).await;
+    let before = store.writes();
+    let of_two = open(&store, &[&two]).await;
+    assert_eq!(of_two.resume().await.unwrap().not_continued, 100);
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(store.writes(), before);
+    // Without a resume of another process, which would make them due.
+    one.set(Mode::Answers);
+    let of_one = open(&store, &[&one]).await;
+    of_one.begin_runner().unwrap();
+    let begin = Instant::now();
+    while one.answered() < 100 {
+        assert!(begin.elapsed() < Duration::from_secs(200), "{} answered", one.answered());
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_operation_of_an_undeclared_server_is_left_to_those_that_declare_it() {
     let store = CountedStore::new(Duration::ZERO);

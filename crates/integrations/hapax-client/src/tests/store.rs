@@ -58,8 +58,8 @@ impl CountedStore {
         Arc::clone(&self.clock)
     }
 
-    pub(super) fn fail(&self) {
-        self.fails.store(true, Ordering::Relaxed);
+    pub(super) fn fail(&self, fails: bool) {
+        self.fails.store(fails, Ordering::Relaxed);
     }
 
     pub(super) fn damage(&self, record: OperationId, entry: OperationId) {

@@ -153,8 +153,31 @@ fn killed_after(before: usize, acts: impl IntoIterator<Item = Act>) -> Vec<Strin
 
 #[test]
 fn an_accepted_operation_whose_process_died_is_accepted_again_under_its_key() {
-    let acts = [accepted("/status/1", 30), accepted("/status/1", 0), shown(200, &[], "settled")];
+    let acts = [Act::Silent, accepted("/status/1", 0), shown(200, &[], "settled")];
     assert_eq!(killed_after(1, acts), ["POST /", "POST /", "GET /status/1"]);
+}
+
+#[tokio::test]
+async fn an_accepted_operation_whose_process_ended_is_read_without_another_request() {
+    let (bank, store) = (Bank::start().await, store());
+    bank.act([accepted("/status/1", 2), shown(200, &[], "settled")]);
+    let open = || {
+        let journal = Journal::over(Arc::clone(&store)).unwrap();
+        // It honors no keys: a second request would be a second effect.
+        let server = Server::without_keys().follows_accepted();
+        Client::open(journal).server(bank.origin(), server).build()
+    };
+    let client = open().await.unwrap();
+    let post = client.post(bank.url("/")).operation("n").wait(Duration::from_millis(1));
+    let end = post.send().await;
+    assert!(matches!(end, Err(SendError::Pending(_))), "{end:?}");
+    bank.wait_for(1).await;
+    assert!(client.close(LONG).await);
+    let client = open().await.unwrap();
+    let sent = client.post(bank.url("/")).operation("n").wait(LONG).send().await.unwrap();
+    assert_eq!(&sent.response.body[..], b"settled");
+    assert_eq!(lines(&bank), ["POST /", "GET /status/1"]);
+    assert_eq!(bank.effects(), [1]);
 }
 
 #[test]

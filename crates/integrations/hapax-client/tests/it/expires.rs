@@ -51,6 +51,27 @@ async fn the_header_of_a_server_with_another_profile_states_nothing() {
     assert_eq!(send(&client, &bank).await.unwrap(), 201);
 }
 
+#[tokio::test]
+async fn a_stated_retention_outlives_a_process_that_ends_before_its_next_try() {
+    let bank = Bank::start().await;
+    // The last age is zero.
+    bank.act([failed(60, 2)]);
+    let store = store();
+    let open = || {
+        let journal = Journal::over(Arc::clone(&store)).unwrap();
+        Client::open(journal).server(bank.origin(), Server::hapax()).build()
+    };
+    let client = open().await.unwrap();
+    let post = client.post(bank.url("/")).operation("n").wait(Duration::from_millis(1));
+    let end = post.send().await;
+    assert!(matches!(end, Err(SendError::Pending(_))), "{end:?}");
+    bank.wait_for(1).await;
+    assert!(client.close(LONG).await);
+    let end = send(&open().await.unwrap(), &bank).await;
+    assert!(matches!(end, Err(SendError::Expired)), "{end:?}");
+    assert_eq!(bank.arrived().len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stated_retention_outlives_the_process_whose_next_try_began() {
     let bank = Bank::start().await;

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::bank::{Act, Bank, answer};
-use crate::world::{client, open};
+use crate::world::{LONG, client, open};
 
 type Content = UnsyncBoxBody<Bytes, std::io::Error>;
 
@@ -121,6 +121,28 @@ async fn a_strict_client_rejects_a_request_of_a_stack_without_an_operation() {
     let client = open(&bank, Server::hapax()).strict().build().await.unwrap();
     let end = rejected(&client, request(&bank, "/", content("x"))).await;
     assert!(matches!(end, SendError::Request(RequestError::NoName)), "{end:?}");
+}
+
+#[tokio::test]
+async fn an_operation_keeps_nothing_that_the_inner_service_has_reserved_for_it() {
+    let bank = Bank::start().await;
+    let strict = open(&bank, Server::hapax()).strict().build().await.unwrap();
+    let client = client(&bank, Server::hapax()).await;
+    for (client, has_operation) in [(client, true), (strict, false)] {
+        let inner = tower::limit::ConcurrencyLimit::new(inner(&Arc::default()), 1);
+        let mut one = OperationLayer::new(client).layer(inner);
+        let mut other = one.clone();
+        let request = match has_operation {
+            true => operation("n", &bank, content("x")),
+            false => request(&bank, "/", content("x")),
+        };
+        let end = one.ready().await.unwrap().call(request).await;
+        assert_eq!(end.is_ok(), has_operation);
+        let ready =
+            tokio::time::timeout(LONG, ServiceExt::<Request<Content>>::ready(&mut other)).await;
+        assert!(ready.expect("it waits for the other clone").is_ok());
+        drop(one);
+    }
 }
 
 #[tokio::test]

@@ -48,4 +48,6 @@ mod sends;
 mod shared;
 mod stats;
 mod storm;
+mod takeovers;
+mod unawaited;
 mod world;

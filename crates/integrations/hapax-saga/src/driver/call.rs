@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tracing::{Instrument, Span};
 
 use super::{Driver, RunEnd};
-use crate::call::{CallContext, CallTries};
+use crate::call::{CallContext, CallTries, Replacement};
 use crate::definition::{Functions, text};
 use crate::log::{Blob, Direction, Log, StepLog, StepOutcome, StuckReason};
 use crate::note::step_key;
@@ -46,10 +46,14 @@ impl Driver {
         let step = &self.run.log().steps[call.step];
         let functions = self.functions(step)?;
         let context = self.context(call);
+        let replacement = context.replacement.clone();
         let argument = step.argument.0.clone();
         let (span, _running) = (self.span("step", call), self.running(call));
         let function = || (functions.call)(context, argument).instrument(span);
         let ended = Self::guard(&self.handle, self.decided, call, function).await?;
+        if let Some(value) = replacement.take() {
+            self.run.replace_prepared(call.step, value);
+        }
         Ok(RunEvent::Called(ended.unwrap_or_else(TryEnd::Unknown)))
     }
 
@@ -214,7 +218,8 @@ impl Driver {
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
         let tries = CallTries::new(step.tries(call.direction), call.number, self.clock.now());
         let (fence, input) = (self.handle.fence(), self.input.clone());
-        CallContext { key, fence, id: self.id, input, tries, tx: None }
+        let (tx, replacement) = (None, Replacement::default());
+        CallContext { key, fence, id: self.id, input, tries, tx, replacement }
     }
 
     /// Calls a function within its timeout, which counts from the decision to call it: from the time

@@ -11,7 +11,7 @@ use hapax_core::{
 use tokio::time::timeout;
 
 use super::{RehearsalFinding, RehearsalFindingKind};
-use crate::call::{CallContext, CallTries};
+use crate::call::{CallContext, CallTries, Replacement};
 use crate::definition::Definition;
 use crate::log::{Blob, Direction, Failure, Log, LogTime, StepLog, StepOutcome, StuckReason};
 use crate::note::{is_pause, step_key};
@@ -278,7 +278,8 @@ impl<'a> Stage<'a> {
         let key = step_key(&self.id, call.direction, &step.name, step.nth);
         let fence = FencingToken::new(BEGIN + u64::from(self.attempt));
         let tries = CallTries::new(step.tries(call.direction), call.number, self.now);
-        CallContext { key, fence, id: self.id, input: self.input.clone(), tries, tx: None }
+        let (input, tx, replacement) = (self.input.clone(), None, Replacement::default());
+        CallContext { key, fence, id: self.id, input, tries, tx, replacement }
     }
 
     fn save(&mut self, run: &Run) {

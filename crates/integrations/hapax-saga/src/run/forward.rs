@@ -51,6 +51,10 @@ impl Run {
         Some(match next(step, terms, now) {
             Next::Try if terms.prepares => self.prepare(at, terms),
             Next::Try => self.begin_try(at, Direction::Forward, now),
+            // What the try has replaced must survive a crash in the pause.
+            Next::Wait(until) if self.replaced && until.since(now) <= self.terms.park_after => {
+                self.save(AfterSave::Continue)
+            }
             Next::Wait(until) => self.wait(until, now),
             Next::Reconcile => self.reconcile(at, Direction::Forward, terms),
             Next::Stuck(reason) => {

@@ -20,6 +20,8 @@ type Call = (Instant, Option<Duration>, Option<String>);
 struct Script {
     prepared: Mutex<Vec<End<String>>>,
     called: Mutex<Vec<End<u32>>>,
+    /// The value by which the next try replaces the prepared one.
+    replacement: Mutex<Option<String>>,
     calls: Mutex<Vec<Call>>,
 }
 
@@ -34,6 +36,9 @@ fn saga(script: &Arc<Script>) -> Saga<u32, u32, String> {
         .again("step", async |at: StepContext<Arc<Script>>, (): ()| {
             assert_eq!(at.input::<u32>().unwrap(), 7);
             at.calls.lock().unwrap().push((Instant::now(), at.age(), at.prepared()));
+            if let Some(value) = at.replacement.lock().unwrap().take() {
+                at.replace_prepared(&value).unwrap();
+            }
             next(&at.called).unwrap_or(Ok(at.number()))
         })
         .prepare(async |at: StepContext<Arc<Script>>, (): ()| {
@@ -73,6 +78,37 @@ async fn each_try_gets_the_value_that_was_prepared_and_saved_with_it() {
     let calls = script.calls.lock().unwrap();
     let prepared: Vec<_> = calls.iter().map(|call| call.2.as_deref()).collect();
     assert_eq!(prepared, [Some("-"), Some("--")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_a_try_replaces_is_saved_before_the_pause_and_the_next_one_gets_it() {
+    let (world, script) = (World::new(), Arc::new(Script::default()));
+    // In memory, so that nothing else saves it.
+    let after = Duration::from_secs(5);
+    *script.called.lock().unwrap() =
+        vec![Err(StepError::RetryAfter { after, source: "busy".into() })];
+    *script.replacement.lock().unwrap() = Some("known".to_owned());
+    let saga = saga(&script);
+    let process = world.process(&saga);
+    let started = process.sagas.start(&saga, &scope(), &key("k"), &7).await.unwrap();
+    let saved = async || {
+        let page = process.sagas.unfinished(&saga, None, NonZeroU32::MAX).await.unwrap();
+        let log = page.sagas[0].0.log.as_ref()?;
+        let prepared = log.steps.first()?.forward.prepared.as_ref()?;
+        hapax_core::value::read::<String>(&prepared.0).ok()
+    };
+    // The clock does not go on meanwhile.
+    let begun = Instant::now();
+    for _ in 0..1_000 {
+        if saved().await.as_deref() == Some("known") {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((saved().await.as_deref(), begun.elapsed()), (Some("known"), Duration::ZERO));
+    assert_eq!(started.outcome().await.unwrap(), 2);
+    let calls = script.calls.lock().unwrap();
+    assert_eq!(calls[1].2.as_deref(), Some("known-"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ error on standard error. Exit codes:
   64  the arguments are invalid
   65  the name, or at the server the key, belongs to another request, which may have happened
   69  the journal is unavailable: run the command again
-  74  the response could not be printed, and is in the journal: run the command again
+  74  the output could not be written: the error says whether the response is in the journal
   75  no response yet: run the command again, or `hapax call resume`
   76  unknown whether it happened, or the key is too old or has changed: see `hapax call list`
   77  the credentials are rejected, or are not those of an earlier try
@@ -64,13 +64,15 @@ pub(super) enum CallCommand {
     ///
     /// Give it the --server, --key-header, --follow-accepted and credentials of the calls. Of an operation that may have arrived
     /// nothing is sent under another declaration, nor with the default, without-keys: it stops with
-    /// key-changed. One that was never sent is sent without a key then. Operations of other servers than those
+    /// key-changed. One that was never sent is sent without a key then. One that the server rejects before it
+    /// executes anything stops with rejected. Operations of other servers than those
     /// in --origin are left as they are. Exit codes: 0 all have a response, 75 some are not finished, 76 all
     /// others have stopped: the list has the reasons.
     Resume {
         #[command(flatten)]
         journal: JournalArgs,
-        /// A server whose operations are continued, like https://api.example.com; may be repeated
+        /// A server whose operations are continued, like https://api.example.com; may be repeated for servers
+        /// with the same declaration, but not with --header-env, whose header each of them would get
         #[arg(long, value_name = "ORIGIN", required = true)]
         origin: Vec<String>,
         #[command(flatten)]
@@ -123,8 +125,8 @@ pub(super) struct SendArgs {
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) server: ServerArgs,
-    /// A header, such as 'x-note: one'. It is stored in the journal, sealed; credentials are rejected; may be
-    /// repeated
+    /// A header, such as 'x-note: one'. It is stored in the journal, sealed, so that authorization and cookie are
+    /// rejected; pass any other secret, such as an API key, by --header-env too; may be repeated
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     pub(super) header: Vec<(String, String)>,
     /// The body, JSON: text, @PATH, or @- for standard input; at most 1 MiB. Sets content-type
@@ -167,13 +169,14 @@ impl JournalArgs {
         if let Some(path) = &self.journal {
             return Ok(path.clone());
         }
+        // The XDG specification ignores a relative path, which would depend on the directory.
         let set =
-            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+            |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = set("XDG_STATE_HOME")
             .or_else(|| set("HOME").map(|home| home.join(".local/state")))
             .ok_or_else(|| {
                 CliError::usage(
-                    "expected --journal, HAPAX_JOURNAL or HOME, found none: set one of them",
+                    "expected --journal, HAPAX_JOURNAL or an absolute HOME, found none: set one of them",
                 )
             })?;
         let folder = state.join("hapax");

@@ -212,6 +212,9 @@ fn exit_codes_say_how_a_call_ended() {
     assert_eq!(script.pay("unauthorized", &[]).0, 77);
     assert_eq!(script.pay("usage", &["--header", "authorization: Bearer t"]).0, 64);
     assert_eq!(script.pay("usage", &["--header-env", "authorization=MISSING"]).0, 64);
+    assert_eq!(script.pay("usage", &["--header-env", "idempotency-key=TOKEN"]).0, 64);
+    let twice = ["--header", "X-Key: a", "--header-env", "x-key=TOKEN"];
+    assert_eq!(script.pay("usage", &twice).0, 64);
     assert_eq!(script.call(&[]).status.code(), Some(64));
     let folder = script.folder.path();
     let url = script.bank.url();
@@ -236,6 +239,51 @@ fn an_answer_that_cannot_be_printed_is_kept() {
     assert_eq!(hapax(&words).stdout(full).status().unwrap().code(), Some(74));
     assert_eq!(script.pay("n", &[]), (0, "paid".to_owned()));
     assert_eq!(script.bank.requests().len(), 1);
+}
+
+#[test]
+fn an_answer_that_is_neither_printed_nor_kept_is_looked_up() {
+    let script = Script::new();
+    let (url, journal) = (script.bank.url(), script.journal());
+    let words = ["call", "--server", "hapax", "POST", &url, "--journal", journal.to_str().unwrap()];
+    for (name, act, then) in [
+        ("large", Act::Large((1 << 20) + 1), "look the result up"),
+        ("rejected", Act::Status(403), "which sends again"),
+    ] {
+        script.bank.act(act);
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = hapax(&[&words[..], &["--name", name]].concat()).stdout(full).output();
+        let output = output.unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(74), "{error}");
+        assert!(error.contains("is not in the journal") && error.contains(then), "{error}");
+    }
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let list =
+        hapax(&["call", "list", "--journal", journal.to_str().unwrap()]).stdout(full).status();
+    assert_eq!(list.unwrap().code(), Some(74));
+}
+
+#[test]
+fn the_default_journal_does_not_depend_on_the_directory() {
+    let script = Script::new();
+    let (home, url) = (script.folder.path().join("home"), script.bank.url());
+    let words = ["call", "--name", "n", "--server", "hapax", "POST", &url];
+    for folder in ["one", "two"] {
+        let folder = script.folder.path().join(folder);
+        std::fs::create_dir(&folder).unwrap();
+        let mut call = hapax(&words);
+        call.current_dir(&folder).env_remove("HAPAX_JOURNAL");
+        call.env("XDG_STATE_HOME", "state").env("HOME", &home);
+        assert_eq!(call.output().unwrap().status.code(), Some(0));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        let mut call = hapax(&words);
+        call.current_dir(&folder).env_remove("HAPAX_JOURNAL");
+        call.env_remove("XDG_STATE_HOME").env("HOME", "home");
+        assert_eq!(call.output().unwrap().status.code(), Some(64));
+    }
+    assert_eq!(script.bank.requests().len(), 1);
+    assert!(home.join(".local/state/hapax/calls.db").exists());
 }
 
 #[test]
@@ -316,6 +364,53 @@ fn a_resume_with_another_declaration_sends_nothing_and_the_right_one_continues()
 }
 
 #[test]
+fn a_resumed_operation_that_is_rejected_unexecuted_is_listed_and_not_lost() {
+    let script = Script::new();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = closed.local_addr().unwrap();
+    drop(closed);
+    let url = format!("http://{address}/payments");
+    let send = ["--name", "invoice-17", "--server", "hapax", "POST", &url, "--wait", "300ms"];
+    let token = ["--header-env", "authorization=TOKEN"];
+    assert_eq!(script.call(&[&send[..], &token].concat()).status.code(), Some(75));
+    assert_eq!(script.list()["pending"][0]["may_have_happened"], false);
+
+    let listen = address.to_string();
+    let more = ["--listen", &listen];
+    let gateway = Gateway::start(script.bank.address, script.folder.path(), &more);
+    let origin = format!("http://{}", gateway.address);
+    let resume = ["resume", "--server", "hapax", "--origin", &origin];
+    for _ in 0..2 {
+        // Without the token, as in a crontab that was not completed.
+        let resumed = script.call(&resume);
+        assert_eq!(resumed.status.code(), Some(76), "{resumed:?}");
+        let printed = String::from_utf8(resumed.stdout).unwrap();
+        assert!(printed.contains("rejected") && printed.contains("invoice-17"), "{printed}");
+        let listed = script.list();
+        assert_eq!(listed["pending"][0]["state"], "rejected");
+        assert_eq!(listed["pending"][0]["may_have_happened"], false);
+    }
+    assert_eq!(script.bank.requests().len(), 0);
+    let resumed = script.call(&[&resume[..], &token].concat());
+    assert_eq!(resumed.status.code(), Some(0), "{resumed:?}");
+    assert_eq!(script.list()["finished"][0]["status"], 201);
+    assert_eq!(script.bank.state.lock().unwrap().executions, 1);
+}
+
+#[test]
+fn a_header_from_the_environment_is_sent_to_one_server_only() {
+    let script = Script::new();
+    let origin = format!("http://{}", script.bank.address);
+    let resume = ["resume", "--origin", &origin, "--origin", "http://127.0.0.1:1"];
+    let refused = script.call(&[&resume[..], &["--header-env", "authorization=TOKEN"]].concat());
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(64), "{error}");
+    assert!(error.contains("one --origin with --header-env") && error.lines().count() == 1);
+    assert!(!script.journal().exists(), "it is refused before anything else");
+    assert_eq!(script.call(&resume).status.code(), Some(0), "without a header both are resumed");
+}
+
+#[test]
 fn an_acknowledged_operation_is_not_sent_again() {
     let script = Script::new();
     let url = script.bank.url();
@@ -329,7 +424,10 @@ fn an_acknowledged_operation_is_not_sent_again() {
     assert_eq!(early.status.code(), Some(1), "it may still be tried");
     assert_eq!(script.call(&send).status.code(), Some(76));
     assert_eq!(script.call(&["acknowledge", "unknown"]).status.code(), Some(0));
-    assert_eq!(script.call(&["acknowledge", "unknown"]).status.code(), Some(1));
+    let none = script.call(&["acknowledge", "unknown", "--json"]);
+    assert_eq!(none.status.code(), Some(1));
+    let error: Value = serde_json::from_slice(&none.stderr).unwrap();
+    assert_eq!(error["code"], "not-found");
     assert_eq!(script.list()["pending"], serde_json::json!([]));
     assert_eq!(script.call(&send).status.code(), Some(76));
     assert_eq!(script.bank.requests().len(), 1);

@@ -16,7 +16,8 @@ use crate::error::{RequestError, SendError};
 use crate::request::MAX_REQUEST;
 use crate::response::ClientResponse;
 
-/// A service behind an [`OperationLayer`](crate::OperationLayer).
+/// A service behind an [`OperationLayer`](crate::OperationLayer). It is ready once the inner service is, since
+/// the next request may be one for it.
 #[derive(Clone, Debug)]
 pub struct OperationService<S> {
     client: Client,
@@ -42,7 +43,7 @@ impl<S> OperationService<S> {
 
 impl<S, Q, B> Service<Request<Q>> for OperationService<S>
 where
-    S: Service<Request<Q>, Response = Response<B>>,
+    S: Service<Request<Q>, Response = Response<B>> + Clone,
     Q: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
     B: Body<Data = Bytes>,
 {
@@ -55,15 +56,20 @@ where
     }
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        match request.extensions().get::<Operation>().cloned() {
-            Some(operation) => {
+        let operation = request.extensions().get::<Operation>().cloned();
+        if operation.is_none() && !self.client.is_strict() {
+            // The service that is ready is called, here and at once.
+            return OperationFuture::inner(self.inner.call(request));
+        }
+        // It is not called: what it has reserved for this call becomes free.
+        self.inner = self.inner.clone();
+        operation.map_or_else(
+            || OperationFuture::rejected(RequestError::NoName),
+            |operation| {
                 let sent = send(self.client.clone(), operation, request);
                 OperationFuture::sending(Box::pin(sent))
-            }
-            None if self.client.is_strict() => OperationFuture::rejected(RequestError::NoName),
-            // The service that is ready is called, here and at once.
-            None => OperationFuture::inner(self.inner.call(request)),
-        }
+            },
+        )
     }
 }
 
