@@ -8,10 +8,10 @@ mod source;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hapax_core::{Idempotency, Store};
-use hapax_gateway::{OpenStore, ServerUrl, StoreOpener, StoreUrl};
+use hapax_core::{Idempotency, MemoryStore, Store};
+use hapax_gateway::{OpenStore, ServerUrl, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
-    Attempts, Consumer, ConsumerLimits, IdRules, Inbox, InboxBuilder, InboxError,
+    Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError,
 };
 use hapax_postgres_messages::PgDeadLetterStore;
 use hapax_webhooks::{RejectedStatuses, WebhookSink};
@@ -34,10 +34,9 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let mut shutdown = Shutdown::new()?;
     // What needs no connection is checked first.
     let limits = &args.limits;
-    let attempts = attempts(limits);
     let broker = broker_url(&args.source)?;
     let plan = SourcePlan::new(&broker.0, &args.source, &args.consumer, limits.lease)?;
-    let service = Service::new(service_sink(&args).await?, limits.max_body, &attempts);
+    let service = Service::new(service_sink(&args).await?, limits.max_body, &attempts(limits));
     let store = store_url(&args)?;
     let database = database_url(&args, &store)?;
     if limits.drain_timeout < limits.timeout {
@@ -48,37 +47,24 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         )));
     }
 
-    let dead_letters = dead_letters(&database).await?;
-    let opener = StoreOpener {
-        secret_file: args.secret_file.clone(),
-        timeout: TIMEOUT,
-        ..StoreOpener::new(store)
-    };
-    let opened =
-        opener.open().await.map_err(|error| CliError::unavailable(format!("--store: {error}")))?;
-    let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>);
-    let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
+    let dead_letters = Arc::new(
+        PgDeadLetterStore::new(&connection(&database, "--database")?).statement_timeout(TIMEOUT),
+    );
+    // The settings of the inbox, with a store in memory.
+    inbox(&args, &engine(Arc::new(MemoryStore::default()))?, &dead_letters, true)?;
+
+    check(&dead_letters).await?;
+    let opened = open(store, &args).await?;
+    let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>)?;
     let source = plan.open(&broker.0).await?;
-    let mut inbox = Inbox::builder(&*args.consumer, engine.clone())
-        // The service has one effect for an id.
-        .reexecute()
-        .lease(limits.lease)
-        .retention(limits.retention)
-        .attempts(attempts)
-        .dead_letters(Arc::new(dead_letters));
-    if !args.ids.is_empty() {
-        inbox = inbox.ids(IdRules::new(args.ids.clone()));
-    }
-    if source.limits().has_order_keys {
-        inbox = inbox.ordered();
-    }
+    let inbox = inbox(&args, &engine, &dead_letters, source.limits().has_order_keys)?;
     let of_consumer = ConsumerLimits {
         handlers: limits.in_flight,
         max_unacknowledged: limits.max_unacknowledged,
         max_unacknowledged_bytes: limits.max_unacknowledged_bytes,
         drain_timeout: limits.drain_timeout,
     };
-    let consumer = Consumer::new(build(inbox)?, source, service.clone(), of_consumer);
+    let consumer = Consumer::new(inbox, source, service.clone(), of_consumer);
     let consumer = consumer.map_err(CliError::usage)?;
     let monitor = ConsumeMonitor { consumer: consumer.monitor(), service };
     let listener = args.admin.bind().await?;
@@ -117,8 +103,45 @@ fn attempts(limits: &LimitArgs) -> Attempts {
     }
 }
 
-/// Builds the inbox; an error names the flag.
-fn build(inbox: InboxBuilder) -> Result<Inbox, CliError> {
+fn engine(store: Arc<dyn Store>) -> Result<Idempotency, CliError> {
+    let engine = Idempotency::builder(store).store_timeout(TIMEOUT).build();
+    engine.map_err(CliError::unavailable)
+}
+
+async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError> {
+    let opener = StoreOpener {
+        secret_file: args.secret_file.clone(),
+        timeout: TIMEOUT,
+        ..StoreOpener::new(store)
+    };
+    opener.open().await.map_err(|error| match error {
+        // They name their flag.
+        StoreOpenError::Secret { .. } => CliError::usage(error),
+        error => CliError::unavailable(format!("--store: {error}")),
+    })
+}
+
+/// Returns the inbox; an error names the flag.
+fn inbox(
+    args: &ConsumeArgs,
+    engine: &Idempotency,
+    dead_letters: &Arc<PgDeadLetterStore>,
+    is_ordered: bool,
+) -> Result<Inbox, CliError> {
+    let limits = &args.limits;
+    let mut inbox = Inbox::builder(&*args.consumer, engine.clone())
+        // The service has one effect for an id.
+        .reexecute()
+        .lease(limits.lease)
+        .retention(limits.retention)
+        .attempts(attempts(limits))
+        .dead_letters(Arc::clone(dead_letters) as Arc<dyn DeadLetterStore>);
+    if !args.ids.is_empty() {
+        inbox = inbox.ids(IdRules::new(args.ids.clone()));
+    }
+    if is_ordered {
+        inbox = inbox.ordered();
+    }
     inbox.build().map_err(|error| {
         let flag = match &error {
             InboxError::Consumer { .. } => "--consumer: ",
@@ -210,11 +233,9 @@ fn shown_to_none(flag: &str, variable: &str, url: &str, is_secret: bool) -> Resu
     Ok(())
 }
 
-/// Returns the store of dead letters, which was found to be usable: later a message whose dead letter
-/// cannot be stored would be held.
-async fn dead_letters(database: &HiddenUrl) -> Result<PgDeadLetterStore, CliError> {
-    let dead_letters =
-        PgDeadLetterStore::new(&connection(database, "--database")?).statement_timeout(TIMEOUT);
+/// Checks that dead letters can be stored: later a message whose dead letter cannot be stored would be
+/// held.
+async fn check(dead_letters: &PgDeadLetterStore) -> Result<(), CliError> {
     let missing = dead_letters.missing_privileges().await.map_err(|error| {
         CliError::unavailable(format!(
             "--database: expected the table of dead letters, found an error: {}: check the URL, and run \
@@ -222,12 +243,12 @@ async fn dead_letters(database: &HiddenUrl) -> Result<PgDeadLetterStore, CliErro
             with_causes(&*error)
         ))
     })?;
-    if !missing.is_empty() {
-        return Err(CliError::unavailable(format!(
-            "--database: expected a role with the privileges of a consumer, found one without {}: run the \
-             SQL of `hapax messages migrations --service-role NAME` there",
-            missing.join(", ")
-        )));
+    if missing.is_empty() {
+        return Ok(());
     }
-    Ok(dead_letters)
+    Err(CliError::unavailable(format!(
+        "--database: expected a role with the privileges of a consumer, found one without {}: run the SQL \
+         of `hapax messages migrations --service-role NAME` there",
+        missing.join(", ")
+    )))
 }

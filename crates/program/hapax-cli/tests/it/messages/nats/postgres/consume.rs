@@ -138,7 +138,7 @@ async fn a_consumer_that_is_killed_at_any_moment_loses_no_message_of_a_failing_s
                 _ => {}
             }
             if number % 40 == 18 {
-                service.reply(&id, &[Reply::Status(422, "0")]);
+                service.reply(&id, &[Reply::Rejected(422)]);
                 rejected.insert(id.clone());
             }
             consume.publish(&id, None, None).await;
@@ -203,7 +203,7 @@ async fn messages_of_an_order_key_are_posted_in_order_by_consumers_that_are_kill
                     ("a", 1) => service.reply(&id, &[Reply::Status(409, "0")]),
                     ("b", 2) => service.reply(&id, &[Reply::Late, Reply::Status(500, "0")]),
                     ("b", 0) => service.reply(&id, &[Reply::Status(503, "0")]),
-                    ("c", _) if number == 5 => service.reply(&id, &[Reply::Status(404, "0")]),
+                    ("c", _) if number == 5 => service.reply(&id, &[Reply::Rejected(404)]),
                     _ => {}
                 }
                 consume.publish(&id, Some(key), None).await;
@@ -221,6 +221,7 @@ async fn messages_of_an_order_key_are_posted_in_order_by_consumers_that_are_kill
     let shown = blocking(|| ok(&["messages", "list", "--database", &url]));
     assert!(shown.contains("found 404 Not Found: no such order"), "{shown}");
 
+    service.reply("c-005", &[]);
     let broker = consume.world.broker.url();
     let redrive = ["messages", "redrive", "--consumer", "invoices", "--reason", "fixed"];
     let at = ["--database", &url, "--store", &url, "--to", &broker];

@@ -23,6 +23,8 @@ pub(super) const SECRET: &str = concat!("whsec", "_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0N
 pub(super) enum Reply {
     /// A status with `Retry-After`, without an effect.
     Status(u16, &'static str),
+    /// A status without an effect, each time until the test has other replies.
+    Rejected(u16),
     /// An effect, and no answer.
     Late,
     /// Neither an effect nor an answer.
@@ -147,7 +149,7 @@ impl Service {
         if self.hit(Moment::Arrived) {
             return pending().await;
         }
-        let reply = self.0.lock().unwrap().replies.get_mut(&id).and_then(VecDeque::pop_front);
+        let reply = self.next_reply(&id);
         if let Some(reply) = reply {
             *self.0.lock().unwrap().given.entry(format!("{reply:?}")).or_default() += 1;
         }
@@ -156,6 +158,10 @@ impl Service {
                 self.hit(Moment::Failed);
                 let status = StatusCode::from_u16(status).unwrap();
                 (status, [("retry-after", retry_after)], "no such order").into_response()
+            }
+            Some(Reply::Rejected(status)) => {
+                self.hit(Moment::Failed);
+                (StatusCode::from_u16(status).unwrap(), "no such order").into_response()
             }
             Some(Reply::Silent) => pending().await,
             Some(Reply::Late) => {
@@ -173,6 +179,16 @@ impl Service {
                 self.hit(Moment::Answered(Duration::ZERO));
                 StatusCode::NO_CONTENT.into_response()
             }
+        }
+    }
+
+    /// Returns the reply to a request, unless the message is accepted.
+    fn next_reply(&self, id: &str) -> Option<Reply> {
+        let state = &mut *self.0.lock().unwrap();
+        let replies = state.replies.get_mut(id)?;
+        match replies.front()? {
+            Reply::Rejected(status) => Some(Reply::Rejected(*status)),
+            _ => replies.pop_front(),
         }
     }
 
