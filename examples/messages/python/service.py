@@ -105,6 +105,11 @@ class Service(BaseHTTPRequestHandler):
         """Logs nothing."""
 
 
+class Server(ThreadingHTTPServer):
+    # Connections that wait: at least --in-flight of `hapax consume`.
+    request_queue_size = 128
+
+
 def main(database, port, secret_file):
     connection = sqlite3.connect(database)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -114,7 +119,7 @@ def main(database, port, secret_file):
         lines = [line.strip() for line in file if line.strip()]
     Service.database = database
     Service.secrets = [base64.b64decode(line.removeprefix("whsec_")) for line in lines]
-    ThreadingHTTPServer(("127.0.0.1", int(port)), Service).serve_forever()
+    Server(("127.0.0.1", int(port)), Service).serve_forever()
 
 
 if __name__ == "__main__":

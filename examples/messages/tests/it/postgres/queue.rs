@@ -45,7 +45,7 @@ impl BrokerFixture for TableBroker {
     type Source = TableQueue;
     type Sink = TableQueue;
 
-    const ACK_TIMEOUT: Option<Duration> = Some(Duration::from_secs(2));
+    const ACK_TIMEOUT: Option<Duration> = Some(Duration::from_secs(1));
     const LARGE: usize = 1 << 20;
     const TOO_LARGE: &'static [usize] = &[(1 << 20) + 1];
     const KEEPS_ORDER: bool = true;

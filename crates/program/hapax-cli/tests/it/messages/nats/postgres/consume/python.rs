@@ -41,7 +41,7 @@ async fn a_service_in_python_and_its_consumer_are_killed_and_each_order_has_one_
     let address = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
     let consume = Consume::start(address).await;
     let file = format!("file:{}", consume.folder.path().join("inbox.db").display());
-    let consume = consume.with(&["--store", &file, "--timeout", "5s"]);
+    let consume = consume.with(&["--store", &file, "--timeout", "5s", "--longest-pause", "500ms"]);
     let (database, port) = (consume.folder.path().join("invoices.db"), address.port().to_string());
     let secret = consume.folder.path().join("signing");
     let arguments = [database.to_str().unwrap(), &port, secret.to_str().unwrap()];
