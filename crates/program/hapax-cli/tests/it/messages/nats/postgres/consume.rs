@@ -109,7 +109,7 @@ async fn a_consumer_that_is_killed_at_any_moment_loses_no_message_of_a_failing_s
     let (socket, address) = Service::bind();
     let consume = Consume::start(address).await;
     let file = format!("file:{}", consume.folder.path().join("inbox.db").display());
-    let consume = consume.with(&["--store", &file, "--timeout", "1s"]);
+    let consume = consume.with(&["--store", &file, "--timeout", "1s", "--longest-pause", "500ms"]);
     let service = &consume.service;
 
     // The service is down.
