@@ -1,4 +1,6 @@
-//! Parts that the examples share.
+//! Parts that the examples share, and an adapter to a broker.
+
+pub mod table_queue;
 
 use http_body_util::{BodyExt, Full};
 use hyper::Request;

@@ -165,7 +165,7 @@ impl Consumer {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read(&self.shared.memory)
+        self.shared.stats()
     }
 
     /// Returns a handle that reads the counters while the consumer runs.
@@ -221,7 +221,7 @@ impl ConsumerMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read(&self.shared.memory)
+        self.shared.stats()
     }
 }
 
@@ -269,6 +269,11 @@ pub(crate) async fn acquire_all(
 }
 
 impl ConsumerState {
+    fn stats(&self) -> ConsumerStats {
+        let stats = self.counters.read(&self.memory);
+        ConsumerStats { store_is_down: !*self.store_is_up.borrow(), ..stats }
+    }
+
     /// Receives messages, each driven by a task. Does not end by itself; a future that is dropped
     /// loses no message, because the broker delivers it again.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
@@ -293,6 +298,7 @@ impl ConsumerState {
                 _ = store.wait_for(|is_up| !is_up), if !is_ordered => continue,
                 received = self.source.receive(max) => received,
             };
+            self.counters.source(received.is_err());
             let received = match received {
                 Ok(received) => received,
                 Err(error) => {

@@ -19,6 +19,11 @@ const PUT: &str =
 
 const REMOVE: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
 
+/// Fails for a table that does not exist.
+const MISSING_PRIVILEGES: &str = "SELECT privilege || ' on hapax_dead_letters'
+    FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+    WHERE NOT has_table_privilege('hapax_dead_letters', privilege)";
+
 /// Reads the rows of one key, by index: the reason of the message's own dead letter, and whether
 /// another one is in front of it.
 const ORDER_KEY: &str = "SELECT own.reason, EXISTS (
@@ -53,6 +58,17 @@ impl PgDeadLetterStore {
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
         self
+    }
+
+    /// Returns the privileges of a consumer that the role of the connection lacks. Call it at start:
+    /// later a message whose dead letter cannot be stored is held.
+    ///
+    /// # Errors
+    /// [`ConnectCause`]: the database is unavailable, or has no table of dead letters.
+    pub async fn missing_privileges(&self) -> Result<Vec<String>, ConnectCause> {
+        let rows = self.run(MISSING_PRIVILEGES, &[]).await?;
+        let privilege = |row: SqlRow| row.into_iter().next().and_then(SqlValue::text);
+        Ok(rows.into_iter().filter_map(privilege).collect())
     }
 
     /// Runs one statement.

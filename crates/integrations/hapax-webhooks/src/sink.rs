@@ -18,11 +18,9 @@ use http::uri::PathAndQuery;
 use http_body_util::BodyExt as _;
 
 pub use self::config::{WebhookSinkBuilder, WebhookSinkError};
+pub use self::response::RejectedStatuses;
 use self::response::ResponseClass;
 use crate::secret::SigningSecrets;
-
-/// Bytes of a response's body that are read. The rest of a longer one is ignored.
-const MAX_RESPONSE: usize = 64 * 1024;
 
 /// Publishes each message as a POST request to one URL, in the form of Standard Webhooks.
 ///
@@ -43,7 +41,7 @@ const MAX_RESPONSE: usize = 64 * 1024;
 /// | 2xx | is acknowledged |
 /// | another status, redirects too | is published again, not before `Retry-After` |
 /// | none in time, or one that breaks off | is published again |
-/// | 413, 422, 431 | is permanently rejected |
+/// | 413, 422, 431, and others of [`RejectedStatuses`] | is permanently rejected |
 ///
 /// Each message under way has a connection, which is reused afterwards: limit their number by
 /// [`RelayLimits::in_flight`](hapax_messages::RelayLimits::in_flight). Dropping the future of a
@@ -63,6 +61,8 @@ pub struct WebhookSink {
     path_and_query: PathAndQuery,
     secrets: Option<SigningSecrets>,
     timeout: Duration,
+    max_response: usize,
+    rejected: RejectedStatuses,
     clock: Arc<dyn Clock>,
 }
 
@@ -88,7 +88,7 @@ impl WebhookSink {
         let exchange = async {
             let response = self.endpoint.send(request).await?;
             let (parts, body) = response.into_parts();
-            let text = read(body).await?;
+            let text = read(body, self.max_response).await?;
             Ok::<_, BodyError>(Response::from_parts(parts, text))
         };
         // Boxed: the state of a connection is large.
@@ -100,7 +100,7 @@ impl WebhookSink {
                 return Err(PublishError::not_acknowledged(text));
             }
         };
-        match ResponseClass::of(response.status()) {
+        match ResponseClass::of(response.status(), self.rejected) {
             ResponseClass::Accepted => Ok(()),
             ResponseClass::Rejected => Err(PublishError::rejected(response::describe(&response))),
             ResponseClass::Retryable => Err(PublishError::NotAcknowledged {
@@ -111,17 +111,18 @@ impl WebhookSink {
     }
 }
 
-/// Reads a body, up to the limit.
-async fn read(mut body: ReceivedBody) -> Result<Bytes, BodyError> {
+/// Reads a body, up to `most` bytes. The rest of a longer one is ignored.
+async fn read(mut body: ReceivedBody, most: usize) -> Result<Bytes, BodyError> {
     let mut text = Vec::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data() {
             text.extend_from_slice(&data);
         }
-        if text.len() >= MAX_RESPONSE {
+        if text.len() >= most {
             break;
         }
     }
+    text.truncate(most);
     Ok(text.into())
 }
 

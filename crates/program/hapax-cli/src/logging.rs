@@ -8,6 +8,22 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::exit::CliError;
 
+/// Formats of the log, as a flag names them.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum FormatArg {
+    Text,
+    Json,
+}
+
+impl From<FormatArg> for LogFormat {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Text => Self::Text,
+            FormatArg::Json => Self::Json,
+        }
+    }
+}
+
 /// Returns the filter of `level`.
 ///
 /// Rejects a bare word that is not a level. `EnvFilter` would take it as a target and drop the

@@ -1,6 +1,8 @@
 //! The program `hapax`.
 
+mod admin;
 mod call;
+mod consume;
 mod doctor;
 mod exit;
 mod gateway;
@@ -9,7 +11,9 @@ mod logging;
 mod messages;
 mod relay;
 mod saga;
+mod shutdown;
 mod store;
+mod webhooks;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -38,6 +42,7 @@ enum Command {
     Store(store::StoreArgs),
     Messages(messages::MessagesArgs),
     Relay(Box<relay::RelayArgs>),
+    Consume(Box<consume::ConsumeArgs>),
     Backup(keys::BackupArgs),
     Restore(keys::RestoreArgs),
     /// Compare four setups under faults: no gateway, and the gateway with each --on-unknown
@@ -77,6 +82,7 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Store(args) => Box::pin(store::run(args)).await,
         Command::Messages(args) => Box::pin(messages::run(args)).await,
         Command::Relay(args) => Box::pin(relay::run(*args)).await,
+        Command::Consume(args) => Box::pin(consume::run(*args)).await,
         Command::Backup(args) => Box::pin(keys::backup(args)).await,
         Command::Restore(args) => keys::restore(&args),
         #[cfg(feature = "demo")]
@@ -97,6 +103,11 @@ fn has_json_body(words: &[OsString]) -> bool {
 /// addresses, or none of this machine.
 fn addr(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected an IP address and a port, like 127.0.0.1:8080")
+}
+
+/// Parses a duration with its unit.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    hapax_gateway::parse_duration(text).map_err(|error| error.to_string())
 }
 
 /// Reports invalid arguments in one line, without the usage.

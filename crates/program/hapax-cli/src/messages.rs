@@ -68,6 +68,13 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the destination to which a message of this origin was published: of
+/// `nats://STREAM/SUBJECT` the subject. Of another origin all of it.
+pub(crate) fn destination(origin: &str) -> &str {
+    let subject = origin.strip_prefix("nats://").and_then(|it| it.split_once('/'));
+    subject.map_or(origin, |(_, subject)| subject)
+}
+
 /// Returns the connection to the database of the flags.
 pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection, CliError> {
     let options: PostgresOptions = url.0.parse().map_err(of(flag))?;

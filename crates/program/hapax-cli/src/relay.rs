@@ -2,8 +2,6 @@
 
 mod sink;
 
-use std::fmt::Write as _;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,23 +10,16 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_core::{Idempotency, Store};
-use hapax_gateway::{ByteSize, LogFormat, StoreOpener, StoreUrl, UrlText};
+use hapax_gateway::{ByteSize, StoreOpener, StoreUrl, UrlText};
 use hapax_messages::{Outbox as _, OutboxError, Relay, RelayLimits, RelayMonitor, RelayStats};
 use hapax_postgres_messages::PgOutbox;
-use http::{Method, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
+use crate::admin::{self, AdminAddr, Metric, Observed};
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
+use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, connection};
-
-/// Time for a request of the operators' listener.
-const REQUEST: Duration = Duration::from_secs(10);
+use crate::shutdown::Shutdown;
 
 /// Age of the oldest message, and of what is known of it, from which on the relay is not ready.
 const LATE: Duration = Duration::from_secs(60);
@@ -64,7 +55,7 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     secret_file: Option<PathBuf>,
     /// Address that serves /metrics, /healthz and /readyz, or off
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin)]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin::admin)]
     admin: AdminAddr,
     /// Largest number of messages that are sent and not acknowledged; to an endpoint, also of
     /// connections [default: 256; to an endpoint 32]
@@ -74,10 +65,10 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     max_buffered_bytes: ByteSize,
     /// Time for the broker or endpoint to acknowledge a message
-    #[arg(long, value_name = "DUR", default_value = "10s", value_parser = duration)]
+    #[arg(long, value_name = "DUR", default_value = "10s", value_parser = crate::duration)]
     publish_timeout: Duration,
     /// Lease of a shard: time after which other relays take over the shards of one that died
-    #[arg(long, value_name = "DUR", default_value = "15s", value_parser = duration)]
+    #[arg(long, value_name = "DUR", default_value = "15s", value_parser = crate::duration)]
     lease: Duration,
     /// The format of the log
     #[arg(long, value_enum, default_value_t = FormatArg::Text)]
@@ -87,37 +78,10 @@ pub(crate) struct RelayArgs {
     log_level: String,
 }
 
-/// Formats of the log.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum FormatArg {
-    Text,
-    Json,
-}
-
-/// The operators' address, or none.
-#[derive(Clone, Copy, Debug)]
-struct AdminAddr(Option<SocketAddr>);
-
-fn admin(text: &str) -> Result<AdminAddr, &'static str> {
-    match text {
-        "off" => Ok(AdminAddr(None)),
-        text => crate::addr(text).map(|addr| AdminAddr(Some(addr))),
-    }
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    hapax_gateway::parse_duration(text).map_err(|error| error.to_string())
-}
-
 /// Runs `hapax relay`.
 pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
-    let format = match args.log_format {
-        FormatArg::Text => LogFormat::Text,
-        FormatArg::Json => LogFormat::Json,
-    };
-    crate::logging::start(format, &args.log_level)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(CliError::unavailable)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(CliError::unavailable)?;
+    crate::logging::start(args.log_format.into(), &args.log_level)?;
+    let mut shutdown = Shutdown::new()?;
     let (sink, in_flight) = sink::open(&args).await?;
     let outbox = PgOutbox::new(&connection(&args.from, "--from")?);
     // An outbox that cannot be read now is a wrong URL, or lacks its tables or privileges.
@@ -179,23 +143,15 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let relay = Relay::new(&identity, Arc::new(outbox), sink, engine.clone(), limits)
         .map_err(CliError::usage)?;
     let monitor = relay.monitor();
-    let listener = match args.admin.0 {
-        Some(addr) => Some(TcpListener::bind(addr).await.map_err(|error| {
-            CliError::unavailable(format!("--admin: cannot listen on {addr}: {error}"))
-        })?),
-        None => None,
-    };
+    let listener = args.admin.bind().await?;
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     tracing::info!(outbox = identity, admin = admin.map(tracing::field::display), "ready");
     if let Some(listener) = listener {
-        tokio::spawn(serve(listener, monitor.clone()));
+        tokio::spawn(admin::serve(listener, monitor.clone()));
     }
     relay
         .run(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+            shutdown.requested().await;
             tracing::info!("shutdown: waiting for messages in flight");
         })
         .await;
@@ -208,49 +164,57 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Serves the operators' listener. It has no contents of messages, and needs no token.
-async fn serve(listener: TcpListener, monitor: RelayMonitor) {
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "the operators' listener did not accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let monitor = monitor.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request: http::Request<Incoming>| {
-                let response = respond(request.method(), request.uri().path(), &monitor);
-                async move { Ok::<_, std::convert::Infallible>(response) }
-            });
-            let mut server = hyper::server::conn::http1::Builder::new();
-            server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false);
-            let _ = tokio::time::timeout(
-                REQUEST,
-                server.serve_connection(TokioIo::new(stream), service),
-            )
-            .await;
-        });
+impl Observed for RelayMonitor {
+    fn metrics(&self) -> Vec<Metric> {
+        let stats = self.stats();
+        vec![
+            Metric::counter(
+                "relay_published_total",
+                "Messages that the broker or endpoint acknowledged.",
+                stats.published as f64,
+            ),
+            Metric::counter(
+                "relay_failures_total",
+                "Times that a message was not acknowledged.",
+                stats.failures as f64,
+            ),
+            Metric::counter(
+                "relay_parked_total",
+                "Messages that became dead letters.",
+                stats.parked as f64,
+            ),
+            Metric::counter("relay_polls_total", "Polls of the outbox.", stats.polls as f64),
+            Metric::gauge(
+                "relay_shards",
+                "Shards that this relay has, of 32.",
+                stats.shards as f64,
+            ),
+            Metric::gauge(
+                "outbox_oldest_seconds",
+                "Age of the oldest message that is not published.",
+                stats.lag.oldest.as_secs_f64(),
+            ),
+            Metric::gauge(
+                "outbox_lag_age_seconds",
+                "Time since the other hapax_outbox_ metrics were read from the database.",
+                stats.lag_age.as_secs_f64(),
+            ),
+            Metric::gauge(
+                "outbox_messages",
+                "Messages that are not published, counted up to 10,000.",
+                stats.lag.messages as f64,
+            ),
+            Metric::gauge(
+                "outbox_blocked_keys",
+                "Order keys with a dead letter; later messages with them wait.",
+                stats.lag.blocked_keys as f64,
+            ),
+        ]
     }
-}
 
-fn respond(method: &Method, path: &str, monitor: &RelayMonitor) -> Response<Full<Bytes>> {
-    let (status, text) = match (method, path) {
-        (&(Method::GET | Method::HEAD), "/metrics") => (StatusCode::OK, metrics(monitor)),
-        (&(Method::GET | Method::HEAD), "/healthz") => (StatusCode::OK, "ok\n".to_owned()),
-        (&(Method::GET | Method::HEAD), "/readyz") => match lateness(&monitor.stats()) {
-            Some(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
-            None => (StatusCode::OK, "ready\n".to_owned()),
-        },
-        _ => (StatusCode::NOT_FOUND, "expected /metrics, /healthz or /readyz\n".to_owned()),
-    };
-    let mut response = Response::new(Full::new(text.into()));
-    *response.status_mut() = status;
-    let text = http::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    response.headers_mut().insert(http::header::CONTENT_TYPE, text);
-    response
+    fn unready(&self) -> Option<String> {
+        lateness(&self.stats())
+    }
 }
 
 /// Returns the reason for which a relay is not ready.
@@ -260,65 +224,6 @@ fn lateness(stats: &RelayStats) -> Option<String> {
     }
     let oldest = stats.lag.oldest;
     (oldest >= LATE).then(|| format!("the oldest message is {} s old\n", oldest.as_secs()))
-}
-
-/// Returns the metrics in the text format of Prometheus.
-fn metrics(monitor: &RelayMonitor) -> String {
-    let stats = monitor.stats();
-    let mut out = String::new();
-    for (name, kind, help, value) in [
-        (
-            "relay_published_total",
-            "counter",
-            "Messages that the broker or endpoint acknowledged.",
-            stats.published as f64,
-        ),
-        (
-            "relay_failures_total",
-            "counter",
-            "Times that a message was not acknowledged.",
-            stats.failures as f64,
-        ),
-        (
-            "relay_parked_total",
-            "counter",
-            "Messages that became dead letters.",
-            stats.parked as f64,
-        ),
-        ("relay_polls_total", "counter", "Polls of the outbox.", stats.polls as f64),
-        ("relay_shards", "gauge", "Shards that this relay has, of 32.", stats.shards as f64),
-        (
-            "outbox_oldest_seconds",
-            "gauge",
-            "Age of the oldest message that is not published.",
-            stats.lag.oldest.as_secs_f64(),
-        ),
-        (
-            "outbox_lag_age_seconds",
-            "gauge",
-            "Time since the other hapax_outbox_ metrics were read from the database.",
-            stats.lag_age.as_secs_f64(),
-        ),
-        (
-            "outbox_messages",
-            "gauge",
-            "Messages that are not published, counted up to 10,000.",
-            stats.lag.messages as f64,
-        ),
-        (
-            "outbox_blocked_keys",
-            "gauge",
-            "Order keys with a dead letter; later messages with them wait.",
-            stats.lag.blocked_keys as f64,
-        ),
-    ] {
-        // Writing to a string does not fail.
-        let _ = write!(
-            out,
-            "# HELP hapax_{name} {help}\n# TYPE hapax_{name} {kind}\nhapax_{name} {value}\n"
-        );
-    }
-    out
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Runs the examples as processes, which are killed in the middle of their work.
+//! Runs the examples as processes, which are killed in the middle of their work, and the adapter's suite.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -7,3 +7,4 @@
 )]
 
 mod nats;
+mod postgres;

@@ -169,7 +169,8 @@ impl BatchMonitor {
     /// Returns the counters so far.
     #[must_use]
     pub fn stats(&self) -> ConsumerStats {
-        self.shared.counters.read(&self.shared.memory)
+        let stats = self.shared.counters.read(&self.shared.memory);
+        ConsumerStats { store_is_down: !*self.shared.database_is_up.borrow(), ..stats }
     }
 }
 
@@ -215,6 +216,7 @@ impl BatchState {
                 _ = database.wait_for(|is_up| !is_up) => continue,
                 received = self.source.receive(max) => received,
             };
+            self.counters.source(received.is_err());
             let received = match received {
                 Ok(received) => received,
                 Err(error) => {

@@ -1,9 +1,11 @@
 //! Counters of a consumer.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use super::memory::{MemoryBudget, MemoryPermit};
 use crate::inbox::{Finish, HoldCause};
@@ -32,6 +34,12 @@ pub struct ConsumerStats {
     pub unacknowledged: u64,
     /// Bytes of these messages.
     pub unacknowledged_bytes: u64,
+    /// Times that the source returned an error.
+    pub source_failures: u64,
+    /// Time since the last of these errors; `None` if there was none, or a message was received since.
+    pub source_failure_age: Option<Duration>,
+    /// Whether the store, or in batch mode the database, is unavailable: nothing is received.
+    pub store_is_down: bool,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +53,8 @@ pub(crate) struct Counters {
     held_by_store: AtomicU64,
     suspects: AtomicU64,
     unacknowledged: Arc<AtomicU64>,
+    source_failures: AtomicU64,
+    source_failed_at: Mutex<Option<Instant>>,
 }
 
 /// The permits of an unacknowledged message, and its part of the counter.
@@ -68,6 +78,15 @@ impl Counters {
         self.unacknowledged.fetch_add(1, Ordering::Relaxed);
         let unacknowledged = Arc::clone(&self.unacknowledged);
         Slot { _permit: permit, _memory: memory, unacknowledged }
+    }
+
+    /// Notes whether the source delivered messages or returned an error.
+    pub(crate) fn source(&self, failed: bool) {
+        if failed {
+            self.source_failures.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut at = self.source_failed_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *at = failed.then(Instant::now);
     }
 
     pub(crate) fn suspect(&self) {
@@ -99,6 +118,7 @@ impl Counters {
 
     pub(crate) fn read(&self, memory: &MemoryBudget) -> ConsumerStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let failed_at = *self.source_failed_at.lock().unwrap_or_else(PoisonError::into_inner);
         ConsumerStats {
             received: read(&self.received),
             handled: read(&self.handled),
@@ -110,6 +130,9 @@ impl Counters {
             suspects: read(&self.suspects),
             unacknowledged: read(&self.unacknowledged),
             unacknowledged_bytes: memory.used() as u64,
+            source_failures: read(&self.source_failures),
+            source_failure_age: failed_at.map(|at| at.elapsed()),
+            store_is_down: false,
         }
     }
 }

@@ -12,7 +12,7 @@ use http::Uri;
 use http::uri::PathAndQuery;
 use tokio::sync::Semaphore;
 
-use super::WebhookSink;
+use super::{RejectedStatuses, WebhookSink};
 use crate::config::SecretError;
 use crate::scheme::SignatureScheme;
 use crate::secret::{MAX_SECRETS, SigningSecrets};
@@ -24,6 +24,8 @@ pub struct WebhookSinkBuilder {
     secrets: Vec<Vec<u8>>,
     roots: Option<PathBuf>,
     timeout: Duration,
+    max_response: usize,
+    rejected: RejectedStatuses,
     clock: Arc<dyn Clock>,
 }
 
@@ -31,9 +33,19 @@ impl WebhookSinkBuilder {
     /// The default of [`timeout`](Self::timeout).
     pub const TIMEOUT: Duration = Duration::from_secs(10);
 
+    /// The default of [`max_response`](Self::max_response), in bytes.
+    pub const MAX_RESPONSE: usize = 64 * 1024;
+
     pub(super) fn new(url: String) -> Self {
-        let timeout = Self::TIMEOUT;
-        Self { url, secrets: Vec::new(), roots: None, timeout, clock: Arc::new(SystemClock) }
+        Self {
+            url,
+            secrets: Vec::new(),
+            roots: None,
+            timeout: Self::TIMEOUT,
+            max_response: Self::MAX_RESPONSE,
+            rejected: RejectedStatuses::default(),
+            clock: Arc::new(SystemClock),
+        }
     }
 
     /// Adds a signing secret of Standard Webhooks: `whsec_` and the base64 of at least 24 bytes.
@@ -56,6 +68,20 @@ impl WebhookSinkBuilder {
         self
     }
 
+    /// Sets the bytes of a response's body that are read; the rest of a longer one is ignored, and its
+    /// connection closed. An error repeats its beginning. Default 64 KiB.
+    pub const fn max_response(mut self, bytes: usize) -> Self {
+        self.max_response = bytes;
+        self
+    }
+
+    /// Sets the statuses by which the endpoint permanently rejects a message. Default: those that are
+    /// about the message.
+    pub const fn rejected(mut self, statuses: RejectedStatuses) -> Self {
+        self.rejected = statuses;
+        self
+    }
+
     /// Sets the clock of the timestamps.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
@@ -68,7 +94,7 @@ impl WebhookSinkBuilder {
     /// [`WebhookSinkError`] names the setting that is not valid; it contains neither the URL nor a
     /// secret.
     pub async fn build(self) -> Result<WebhookSink, WebhookSinkError> {
-        let Self { url, secrets, roots, timeout, clock } = self;
+        let Self { url, secrets, roots, timeout, max_response, rejected, clock } = self;
         let (origin, path_and_query) = parse(&url)?;
         if timeout.is_zero() {
             return Err(WebhookSinkError::Timeout);
@@ -89,10 +115,18 @@ impl WebhookSinkBuilder {
             }
         };
         let connect = ConnectOptions { tls, ..ConnectOptions::default() };
-        // The relay limits the messages in flight.
+        // Relay and consumer limit the messages in flight.
         let endpoint = Upstream::new(origin, timeout, Semaphore::MAX_PERMITS, connect);
         let secrets = (!secrets.is_empty()).then_some(parsed);
-        Ok(WebhookSink { endpoint, path_and_query, secrets, timeout, clock })
+        Ok(WebhookSink {
+            endpoint,
+            path_and_query,
+            secrets,
+            timeout,
+            max_response,
+            rejected,
+            clock,
+        })
     }
 }
 

@@ -10,6 +10,20 @@ use http::{HeaderMap, Response, StatusCode};
 /// Characters of a body that an error repeats.
 const EXCERPT: usize = 200;
 
+/// Statuses of responses by which an endpoint permanently rejects a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum RejectedStatuses {
+    /// 413, 422 and 431, which are about this message. Others are about the endpoint: with a wrong
+    /// URL, secret or certificate, each message of an outbox would become a dead letter. 400 is the
+    /// status of common receivers for a wrong signature, and of Hapax for a request without a scope;
+    /// 415 that for a content type which all messages share.
+    #[default]
+    OfMessage,
+    /// Each 4xx except 408, 409, 425 and 429, which ask for another attempt.
+    ClientErrors,
+}
+
 /// Class of a response, by its status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ResponseClass {
@@ -21,14 +35,12 @@ pub(super) enum ResponseClass {
 }
 
 impl ResponseClass {
-    pub(super) fn of(status: StatusCode) -> Self {
-        match status.as_u16() {
-            200..=299 => Self::Accepted,
-            // Statuses about this message. Others are about the endpoint: with a wrong URL, secret
-            // or certificate, each message of the outbox would become a dead letter. 400 is the
-            // status of common receivers for a wrong signature, and of Hapax for a request without
-            // a scope; 415 that for a content type which all messages share.
-            413 | 422 | 431 => Self::Rejected,
+    pub(super) fn of(status: StatusCode, rejected: RejectedStatuses) -> Self {
+        match (status.as_u16(), rejected) {
+            (200..=299, _) => Self::Accepted,
+            (413 | 422 | 431, _) => Self::Rejected,
+            (408 | 409 | 425 | 429, _) => Self::Retryable,
+            (400..=499, RejectedStatuses::ClientErrors) => Self::Rejected,
             _ => Self::Retryable,
         }
     }
@@ -64,14 +76,20 @@ mod tests {
 
     #[test]
     fn every_status_has_one_class() {
-        let of = |status: u16| ResponseClass::of(StatusCode::from_u16(status).unwrap());
-        for status in 200..1000 {
-            let expected = match status {
-                200..300 => ResponseClass::Accepted,
-                413 | 422 | 431 => ResponseClass::Rejected,
-                _ => ResponseClass::Retryable,
-            };
-            assert_eq!(of(status), expected, "{status}");
+        for rejected in [RejectedStatuses::OfMessage, RejectedStatuses::ClientErrors] {
+            for status in 200..1000 {
+                let expected = match status {
+                    200..300 => ResponseClass::Accepted,
+                    413 | 422 | 431 => ResponseClass::Rejected,
+                    408 | 409 | 425 | 429 => ResponseClass::Retryable,
+                    400..500 if rejected == RejectedStatuses::ClientErrors => {
+                        ResponseClass::Rejected
+                    }
+                    _ => ResponseClass::Retryable,
+                };
+                let found = ResponseClass::of(StatusCode::from_u16(status).unwrap(), rejected);
+                assert_eq!(found, expected, "{status} {rejected:?}");
+            }
         }
     }
 

@@ -13,7 +13,7 @@ use axum::response::IntoResponse;
 use hapax_core::Timestamp;
 use hapax_messages::{MessageId, MessageSink, OutgoingMessage, PublishError};
 use hapax_testkit::ManualClock;
-use hapax_webhooks::{WebhookLayer, WebhookSink, WebhookSinkError};
+use hapax_webhooks::{RejectedStatuses, WebhookLayer, WebhookSink, WebhookSinkError};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
@@ -251,6 +251,26 @@ async fn the_status_decides_about_the_message() {
     assert!(received.iter().all(|it| it.uri == "/hooks?to=shop"), "a redirect was followed");
     // The connection was reused.
     assert!(received.iter().filter(|it| it.peer == received[0].peer).count() > 20);
+}
+
+#[tokio::test]
+async fn a_sink_that_rejects_client_errors_repeats_the_beginning_of_the_response() {
+    let endpoint = Endpoint::default();
+    let url = format!("http://{}/", endpoint.start().await);
+    let builder = WebhookSink::builder(url).rejected(RejectedStatuses::ClientErrors);
+    let sink = builder.max_response(4).build().await.unwrap();
+    for status in [400, 401, 404, 410, 413, 415, 422, 499] {
+        endpoint.answer(status, &[("retry-after", "120")]);
+        let error = sink.publish(&message("m-1")).await.unwrap_err();
+        assert!(matches!(&error, PublishError::Rejected(_)), "{status}: {error}");
+        let text = error.to_string();
+        assert!(text.contains(&status.to_string()) && !text.contains("reason"), "{text}");
+    }
+    for status in [302, 408, 409, 425, 429, 500, 503] {
+        endpoint.answer(status, &[("retry-after", "120")]);
+        let pause = later(sink.publish(&message("m-1")).await);
+        assert_eq!(pause, Some(Duration::from_secs(120)), "{status}");
+    }
 }
 
 /// Reads requests, and answers each with `answer` on a connection of its own.

@@ -129,7 +129,7 @@ pub(super) struct RedriveArgs {
     pub(super) secret_file: Option<PathBuf>,
     /// Time that the consumer may take to handle a message with an order key, before the next is
     /// redriven
-    #[arg(long, value_name = "DUR", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "DUR", default_value = "60s", value_parser = crate::duration)]
     pub(super) wait: std::time::Duration,
     /// The reason, stored with the decision
     #[arg(long, value_name = "TEXT")]
@@ -199,8 +199,4 @@ impl From<ReasonArg> for DeadLetterReason {
             ReasonArg::Unpublishable => Self::Unpublishable,
         }
     }
-}
-
-fn duration(text: &str) -> Result<std::time::Duration, String> {
-    hapax_gateway::parse_duration(text).map_err(|error| error.to_string())
 }

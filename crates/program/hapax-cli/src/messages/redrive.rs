@@ -327,8 +327,7 @@ impl Redrive {
         let contents = contents.ok_or_else(|| gone(&hex))?;
         let number = self.begin(dead_letter).await?;
         let released = self.release(&dead_letter.consumer, &id).await?;
-        let subject = dead_letter.origin.strip_prefix("nats://").and_then(|it| it.split_once('/'));
-        let destination = subject.map_or(dead_letter.origin.as_str(), |(_, subject)| subject);
+        let destination = super::destination(&dead_letter.origin);
         let mut message = OutgoingMessage::new(destination, id, contents.payload);
         message.broker_id = Some(format!("{} redrive {} {number}", message.id, &hex[..12]));
         message.key.clone_from(&dead_letter.order_key);

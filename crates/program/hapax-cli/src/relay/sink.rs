@@ -4,12 +4,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use hapax_messages::{MessageSink, RelayLimits};
-use hapax_webhooks::{WebhookSink, WebhookSinkBuilder, WebhookSinkError};
+use hapax_webhooks::WebhookSink;
 
 use super::RelayArgs;
 use crate::exit::CliError;
-
-const SECRET_FILE: &str = "--signing-secret-file";
+use crate::webhooks::{self, EndpointFiles, SECRET_FILE};
 
 /// Connections to an endpoint of webhooks, unless a flag sets their number.
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(31);
@@ -20,7 +19,15 @@ pub(super) async fn open(
 ) -> Result<(Arc<dyn MessageSink>, NonZeroUsize), CliError> {
     let scheme = args.to.0.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
     match scheme.as_deref() {
-        Some("http" | "https") => Ok((Arc::new(webhooks(args).await?), CONNECTIONS)),
+        Some("http" | "https") => {
+            let builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
+            let files = EndpointFiles {
+                secrets: args.signing_secret_file.as_deref(),
+                roots: args.to_ca.as_deref(),
+            };
+            let sink = webhooks::sink(builder, files, "--publish-timeout").await?;
+            Ok((Arc::new(sink), CONNECTIONS))
+        }
         Some("nats" | "tls") => {
             for (flag, file) in [(SECRET_FILE, &args.signing_secret_file), ("--to-ca", &args.to_ca)]
             {
@@ -39,37 +46,4 @@ pub(super) async fn open(
              another URL",
         )),
     }
-}
-
-async fn webhooks(args: &RelayArgs) -> Result<WebhookSink, CliError> {
-    let mut builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
-    if let Some(file) = &args.signing_secret_file {
-        let path = file.display();
-        let text = tokio::fs::read_to_string(file).await;
-        let text =
-            text.map_err(|error| CliError::usage(format!("{SECRET_FILE}: {path}: {error}")))?;
-        if text.trim().is_empty() {
-            return Err(CliError::usage(format!(
-                "{SECRET_FILE}: {path}: expected a secret, found an empty file"
-            )));
-        }
-        let secrets = text.lines().filter(|line| !line.trim().is_empty());
-        builder = secrets.fold(builder, WebhookSinkBuilder::secret);
-    }
-    if let Some(file) = &args.to_ca {
-        builder = builder.roots(file);
-    }
-    builder.build().await.map_err(|error| {
-        let flag = match error {
-            WebhookSinkError::Secret { .. } | WebhookSinkError::TooManySecrets { .. } => {
-                SECRET_FILE
-            }
-            WebhookSinkError::NoRoots
-            | WebhookSinkError::Roots(_)
-            | WebhookSinkError::RootsWithoutTls => "--to-ca",
-            WebhookSinkError::Timeout => "--publish-timeout",
-            _ => "--to",
-        };
-        CliError::usage(format!("{flag}: {error}"))
-    })
 }

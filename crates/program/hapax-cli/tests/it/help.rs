@@ -34,6 +34,7 @@ fn help_matches_the_golden_file() {
         ("messages-drop", &["messages", "drop", "--help"]),
         ("messages-redrive", &["messages", "redrive", "--help"]),
         ("relay", &["relay", "--help"]),
+        ("consume", &["consume", "--help"]),
         ("backup", &["backup", "--help"]),
         ("restore", &["restore", "--help"]),
         ("demo", &["demo", "--help"]),

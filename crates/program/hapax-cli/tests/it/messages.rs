@@ -1,11 +1,12 @@
-//! `hapax messages` and `hapax relay`, with real servers.
+//! `hapax messages`, `hapax relay` and `hapax consume`, with real servers.
 
+mod consume;
 mod nats;
 mod postgres;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use hapax_testkit::servers::PostgresServer;
@@ -25,13 +26,9 @@ impl RelayProcess {
     fn start(from: &str, to: &str, more: &[&str]) -> Self {
         let arguments = ["relay", "--from", from, "--to", to, "--admin", "127.0.0.1:0"];
         let lease = ["--lease", "2s", "--log-format", "json"];
-        let mut command = hapax(&[&arguments[..], &lease, more].concat());
-        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = log.by_ref().map(Result::unwrap).find(|line| line.contains("\"ready\""));
-        let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
-        std::thread::spawn(move || log.for_each(drop));
-        Self { child, admin: ready["admin"].as_str().unwrap().parse().unwrap() }
+        let command = hapax(&[&arguments[..], &lease, more].concat());
+        let (child, admin) = ready(command);
+        Self { child, admin }
     }
 
     fn kill(mut self) {
@@ -43,6 +40,16 @@ impl RelayProcess {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         self.child.wait().unwrap().code()
     }
+}
+
+/// Starts a process that logs JSON, and waits until it is ready. Returns its operators' address too.
+fn ready(mut command: Command) -> (Child, SocketAddr) {
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+    let ready = log.by_ref().map(Result::unwrap).find(|line| line.contains("\"ready\""));
+    let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
+    std::thread::spawn(move || log.for_each(drop));
+    (child, ready["admin"].as_str().unwrap().parse().unwrap())
 }
 
 /// Returns the script of `hapax messages migrations` without the command of psql at its beginning.

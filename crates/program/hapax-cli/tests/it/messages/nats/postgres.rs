@@ -1,3 +1,4 @@
+mod consume;
 mod order;
 
 use std::collections::BTreeMap;

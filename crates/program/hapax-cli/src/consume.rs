@@ -1,0 +1,254 @@
+//! `hapax consume`.
+
+mod args;
+mod observed;
+mod service;
+mod source;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use hapax_core::{Idempotency, MemoryStore, Store};
+use hapax_gateway::{OpenStore, ServerUrl, StoreOpenError, StoreOpener, StoreUrl};
+use hapax_messages::{
+    Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError,
+};
+use hapax_postgres_messages::PgDeadLetterStore;
+use hapax_webhooks::{RejectedStatuses, WebhookSink};
+
+pub(crate) use self::args::ConsumeArgs;
+use self::args::{LimitArgs, SourceArgs};
+use self::observed::ConsumeMonitor;
+use self::service::Service;
+use self::source::SourcePlan;
+use crate::admin;
+use crate::exit::{CliError, of, with_causes};
+use crate::keys::TIMEOUT;
+use crate::messages::{HiddenUrl, connection};
+use crate::shutdown::Shutdown;
+use crate::webhooks::{self, EndpointFiles};
+
+/// Runs `hapax consume`.
+pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
+    crate::logging::start(args.log_format.into(), &args.log_level)?;
+    let mut shutdown = Shutdown::new()?;
+    // What needs no connection is checked first.
+    let limits = &args.limits;
+    let broker = broker_url(&args.source)?;
+    let plan = SourcePlan::new(&broker.0, &args.source, &args.consumer, limits.lease)?;
+    let service = Service::new(service_sink(&args).await?, limits.max_body, &attempts(limits));
+    let store = store_url(&args)?;
+    let database = database_url(&args, &store)?;
+    if limits.drain_timeout < limits.timeout {
+        return Err(CliError::usage(format!(
+            "--drain-timeout: expected at least --timeout, {:?}, so that a shutdown cuts off no request, \
+             found {:?}",
+            limits.timeout, limits.drain_timeout
+        )));
+    }
+
+    let dead_letters = Arc::new(
+        PgDeadLetterStore::new(&connection(&database, "--database")?).statement_timeout(TIMEOUT),
+    );
+    // The settings of the inbox, with a store in memory.
+    inbox(&args, &engine(Arc::new(MemoryStore::default()))?, &dead_letters, true)?;
+
+    check(&dead_letters).await?;
+    let opened = open(store, &args).await?;
+    let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>)?;
+    let source = plan.open(&broker.0).await?;
+    let inbox = inbox(&args, &engine, &dead_letters, source.limits().has_order_keys)?;
+    let of_consumer = ConsumerLimits {
+        handlers: limits.in_flight,
+        max_unacknowledged: limits.max_unacknowledged,
+        max_unacknowledged_bytes: limits.max_unacknowledged_bytes,
+        drain_timeout: limits.drain_timeout,
+    };
+    let consumer = Consumer::new(inbox, source, service.clone(), of_consumer);
+    let consumer = consumer.map_err(CliError::usage)?;
+    let monitor = ConsumeMonitor { consumer: consumer.monitor(), service };
+    let listener = args.admin.bind().await?;
+    let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+    tracing::info!(consumer = args.consumer, admin = admin.map(tracing::field::display), "ready");
+    if let Some(listener) = listener {
+        tokio::spawn(admin::serve(listener, monitor.clone()));
+    }
+    consumer
+        .run(async {
+            shutdown.requested().await;
+            tracing::info!("shutdown: waiting for requests under way");
+        })
+        .await;
+    close(engine, opened, limits).await;
+    let stats = monitor.consumer.stats();
+    tracing::info!(handled = stats.handled, parked = stats.parked, "ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for the writes to the store, and closes it.
+async fn close(engine: Idempotency, opened: OpenStore, limits: &LimitArgs) {
+    if tokio::time::timeout(limits.drain_timeout, engine.drain()).await.is_err() {
+        tracing::warn!("records were not written: their messages are posted again");
+    }
+    opened.close().await;
+}
+
+fn attempts(limits: &LimitArgs) -> Attempts {
+    let usual = Attempts::default();
+    Attempts {
+        max: limits.attempts,
+        max_crashes: limits.crashes,
+        first_pause: usual.first_pause.min(limits.longest_pause),
+        longest_pause: limits.longest_pause,
+    }
+}
+
+fn engine(store: Arc<dyn Store>) -> Result<Idempotency, CliError> {
+    let engine = Idempotency::builder(store).store_timeout(TIMEOUT).build();
+    engine.map_err(CliError::unavailable)
+}
+
+async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError> {
+    let opener = StoreOpener {
+        secret_file: args.secret_file.clone(),
+        timeout: TIMEOUT,
+        ..StoreOpener::new(store)
+    };
+    opener.open().await.map_err(|error| match error {
+        // They name their flag.
+        StoreOpenError::Secret { .. } => CliError::usage(error),
+        error => CliError::unavailable(format!("--store: {error}")),
+    })
+}
+
+/// Returns the inbox; an error names the flag.
+fn inbox(
+    args: &ConsumeArgs,
+    engine: &Idempotency,
+    dead_letters: &Arc<PgDeadLetterStore>,
+    is_ordered: bool,
+) -> Result<Inbox, CliError> {
+    let limits = &args.limits;
+    let mut inbox = Inbox::builder(&*args.consumer, engine.clone())
+        // The service has one effect for an id.
+        .reexecute()
+        .lease(limits.lease)
+        .retention(limits.retention)
+        .attempts(attempts(limits))
+        .dead_letters(Arc::clone(dead_letters) as Arc<dyn DeadLetterStore>);
+    if !args.ids.is_empty() {
+        inbox = inbox.ids(IdRules::new(args.ids.clone()));
+    }
+    if is_ordered {
+        inbox = inbox.ordered();
+    }
+    inbox.build().map_err(|error| {
+        let flag = match &error {
+            InboxError::Consumer { .. } => "--consumer: ",
+            InboxError::Pauses { .. } => {
+                return CliError::usage(format!(
+                    "--longest-pause: expected 1ms to {}d, found another time",
+                    Attempts::MAX_PAUSE.as_secs() / (24 * 60 * 60)
+                ));
+            }
+            InboxError::Policy(_) => "--lease, --retention: ",
+            _ => "",
+        };
+        CliError::usage(format!("{flag}{error}"))
+    })
+}
+
+/// Returns the sink that posts messages.
+async fn service_sink(args: &ConsumeArgs) -> Result<WebhookSink, CliError> {
+    let builder = WebhookSink::builder(&args.to.0)
+        .timeout(args.limits.timeout)
+        .max_response(args.limits.max_response.get())
+        .rejected(RejectedStatuses::ClientErrors);
+    let files = EndpointFiles {
+        secrets: args.signing_secret_file.as_deref(),
+        roots: args.to_ca.as_deref(),
+    };
+    webhooks::sink(builder, files, "--timeout").await
+}
+
+/// Returns the URL of the broker, of a flag or a file.
+fn broker_url(args: &SourceArgs) -> Result<HiddenUrl, CliError> {
+    let Some(file) = &args.from_file else {
+        let Some(url) = &args.from else {
+            return Err(CliError::usage("--from: expected a broker, found none"));
+        };
+        // In a URL of NATS a user without a password is a token.
+        let authority = url.0.split_once("://").and_then(|(_, rest)| rest.split('/').next());
+        let is_secret = authority.is_some_and(|authority| authority.contains('@'));
+        return shown_to_none("--from", "HAPAX_BROKER", &url.0, is_secret).map(|()| url.clone());
+    };
+    let text = std::fs::read_to_string(file);
+    let text =
+        text.map_err(|error| CliError::usage(format!("--from-file: {}: {error}", file.display())))?;
+    Ok(HiddenUrl(text.trim().to_owned()))
+}
+
+/// Returns the store, which outlasts the process.
+fn store_url(args: &ConsumeArgs) -> Result<StoreUrl, CliError> {
+    let url = args.store.clone().read().map_err(of("--store"))?;
+    match &url {
+        StoreUrl::Memory => Err(CliError::usage(
+            "--store: expected a store that outlasts this process, found memory:, after whose end each \
+             message that is delivered again is posted again: name file:PATH or a server",
+        )),
+        StoreUrl::Server(server) => {
+            let is_secret = server.has_password();
+            shown_to_none("--store", "HAPAX_STORE", server.as_str(), is_secret).map(|()| url)
+        }
+        StoreUrl::File(_) => Ok(url),
+    }
+}
+
+/// Returns the database of the dead letters.
+fn database_url(args: &ConsumeArgs, store: &StoreUrl) -> Result<HiddenUrl, CliError> {
+    match (&args.database, store) {
+        (Some(url), _) => {
+            let is_secret = ServerUrl::new(&*url.0).has_password();
+            shown_to_none("--database", "HAPAX_DATABASE", &url.0, is_secret).map(|()| url.clone())
+        }
+        (None, StoreUrl::Server(server)) if !server.is_redis() => {
+            Ok(HiddenUrl(server.as_str().to_owned()))
+        }
+        (None, _) => Err(CliError::usage(
+            "--database: expected a database of the dead letters, found none, and --store is none: add \
+             --database postgres://USER@HOST/DB",
+        )),
+    }
+}
+
+/// Rejects a URL with a secret on the command line, which other users see.
+fn shown_to_none(flag: &str, variable: &str, url: &str, is_secret: bool) -> Result<(), CliError> {
+    let is_shown = || std::env::args_os().any(|word| word.to_string_lossy().contains(url));
+    if is_secret && is_shown() {
+        return Err(CliError::usage(format!(
+            "{flag}: expected a URL without a password or token on the command line, where other users \
+             of this machine see it, found one with it: set {variable} instead"
+        )));
+    }
+    Ok(())
+}
+
+/// Checks that dead letters can be stored: later a message whose dead letter cannot be stored would be
+/// held.
+async fn check(dead_letters: &PgDeadLetterStore) -> Result<(), CliError> {
+    let missing = dead_letters.missing_privileges().await.map_err(|error| {
+        CliError::unavailable(format!(
+            "--database: expected the table of dead letters, found an error: {}: check the URL, and run \
+             the SQL of `hapax messages migrations` there",
+            with_causes(&*error)
+        ))
+    })?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(CliError::unavailable(format!(
+        "--database: expected a role with the privileges of a consumer, found one without {}: run the SQL \
+         of `hapax messages migrations --service-role NAME` there",
+        missing.join(", ")
+    )))
+}

@@ -1,0 +1,194 @@
+//! The flags of `hapax consume`.
+
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use hapax_core::JsonPointers;
+use hapax_gateway::{ByteSize, StoreUrl, UrlText};
+use hapax_messages::IdRule;
+
+use crate::admin::{self, AdminAddr};
+use crate::logging::FormatArg;
+use crate::messages::HiddenUrl;
+
+/// Post the messages of a broker to a service, which accepts each once
+///
+/// Each message is claimed under its id, posted in the form of Standard Webhooks, and acknowledged
+/// after the store has the record that the service accepted it. A duplicate is not posted. If this
+/// process dies, or an answer is lost, the message is posted again under the same webhook-id: the
+/// service checks that id, or is behind `hapax gateway`.
+///
+/// A 2xx accepts the message. After 408, 409, 425, 429, a status that is no 4xx, or no answer, the
+/// message is posted again, not before Retry-After. After another 4xx it becomes a dead letter, and
+/// so does one whose attempts are exhausted: `hapax messages` lists, redrives and drops it. Messages
+/// with one order key are posted in their order; those behind a dead letter become dead letters too.
+#[derive(Debug, Args)]
+#[command(after_long_help = AFTER)]
+pub(crate) struct ConsumeArgs {
+    #[command(flatten)]
+    pub(super) source: SourceArgs,
+    /// The service: http://HOST/PATH or https://HOST/PATH
+    #[arg(long, value_name = "URL")]
+    pub(super) to: HiddenUrl,
+    /// Name of the consumer, at the broker and in records and dead letters: two consumers of a message
+    /// both post it
+    #[arg(long, value_name = "NAME")]
+    pub(super) consumer: String,
+    /// Store of the records of ids: postgres://USER@HOST/DB, redis://HOST or rediss://HOST, the same
+    /// for all processes of the consumer; or file:PATH, for one process
+    #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
+    pub(super) store: UrlText<StoreUrl>,
+    /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
+    #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
+    pub(super) secret_file: Option<PathBuf>,
+    /// The database of the dead letters: postgres://USER@HOST/DB [default: that of --store]
+    #[arg(long, value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
+    pub(super) database: Option<HiddenUrl>,
+    /// File of the signing secrets, one a line, each whsec_ and base64 [default: messages are not
+    /// signed]
+    #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]
+    pub(super) signing_secret_file: Option<PathBuf>,
+    /// The file of the root certificates to trust, in PEM [default: the system's]
+    #[arg(long, value_name = "PATH")]
+    pub(super) to_ca: Option<PathBuf>,
+    /// Rule for the id of a message: header:NAME, cloudevents, json:/POINTER,…, position or
+    /// payload-hash. May be repeated: the first one that applies gives the id [default:
+    /// header:message-id, then cloudevents]
+    #[arg(long = "id", value_name = "RULE", value_parser = id_rule)]
+    pub(super) ids: Vec<IdRule>,
+    #[command(flatten)]
+    pub(super) limits: LimitArgs,
+    /// Address that serves /metrics, /healthz and /readyz, or off
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9095", value_parser = admin::admin)]
+    pub(super) admin: AdminAddr,
+    /// The format of the log
+    #[arg(long, value_enum, default_value_t = FormatArg::Text)]
+    pub(super) log_format: FormatArg,
+    /// The level of the log: error, warn, info, debug, trace, off, or TARGET=LEVEL
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub(super) log_level: String,
+}
+
+const AFTER: &str = "\
+A URL with a password is not accepted on the command line, where other users of the machine see it:
+set HAPAX_BROKER, HAPAX_STORE and HAPAX_DATABASE, or name a file in --from-file.
+
+  hapax consume --from nats://127.0.0.1 --stream ORDERS --consumer invoices \\
+      --store postgres://app@127.0.0.1/orders --to http://127.0.0.1:8000/invoices";
+
+/// The broker, and what is received from it. A flag of one broker is rejected with another one.
+#[derive(Debug, Args)]
+pub(super) struct SourceArgs {
+    /// The broker: nats://HOST or tls://HOST
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "HAPAX_BROKER",
+        hide_env_values = true,
+        required_unless_present = "from_file"
+    )]
+    pub(super) from: Option<HiddenUrl>,
+    /// File of the URL of the broker
+    #[arg(long, value_name = "PATH", conflicts_with = "from")]
+    pub(super) from_file: Option<PathBuf>,
+    /// NATS: the stream. Its durable consumer has the name of --consumer, and is created unless it
+    /// exists
+    #[arg(long, value_name = "NAME")]
+    pub(super) stream: Option<String>,
+    /// NATS: receive only messages of this subject, which may have wildcards. May be repeated. Only for
+    /// a durable consumer that is created [default: all subjects of the stream]
+    #[arg(long = "subject", value_name = "SUBJECT")]
+    pub(super) subjects: Vec<String>,
+    /// NATS: the order key of a message: subject, or header:NAME. The consumer then has one message at
+    /// a time [default: messages have no order]
+    #[arg(long, value_name = "KEY")]
+    pub(super) order_by: Option<String>,
+}
+
+/// The limits.
+#[derive(Debug, Args)]
+pub(super) struct LimitArgs {
+    /// Largest number of requests at a time, each on a connection of its own
+    #[arg(long, value_name = "N", default_value = "16")]
+    pub(super) in_flight: NonZeroUsize,
+    /// Largest number of messages that are received and not acknowledged
+    #[arg(long, value_name = "N", default_value = "256")]
+    pub(super) max_unacknowledged: NonZeroUsize,
+    /// Bytes of these messages from which on none is received; what was received last may exceed them
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
+    pub(super) max_unacknowledged_bytes: NonZeroUsize,
+    /// Largest payload; a message with a larger one becomes a dead letter
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
+    pub(super) max_body: NonZeroUsize,
+    /// Bytes of the body of a response that are read
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = size)]
+    pub(super) max_response: NonZeroUsize,
+    /// Time for the service to answer, from the connection to the end of the response
+    #[arg(long, value_name = "DUR", default_value = "20s", value_parser = crate::duration)]
+    pub(super) timeout: Duration,
+    /// Attempts after which a message that the service does not accept becomes a dead letter: with the
+    /// default pauses two hours on average
+    #[arg(long, value_name = "N", default_value = "60")]
+    pub(super) attempts: NonZeroU32,
+    /// Consecutive attempts in which this process ended, after which a message becomes a dead letter
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub(super) crashes: NonZeroU32,
+    /// Longest pause between two attempts, also of a Retry-After. The first pause is at most 1 s, and
+    /// its bound doubles after each attempt
+    #[arg(long, value_name = "DUR", default_value = "5m", value_parser = crate::duration)]
+    pub(super) longest_pause: Duration,
+    /// Time after which the messages of a process that died are posted by another one. It is also the
+    /// ack_wait of a NATS consumer that is created
+    #[arg(long, value_name = "DUR", default_value = "30s", value_parser = crate::duration)]
+    pub(super) lease: Duration,
+    /// Time for which ids are known after the service accepted their messages, longer than the broker or
+    /// a producer may send a message again
+    #[arg(long, value_name = "DUR", default_value = "30d", value_parser = crate::duration)]
+    pub(super) retention: Duration,
+    /// Time for requests under way to end in a shutdown, at least --timeout
+    #[arg(long, value_name = "DUR", default_value = "25s", value_parser = crate::duration)]
+    pub(super) drain_timeout: Duration,
+}
+
+fn size(text: &str) -> Result<NonZeroUsize, String> {
+    let size: ByteSize = text.parse().map_err(|error| format!("{error}"))?;
+    NonZeroUsize::new(size.0).ok_or_else(|| "expected at least 1B, found 0".to_owned())
+}
+
+/// Parses a rule for ids.
+fn id_rule(text: &str) -> Result<IdRule, String> {
+    let expected = || {
+        "expected header:NAME, cloudevents, json:/POINTER,…, position or payload-hash".to_owned()
+    };
+    match (text, text.split_once(':')) {
+        ("cloudevents", _) => Ok(IdRule::CloudEvents),
+        ("position", _) => Ok(IdRule::Position),
+        ("payload-hash", _) => Ok(IdRule::PayloadHash),
+        (_, Some(("header", name))) if !name.is_empty() => Ok(IdRule::Header(name.to_owned())),
+        (_, Some(("json", pointers))) if !pointers.is_empty() => {
+            let pointers = JsonPointers::new(pointers.split(','));
+            pointers.map(IdRule::JsonPointers).map_err(|error| error.to_string())
+        }
+        _ => Err(expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_for_ids_is_a_header_pointers_or_a_name() {
+        assert_eq!(id_rule("header:x-id"), Ok(IdRule::Header("x-id".to_owned())));
+        assert_eq!(id_rule("cloudevents"), Ok(IdRule::CloudEvents));
+        assert_eq!(id_rule("position"), Ok(IdRule::Position));
+        assert_eq!(id_rule("payload-hash"), Ok(IdRule::PayloadHash));
+        let pointers = JsonPointers::new(["/order", "/line"]).unwrap();
+        assert_eq!(id_rule("json:/order,/line"), Ok(IdRule::JsonPointers(pointers)));
+        for wrong in ["", "header", "header:", "json:", "json:order", "Position", "id"] {
+            assert!(id_rule(wrong).is_err(), "{wrong}");
+        }
+    }
+}

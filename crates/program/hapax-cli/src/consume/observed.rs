@@ -1,0 +1,125 @@
+//! Metrics and health of `hapax consume`.
+
+use std::time::Duration;
+
+use hapax_messages::{ConsumerMonitor, ConsumerStats};
+
+use super::service::Service;
+use crate::admin::{Metric, Observed};
+
+/// Time after which a failure of the service, or of the broker, is of interest: until then its next
+/// attempt may succeed.
+const LATE: Duration = Duration::from_secs(60);
+
+/// A consumer and its service.
+#[derive(Clone, Debug)]
+pub(super) struct ConsumeMonitor {
+    pub(super) consumer: ConsumerMonitor,
+    pub(super) service: Service,
+}
+
+impl Observed for ConsumeMonitor {
+    fn metrics(&self) -> Vec<Metric> {
+        let stats = self.consumer.stats();
+        let failing = self.service.failing_for().unwrap_or_default();
+        let counters = [
+            ("consume_received_total", "Messages that were received.", stats.received),
+            ("consume_handled_total", "Messages that the service accepted.", stats.handled),
+            (
+                "consume_duplicates_total",
+                "Messages that were handled before, and were only acknowledged.",
+                stats.duplicates,
+            ),
+            ("consume_parked_total", "Messages that became dead letters.", stats.parked),
+            (
+                "consume_held_in_flight_total",
+                "Times that a message was held because a duplicate was in flight.",
+                stats.held_in_flight,
+            ),
+            (
+                "consume_held_for_retry_total",
+                "Times that the service did not accept a message, which is posted again.",
+                stats.held_for_retry,
+            ),
+            (
+                "consume_held_by_store_total",
+                "Times that a message was held because the store or the dead letters were unavailable.",
+                stats.held_by_store,
+            ),
+            (
+                "consume_suspects_total",
+                "Messages under way in a process that died, each of which is handled alone.",
+                stats.suspects,
+            ),
+            (
+                "consume_source_failures_total",
+                "Times that the broker returned an error.",
+                stats.source_failures,
+            ),
+        ];
+        let gauges = [
+            (
+                "consume_unacknowledged",
+                "Messages that are received and not acknowledged.",
+                stats.unacknowledged as f64,
+            ),
+            (
+                "consume_unacknowledged_bytes",
+                "Bytes of these messages.",
+                stats.unacknowledged_bytes as f64,
+            ),
+            (
+                "consume_store_down",
+                "1 while the store is unavailable, and nothing is received.",
+                f64::from(u8::from(stats.store_is_down)),
+            ),
+            (
+                "consume_service_failing_seconds",
+                "Time since the first failed attempt after the last accepted message; 0 without one.",
+                failing.as_secs_f64(),
+            ),
+        ];
+        let counters = counters
+            .into_iter()
+            .map(|(name, help, value)| Metric::counter(name, help, value as f64));
+        let gauges = gauges.into_iter().map(|(name, help, value)| Metric::gauge(name, help, value));
+        counters.chain(gauges).collect()
+    }
+
+    fn unready(&self) -> Option<String> {
+        unready(&self.consumer.stats(), self.service.failing_for())
+    }
+}
+
+/// Returns the reason for which a consumer is not ready.
+fn unready(stats: &ConsumerStats, failing_for: Option<Duration>) -> Option<String> {
+    if stats.store_is_down {
+        return Some("the store is unavailable\n".to_owned());
+    }
+    // Each further error comes within this time.
+    if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
+        return Some(format!("the broker returned an error {} s ago\n", age.as_secs()));
+    }
+    let failing = failing_for.filter(|time| *time >= LATE)?;
+    Some(format!("the service has accepted no message for {} s\n", failing.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_consumer_without_store_broker_or_service_is_not_ready() {
+        let of = |stats: &ConsumerStats, failing| unready(stats, failing).unwrap_or_default();
+        let mut stats = ConsumerStats::default();
+        assert_eq!(of(&stats, None), "");
+        assert_eq!(of(&stats, Some(LATE / 2)), "");
+        assert_eq!(of(&stats, Some(LATE)), "the service has accepted no message for 60 s\n");
+        stats.source_failure_age = Some(LATE);
+        assert_eq!(of(&stats, None), "");
+        stats.source_failure_age = Some(LATE / 2);
+        assert_eq!(of(&stats, None), "the broker returned an error 30 s ago\n");
+        stats.store_is_down = true;
+        assert_eq!(of(&stats, None), "the store is unavailable\n");
+    }
+}

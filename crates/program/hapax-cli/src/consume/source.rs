@@ -1,0 +1,113 @@
+//! The source of `hapax consume`, by the scheme of its URL: the one place that knows brokers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_messages::MessageSource;
+use hapax_nats::{NatsOrderKey, NatsSource};
+
+use super::args::SourceArgs;
+use crate::exit::CliError;
+
+/// The schemes of this program, for errors.
+const SCHEMES: &str = "nats://HOST or tls://HOST";
+
+/// A broker and its settings, checked without a connection.
+#[derive(Debug)]
+pub(super) enum SourcePlan {
+    Nats(NatsPlan),
+}
+
+/// Settings of a durable consumer of a stream.
+#[derive(Debug)]
+pub(super) struct NatsPlan {
+    stream: String,
+    durable: String,
+    subjects: Vec<String>,
+    order_key: NatsOrderKey,
+    ack_wait: Duration,
+}
+
+impl SourcePlan {
+    /// Checks the settings of the broker at `url`. `lease` is the time after which the messages of a
+    /// process that died are delivered again.
+    pub(super) fn new(
+        url: &str,
+        args: &SourceArgs,
+        consumer: &str,
+        lease: Duration,
+    ) -> Result<Self, CliError> {
+        let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        match scheme.as_deref() {
+            Some("nats" | "tls") => NatsPlan::new(args, consumer, lease).map(Self::Nats),
+            Some(scheme @ ("amqp" | "amqps" | "kafka")) => Err(CliError::usage(format!(
+                "--from: expected {SCHEMES}, found {scheme}://, of a broker that this program cannot \
+                 receive from"
+            ))),
+            _ => Err(CliError::usage(format!("--from: expected {SCHEMES}, found another URL"))),
+        }
+    }
+
+    /// Connects to the broker at `url`.
+    pub(super) async fn open(self, url: &str) -> Result<Arc<dyn MessageSource>, CliError> {
+        match self {
+            Self::Nats(plan) => Ok(Arc::new(plan.open(url).await?)),
+        }
+    }
+}
+
+impl NatsPlan {
+    fn new(args: &SourceArgs, consumer: &str, lease: Duration) -> Result<Self, CliError> {
+        let Some(stream) = &args.stream else {
+            return Err(CliError::usage(
+                "--stream: expected the stream of a NATS server, found none: add --stream NAME",
+            ));
+        };
+        for (flag, name) in [("--stream", stream.as_str()), ("--consumer", consumer)] {
+            let is_valid = |it: char| it.is_ascii_alphanumeric() || it == '-' || it == '_';
+            if name.is_empty() || !name.chars().all(is_valid) {
+                return Err(CliError::usage(format!(
+                    "{flag}: expected a name of letters, digits, - and _, found another one"
+                )));
+            }
+        }
+        let order_key = match args.order_by.as_deref() {
+            None => NatsOrderKey::None,
+            Some("subject") => NatsOrderKey::Subject,
+            Some(text) => match text.split_once(':') {
+                Some(("header", name)) if !name.is_empty() => NatsOrderKey::Header(name.to_owned()),
+                _ => {
+                    return Err(CliError::usage(
+                        "--order-by: expected subject or header:NAME, found another key",
+                    ));
+                }
+            },
+        };
+        if lease < Duration::from_secs(1) {
+            return Err(CliError::usage(format!(
+                "--lease: expected at least 1s for a NATS server, found {lease:?}"
+            )));
+        }
+        Ok(Self {
+            stream: stream.clone(),
+            durable: consumer.to_owned(),
+            subjects: args.subjects.clone(),
+            order_key,
+            ack_wait: lease,
+        })
+    }
+
+    async fn open(self, url: &str) -> Result<NatsSource, CliError> {
+        let context = hapax_nats::jetstream(url).await;
+        let context = context.map_err(|error| {
+            CliError::unavailable(format!(
+                "--from: expected a NATS server, found an error: {error}"
+            ))
+        })?;
+        let source = NatsSource::builder(context, self.stream, self.durable)
+            .filter_subjects(self.subjects)
+            .ack_wait(self.ack_wait)
+            .order_key(self.order_key);
+        source.start().await.map_err(|error| CliError::unavailable(format!("--from: {error}")))
+    }
+}

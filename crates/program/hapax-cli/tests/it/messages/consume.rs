@@ -1,0 +1,130 @@
+//! `hapax consume` without servers, and its processes.
+
+use std::net::SocketAddr;
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::ready;
+use crate::world::{get_with, hapax, refused};
+
+/// A running `hapax consume`, which is killed when it is dropped.
+pub(super) struct ConsumeProcess {
+    child: Child,
+    pub(super) admin: SocketAddr,
+}
+
+impl ConsumeProcess {
+    /// Starts one with these flags, and waits until it is ready.
+    pub(super) fn start(flags: &[&str]) -> Self {
+        let arguments = ["consume", "--admin", "127.0.0.1:0", "--log-format", "json"];
+        let (child, admin) = ready(hapax(&[&arguments[..], flags].concat()));
+        Self { child, admin }
+    }
+
+    pub(super) fn id(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Waits until it has ended; `None` if a signal ended it.
+    pub(super) fn wait(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        kill_process(self.id(), signal).unwrap();
+    }
+
+    /// Shuts it down.
+    pub(super) fn end(self) {
+        self.signal(Signal::TERM);
+        assert_eq!(self.wait(), Some(0));
+    }
+
+    pub(super) fn metric(&self, name: &str) -> u64 {
+        let text = get_with(self.admin, "/metrics", "").body;
+        let name = format!("hapax_consume_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value.unwrap_or_else(|| panic!("no {name} in\n{text}")).parse().unwrap()
+    }
+}
+
+impl Drop for ConsumeProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (short, of_kafka) = (file("short", "whsec_c2VjcmV0\n"), file("url", "kafka://hidden\n"));
+    let right = [
+        ("--from", "nats://127.0.0.1:1"),
+        ("--stream", "ORDERS"),
+        ("--consumer", "invoices"),
+        ("--to", "http://127.0.0.1:1/hidden"),
+        ("--store", "postgres://127.0.0.1:1/hidden"),
+    ];
+    let without: &str = "";
+    for (changed, expected) in [
+        (
+            &[("--from", "amqp://hidden")][..],
+            "--from: expected nats://HOST or tls://HOST, found amqp://",
+        ),
+        (
+            &[("--from", "kafka://hidden")],
+            "--from: expected nats://HOST or tls://HOST, found kafka://",
+        ),
+        (
+            &[("--from", "http://hidden")],
+            "--from: expected nats://HOST or tls://HOST, found another",
+        ),
+        (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
+        (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),
+        (&[("--from", without)], "--from <URL>"),
+        (&[("--from", without), ("--from-file", &*of_kafka)], "found kafka://"),
+        (&[("--from", without), ("--from-file", "/none")], "--from-file: /none: "),
+        (&[("--stream", without)], "--stream: expected the stream of a NATS server, found none"),
+        (&[("--stream", "a.b")], "--stream: expected a name of letters"),
+        (&[("--consumer", "a b")], "--consumer: expected a name of letters"),
+        (&[("--order-by", "key")], "--order-by: expected subject or header:NAME"),
+        (&[("--to", "nats://hidden")], "--to: expected http://HOST/PATH"),
+        (&[("--to", "https://u:hidden@a")], "--to: expected a URL without user name"),
+        (&[("--store", "memory:")], "--store: expected a store that outlasts this process"),
+        (&[("--store", "mysql://hidden")], "--store: a store is "),
+        (&[("--store", "postgres://u:hidden@a/b")], "set HAPAX_STORE instead"),
+        (&[("--database", "postgres://u:hidden@a/b")], "set HAPAX_DATABASE instead"),
+        (&[("--store", "file:hidden")], "--database: expected a database of the dead letters"),
+        (&[("--store", "redis://hidden")], "--database: expected a database of the dead letters"),
+        (&[("--signing-secret-file", &*short)], "--signing-secret-file: "),
+        (&[("--to-ca", &*short)], "--to-ca: expected https://"),
+        (&[("--id", "order")], "expected header:NAME, cloudevents"),
+        (&[("--in-flight", "0")], "--in-flight"),
+        (&[("--attempts", "0")], "--attempts"),
+        (&[("--max-body", "0B")], "expected at least 1B"),
+        (&[("--max-response", "64")], "--max-response"),
+        (&[("--timeout", "0s")], "--timeout: expected a timeout of at least 1 ms"),
+        (&[("--timeout", "30s")], "--drain-timeout: expected at least --timeout, 30s"),
+        (&[("--lease", "500ms")], "--lease: expected at least 1s"),
+        (&[("--retention", "1s")], "--retention: the retention is shorter than the lease"),
+        (&[("--longest-pause", "8d")], "--longest-pause: expected 1ms to 7d"),
+    ] {
+        let mut flags: Vec<_> = right
+            .into_iter()
+            .filter(|(flag, _)| changed.iter().all(|(it, _)| it != flag))
+            .collect();
+        flags.extend(changed.iter().copied().filter(|(_, value)| *value != without));
+        let words = flags.iter().flat_map(|(flag, value)| [*flag, *value]);
+        let words: Vec<_> = ["consume", "--log-level", "off"].into_iter().chain(words).collect();
+        let (code, line) = refused(&words);
+        assert!(code == 64 && line.contains(expected), "{changed:?}: {code} {line}");
+        assert!(!line.contains("hidden"), "{line}");
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests that need PostgreSQL.
+
+mod queue;
