@@ -79,7 +79,7 @@ async fn a_resume_that_races_a_close_leaves_nothing_that_writes() {
     }
 }
 
-/// What it leaves alone stays due: a process that declares the server would find nothing otherwise.
+/// Its entries stay due: a process that declares the server would find nothing otherwise.
 #[tokio::test(start_paused = true)]
 async fn a_process_postpones_no_operation_of_a_server_that_it_does_not_declare() {
     let store = CountedStore::new(Duration::ZERO);
