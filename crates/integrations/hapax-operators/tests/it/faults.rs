@@ -191,20 +191,20 @@ async fn a_decision_whose_saga_could_not_be_woken_can_be_repeated_and_wakes_it()
 #[tokio::test(start_paused = true)]
 async fn a_decision_that_replaces_an_equal_one_and_got_no_reply_is_found_and_wakes_its_saga() {
     let (service, store) = Service::failing();
-    service.systems.fail("charge");
+    service.systems.fail("notify");
     let (started, mut shown) = service.stuck("k").await;
     let path = format!("/api/sagas/{}", started.id());
     for _ in 0..2 {
         let (status, decided) = service.decide(&shown, "retry", json!({})).await;
         assert_eq!(status, 200, "{decided}");
-        tokio::time::sleep(Duration::from_secs(3600)).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
         shown = service.get(&path).await.1;
         assert_eq!(shown["state"], "stuck", "{shown}");
     }
     store.replies.store(true, Ordering::Relaxed);
     let (decided, ()) = tokio::join!(service.decide(&shown, "retry", json!({})), async {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        service.systems.succeed("charge");
+        service.systems.succeed("notify");
     });
     store.replies.store(false, Ordering::Relaxed);
     assert_eq!(decided.0, 200, "{decided:?}");
