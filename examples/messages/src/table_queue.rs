@@ -53,7 +53,7 @@ const RECEIVE: &str = "UPDATE table_queue SET deliveries = deliveries + 1,
     RETURNING id, message_id, order_key, header_names, header_values, payload,
         (extract(epoch FROM published_at) * 1e6)::bigint AS published_at, deliveries";
 
-/// Of a delivery that is over, because the message was received again, it hides nothing.
+/// Hides the message for longer, unless it was delivered again: then a later delivery holds it.
 const HOLD: &str = "UPDATE table_queue SET hidden_until = clock_timestamp() + $3 * interval '1 ms'
     WHERE id = $1 AND deliveries = $2";
 
@@ -189,7 +189,7 @@ impl MessageSink for TableQueue {
 struct TableDelivery {
     queue: TableQueue,
     id: i64,
-    /// The number of this delivery, by which a later one is told apart.
+    /// The number of this delivery. A later delivery of the message has a greater one.
     deliveries: i64,
     message: Message,
 }

@@ -298,9 +298,8 @@ pub trait DeadLetterStore: fmt::Debug + Send + Sync + 'static {
     /// Returns the state of an order key for a message, at the time of the call. An answer from a cache
     /// breaks the order by key: another process may have parked a message meanwhile.
     ///
-    /// Of the dead letters with the consumer and the key of the query, those are in front of the message
-    /// that were first stored before its own one; all of them, if its own one is not among them. The
-    /// order does not depend on a clock, which may be set back.
+    /// A dead letter of the query's consumer and key blocks the message if it was first stored before the
+    /// message's own dead letter, or if the message has none. The order is that of a counter, not of a clock.
     ///
     /// # Errors
     /// [`DeadLetterError`]; always, from a store that does not find them.

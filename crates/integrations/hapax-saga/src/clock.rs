@@ -14,8 +14,8 @@ use crate::log::LogTime;
 ///
 /// From there the estimate advances by the larger of the times that passed on the monotonic clock and on
 /// the wall clock ([`LeaseHandle::elapsed`]): a key also ages while the machine is suspended. A wall clock that steps
-/// forward makes keys older, and ends pauses and settle times early, as a step of the store's clock does. It
-/// lengthens none: the log has the time at which the end of a pause was set, and no estimate is earlier.
+/// forward makes keys older, and ends pauses and settle times early, as a step of the store's clock does. A pause
+/// that is set after the step may last longer by it: the next run estimates from the store's clock again.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreClock {
     base: LogTime,

@@ -59,9 +59,9 @@
 //! - *That nothing is sent by a task which a step has spawned*, once its call has ended or was given up: a step
 //!   awaits what it starts.
 //! - *A suspended machine whose wall clock is not set afterwards*, such as a virtual machine without a time
-//!   service: leases seem held and keys young. A wall clock that steps forward makes keys older, ends settle
-//!   times early, and gives up calls under way if it steps by more than their timeout. A pause that is set by a
-//!   process whose clock has stepped forward may last longer by the step.
+//!   service: leases seem held and keys young. A wall clock that steps forward makes keys older, ends pauses and
+//!   settle times under way early, and gives up calls under way if it steps by more than their timeout. A pause
+//!   that is set after the step may last longer by it.
 //! - *More than the store promises.* With a record that the store loses, the saga is lost, and the same
 //!   start begins another one.
 //!

@@ -394,9 +394,6 @@ pub struct Log {
     pub stuck: Option<Stuck>,
     /// The decisions of operators.
     pub decisions: Vec<LoggedDecision>,
-    /// Time at which the end of a pause was set last: of a wait for the next try, a sleep or a signal.
-    #[serde(default)]
-    pub paused: Option<LogTime>,
 }
 
 /// The largest log that can be configured, in bytes.
@@ -420,7 +417,6 @@ impl Log {
             parked: None,
             stuck: None,
             decisions: Vec::new(),
-            paused: None,
         }
     }
 
@@ -475,20 +471,14 @@ impl Log {
         self.parked = Some(Parked { until: now, signal: None });
     }
 
-    /// Notes that the end of a pause may be set, which counts from `now`.
-    pub(crate) fn set_paused(&mut self, now: LogTime) {
-        self.paused = self.paused.max(Some(now));
-    }
-
-    /// Returns the latest time that the log has, of those that are not the end of a pause. Each of those was
-    /// set by a clock that showed no later time: else a pause would last longer where a clock is behind.
+    /// Returns the latest time that the log has, of those that are not the end of a pause.
     #[must_use]
     pub(crate) fn latest(&self) -> LogTime {
         let tries = self.steps.iter().flat_map(|step| [&step.forward, &step.undo]);
         let tries = tries.flat_map(|it| [it.since, it.first, it.last, it.checked]).flatten();
         let stuck = self.stuck.iter().map(|stuck| stuck.since);
         let decided = self.decisions.iter().map(|decision| decision.at);
-        tries.chain(stuck).chain(decided).chain(self.paused).fold(self.started, LogTime::max)
+        tries.chain(stuck).chain(decided).fold(self.started, LogTime::max)
     }
 
     /// Returns whether the saga runs forward or is undone.

@@ -180,7 +180,8 @@ fn broker_url(args: &SourceArgs) -> Result<HiddenUrl, CliError> {
         // In a URL of NATS a user without a password is a token.
         let authority = url.0.split_once("://").and_then(|(_, rest)| rest.split('/').next());
         let is_secret = authority.is_some_and(|authority| authority.contains('@'));
-        return shown_to_none("--from", "HAPAX_BROKER", &url.0, is_secret).map(|()| url.clone());
+        return reject_shown_secret("--from", "HAPAX_BROKER", &url.0, is_secret)
+            .map(|()| url.clone());
     };
     let text = std::fs::read_to_string(file);
     let text =
@@ -198,7 +199,7 @@ fn store_url(args: &ConsumeArgs) -> Result<StoreUrl, CliError> {
         )),
         StoreUrl::Server(server) => {
             let is_secret = server.has_password();
-            shown_to_none("--store", "HAPAX_STORE", server.as_str(), is_secret).map(|()| url)
+            reject_shown_secret("--store", "HAPAX_STORE", server.as_str(), is_secret).map(|()| url)
         }
         StoreUrl::File(_) => Ok(url),
     }
@@ -209,20 +210,26 @@ fn database_url(args: &ConsumeArgs, store: &StoreUrl) -> Result<HiddenUrl, CliEr
     match (&args.database, store) {
         (Some(url), _) => {
             let is_secret = ServerUrl::new(&*url.0).has_password();
-            shown_to_none("--database", "HAPAX_DATABASE", &url.0, is_secret).map(|()| url.clone())
+            reject_shown_secret("--database", "HAPAX_DATABASE", &url.0, is_secret)
+                .map(|()| url.clone())
         }
         (None, StoreUrl::Server(server)) if !server.is_redis() => {
             Ok(HiddenUrl(server.as_str().to_owned()))
         }
         (None, _) => Err(CliError::usage(
-            "--database: expected a database of the dead letters, found none, and --store is none: add \
-             --database postgres://USER@HOST/DB",
+            "--database: expected a PostgreSQL database for the dead letters, found none, and --store is \
+             not one: add --database postgres://USER@HOST/DB",
         )),
     }
 }
 
 /// Rejects a URL with a secret on the command line, which other users see.
-fn shown_to_none(flag: &str, variable: &str, url: &str, is_secret: bool) -> Result<(), CliError> {
+fn reject_shown_secret(
+    flag: &str,
+    variable: &str,
+    url: &str,
+    is_secret: bool,
+) -> Result<(), CliError> {
     let is_shown = || std::env::args_os().any(|word| word.to_string_lossy().contains(url));
     if is_secret && is_shown() {
         return Err(CliError::usage(format!(

@@ -89,7 +89,7 @@ async fn a_resumed_operation_that_was_never_sent_and_is_rejected_stays_pending()
         assert_eq!(second.census().await.unwrap().not_sent, 1);
         second.close(LONG).await;
     }
-    // Whoever reads the log finds it by its name.
+    // The event has the name of the operation.
     let event = |line: &&str| line.contains("WARN") && line.contains("name=\"invoice/17\"");
     assert!(log.text().lines().any(|line| event(&line)), "{}", log.text());
 

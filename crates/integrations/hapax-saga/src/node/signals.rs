@@ -46,8 +46,8 @@ impl Node {
     /// The signal belongs to the generation of the record. It outlives the record, but the next saga
     /// under the key has another generation, and does not find it.
     ///
-    /// It runs on a task of its own: a caller that is dropped, such as a handler of HTTP whose client has
-    /// gone, leaves no signal whose saga is not woken.
+    /// It runs on a spawned task: if the future is dropped, for example because an HTTP client disconnects,
+    /// the signal is stored and its saga is woken nevertheless.
     pub(crate) async fn send(
         self: &Arc<Self>,
         saga: &OperationId,

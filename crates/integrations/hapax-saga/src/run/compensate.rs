@@ -69,7 +69,6 @@ impl Run {
         let backoff = self.terms_of(at).map(|terms| terms.undo_retry.backoff);
         self.unsaved = true;
         self.log.crashes = 0;
-        self.log.set_paused(now);
         let step = &mut self.log.steps[at];
         let tries = &mut step.undo;
         tries.unknown();

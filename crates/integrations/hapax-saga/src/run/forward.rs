@@ -157,7 +157,6 @@ impl Run {
     pub(super) fn called(&mut self, at: usize, end: TryEnd, now: LogTime, entropy: &dyn Entropy) {
         self.unsaved = true;
         self.log.crashes = 0;
-        self.log.set_paused(now);
         let limit = self.terms.max_value;
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         let step = &mut self.log.steps[at];
@@ -232,7 +231,6 @@ impl Run {
     ) {
         let backoff = self.terms_of(at).map(|terms| terms.retry.backoff);
         self.unsaved = true;
-        self.log.set_paused(now);
         let limit = self.terms.max_value;
         let step = &mut self.log.steps[at];
         let verdict = match verdict {

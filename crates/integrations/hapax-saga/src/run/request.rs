@@ -95,7 +95,6 @@ impl Run {
         let mut step = StepLog::new(name, *nth, argument.clone());
         if let Some(wait) = wait {
             step.forward.retry_at = Some(now.after(wait.span));
-            self.log.set_paused(now);
         }
         self.log.steps.push(step);
         self.unsaved = true;

@@ -27,7 +27,7 @@ pub(crate) enum StoreCall<'a> {
     Remove,
 }
 
-/// What a hook does to a call: it gets an error and is not made, or is made a moment later.
+/// Fault of a call: an error instead of the call, or a delay before it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     Unavailable,

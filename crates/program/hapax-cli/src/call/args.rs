@@ -215,7 +215,7 @@ pub(super) struct ServerArgs {
     #[arg(long, value_name = "NAME", default_value = "idempotency-key")]
     pub(super) key_header: HeaderName,
     /// A header whose value is in an environment variable, such as authorization=TOKEN with TOKEN='Bearer abc'.
-    /// It is never stored; may be repeated
+    /// Its value is not stored; may be repeated
     #[arg(long, value_name = "NAME=VARIABLE", value_parser = header_env)]
     pub(super) header_env: Vec<(HeaderName, String)>,
     /// A file of the root certificates to trust, in PEM [default: the system's]

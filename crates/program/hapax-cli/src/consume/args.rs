@@ -116,7 +116,7 @@ pub(super) struct LimitArgs {
     /// Largest number of messages that are received and not acknowledged
     #[arg(long, value_name = "N", default_value = "256")]
     pub(super) max_unacknowledged: NonZeroUsize,
-    /// Bytes of these messages from which on none is received; what was received last may exceed them
+    /// Total size of these messages at which no more are received. The last ones received may exceed it
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     pub(super) max_unacknowledged_bytes: NonZeroUsize,
     /// Largest payload; a message with a larger one becomes a dead letter

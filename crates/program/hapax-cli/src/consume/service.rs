@@ -60,10 +60,10 @@ impl Service {
     /// Posts a message. Dropping the future closes the connection, as a crash does: the service may
     /// have accepted the message, and its claim lapses.
     async fn post(self, execution: MessageExecution) -> Result<(), MessageFailure> {
-        let (found, most) = (execution.message().payload.len(), self.shared.max_body);
-        if found > most.get() {
+        let (found, max) = (execution.message().payload.len(), self.shared.max_body);
+        if found > max.get() {
             return Err(MessageFailure::reject(format!(
-                "expected a payload of at most {most} bytes, found {found}: set a larger --max-body, and \
+                "expected a payload of at most {max} bytes, found {found}: set a larger --max-body, and \
                  redrive the message"
             )));
         }

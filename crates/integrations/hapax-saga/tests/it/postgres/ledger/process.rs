@@ -212,7 +212,7 @@ impl Process {
             self.sagas.start_in(&*self.store, &mut *tx, &self.saga, key, &input).await.unwrap();
         }
         self.kill.point("before the caller's COMMIT").await;
-        // Without a reply, nobody knows.
+        // Without a reply the transaction may be committed or not.
         let _ = tx.commit().await;
         self.kill.point("after the caller's COMMIT").await;
     }
