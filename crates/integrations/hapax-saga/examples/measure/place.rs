@@ -7,7 +7,9 @@ use hapax_core::Store;
 use hapax_file::{FileOptions, FileStore};
 use hapax_postgres::{PostgresOptions, PostgresStore};
 use hapax_redis::{RedisOptions, RedisStore};
-use hapax_testkit::servers::{PostgresServer, PostgresServerOptions, RedisServer};
+use hapax_testkit::servers::{
+    PostgresServer, PostgresServerOptions, RedisServer, RedisServerOptions,
+};
 
 use crate::Outcome;
 
@@ -41,7 +43,11 @@ impl Place {
                 let store = Arc::new(FileStore::open(options)?);
                 ("file", Server::File { store, _folder: folder })
             }
-            "redis" => ("redis", Server::Redis(RedisServer::start().await)),
+            "redis" => {
+                // A rewrite of the log takes a core for seconds, in some rounds only.
+                let options = RedisServerOptions::new().set("auto-aof-rewrite-percentage", "0");
+                ("redis", Server::Redis(RedisServer::start_with(options).await))
+            }
             "postgres" => {
                 let options = PostgresServerOptions::new()
                     .set("fsync", "on")

@@ -8,9 +8,10 @@
 --   due:QUEUE   sorted set: members, each with the time at which it is due as its score
 -- A member is the operation id and the entry id: 48 bytes.
 --
--- A script that fails is not rolled back. So types are checked first. The hash decides whether an entry
--- exists: insertion writes it last, and removal after the other keys. A member that is not in the
--- hash was left behind by a script that failed: reads pass over it and remove it.
+-- A script that fails is not rolled back. The hash decides whether an entry exists: insertion writes it
+-- last, and removal after the other keys. An insertion that fails removes the members that it added, and
+-- a removal checks types first. A member that is not in the hash was left behind by a script that failed:
+-- reads pass over it and remove it.
 --
 -- Errors have the codes of swap.lua. A reply begins with its first key or with the member, so that a
 -- reply to another request is detected.

@@ -14,12 +14,6 @@ local found, failed = call('HEXISTS', KEYS[1], member)
 if failed then
   return failed
 end
-for _, key in ipairs({KEYS[2], KEYS[3], KEYS[4]}) do
-  _, failed = call('ZCARD', key)
-  if failed then
-    return failed
-  end
-end
 if found == 1 then
   return {'S', member}
 end
@@ -39,7 +33,7 @@ for _, write in ipairs({
 }) do
   _, failed = call(unpack(write))
   if failed then
-    -- Servers reject the first write or none, unless the permissions are for some commands only.
+    -- A key has another type, or the permissions are for some commands only.
     redis.pcall('ZREM', KEYS[4], member)
     redis.pcall('ZREM', KEYS[2], member)
     return failed
