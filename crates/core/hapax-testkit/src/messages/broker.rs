@@ -239,8 +239,12 @@ impl Delivery for MemoryDelivery {
             if state.epoch == self.epoch && state.delivered.remove(&self.number).is_some() {
                 state.acknowledgements += 1;
             }
+            let is_empty = state.waiting.is_empty() && state.delivered.is_empty();
             drop(state);
-            self.shared.changed.notify_waiters();
+            // Others await new messages.
+            if is_empty {
+                self.shared.changed.notify_waiters();
+            }
             Ok(())
         })
     }
