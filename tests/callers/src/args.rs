@@ -45,9 +45,9 @@ pub struct CallsOptions {
     pub hapax: PathBuf,
     /// The server.
     pub kind: ServerKind,
-    /// CallsStore of the gateway's records.
+    /// Store of the gateway's records.
     pub records: CallsStore,
-    /// CallsStore of the journals. In files, each client has its own, and a share of the operations; on
+    /// Store of the journals. In files, each client has its own, and a share of the operations; on
     /// PostgreSQL they share one, and each of them sends all operations.
     pub journal: CallsStore,
     /// Number of operations.

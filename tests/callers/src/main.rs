@@ -31,10 +31,10 @@ struct RunArgs {
     /// The server of the clients
     #[arg(long, default_value = "hapax")]
     kind: ServerKind,
-    /// CallsStore of the gateway's records
+    /// Store of the gateway's records
     #[arg(long, default_value = "file")]
     records: CallsStore,
-    /// CallsStore of the journals
+    /// Store of the journals
     #[arg(long, default_value = "file")]
     journal: CallsStore,
     /// Operations
