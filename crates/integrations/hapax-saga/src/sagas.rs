@@ -259,7 +259,7 @@ impl Sagas {
     }
 
     /// Returns the saga that was started under a key; `None` if there is none, its outcome has expired, or
-    /// it was started in a [transaction](Self::start_in) and no process has claimed it yet.
+    /// it was started in a [transaction](Self::start_in) and no process has begun it yet.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -270,7 +270,11 @@ impl Sagas {
         key: &Key,
     ) -> Result<Option<SagaHandle<O, E>>, StoreError> {
         let id = self.id(saga, scope, key);
-        let exists = self.record(&id).await?.is_some();
+        // A process that cannot replace the entry of a transactional start releases a record without a
+        // log, and claims it again: until then the saga has not begun.
+        let begun =
+            |it: &Record| it.checkpoint.is_some() || matches!(it.state, RecordState::Done(_));
+        let exists = self.record(&id).await?.as_ref().is_some_and(begun);
         let node = Arc::clone(&self.node);
         let found = Found::Unfinished;
         Ok(exists.then_some(SagaHandle { node, id, found, types: PhantomData }))
