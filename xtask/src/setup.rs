@@ -9,6 +9,7 @@ use crate::test::target;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Part {
     Nats,
+    Rabbitmq,
     Redis,
     Postgres,
     Pypi,
@@ -61,8 +62,9 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 13] = [
+const NEEDS: [Need; 14] = [
     Need { what: "nats", package: "nats-server", is_there: || on_path("nats-server") },
+    Need { what: "rabbitmq", package: "rabbitmq-server", is_there: || on_path("rabbitmq-server") },
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
     Need { what: "postgres", package: "postgresql", is_there: postgres_is_there },
     Need { what: "postgres", package: "pgbouncer", is_there: || on_path("pgbouncer") },
@@ -111,9 +113,13 @@ fn packages(skip: &Skip) -> Outcome {
     apt_get(
         &["install", "-y", "--no-install-recommends"]
             .into_iter()
-            .chain(packages)
+            .chain(packages.iter().copied())
             .collect::<Vec<_>>(),
     )?;
+    if packages.contains(&"rabbitmq-server") && on_path("systemctl") {
+        // Tests start their own nodes. Its service would keep a hundred megabytes, and a port.
+        Run::new("systemctl").args(["disable", "--now", "rabbitmq-server"]).succeeds();
+    }
     match missing(skip).as_slice() {
         [] => Ok(()),
         rest => Err(Failure::new(format!("installed, but still not found: {}", rest.join(", ")))),

@@ -16,6 +16,7 @@
 mod clock;
 mod nats;
 mod postgres;
+mod rabbitmq;
 mod redis;
 mod redis_cluster;
 
@@ -27,6 +28,7 @@ use tokio::process::Child;
 
 pub use nats::NatsServer;
 pub use postgres::{PgBouncer, PostgresServer, PostgresServerOptions};
+pub use rabbitmq::{RabbitMqServer, RabbitMqServerOptions};
 pub use redis::{RedisServer, RedisServerOptions};
 pub use redis_cluster::RedisCluster;
 

@@ -1,0 +1,258 @@
+//! RabbitMQ.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{EVERY, TIMEOUT, free_port, loopback, program, signal, tail};
+
+/// The server's own script. Debian's one in `/usr/sbin` changes the user, and so the environment.
+const SCRIPT: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+
+/// Evaluates Erlang in the node.
+const CONSOLE: &str = include_str!("rabbitmq.erl");
+
+/// Settings of a [`RabbitMqServer`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RabbitMqServerOptions {
+    /// Largest message that the server takes, in bytes.
+    pub max_message_size: usize,
+}
+
+impl Default for RabbitMqServerOptions {
+    fn default() -> Self {
+        Self { max_message_size: 128 << 20 }
+    }
+}
+
+/// A private RabbitMQ node with its own name server (epmd); dropping it kills both and removes their
+/// folder.
+#[derive(Debug)]
+pub struct RabbitMqServer {
+    folder: tempfile::TempDir,
+    ports: Ports,
+    epmd: Option<Child>,
+    child: Option<Child>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Ports {
+    amqp: u16,
+    epmd: u16,
+    distribution: u16,
+    console: u16,
+}
+
+impl Ports {
+    fn free() -> Self {
+        Self {
+            amqp: free_port(),
+            epmd: free_port(),
+            distribution: free_port(),
+            console: free_port(),
+        }
+    }
+}
+
+impl RabbitMqServer {
+    /// Starts a server with the user `guest`.
+    pub async fn start() -> Self {
+        Self::with(RabbitMqServerOptions::default()).await
+    }
+
+    /// Starts a server with settings.
+    pub async fn with(options: RabbitMqServerOptions) -> Self {
+        let mut server =
+            Self { folder: super::folder(), ports: Ports::free(), epmd: None, child: None };
+        let write = |name: &str, text: &str| {
+            std::fs::write(server.folder.path().join(name), text).expect("a file");
+        };
+        // Without plugins it starts sooner.
+        write("plugins", "[].");
+        write("console.erl", CONSOLE);
+        write("rabbitmq.conf", &format!("max_message_size = {}\n", options.max_message_size));
+        // Another process may have taken a port in between.
+        for _ in 0..5 {
+            if server.try_start().await {
+                return server;
+            }
+            server.epmd = None;
+            server.ports = Ports::free();
+        }
+        panic!("the server does not start:\n{}", tail(&server.log()));
+    }
+
+    /// Returns `amqp://guest:guest@127.0.0.1:PORT`, of the virtual host `/`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        Self::url_at(self.address())
+    }
+
+    /// Returns the URL of a server that is reached at another address.
+    #[must_use]
+    pub fn url_at(address: SocketAddr) -> String {
+        format!("amqp://guest:guest@{address}")
+    }
+
+    /// Returns the address on which it listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        loopback(self.ports.amqp)
+    }
+
+    /// Evaluates Erlang expressions in the node, and returns the last value as text.
+    pub async fn eval(&self, expressions: &str) -> String {
+        assert!(!expressions.contains('\n'), "expected one line");
+        let answer = async {
+            let mut stream = TcpStream::connect(loopback(self.ports.console)).await?;
+            stream.write_all(format!("{expressions}\n").as_bytes()).await?;
+            let mut line = String::new();
+            BufReader::new(stream).read_line(&mut line).await?;
+            Ok::<_, std::io::Error>(line)
+        };
+        let answer = timeout(TIMEOUT, answer).await.expect("the node answers");
+        answer.expect("the node is there").trim_end().to_owned()
+    }
+
+    /// Returns the number of messages in a queue that are not acknowledged, delivered or not; 0 if
+    /// there is no such queue.
+    pub async fn messages(&self, queue: &str) -> u64 {
+        let figure = self.figure(queue, "messages").await;
+        figure.parse().unwrap_or_else(|_| panic!("messages of {queue}: {figure}"))
+    }
+
+    /// Returns a figure of a queue as text, such as `messages_ready` or `consumers`; 0 if there is no
+    /// such queue.
+    pub async fn figure(&self, queue: &str, figure: &str) -> String {
+        let name = format!("rabbit_misc:r(<<\"/\">>,queue,<<\"{queue}\">>)");
+        self.eval(&format!(
+            "case rabbit_amqqueue:lookup({name}) of {{ok,Q}} -> \
+             proplists:get_value({figure}, rabbit_amqqueue:info(Q,[{figure}])); _ -> 0 end."
+        ))
+        .await
+    }
+
+    /// Freezes it (SIGSTOP): connections stay open without an answer.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Resumes it (SIGCONT).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Kills it (SIGKILL), and waits until it has ended. Its files stay.
+    pub async fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            child.wait().await.expect("our own child can be awaited");
+        }
+    }
+
+    /// Starts it again after [`kill`](Self::kill), on the same ports and files.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        for _ in 0..20 {
+            if self.try_start().await {
+                return;
+            }
+            sleep(EVERY * 10).await;
+        }
+        panic!("the server does not start again:\n{}", tail(&self.log()));
+    }
+
+    async fn try_start(&mut self) -> bool {
+        if self.epmd.is_none() {
+            self.epmd = Some(self.start_epmd());
+        }
+        let log = std::fs::File::create(self.log()).expect("a file");
+        let errors = log.try_clone().expect("the file is open");
+        let script = if Path::new(SCRIPT).is_file() {
+            PathBuf::from(SCRIPT)
+        } else {
+            program(&["rabbitmq-server"])
+        };
+        let mut command = Command::new(script);
+        self.set_environment(&mut command);
+        command.stdin(std::process::Stdio::null()).stdout(log).stderr(errors);
+        command.kill_on_drop(true).process_group(0);
+        let child = command.spawn().expect("rabbitmq-server can be started");
+        self.child = Some(child);
+        let deadline = Instant::now() + TIMEOUT;
+        while Instant::now() < deadline {
+            let child = self.child.as_mut().expect("it was set");
+            if child.try_wait().expect("the child is ours to wait for").is_some() {
+                self.child = None;
+                return false;
+            }
+            // The console listens after the node has started.
+            if TcpStream::connect(loopback(self.ports.console)).await.is_ok() {
+                return true;
+            }
+            sleep(EVERY).await;
+        }
+        false
+    }
+
+    fn set_environment(&self, command: &mut Command) {
+        let file = |name: &str| self.folder.path().join(name);
+        let Ports { amqp, epmd, distribution, console } = self.ports;
+        // The script splits the arguments at spaces.
+        let arguments = format!(
+            "-noinput +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false \
+             -kernel inet_dist_use_interface {{127,0,0,1}} -eval file:script(\"{}\").",
+            file("console.erl").display()
+        );
+        for (name, value) in [
+            ("ERL_EPMD_ADDRESS", "127.0.0.1"),
+            ("ERL_EPMD_PORT", &epmd.to_string()),
+            ("HAPAX_CONSOLE_PORT", &console.to_string()),
+            // The node replaces the script, so that signals reach it.
+            ("RABBITMQ_ALLOW_INPUT", "1"),
+            ("RABBITMQ_DIST_PORT", &distribution.to_string()),
+            ("RABBITMQ_LOGS", "-"),
+            ("RABBITMQ_NODENAME", &format!("hapax-{amqp}@localhost")),
+            ("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1"),
+            ("RABBITMQ_NODE_PORT", &amqp.to_string()),
+            ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", &arguments),
+        ] {
+            command.env(name, value);
+        }
+        for (name, value) in [
+            // Of the cookie.
+            ("HOME", self.folder.path().to_owned()),
+            ("RABBITMQ_CONFIG_FILE", file("rabbitmq.conf")),
+            ("RABBITMQ_CONF_ENV_FILE", PathBuf::from("/dev/null")),
+            ("RABBITMQ_ENABLED_PLUGINS_FILE", file("plugins")),
+            ("RABBITMQ_LOG_BASE", file("log")),
+            ("RABBITMQ_MNESIA_BASE", file("data")),
+            ("RABBITMQ_PID_FILE", file("pid")),
+        ] {
+            command.env(name, value);
+        }
+    }
+
+    fn start_epmd(&self) -> Child {
+        let mut command = Command::new(program(&["epmd"]));
+        command.args(["-port", &self.ports.epmd.to_string()]).env("ERL_EPMD_ADDRESS", "127.0.0.1");
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null()).kill_on_drop(true).process_group(0);
+        command.spawn().expect("epmd can be started")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("server.log")
+    }
+
+    fn signal(&self, which: Signal) {
+        if let Some(child) = &self.child {
+            signal(child, which);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! A delivery of a message.
+
+use std::fmt;
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, Message, SourceError};
+use lapin::Connection;
+use lapin::message::Delivery as LapinDelivery;
+use lapin::options::BasicAckOptions;
+
+use crate::link::answered;
+use crate::source::{Returned, Shared};
+
+/// A message, until it is acknowledged or dropped.
+pub(crate) struct RabbitDelivery {
+    source: Weak<Shared>,
+    /// Number of the source's channel, to which the delivery tag belongs.
+    epoch: u64,
+    connection: Weak<Connection>,
+    /// `None` only while it is dropped.
+    delivery: Option<LapinDelivery>,
+    message: Message,
+    is_redelivery: bool,
+    /// Whether an acknowledgement was sent, or may have been.
+    is_ending: AtomicBool,
+    is_acknowledged: AtomicBool,
+}
+
+impl fmt::Debug for RabbitDelivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RabbitDelivery").field("message", &self.message).finish_non_exhaustive()
+    }
+}
+
+impl RabbitDelivery {
+    pub(crate) fn new(
+        source: &Arc<Shared>,
+        epoch: u64,
+        connection: &Arc<Connection>,
+        delivery: LapinDelivery,
+        message: Message,
+        is_redelivery: bool,
+    ) -> Self {
+        Self {
+            source: Arc::downgrade(source),
+            epoch,
+            connection: Arc::downgrade(connection),
+            delivery: Some(delivery),
+            message,
+            is_redelivery,
+            is_ending: AtomicBool::new(false),
+            is_acknowledged: AtomicBool::new(false),
+        }
+    }
+
+    async fn send_acknowledgement(&self) -> Result<(), SourceError> {
+        if self.is_acknowledged.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let Some(delivery) = &self.delivery else { return Err(stale()) };
+        // Before anything is sent, so that a future that is dropped leaves a message that is not
+        // delivered here again: the acknowledgement is in the client's queue after the first poll.
+        self.is_ending.store(true, Ordering::SeqCst);
+        match answered(delivery.acker.ack(BasicAckOptions::default())).await? {
+            true => {
+                self.is_acknowledged.store(true, Ordering::SeqCst);
+                Ok(())
+            }
+            false => Err(stale()),
+        }
+    }
+}
+
+fn stale() -> SourceError {
+    SourceError::new(
+        "expected the channel of the message, found that it is closed: the server delivers the message \
+         again",
+    )
+}
+
+impl Delivery for RabbitDelivery {
+    fn message(&self) -> &Message {
+        &self.message
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.is_redelivery
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(self.send_acknowledgement())
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        // The server delivers the message again once the channel is closed, and not before.
+        let is_held = self.delivery.as_ref().is_some_and(|delivery| !delivery.acker.poisoned());
+        Box::pin(std::future::ready(if is_held { Ok(()) } else { Err(stale()) }))
+    }
+}
+
+impl Drop for RabbitDelivery {
+    fn drop(&mut self) {
+        let Some(delivery) = self.delivery.take() else { return };
+        if self.is_ending.load(Ordering::SeqCst) || delivery.acker.poisoned() {
+            return;
+        }
+        // Without the source the connection ends, and the server delivers the message again.
+        let Some(source) = self.source.upgrade() else { return };
+        let message = mem::take(&mut self.message);
+        source.take_back(self.epoch, Returned { delivery, message });
+    }
+}

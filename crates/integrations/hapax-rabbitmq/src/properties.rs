@@ -1,0 +1,227 @@
+//! Properties and headers of AMQP, and headers of messages.
+//!
+//! AMQP limits property texts and header names to 255 bytes, and has each header once. A longer id is
+//! sent in a header, and a header that occurs repeatedly as an array.
+
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_messages::{Message, OutgoingMessage, PublishError};
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldArray, FieldTable, LongString, ShortString};
+
+use crate::link::short;
+
+/// Header with the order key of a message.
+pub(crate) const ORDER_KEY: &str = "message-order-key";
+
+/// Header with the routing key of a message that comes from a delay queue.
+pub(crate) const ROUTING_KEY: &str = "hapax-routing-key";
+
+const MESSAGE_ID: &str = "message-id";
+const CONTENT_TYPE: &str = "content-type";
+const CONTENT_ENCODING: &str = "content-encoding";
+const CORRELATION_ID: &str = "correlation-id";
+
+/// Persistent.
+const PERSISTENT: u8 = 2;
+
+/// Returns whether the broker sets a header, or takes it as a command: with `CC` a message goes to
+/// further queues, and by `x-death` the broker drops messages that it takes for a cycle.
+fn is_brokers_own(name: &str) -> bool {
+    let starts =
+        |start: &str| name.get(..start.len()).is_some_and(|name| name.eq_ignore_ascii_case(start));
+    ["CC", "BCC"].iter().any(|own| name.eq_ignore_ascii_case(own))
+        || ["x-death", "x-first-death-", "x-last-death-"].iter().any(|own| starts(own))
+        || ["x-delivery-count", "x-acquired-count"].iter().any(|own| name.eq_ignore_ascii_case(own))
+}
+
+/// Returns the properties of a message to publish.
+pub(crate) fn outgoing(
+    message: &OutgoingMessage,
+    now: Timestamp,
+) -> Result<BasicProperties, PublishError> {
+    let mut properties = BasicProperties::default()
+        .with_delivery_mode(PERSISTENT)
+        .with_timestamp(now.as_micros() / 1_000_000);
+    let mut headers: Vec<(&str, Vec<AMQPValue>)> = Vec::new();
+    match short(message.id.as_str()) {
+        Some(id) => properties = properties.with_message_id(id),
+        None => headers.push((MESSAGE_ID, vec![text(message.id.as_str().as_bytes())])),
+    }
+    if let Some(key) = &message.key {
+        headers.push((ORDER_KEY, vec![text(key.as_bytes())]));
+    }
+    let is_own = |name: &str| {
+        name.eq_ignore_ascii_case(MESSAGE_ID)
+            || name.eq_ignore_ascii_case(ROUTING_KEY)
+            || (message.key.is_some() && name.eq_ignore_ascii_case(ORDER_KEY))
+            || is_brokers_own(name)
+    };
+    for (name, value) in message.headers.iter().filter(|(name, _)| !is_own(name)) {
+        if name.is_empty() || short(name).is_none() || name.contains('\0') {
+            return Err(PublishError::rejected(format!(
+                "the header {name:?}: expected a name of 1 to 255 bytes without zero bytes, found \
+                 another one: change it where the message is written"
+            )));
+        }
+        match headers.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, values)) => values.push(text(value)),
+            None => headers.push((name, vec![text(value)])),
+        }
+    }
+    let mut table = FieldTable::default();
+    for (name, mut values) in headers {
+        let Some(short) = short(name) else { continue };
+        if name == CONTENT_TYPE && values.len() == 1 {
+            // Where consumers in other languages look for it.
+            if let Some(value) = short_text(&values[0]) {
+                properties = properties.with_content_type(value);
+                continue;
+            }
+        }
+        let value = match values.len() {
+            1 => values.remove(0),
+            _ => AMQPValue::FieldArray(FieldArray::from(values)),
+        };
+        table.insert(short, value);
+    }
+    Ok(properties.with_headers(table))
+}
+
+fn text(bytes: &[u8]) -> AMQPValue {
+    AMQPValue::LongString(LongString::from(bytes))
+}
+
+fn short_text(value: &AMQPValue) -> Option<ShortString> {
+    let AMQPValue::LongString(text) = value else { return None };
+    std::str::from_utf8(text.as_bytes()).ok().and_then(short)
+}
+
+/// Returns a message that was received. `origin` is the name of its queue.
+pub(crate) fn incoming(
+    queue: &str,
+    routing_key: &str,
+    properties: &BasicProperties,
+    payload: Vec<u8>,
+) -> Message {
+    let routing_key = original_routing_key(routing_key, properties);
+    let mut message = Message::new(format!("amqp://{queue}/{routing_key}"), payload);
+    let texts = [
+        (MESSAGE_ID, properties.message_id()),
+        (CONTENT_TYPE, properties.content_type()),
+        (CONTENT_ENCODING, properties.content_encoding()),
+        (CORRELATION_ID, properties.correlation_id()),
+    ];
+    for (name, value) in texts {
+        if let Some(value) = value {
+            let value = Bytes::copy_from_slice(value.as_str().as_bytes());
+            message.headers.push((name.to_owned(), value));
+        }
+    }
+    for (name, value) in properties.headers().iter().flatten() {
+        let name = name.as_str();
+        if name == ROUTING_KEY || is_brokers_own(name) {
+            continue;
+        }
+        match value {
+            AMQPValue::FieldArray(values) => {
+                let values = values.as_slice().iter().filter_map(header_value);
+                message.headers.extend(values.map(|value| (name.to_owned(), value)));
+            }
+            value => {
+                let value = header_value(value);
+                message.headers.extend(value.map(|value| (name.to_owned(), value)));
+            }
+        }
+    }
+    if let Some(seconds) = properties.timestamp() {
+        message = message.published_at(Timestamp::from_micros(seconds.saturating_mul(1_000_000)));
+    }
+    message
+}
+
+/// Returns the routing key under which a message was published first.
+pub(crate) fn original_routing_key(delivered: &str, properties: &BasicProperties) -> String {
+    let headers = properties.headers().as_ref();
+    let original = headers.and_then(|headers| headers.inner().get(ROUTING_KEY));
+    match original {
+        Some(AMQPValue::LongString(original)) => original.to_string(),
+        _ => delivered.to_owned(),
+    }
+}
+
+/// Returns a header's value as bytes; `None` for tables and void.
+fn header_value(value: &AMQPValue) -> Option<Bytes> {
+    let text = match value {
+        AMQPValue::LongString(value) => return Some(Bytes::copy_from_slice(value.as_bytes())),
+        AMQPValue::ByteArray(value) => return Some(Bytes::copy_from_slice(value.as_slice())),
+        AMQPValue::ShortString(value) => value.to_string(),
+        AMQPValue::Boolean(value) => value.to_string(),
+        AMQPValue::ShortShortInt(value) => value.to_string(),
+        AMQPValue::ShortShortUInt(value) => value.to_string(),
+        AMQPValue::ShortInt(value) => value.to_string(),
+        AMQPValue::ShortUInt(value) => value.to_string(),
+        AMQPValue::LongInt(value) => value.to_string(),
+        AMQPValue::LongUInt(value) => value.to_string(),
+        AMQPValue::LongLongInt(value) => value.to_string(),
+        AMQPValue::Float(value) => value.to_string(),
+        AMQPValue::Double(value) => value.to_string(),
+        AMQPValue::Timestamp(value) => value.to_string(),
+        AMQPValue::DecimalValue(_)
+        | AMQPValue::FieldArray(_)
+        | AMQPValue::FieldTable(_)
+        | AMQPValue::Void => return None,
+    };
+    Some(Bytes::from(text))
+}
+
+/// Returns the properties of a message that goes through a delay queue: those that it had, without the
+/// broker's own headers, its time to live, which is over, and the name of its user, which is not this one;
+/// and with its routing key.
+pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicProperties {
+    let mut table = FieldTable::default();
+    for (name, value) in properties.headers().iter().flatten() {
+        if !is_brokers_own(name.as_str()) {
+            table.insert(name.clone(), value.clone());
+        }
+    }
+    table.insert(ROUTING_KEY.into(), text(routing_key.as_bytes()));
+    let mut delayed = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
+    macro_rules! keep {
+        ($($get:ident $set:ident)*) => {
+            $(if let Some(value) = properties.$get() { delayed = delayed.$set(value.clone()); })*
+        };
+    }
+    keep! {
+        content_type with_content_type
+        content_encoding with_content_encoding
+        priority with_priority
+        correlation_id with_correlation_id
+        reply_to with_reply_to
+        message_id with_message_id
+        timestamp with_timestamp
+        kind with_type
+        app_id with_app_id
+    }
+    delayed
+}
+
+/// Returns about the bytes of a frame of properties.
+pub(crate) fn bytes(properties: &BasicProperties) -> usize {
+    fn of_value(value: &AMQPValue) -> usize {
+        match value {
+            AMQPValue::LongString(value) => value.as_bytes().len(),
+            AMQPValue::ByteArray(value) => value.as_slice().len(),
+            AMQPValue::FieldArray(values) => {
+                values.as_slice().iter().map(|value| 8 + of_value(value)).sum()
+            }
+            AMQPValue::FieldTable(table) => of_table(table),
+            _ => 16,
+        }
+    }
+    fn of_table(table: &FieldTable) -> usize {
+        table.into_iter().map(|(name, value)| name.as_str().len() + 8 + of_value(value)).sum()
+    }
+    // Each of nine further texts has at most 255 bytes.
+    properties.headers().as_ref().map_or(0, of_table)
+}

@@ -1,0 +1,390 @@
+//! The source: a consumer of a queue.
+//!
+//! A delivery tag belongs to its channel. After a channel or connection was lost, its deliveries cannot
+//! be acknowledged any more: that is an error, and the server delivers the messages again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::num::{NonZeroU16, NonZeroUsize};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, Message, MessageSource, SourceError, SourceLimits};
+use lapin::message::Delivery as LapinDelivery;
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::types::FieldTable;
+use lapin::{Channel, Connection, Consumer};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio::time::sleep_until;
+
+use crate::delivery::RabbitDelivery;
+use crate::link::{Address, Reconnects, answered, short};
+use crate::properties;
+use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
+
+/// Longest name of a queue: the names of its delay queues have some bytes more.
+const MAX_QUEUE_NAME: usize = 220;
+
+/// Builder of a [`RabbitSource`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct RabbitSourceBuilder {
+    url: String,
+    settings: Settings,
+}
+
+impl RabbitSourceBuilder {
+    /// Sets the number of messages that the server delivers to this source and that are not
+    /// acknowledged. Default 256. A crash delivers all of them again.
+    pub const fn prefetch(mut self, count: NonZeroU16) -> Self {
+        self.settings.prefetch = count;
+        self
+    }
+
+    /// Sets the origin of order keys, for an ordered inbox. The queue must have the argument
+    /// `x-single-active-consumer`, which cannot be read over AMQP: otherwise two processes handle
+    /// messages with one key at the same time.
+    pub fn order_key(mut self, order_key: RabbitOrderKey) -> Self {
+        self.settings.order_key = order_key;
+        self
+    }
+
+    /// States the time for which the server waits for an acknowledgement, which cannot be read over
+    /// AMQP: `consumer_timeout` in its configuration, by a policy or as an argument of the queue.
+    /// Default 30 min, as the server's; `None` if it is disabled.
+    pub const fn consumer_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.settings.consumer_timeout = timeout;
+        self
+    }
+
+    /// States the longest time that a handler takes. Default 5 min; it must be shorter than
+    /// `consumer_timeout`.
+    pub const fn longest_handler(mut self, time: Duration) -> Self {
+        self.settings.longest_handler = time;
+        self
+    }
+
+    /// States the delivery limit of the queue, which cannot be read over AMQP: `None` for a classic queue,
+    /// and for a quorum queue without a limit. Default 20: what a quorum queue has on RabbitMQ 4.0 and
+    /// later if neither its arguments nor a policy set another one. Before 4.0 the default is no limit.
+    pub const fn delivery_limit(mut self, limit: Option<u32>) -> Self {
+        self.settings.delivery_limit = limit;
+        self
+    }
+
+    /// Sets the pause from which on a message goes through a delay queue instead of staying
+    /// unacknowledged. Default 30 s; `None` for never. The user needs the permission to create queues whose
+    /// names begin with that of the queue and `.delay-`.
+    pub const fn delay_from(mut self, pause: Option<Duration>) -> Self {
+        self.settings.delay_from = pause;
+        self
+    }
+
+    /// Connects, and checks that the queue exists.
+    ///
+    /// # Errors
+    /// [`RabbitStartError`].
+    pub async fn start(self) -> Result<RabbitSource, RabbitStartError> {
+        let settings = self.settings;
+        let address = Address::parse(&self.url)?;
+        let length = settings.queue.len();
+        if !(1..=MAX_QUEUE_NAME).contains(&length) {
+            return Err(RabbitStartError::QueueName { max: MAX_QUEUE_NAME, found: length });
+        }
+        if let Some(timeout) = settings.consumer_timeout
+            && settings.longest_handler >= timeout
+        {
+            let found = settings.longest_handler;
+            return Err(RabbitStartError::ConsumerTimeout { timeout, found });
+        }
+        let failed = |source| RabbitStartError::Server { queue: settings.queue.clone(), source };
+        let link = Link::open(&address, &settings, 1).await.map_err(failed)?;
+        let state = State { link: Some(link), epoch: 1, ..State::default() };
+        let shared = Shared {
+            address,
+            settings,
+            state: tokio::sync::Mutex::new(state),
+            returned: Mutex::default(),
+            changed: Notify::new(),
+        };
+        Ok(RabbitSource { shared: Arc::new(shared) })
+    }
+}
+
+/// A consumer of a queue. Several processes may consume one queue; for messages with order keys it must
+/// have a single active consumer.
+#[derive(Clone)]
+pub struct RabbitSource {
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for RabbitSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RabbitSource")
+            .field("queue", &self.shared.settings.queue)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RabbitSource {
+    /// Returns a builder of a source of an existing queue.
+    pub fn builder(url: impl Into<String>, queue: impl Into<String>) -> RabbitSourceBuilder {
+        RabbitSourceBuilder {
+            url: url.into(),
+            settings: Settings {
+                queue: queue.into(),
+                prefetch: NonZeroU16::MIN.saturating_add(255),
+                order_key: RabbitOrderKey::None,
+                consumer_timeout: Some(Duration::from_secs(30 * 60)),
+                longest_handler: Duration::from_secs(5 * 60),
+                delivery_limit: Some(20),
+                delay_from: Some(Duration::from_secs(30)),
+            },
+        }
+    }
+}
+
+impl MessageSource for RabbitSource {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(self.shared.receive(max))
+    }
+
+    fn limits(&self) -> SourceLimits {
+        let settings = &self.shared.settings;
+        let mut limits =
+            SourceLimits::default().max_unacknowledged(NonZeroUsize::from(settings.prefetch));
+        if settings.order_key != RabbitOrderKey::None {
+            limits = limits.with_order_keys();
+        }
+        limits
+    }
+}
+
+/// State of a source. Its deliveries refer to it weakly, so that the connection ends with the source.
+pub(crate) struct Shared {
+    address: Address,
+    pub(crate) settings: Settings,
+    state: tokio::sync::Mutex<State>,
+    /// Messages that were dropped without an acknowledgement, by channel and delivery tag: they are
+    /// delivered again here, before those behind them. The server does not know, and counts no delivery.
+    returned: Mutex<BTreeMap<(u64, u64), Returned>>,
+    changed: Notify,
+}
+
+/// A message that was received and dropped.
+pub(crate) struct Returned {
+    pub(crate) delivery: LapinDelivery,
+    pub(crate) message: Message,
+}
+
+#[derive(Default)]
+struct State {
+    link: Option<Link>,
+    /// A link that is being opened. A future of `receive` that is dropped leaves it to the next one.
+    opening: Option<JoinHandle<Result<Link, SourceError>>>,
+    reconnects: Reconnects,
+    epoch: u64,
+}
+
+/// A channel with a consumer.
+struct Link {
+    epoch: u64,
+    consumer: Consumer,
+    channel: Channel,
+    connection: Arc<Connection>,
+}
+
+impl Link {
+    async fn open(address: &Address, settings: &Settings, epoch: u64) -> Result<Self, SourceError> {
+        let queue = &settings.queue;
+        let connection =
+            address.connect(&format!("hapax {queue}")).await.map_err(SourceError::new)?;
+        let channel = answered(connection.create_channel()).await?;
+        let Some(name) = short(queue) else {
+            return Err(SourceError::new("expected a name of a queue of at most 255 bytes"));
+        };
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        answered(channel.queue_declare(name.clone(), passive, FieldTable::default())).await?;
+        let prefetch = settings.prefetch.get();
+        answered(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        let consume = channel.basic_consume(
+            name,
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
+        let consumer = answered(consume).await?;
+        Ok(Self { epoch, consumer, channel, connection: Arc::new(connection) })
+    }
+}
+
+impl Shared {
+    async fn receive(
+        self: &Arc<Self>,
+        max: NonZeroUsize,
+    ) -> Result<Vec<Box<dyn Delivery>>, SourceError> {
+        let mut state = self.state.lock().await;
+        self.connect(&mut state).await?;
+        loop {
+            let changed = self.changed.notified();
+            let Some(link) = &mut state.link else {
+                return Err(SourceError::new("expected a connection, found none"));
+            };
+            let mut received = self.take_returned(link, max);
+            // From here to the return nothing waits once a message was taken, so that a future that is
+            // dropped has taken none.
+            let mut ended = None;
+            while received.len() < max.get() {
+                match link.consumer.next().now_or_never() {
+                    None => break,
+                    Some(Some(Ok(delivery))) => received.push(self.delivery(link, delivery)),
+                    Some(Some(Err(error))) => {
+                        ended = Some(SourceError::new(error));
+                        break;
+                    }
+                    Some(None) => {
+                        ended = Some(cancelled());
+                        break;
+                    }
+                }
+            }
+            if let Some(error) = ended {
+                state.link = None;
+                if received.is_empty() {
+                    return Err(error);
+                }
+            }
+            if !received.is_empty() {
+                return Ok(received);
+            }
+            let Some(link) = &mut state.link else { return Err(cancelled()) };
+            let next = tokio::select! {
+                () = changed => continue,
+                next = link.consumer.next() => next,
+            };
+            match next {
+                Some(Ok(delivery)) => return Ok(vec![self.delivery(link, delivery)]),
+                Some(Err(error)) => {
+                    state.link = None;
+                    return Err(SourceError::new(error));
+                }
+                None => {
+                    state.link = None;
+                    return Err(cancelled());
+                }
+            }
+        }
+    }
+
+    /// Opens a link unless there is one.
+    async fn connect(self: &Arc<Self>, state: &mut State) -> Result<(), SourceError> {
+        if state.link.as_ref().is_some_and(|link| link.channel.status().connected()) {
+            return Ok(());
+        }
+        state.link = None;
+        if let Some(not_before) = state.reconnects.not_before() {
+            sleep_until(not_before).await;
+        }
+        let opening = state.opening.get_or_insert_with(|| {
+            state.epoch += 1;
+            let (address, settings) = (self.address.clone(), self.settings.clone());
+            let epoch = state.epoch;
+            tokio::spawn(async move { Link::open(&address, &settings, epoch).await })
+        });
+        let opened = opening.await;
+        state.opening = None;
+        match opened.map_err(SourceError::new).flatten() {
+            Ok(link) => {
+                state.reconnects.succeeded();
+                // Those of earlier channels are delivered again by the server.
+                self.lock_returned().retain(|(epoch, _), _| *epoch == link.epoch);
+                state.link = Some(link);
+                Ok(())
+            }
+            Err(error) => {
+                state.reconnects.failed();
+                Err(error)
+            }
+        }
+    }
+
+    fn take_returned(self: &Arc<Self>, link: &Link, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
+        let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
+        let mut returned = self.lock_returned();
+        while taken.len() < max.get()
+            && let Some(((epoch, _), Returned { delivery, message })) = returned.pop_first()
+        {
+            if epoch == link.epoch {
+                let delivery = RabbitDelivery::new(
+                    self,
+                    link.epoch,
+                    &link.connection,
+                    delivery,
+                    message,
+                    true,
+                );
+                taken.push(Box::new(delivery));
+            }
+        }
+        taken
+    }
+
+    fn delivery(self: &Arc<Self>, link: &Link, mut delivery: LapinDelivery) -> Box<dyn Delivery> {
+        let payload = std::mem::take(&mut delivery.data);
+        let mut message = properties::incoming(
+            &self.settings.queue,
+            delivery.routing_key.as_str(),
+            &delivery.properties,
+            payload,
+        );
+        let key = match &self.settings.order_key {
+            RabbitOrderKey::None => None,
+            RabbitOrderKey::RoutingKey => Some(properties::original_routing_key(
+                delivery.routing_key.as_str(),
+                &delivery.properties,
+            )),
+            RabbitOrderKey::Header(name) => message
+                .header(name)
+                .and_then(|value| std::str::from_utf8(value).ok())
+                .map(ToOwned::to_owned),
+        };
+        if let Some(key) = key {
+            // A database would not store a zero byte.
+            message = message.with_key(key.replace('\0', "\u{fffd}"));
+        }
+        let is_redelivery = delivery.redelivered;
+        let connection = &link.connection;
+        Box::new(RabbitDelivery::new(
+            self,
+            link.epoch,
+            connection,
+            delivery,
+            message,
+            is_redelivery,
+        ))
+    }
+
+    /// Takes back a message that was dropped without an acknowledgement.
+    pub(crate) fn take_back(&self, epoch: u64, returned: Returned) {
+        let tag = returned.delivery.delivery_tag;
+        self.lock_returned().insert((epoch, tag), returned);
+        self.changed.notify_one();
+    }
+
+    fn lock_returned(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Returned>> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn cancelled() -> SourceError {
+    SourceError::new(
+        "expected a consumer of the queue, found that the server has cancelled it: check that the queue \
+         exists and has a leader",
+    )
+}
