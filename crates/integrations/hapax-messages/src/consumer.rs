@@ -4,7 +4,7 @@ mod key_queues;
 mod memory;
 mod stats;
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use self::key_queues::{KeyPosition, KeyQueues};
 use crate::handler::{MessageHandler, describe};
-use crate::inbox::{Disposition, Finish, HoldCause, Inbox, Progress};
+use crate::inbox::{Attempts, Disposition, Finish, HoldCause, Inbox, Progress};
 use crate::retention::{RECORD_BYTES, Retention};
 use crate::source::{Delivery, MessageSource};
 
@@ -31,6 +31,10 @@ const LONG_WAIT: Duration = Duration::from_secs(60);
 
 /// Number of attempts to acknowledge a message; after that the broker delivers it again.
 const ACKNOWLEDGE_ATTEMPTS: u32 = 3;
+
+/// Least ratio of the broker's delivery limit to `max_crashes`, under which a warning is logged: so many
+/// messages that end their process may be among those that were received.
+const LIMIT_FACTOR: NonZeroU32 = NonZeroU32::MIN.saturating_add(3);
 
 /// Default of the bytes of unacknowledged messages.
 pub(crate) const DEFAULT_BYTES: NonZeroUsize =
@@ -73,6 +77,18 @@ pub enum ConsumerError {
          of the source (`NatsSourceBuilder::order_key`), or build the inbox without `ordered`"
     )]
     OrderKeys,
+    /// The broker removes a message before it becomes a dead letter.
+    #[error(
+        "expected a broker that delivers a message more than {attempts} times, which is `max_crashes`, \
+         found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
+         broker would remove a message that ends its process, and no dead letter would have it"
+    )]
+    DeliveryLimit {
+        /// Crashes after which the consumer parks a message.
+        attempts: u32,
+        /// Deliveries after which the broker removes it.
+        limit: u32,
+    },
 }
 
 /// A consumer: a source, an inbox and a handler.
@@ -136,6 +152,11 @@ impl Consumer {
                  `ordered`, or the source without an order key"
             ),
             (true, true) | (false, false) => {}
+        }
+        if let Some(limit) = of_source.delivery_limit {
+            check_delivery_limit(limit, &inbox.shared.attempts(), inbox.consumer()).map_err(
+                |attempts| ConsumerError::DeliveryLimit { attempts, limit: limit.get() },
+            )?;
         }
         let max_unacknowledged = match of_source.max_unacknowledged {
             Some(max) => limits.max_unacknowledged.min(max),
@@ -223,6 +244,31 @@ impl ConsumerMonitor {
     pub fn stats(&self) -> ConsumerStats {
         self.shared.stats()
     }
+}
+
+/// Compares the broker's limit of deliveries with the crashes after which a message is parked, and logs
+/// a warning if it is near: a crash counts as a delivery of every message that was received. Fails with the
+/// number of crashes.
+pub(crate) fn check_delivery_limit(
+    limit: NonZeroU32,
+    attempts: &Attempts,
+    consumer: &str,
+) -> Result<(), u32> {
+    let crashes = attempts.max_crashes.min(attempts.max);
+    if limit <= crashes {
+        return Err(crashes.get());
+    }
+    if limit < crashes.saturating_mul(LIMIT_FACTOR) {
+        tracing::warn!(
+            consumer,
+            limit,
+            max_crashes = crashes,
+            "expected a delivery limit of at least {LIMIT_FACTOR} times `max_crashes`, found a lower one: \
+             each crash counts as a delivery of every message that was received, and the broker removes \
+             those that reach the limit; raise the limit of the queue, or lower `max_crashes`"
+        );
+    }
+    Ok(())
 }
 
 /// Awaits the tasks of messages for a time. Returns whether all of them have ended, without a
@@ -366,7 +412,7 @@ impl ConsumerState {
         let mut progress = Progress::new(self.inbox.shared.now());
         let mut is_suspect = false;
         loop {
-            let pause = {
+            let (pause, cause) = {
                 let permits = tokio::select! {
                     biased;
                     _ = draining.wait_for(|draining| *draining) => return,
@@ -386,14 +432,35 @@ impl ConsumerState {
                     }
                     Disposition::Held(pause, cause) => {
                         self.counters.held(cause);
-                        pause
+                        (pause, cause)
                     }
                 }
             };
+            // The record has what the next delivery needs, except of other causes: a dead letter that is
+            // to be stored, and the calls of a hook. Behind a message with an order key others wait here.
+            if position.is_none()
+                && matches!(cause, HoldCause::Retry | HoldCause::InFlight)
+                && self.delay(delivery, pause).await
+            {
+                return;
+            }
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,
                 () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Gives the message to the broker for a pause. Returns false if it stays here. After an error there may
+    /// be a second copy of it at the broker, which is a duplicate.
+    async fn delay(&self, delivery: &Arc<dyn Delivery>, pause: Duration) -> bool {
+        match delivery.delay(pause).await {
+            Ok(is_delayed) => is_delayed,
+            Err(error) => {
+                let error = describe(&error);
+                tracing::debug!(consumer = %self.inbox.consumer(), %error, "a message was not delayed: it is held");
+                false
             }
         }
     }

@@ -189,6 +189,12 @@ pub(crate) struct InboxState {
     entropy: Arc<dyn Entropy>,
 }
 
+impl InboxState {
+    pub(crate) const fn attempts(&self) -> Attempts {
+        self.attempts
+    }
+}
+
 impl Inbox {
     /// Returns a builder of the inbox of `consumer`, whose records are in the store of `engine`. All
     /// processes of the consumer share the store: those that have a file each handle a message once

@@ -1,7 +1,7 @@
 //! The interface to a broker from which messages are received.
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
@@ -32,6 +32,9 @@ pub struct SourceLimits {
     /// Time for which the broker may deliver a message again; `None` if that is unknown or has no
     /// end. A shorter retention of ids is reported at start.
     pub redelivers_for: Option<Duration>,
+    /// Number of deliveries after which the broker removes a message that was not acknowledged; `None`
+    /// without a limit. A consumer whose attempts exceed it is not started.
+    pub delivery_limit: Option<NonZeroU32>,
     /// Whether messages have order keys, and arrive in order by key. An ordered inbox is not started
     /// without them.
     pub has_order_keys: bool,
@@ -59,6 +62,13 @@ impl SourceLimits {
         self
     }
 
+    /// Sets the number of deliveries after which the broker removes a message.
+    #[must_use]
+    pub const fn delivery_limit(mut self, limit: NonZeroU32) -> Self {
+        self.delivery_limit = Some(limit);
+        self
+    }
+
     /// States that messages have order keys, and arrive in order by key.
     #[must_use]
     pub const fn with_order_keys(mut self) -> Self {
@@ -71,8 +81,9 @@ impl SourceLimits {
 ///
 /// 1. A message that is not acknowledged is delivered again, after the connection is lost or after
 ///    nothing has held it for a time.
-/// 2. The broker has no limit of deliveries, or one far above the consumer's attempts: the consumer
-///    counts attempts itself, and stores dead letters. An adapter does not start otherwise.
+/// 2. The broker has no limit of deliveries, or one above the consumer's attempts: the consumer counts
+///    attempts itself, and stores dead letters. An adapter that cannot know the limit does not start, or
+///    states it in [`SourceLimits::delivery_limit`], and the consumer does not start.
 /// 3. A message that was received and dropped without an acknowledgement is delivered again.
 pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
     /// Waits for messages, and receives at least one and at most `max`. Dropping the future loses
@@ -109,4 +120,15 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`SourceError`]; the message may be delivered again.
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>>;
+
+    /// Gives the message to the broker for `pause`, after which it is delivered again, as for the first
+    /// time, and ends this delivery. Returns false if the message stays unacknowledged here instead. The
+    /// consumer calls it for a message without an order that waits for its next attempt or for a duplicate.
+    ///
+    /// # Errors
+    /// [`SourceError`]; the message stays unacknowledged, and may be delivered again.
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        let _ = pause;
+        Box::pin(std::future::ready(Ok(false)))
+    }
 }

@@ -4,13 +4,16 @@ use std::fmt;
 use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, SourceError};
 use lapin::Connection;
 use lapin::message::Delivery as LapinDelivery;
 use lapin::options::BasicAckOptions;
+use tokio::time::Instant;
 
+use crate::delay;
 use crate::link::answered;
 use crate::source::{Returned, Shared};
 
@@ -23,6 +26,7 @@ pub(crate) struct RabbitDelivery {
     /// `None` only while it is dropped.
     delivery: Option<LapinDelivery>,
     message: Message,
+    received_at: Instant,
     is_redelivery: bool,
     /// Whether an acknowledgement was sent, or may have been.
     is_ending: AtomicBool,
@@ -40,20 +44,39 @@ impl RabbitDelivery {
         source: &Arc<Shared>,
         epoch: u64,
         connection: &Arc<Connection>,
-        delivery: LapinDelivery,
-        message: Message,
+        received: Returned,
         is_redelivery: bool,
     ) -> Self {
+        let Returned { delivery, message, received_at } = received;
         Self {
             source: Arc::downgrade(source),
             epoch,
             connection: Arc::downgrade(connection),
             delivery: Some(delivery),
             message,
+            received_at,
             is_redelivery,
             is_ending: AtomicBool::new(false),
             is_acknowledged: AtomicBool::new(false),
         }
+    }
+
+    async fn give_away(&self, pause: Duration) -> Result<bool, SourceError> {
+        let Some(source) = self.source.upgrade() else { return Ok(false) };
+        if !source.settings.delays(pause, self.received_at.elapsed()) {
+            return Ok(false);
+        }
+        let (Some(delivery), Some(connection)) = (&self.delivery, self.connection.upgrade()) else {
+            return Err(stale());
+        };
+        // Without its channel the delivery cannot be acknowledged, and the copy would be a second one.
+        if delivery.acker.poisoned() {
+            return Err(stale());
+        }
+        let queue = &source.settings.queue;
+        delay::publish(&connection, queue, delivery, &self.message, pause).await?;
+        self.send_acknowledgement().await?;
+        Ok(true)
     }
 
     async fn send_acknowledgement(&self) -> Result<(), SourceError> {
@@ -99,6 +122,10 @@ impl Delivery for RabbitDelivery {
         let is_held = self.delivery.as_ref().is_some_and(|delivery| !delivery.acker.poisoned());
         Box::pin(std::future::ready(if is_held { Ok(()) } else { Err(stale()) }))
     }
+
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(self.give_away(pause))
+    }
 }
 
 impl Drop for RabbitDelivery {
@@ -110,6 +137,7 @@ impl Drop for RabbitDelivery {
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
-        source.take_back(self.epoch, Returned { delivery, message });
+        let returned = Returned { delivery, message, received_at: self.received_at };
+        source.take_back(self.epoch, returned);
     }
 }

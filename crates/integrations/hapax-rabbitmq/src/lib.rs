@@ -1,6 +1,79 @@
 //! RabbitMQ as [`MessageSource`](hapax_messages::MessageSource) and
 //! [`MessageSink`](hapax_messages::MessageSink), over AMQP 0.9.1.
+//!
+//! # Promises
+//! - *Source*: a message stays unacknowledged, and so in its queue, until the consumer acknowledges it. It
+//!   is delivered again after its channel or connection was lost. The source connects again by itself. An
+//!   acknowledgement of an earlier channel is an error, and acknowledges nothing else.
+//! - *Source*: a message that this process drops, or that waits, counts as no delivery. There is no negative
+//!   acknowledgement.
+//! - *Delay queues*: a message without an order that waits for a [long
+//!   pause](RabbitSourceBuilder::delay_from) is published to a delay queue, with confirm, and acknowledged
+//!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
+//!   are two copies, of which the inbox handles one.
+//! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the server has confirmed the
+//!   persistent message, and rejects one that no queue has received.
+//!
+//! RabbitMQ itself does not promise:
+//!
+//! - *an order*, if several consumers of a queue are active: give the queue the argument
+//!   `x-single-active-consumer`. A source with [order keys](RabbitSourceBuilder::order_key) then has all
+//!   messages, and other processes wait. The messages that a lost consumer had come before those behind them.
+//! - *that each consumer has its own copy*: a queue has one copy of a message. Bind a queue for each
+//!   consumer to an exchange.
+//! - *a window of ids*: a message that is published twice is delivered twice. The inbox drops the second.
+//! - *that an acknowledgement has arrived*: AMQP confirms none. One that is lost with its connection leads to
+//!   another delivery, which is a duplicate.
+//! - *that dead-lettering loses nothing*: by default the broker moves a message to a dead-letter exchange at
+//!   most once, and it may be lost on the way. The consumer stores dead letters itself, and delay queues are
+//!   quorum queues with the strategy `at-least-once`, which need RabbitMQ 3.10. An earlier server rejects
+//!   their declaration; messages then stay unacknowledged.
+//! - *that a classic queue survives the loss of its node*: use a quorum queue, whose confirmed messages are on
+//!   a majority of its nodes.
+//!
+//! # Delivery limit
+//! A quorum queue removes a message that came back too often. A crash counts against every message that the
+//! process had received, so that a limit removes messages that were never handled.
+//!
+//! | RabbitMQ | default limit | what counts |
+//! | --- | --- | --- |
+//! | 3.x | none | each return: a lost consumer, channel or connection, `consumer_timeout`, a negative acknowledgement |
+//! | 4.0 to 4.2 | 20 | the same |
+//! | 4.3 and later | 20 | `basic.reject`, which this crate does not send; not a lost channel or `consumer_timeout` |
+//!
+//! Neither limit nor queue type can be read over AMQP. State the limit by
+//! [`RabbitSourceBuilder::delivery_limit`]; without that, 20 is assumed. A consumer does not start if the limit
+//! is not above its `max_crashes` (5 by default), and logs a warning if it is less than four times that. Set
+//! `x-delivery-limit` to at least 20, or from RabbitMQ 4.0 on to -1, which is no limit; and give the queue a
+//! dead-letter exchange: messages that the broker removes are lost without one.
+//!
+//! # `consumer_timeout`
+//! The server closes a channel that has had a message unacknowledged for 30 minutes (`consumer_timeout`),
+//! and delivers all messages of the channel again. State another value by
+//! [`RabbitSourceBuilder::consumer_timeout`]. The source does not start if
+//! [`longest_handler`](RabbitSourceBuilder::longest_handler) is not below it. A handler that takes longer
+//! nevertheless has one effect: the redelivered message waits for it. Messages without an order that wait go
+//! to a delay queue at half of that time; with an order they stay, and so do all messages while the store is
+//! unavailable.
+//!
+//! # Settings that are checked
+//! [`RabbitSourceBuilder::start`] rejects a queue that does not exist, a missing permission, and the settings
+//! above. It creates no queue except delay queues, whose names are that of the queue, `.delay-` and a number of
+//! seconds; an unused one expires after a week.
+//!
+//! # Example
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use hapax_rabbitmq::{RabbitSink, RabbitSource};
+//! let url = "amqp://invoices:secret@127.0.0.1:5672";
+//! // A classic queue. Of a quorum queue, state the limit that it has.
+//! let source = RabbitSource::builder(url, "invoices").delivery_limit(None).start().await?;
+//! let sink = RabbitSink::builder(url)?.exchange("orders").connect().await?;
+//! # drop((source, sink));
+//! # Ok(()) }
+//! ```
 
+mod delay;
 mod delivery;
 mod link;
 mod properties;

@@ -1,6 +1,6 @@
 //! Settings of a source, and their errors.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::time::Duration;
 
 use hapax_messages::SourceError;
@@ -74,6 +74,16 @@ pub(crate) struct Settings {
     pub(crate) order_key: RabbitOrderKey,
     pub(crate) consumer_timeout: Option<Duration>,
     pub(crate) longest_handler: Duration,
-    pub(crate) delivery_limit: Option<u32>,
+    pub(crate) delivery_limit: Option<NonZeroU32>,
     pub(crate) delay_from: Option<Duration>,
+}
+
+impl Settings {
+    /// Returns whether a message that was received some time ago goes through a delay queue for a pause: the
+    /// pause is long, or the server would close the channel during it.
+    pub(crate) fn delays(&self, pause: Duration, received_ago: Duration) -> bool {
+        let Some(from) = self.delay_from else { return false };
+        let held = received_ago.saturating_add(pause);
+        pause >= from || self.consumer_timeout.is_some_and(|timeout| held >= timeout / 2)
+    }
 }

@@ -253,9 +253,12 @@ impl Publisher {
             Ok(Ok(Confirmation::Ack(None))) => Ok(()),
             Ok(Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)))) => {
                 Err(PublishError::rejected(format!(
-                    "expected a queue for the routing key {routing_key:?} at the exchange {exchange:?}, \
+                    "expected a queue for the routing key {:?} at the exchange {:?}, \
                      found none ({} {}): bind a queue, or change the destination",
-                    returned.reply_code, returned.reply_text
+                    routing_key.as_str(),
+                    exchange.as_str(),
+                    returned.reply_code,
+                    returned.reply_text
                 )))
             }
             Ok(Ok(Confirmation::Nack(None))) => Err(PublishError::not_acknowledged(

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::{NonZeroU16, NonZeroUsize};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use crate::delivery::RabbitDelivery;
 use crate::link::{Address, Reconnects, answered, short};
@@ -27,6 +27,9 @@ use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
 
 /// Longest name of a queue: the names of its delay queues have some bytes more.
 const MAX_QUEUE_NAME: usize = 220;
+
+/// Delivery limit of a quorum queue without settings, from RabbitMQ 4.0 on.
+const DEFAULT_DELIVERY_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 
 /// Builder of a [`RabbitSource`].
 #[derive(Clone, Debug)]
@@ -70,7 +73,7 @@ impl RabbitSourceBuilder {
     /// States the delivery limit of the queue, which cannot be read over AMQP: `None` for a classic queue,
     /// and for a quorum queue without a limit. Default 20: what a quorum queue has on RabbitMQ 4.0 and
     /// later if neither its arguments nor a policy set another one. Before 4.0 the default is no limit.
-    pub const fn delivery_limit(mut self, limit: Option<u32>) -> Self {
+    pub const fn delivery_limit(mut self, limit: Option<NonZeroU32>) -> Self {
         self.settings.delivery_limit = limit;
         self
     }
@@ -140,7 +143,7 @@ impl RabbitSource {
                 order_key: RabbitOrderKey::None,
                 consumer_timeout: Some(Duration::from_secs(30 * 60)),
                 longest_handler: Duration::from_secs(5 * 60),
-                delivery_limit: Some(20),
+                delivery_limit: Some(DEFAULT_DELIVERY_LIMIT),
                 delay_from: Some(Duration::from_secs(30)),
             },
         }
@@ -159,6 +162,9 @@ impl MessageSource for RabbitSource {
         let settings = &self.shared.settings;
         let mut limits =
             SourceLimits::default().max_unacknowledged(NonZeroUsize::from(settings.prefetch));
+        if let Some(limit) = settings.delivery_limit {
+            limits = limits.delivery_limit(limit);
+        }
         if settings.order_key != RabbitOrderKey::None {
             limits = limits.with_order_keys();
         }
@@ -177,10 +183,11 @@ pub(crate) struct Shared {
     changed: Notify,
 }
 
-/// A message that was received and dropped.
+/// A message that was received, and may be dropped.
 pub(crate) struct Returned {
     pub(crate) delivery: LapinDelivery,
     pub(crate) message: Message,
+    pub(crate) received_at: Instant,
 }
 
 #[derive(Default)]
@@ -318,17 +325,10 @@ impl Shared {
         let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
         let mut returned = self.lock_returned();
         while taken.len() < max.get()
-            && let Some(((epoch, _), Returned { delivery, message })) = returned.pop_first()
+            && let Some(((epoch, _), received)) = returned.pop_first()
         {
             if epoch == link.epoch {
-                let delivery = RabbitDelivery::new(
-                    self,
-                    link.epoch,
-                    &link.connection,
-                    delivery,
-                    message,
-                    true,
-                );
+                let delivery = RabbitDelivery::new(self, epoch, &link.connection, received, true);
                 taken.push(Box::new(delivery));
             }
         }
@@ -359,15 +359,9 @@ impl Shared {
             message = message.with_key(key.replace('\0', "\u{fffd}"));
         }
         let is_redelivery = delivery.redelivered;
-        let connection = &link.connection;
-        Box::new(RabbitDelivery::new(
-            self,
-            link.epoch,
-            connection,
-            delivery,
-            message,
-            is_redelivery,
-        ))
+        let received = Returned { delivery, message, received_at: Instant::now() };
+        let (epoch, connection) = (link.epoch, &link.connection);
+        Box::new(RabbitDelivery::new(self, epoch, connection, received, is_redelivery))
     }
 
     /// Takes back a message that was dropped without an acknowledgement.

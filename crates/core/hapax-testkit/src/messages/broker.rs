@@ -10,7 +10,7 @@ use hapax_messages::{
     SourceLimits,
 };
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// A broker with one queue, in memory. A message that is dropped without an acknowledgement is
 /// delivered again, before those that were not delivered yet.
@@ -33,6 +33,7 @@ struct State {
     /// Each with the time at which it was delivered or held.
     delivered: HashMap<u64, (Arc<Message>, Instant)>,
     ack_wait: Option<Duration>,
+    delays_from: Option<Duration>,
     next: u64,
     /// Changes in a restart: deliveries of before have no effect any more.
     epoch: u64,
@@ -83,6 +84,11 @@ impl MemoryBroker {
     /// Delivers a message again that was neither acknowledged nor held for `ack_wait`.
     pub fn set_ack_wait(&self, ack_wait: Duration) {
         self.shared.lock().ack_wait = Some(ack_wait);
+    }
+
+    /// Takes back messages that are to be delivered after a pause of at least `pause`.
+    pub fn set_delays_from(&self, pause: Duration) {
+        self.shared.lock().delays_from = Some(pause);
     }
 
     /// Makes the broker unreachable, or reachable again.
@@ -246,6 +252,21 @@ impl Delivery for MemoryDelivery {
                 self.shared.changed.notify_waiters();
             }
             Ok(())
+        })
+    }
+
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(async move {
+            if self.shared.lock().delays_from.is_none_or(|from| pause < from) {
+                return Ok(false);
+            }
+            self.acknowledge().await?;
+            let (broker, message) = (Arc::clone(&self.shared), Arc::clone(&self.message));
+            tokio::spawn(async move {
+                sleep(pause).await;
+                MemoryBroker { shared: broker }.send((*message).clone());
+            });
+            Ok(true)
         })
     }
 

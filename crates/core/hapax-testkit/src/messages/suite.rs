@@ -118,6 +118,7 @@ broker_rules! {
     an_acknowledged_message_is_not_delivered_again
     a_held_message_is_not_delivered_again
     a_stale_acknowledgement_does_no_harm
+    a_delayed_message_is_delivered_again_after_its_pause
     a_receive_that_is_dropped_loses_no_message
     messages_with_one_order_key_are_received_in_order
     every_message_is_received_although_the_broker_is_killed

@@ -122,19 +122,18 @@ impl RabbitMqServer {
     /// Returns the number of messages in a queue that are not acknowledged, delivered or not; 0 if
     /// there is no such queue.
     pub async fn messages(&self, queue: &str) -> u64 {
-        let figure = self.figure(queue, "messages").await;
-        figure.parse().unwrap_or_else(|_| panic!("messages of {queue}: {figure}"))
-    }
-
-    /// Returns a figure of a queue as text, such as `messages_ready` or `consumers`; 0 if there is no
-    /// such queue.
-    pub async fn figure(&self, queue: &str, figure: &str) -> String {
         let name = format!("rabbit_misc:r(<<\"/\">>,queue,<<\"{queue}\">>)");
-        self.eval(&format!(
-            "case rabbit_amqqueue:lookup({name}) of {{ok,Q}} -> \
-             proplists:get_value({figure}, rabbit_amqqueue:info(Q,[{figure}])); _ -> 0 end."
-        ))
-        .await
+        // The node reads the figures of a quorum queue every five seconds.
+        let expressions = format!(
+            "case rabbit_amqqueue:lookup({name}) of \
+             {{ok,Q}} -> case amqqueue:get_type(Q) of \
+             rabbit_quorum_queue -> {{ok,N,_}}=ra:consistent_query(amqqueue:get_pid(Q),\
+             fun rabbit_fifo:query_messages_total/1), N; \
+             _ -> proplists:get_value(messages,rabbit_amqqueue:info(Q,[messages])) end; \
+             _ -> 0 end."
+        );
+        let count = self.eval(&expressions).await;
+        count.parse().unwrap_or_else(|_| panic!("messages of {queue}: {count}"))
     }
 
     /// Freezes it (SIGSTOP): connections stay open without an answer.

@@ -23,7 +23,9 @@ impl BrokerFixture for Memory {
     const MARKS_REDELIVERIES: bool = true;
 
     async fn start() -> Self {
-        Self(MemoryBroker::default())
+        let broker = MemoryBroker::default();
+        broker.set_delays_from(std::time::Duration::from_secs(2));
+        Self(broker)
     }
 
     async fn source(&self) -> MemoryBroker {

@@ -17,7 +17,8 @@ use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
 use crate::consumer::{
-    ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, drain, note_ended,
+    ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, check_delivery_limit, drain,
+    note_ended,
 };
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
 use crate::handler::describe;
@@ -102,6 +103,11 @@ impl BatchConsumer {
                 "the source has order keys, and batch mode keeps no order: use an `ordered` inbox in claim \
                  mode, or the source without an order key"
             );
+        }
+        if let Some(limit) = of_source.delivery_limit {
+            check_delivery_limit(limit, &attempts, inbox.consumer()).map_err(|attempts| {
+                BatchConsumerError::DeliveryLimit { attempts, limit: limit.get() }
+            })?;
         }
         let max_unacknowledged = of_source
             .max_unacknowledged

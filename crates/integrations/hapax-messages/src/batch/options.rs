@@ -55,6 +55,18 @@ pub struct BatchOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchConsumerError {
+    /// The broker removes a message before it becomes a dead letter.
+    #[error(
+        "expected a broker that delivers a message more than {attempts} times, which is `max_crashes`, \
+         found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
+         broker would remove a message that ends its process, and no dead letter would have it"
+    )]
+    DeliveryLimit {
+        /// Crashes after which the consumer parks a message.
+        attempts: u32,
+        /// Deliveries after which the broker removes it.
+        limit: u32,
+    },
     /// There is no rule for ids.
     #[error("expected at least one rule for ids, found none: set `ids`, or keep the default")]
     NoIdRules,

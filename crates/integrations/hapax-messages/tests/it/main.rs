@@ -10,6 +10,7 @@ mod batches;
 mod claims;
 mod crashes;
 mod dead_letters;
+mod delays;
 mod ids;
 mod lifecycle;
 mod memory;

@@ -295,4 +295,8 @@ impl Delivery for LossyDelivery {
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         self.delivery.hold()
     }
+
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        self.delivery.delay(pause)
+    }
 }

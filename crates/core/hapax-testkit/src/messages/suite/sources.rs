@@ -195,6 +195,40 @@ pub async fn a_stale_acknowledgement_does_no_harm<F: BrokerFixture>() {
     bench.acknowledge_rest(&mut receiver).await;
 }
 
+/// A message that is given to the broker for a pause is delivered again after it, once, as it was and as
+/// for the first time. An adapter may keep it instead.
+pub async fn a_delayed_message_is_delivered_again_after_its_pause<F: BrokerFixture>() {
+    const PAUSE: Duration = Duration::from_secs(2);
+    let bench = Bench::<F>::start().await;
+    let mut receiver = bench.receiver().await;
+    let mut message = bench.message("later", payload("later"));
+    message.key = Some("ä 1".to_owned());
+    for value in ["1", "0"] {
+        message.headers.push(("X-Many".to_owned(), value.into()));
+    }
+    bench.publish(&message).await;
+    let first = receiver.take("later").await;
+    let sent = first.message().clone();
+    let begun = Instant::now();
+    if first.delay(PAUSE).await.expect("the broker is there") {
+        drop(first);
+        bench.send("meanwhile").await;
+        receiver.take("meanwhile").await.acknowledge().await.expect("the broker is there");
+        let again = receiver.take("later").await;
+        assert!(begun.elapsed() >= PAUSE, "after {:?}", begun.elapsed());
+        assert!(!again.is_redelivery(), "it is marked as a redelivery");
+        let mut found = again.message().clone();
+        found.position.clone_from(&sent.position);
+        assert!(found == sent, "{:?} instead of {:?}", found, sent);
+        again.acknowledge().await.expect("the broker is there");
+    } else {
+        first.acknowledge().await.expect("it stays with its delivery");
+    }
+    bench.acknowledge_rest(&mut receiver).await;
+    bench.send("last").await;
+    bench.only(&mut receiver, "last").await;
+}
+
 /// A future of `receive` that is dropped at any moment loses no message.
 pub async fn a_receive_that_is_dropped_loses_no_message<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;

@@ -29,6 +29,8 @@ pub(super) enum Bug {
     HoldsByNak,
     CountsHolds,
     AcknowledgesByPlace,
+    LosesDelayed,
+    CutsDelays,
     LosesOnDrop,
     ReversesOrder,
     DropsKeys,
@@ -88,7 +90,9 @@ impl<const BUG: u8> BrokerFixture for Broken<BUG> {
     const MARKS_REDELIVERIES: bool = true;
 
     async fn start() -> Self {
-        Self(Arc::default())
+        let adapter = Adapter::default();
+        adapter.broker.set_delays_from(Duration::ZERO);
+        Self(Arc::new(adapter))
     }
 
     async fn source(&self) -> BrokenSource<BUG> {
@@ -230,6 +234,21 @@ impl<const BUG: u8> Delivery for BrokenDelivery<BUG> {
             self.adapter.broker.send(self.message.clone());
         }
         self.delivery.hold()
+    }
+
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        Box::pin(async move {
+            // In claim mode the rules' short pauses stay with the consumer.
+            if pause < Duration::from_secs(2) {
+                return Ok(false);
+            }
+            if self.adapter.has(Bug::LosesDelayed) {
+                self.delivery.acknowledge().await?;
+                return Ok(true);
+            }
+            let pause = if self.adapter.has(Bug::CutsDelays) { pause / 2 } else { pause };
+            self.delivery.delay(pause).await
+        })
     }
 }
 

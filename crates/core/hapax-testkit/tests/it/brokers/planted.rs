@@ -37,6 +37,8 @@ found! {
     finds_messages_that_are_held_by_nak: HoldsByNak => a_held_message_is_not_delivered_again
     finds_holds_that_are_counted: CountsHolds => a_held_message_is_not_delivered_again
     finds_acknowledgements_by_place: AcknowledgesByPlace => a_stale_acknowledgement_does_no_harm
+    finds_delayed_messages_that_are_lost: LosesDelayed => a_delayed_message_is_delivered_again_after_its_pause
+    finds_pauses_that_are_too_short: CutsDelays => a_delayed_message_is_delivered_again_after_its_pause
     finds_messages_of_a_dropped_receive: LosesOnDrop => a_receive_that_is_dropped_loses_no_message
     finds_messages_out_of_order: ReversesOrder => messages_with_one_order_key_are_received_in_order
     finds_messages_without_their_order_key: DropsKeys => messages_with_one_order_key_are_received_in_order

@@ -48,7 +48,8 @@ impl BrokerFixture for Rabbit {
 
     async fn source(&self) -> RabbitSource {
         let order_key = RabbitOrderKey::Header("message-order-key".to_owned());
-        RabbitSource::builder(self.url(), QUEUE).order_key(order_key).start().await.unwrap()
+        let builder = RabbitSource::builder(self.url(), QUEUE).order_key(order_key);
+        builder.delay_from(Some(Duration::from_secs(2))).start().await.unwrap()
     }
 
     async fn sink(&self) -> RabbitSink {

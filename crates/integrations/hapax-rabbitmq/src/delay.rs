@@ -1,0 +1,97 @@
+//! Delay queues: the broker keeps a message for a time, and then delivers it again.
+//!
+//! A queue expires messages at its head only. So there is a queue for each pause, of one second and its
+//! doubles, and all of its messages expire in the order in which they were published.
+
+use std::time::Duration;
+
+use hapax_messages::{Message, SourceError};
+use lapin::Connection;
+use lapin::message::Delivery as LapinDelivery;
+use lapin::options::QueueDeclareOptions;
+use lapin::types::{AMQPValue, FieldTable};
+
+use crate::link::{answered, short};
+use crate::properties;
+use crate::sink::Publisher;
+
+/// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
+const LONGEST_S: u64 = 1 << 20;
+
+/// Time for which a delay queue exists after its last use, besides its pause. The server would remove it
+/// with its messages, for instance while the queue behind it accepts none.
+const UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Returns the pause of the delay queue for a pause: the next power of two, in seconds.
+fn step(pause: Duration) -> Duration {
+    let whole = pause.as_secs().saturating_add(u64::from(pause.subsec_nanos() > 0));
+    Duration::from_secs(whole.clamp(1, LONGEST_S).next_power_of_two())
+}
+
+fn name(queue: &str, step: Duration) -> String {
+    format!("{queue}.delay-{}s", step.as_secs())
+}
+
+/// Returns the arguments of a delay queue. A quorum queue is the only one that dead-letters at least once;
+/// the strategy needs `reject-publish`.
+fn arguments(queue: &str, step: Duration) -> FieldTable {
+    let milliseconds = |time: Duration| {
+        AMQPValue::LongLongInt(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
+    };
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let mut arguments = FieldTable::default();
+    for (name, value) in [
+        ("x-queue-type", text("quorum")),
+        ("x-message-ttl", milliseconds(step)),
+        ("x-expires", milliseconds(step + UNUSED)),
+        ("x-dead-letter-exchange", text("")),
+        ("x-dead-letter-routing-key", text(queue)),
+        ("x-dead-letter-strategy", text("at-least-once")),
+        ("x-overflow", text("reject-publish")),
+    ] {
+        arguments.insert(name.into(), value);
+    }
+    arguments
+}
+
+/// Publishes a message to the delay queue for a pause. Once this returns, the broker has a copy of it, and
+/// the delivery can be acknowledged. A failure in between leaves both, of which one is a duplicate.
+pub(crate) async fn publish(
+    connection: &Connection,
+    queue: &str,
+    delivery: &LapinDelivery,
+    message: &Message,
+    pause: Duration,
+) -> Result<(), SourceError> {
+    let step = step(pause);
+    let name = name(queue, step);
+    let Some(routing_key) = short(&name) else {
+        return Err(SourceError::new("expected a delay queue's name of at most 255 bytes"));
+    };
+    // A channel of its own: an error of the declaration closes it, and the consumer's has the tags.
+    let publisher = Publisher::open(connection).await.map_err(SourceError::new)?;
+    let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    // Each time: the queue may have expired, and a declaration postpones that.
+    let declare =
+        publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, step));
+    answered(declare).await?;
+    let original =
+        properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
+    let properties = properties::delayed(&delivery.properties, &original);
+    let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
+    published.map_err(SourceError::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_never_shortened_and_at_most_doubled() {
+        let steps = [0, 1, 999, 1_000, 1_001, 2_000, 30_000, 300_000, 604_800_000];
+        let steps = steps.map(|millis| step(Duration::from_millis(millis)).as_secs());
+        assert_eq!(steps, [1, 1, 1, 1, 2, 2, 32, 512, LONGEST_S]);
+        assert_eq!(step(Duration::MAX).as_secs(), LONGEST_S);
+        assert_eq!(name("orders", step(Duration::from_secs(30))), "orders.delay-32s");
+    }
+}

@@ -1,0 +1,122 @@
+//! The sink.
+
+use hapax_messages::{MessageId, MessageSink, MessageSource, OutgoingMessage, PublishError};
+use hapax_rabbitmq::{RabbitSink, RabbitSource};
+use hapax_testkit::servers::RabbitMqServer;
+use lapin::ExchangeKind;
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueuePurgeOptions};
+use lapin::types::FieldTable;
+
+use super::{channel, declare, text};
+
+fn message(destination: &str, id: &str) -> OutgoingMessage {
+    OutgoingMessage::new(destination, MessageId::new(id).unwrap(), "x")
+}
+
+async fn sink(server: &RabbitMqServer, exchange: &str) -> RabbitSink {
+    let builder = RabbitSink::builder(&server.url()).unwrap();
+    builder.exchange(exchange).connect().await.unwrap()
+}
+
+fn expect_rejection(published: &Result<(), PublishError>, text: &str) {
+    let Err(PublishError::Rejected(error)) = published else {
+        panic!("expected Rejected, found {published:?}");
+    };
+    assert!(error.to_string().contains(text), "{error}");
+}
+
+fn expect_retry(published: &Result<(), PublishError>) {
+    let is_retry = matches!(published, Err(PublishError::NotAcknowledged { .. }));
+    assert!(is_retry, "expected NotAcknowledged, found {published:?}");
+}
+
+#[tokio::test]
+async fn a_message_for_no_queue_is_rejected_and_those_beside_it_are_confirmed() {
+    let server = RabbitMqServer::start().await;
+    declare(&channel(&server.url()).await, "orders", &[]).await;
+    let sink = sink(&server, "").await;
+    // All at once: a returned message belongs to its own publication.
+    let publishing = (0..40).map(|number| {
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            let (destination, is_routed) = match number % 4 {
+                0 => ("nowhere", false),
+                _ => ("orders", true),
+            };
+            let published = sink.publish(&message(destination, &format!("m-{number}"))).await;
+            (is_routed, published)
+        })
+    });
+    let publishing: Vec<_> = publishing.collect();
+    for task in publishing {
+        let (is_routed, published) = task.await.unwrap();
+        if is_routed {
+            published.unwrap();
+        } else {
+            expect_rejection(&published, "expected a queue for the routing key \"nowhere\"");
+        }
+    }
+    assert_eq!(server.messages("orders").await, 30);
+    let long = "k".repeat(256);
+    expect_rejection(&sink.publish(&message(&long, "m-1")).await, "at most 255 bytes, found 256");
+    // The headers of a message are one frame.
+    let mut large = message("orders", "large");
+    large.headers.push(("large".to_owned(), vec![b'x'; 130_000].into()));
+    expect_rejection(&sink.publish(&large).await, "expected headers of at most");
+    sink.publish(&message("orders", "last")).await.unwrap();
+    assert_eq!(server.messages("orders").await, 31);
+}
+
+#[tokio::test]
+async fn a_full_queue_that_rejects_is_a_temporary_error() {
+    let server = RabbitMqServer::start().await;
+    let channel = channel(&server.url()).await;
+    let arguments = [("x-max-length", 2.into()), ("x-overflow", text("reject-publish"))];
+    declare(&channel, "full", &arguments).await;
+    let sink = sink(&server, "").await;
+    let mut accepted = 0;
+    // The limit is not exact.
+    let full = loop {
+        let published = sink.publish(&message("full", &format!("m-{accepted}"))).await;
+        match published {
+            Ok(()) if accepted < 100 => accepted += 1,
+            published => break published,
+        }
+    };
+    expect_retry(&full);
+    assert_eq!(server.messages("full").await, accepted);
+    channel.queue_purge("full".into(), QueuePurgeOptions::default()).await.unwrap();
+    sink.publish(&message("full", "m-last")).await.unwrap();
+    assert_eq!(server.messages("full").await, 1);
+}
+
+#[tokio::test]
+async fn an_exchange_routes_by_the_destination_and_a_missing_one_is_a_temporary_error() {
+    let server = RabbitMqServer::start().await;
+    let channel = channel(&server.url()).await;
+    let sink = sink(&server, "events").await;
+    let mut created = message("orders.created", "m-1");
+    expect_retry(&sink.publish(&created).await);
+    let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+    let table = FieldTable::default;
+    channel.exchange_declare("events".into(), ExchangeKind::Topic, options, table()).await.unwrap();
+    declare(&channel, "invoices", &[]).await;
+    declare(&channel, "others", &[]).await;
+    let bind = QueueBindOptions::default();
+    channel
+        .queue_bind("invoices".into(), "events".into(), "orders.*".into(), bind, table())
+        .await
+        .unwrap();
+    // A command to the broker, and a header that the broker sets.
+    for name in ["CC", "x-death"] {
+        created.headers.push((name.to_owned(), "others".into()));
+    }
+    sink.publish(&created).await.unwrap();
+    expect_rejection(&sink.publish(&message("carts.created", "m-2")).await, "expected a queue");
+    assert_eq!(server.messages("others").await, 0);
+    let source = RabbitSource::builder(server.url(), "invoices").start().await.unwrap();
+    let received = source.receive(10.try_into().unwrap()).await.unwrap();
+    let message = received[0].message();
+    assert_eq!((received.len(), &*message.origin), (1, "amqp://invoices/orders.created"));
+    assert!(message.header("CC").is_none() && message.published_at.is_some());
+}
