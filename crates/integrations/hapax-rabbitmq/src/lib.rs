@@ -82,6 +82,7 @@ mod sink;
 mod source;
 
 pub use link::RabbitUrlError;
+pub use properties::queue_of_origin;
 pub use settings::{RabbitOrderKey, RabbitStartError};
 pub use sink::{RabbitSink, RabbitSinkBuilder};
 pub use source::{RabbitSource, RabbitSourceBuilder};

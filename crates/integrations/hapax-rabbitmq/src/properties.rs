@@ -97,7 +97,22 @@ fn short_text(value: &AMQPValue) -> Option<ShortString> {
     std::str::from_utf8(text.as_bytes()).ok().and_then(short)
 }
 
-/// Returns a message that was received. `origin` is the name of its queue.
+/// Returns the origin of a message: `amqp://QUEUE/ROUTING-KEY`, with `%` and `/` of the queue's name
+/// percent-encoded.
+fn origin(queue: &str, routing_key: &str) -> String {
+    let queue = queue.replace('%', "%25").replace('/', "%2F");
+    format!("amqp://{queue}/{routing_key}")
+}
+
+/// Returns the queue of a message that was received, of its origin `amqp://QUEUE/ROUTING-KEY`; `None` if it
+/// came from another broker.
+#[must_use]
+pub fn queue_of_origin(origin: &str) -> Option<String> {
+    let (queue, _) = origin.strip_prefix("amqp://")?.split_once('/')?;
+    Some(queue.replace("%2F", "/").replace("%25", "%"))
+}
+
+/// Returns a message that was received from a queue.
 pub(crate) fn incoming(
     queue: &str,
     routing_key: &str,
@@ -105,7 +120,7 @@ pub(crate) fn incoming(
     payload: Vec<u8>,
 ) -> Message {
     let routing_key = original_routing_key(routing_key, properties);
-    let mut message = Message::new(format!("amqp://{queue}/{routing_key}"), payload);
+    let mut message = Message::new(origin(queue, &routing_key), payload);
     let texts = [
         (MESSAGE_ID, properties.message_id()),
         (CONTENT_TYPE, properties.content_type()),
@@ -224,4 +239,19 @@ pub(crate) fn bytes(properties: &BasicProperties) -> usize {
     }
     // Each of nine further texts has at most 255 bytes.
     properties.headers().as_ref().map_or(0, of_table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_origin_has_its_queue_whatever_its_name_is() {
+        for queue in ["orders", "a/b", "100%", "%2F", "%25/%", "ü"] {
+            let found = queue_of_origin(&origin(queue, "orders/created"));
+            assert_eq!(found.as_deref(), Some(queue));
+        }
+        assert_eq!(queue_of_origin("nats://ORDERS/orders.created"), None);
+        assert_eq!(queue_of_origin("amqp://orders"), None);
+    }
 }

@@ -35,7 +35,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     // What needs no connection is checked first.
     let limits = &args.limits;
     let broker = broker_url(&args.source)?;
-    let plan = SourcePlan::new(&broker.0, &args.source, &args.consumer, limits.lease)?;
+    let plan = SourcePlan::new(&broker.0, &args.source, &args.consumer, limits)?;
     let service = Service::new(service_sink(&args).await?, limits.max_body, &attempts(limits));
     let store = store_url(&args)?;
     let database = database_url(&args, &store)?;

@@ -4,7 +4,9 @@ mod args;
 mod grants;
 mod redrive;
 mod render;
+mod sink;
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -17,7 +19,7 @@ use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
-pub(crate) use redrive::sink;
+pub(crate) use sink::{rabbit_sink, sink};
 
 /// Least number of digits that identifies a dead letter.
 const PREFIX: usize = 8;
@@ -69,10 +71,20 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Returns the destination to which a message of this origin was published: of
-/// `nats://STREAM/SUBJECT` the subject. Of another origin all of it.
+/// `nats://STREAM/SUBJECT` the subject, of `amqp://QUEUE/ROUTING-KEY` the routing key. Of another origin
+/// all of it.
 pub(crate) fn destination(origin: &str) -> &str {
-    let subject = origin.strip_prefix("nats://").and_then(|it| it.split_once('/'));
-    subject.map_or(origin, |(_, subject)| subject)
+    let rest = ["nats://", "amqp://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
+    rest.and_then(|rest| rest.split_once('/')).map_or(origin, |(_, destination)| destination)
+}
+
+/// Returns the destination at which the consumer of a message of this origin receives it again. Of
+/// `amqp://QUEUE/ROUTING-KEY` that is the queue: by the routing key other consumers would receive it too.
+fn redrive_destination(origin: &str) -> Cow<'_, str> {
+    match hapax_rabbitmq::queue_of_origin(origin) {
+        Some(queue) => Cow::Owned(queue),
+        None => Cow::Borrowed(destination(origin)),
+    }
 }
 
 /// Returns the connection to the database of the flags.

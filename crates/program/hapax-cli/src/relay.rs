@@ -35,10 +35,14 @@ pub(crate) struct RelayArgs {
     /// The database with the outbox: postgres://USER@HOST/DB
     #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     from: HiddenUrl,
-    /// The broker: nats://HOST or tls://HOST; or an endpoint of webhooks: https://HOST/PATH or
-    /// http://HOST/PATH
+    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST; or an endpoint of
+    /// webhooks: https://HOST/PATH or http://HOST/PATH
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     to: HiddenUrl,
+    /// RabbitMQ: the exchange, at which the destination of a message is its routing key [default: the one
+    /// without a name, at which it is a queue]
+    #[arg(long, value_name = "NAME")]
+    exchange: Option<String>,
     /// For an endpoint: file of the signing secrets, one a line, each whsec_ and base64 [default:
     /// messages are not signed]
     #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]
@@ -58,7 +62,7 @@ pub(crate) struct RelayArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin::admin)]
     admin: AdminAddr,
     /// Largest number of messages that are sent and not acknowledged; to an endpoint, also of
-    /// connections [default: 256; to an endpoint 32]
+    /// connections, and to RabbitMQ of channels [default: 256; to an endpoint 32, to RabbitMQ 64]
     #[arg(long, value_name = "N")]
     in_flight: Option<NonZeroUsize>,
     /// Bytes of messages in memory; one message may exceed them

@@ -81,7 +81,7 @@ set HAPAX_BROKER, HAPAX_STORE and HAPAX_DATABASE, or name a file in --from-file.
 /// The broker, and what is received from it. A flag of one broker is rejected with another one.
 #[derive(Debug, Args)]
 pub(super) struct SourceArgs {
-    /// The broker: nats://HOST or tls://HOST
+    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST
     #[arg(
         long,
         value_name = "URL",
@@ -101,10 +101,44 @@ pub(super) struct SourceArgs {
     /// a durable consumer that is created [default: all subjects of the stream]
     #[arg(long = "subject", value_name = "SUBJECT")]
     pub(super) subjects: Vec<String>,
-    /// NATS: the order key of a message: subject, or header:NAME. The consumer then has one message at
-    /// a time [default: messages have no order]
+    /// The order key of a message: header:NAME; of NATS also subject, and its consumer then has one
+    /// message at a time; of RabbitMQ also routing-key, and its queue must have the argument
+    /// x-single-active-consumer [default: messages have no order]
     #[arg(long, value_name = "KEY")]
     pub(super) order_by: Option<String>,
+    /// RabbitMQ: the queue, which must exist
+    #[arg(long, value_name = "NAME")]
+    pub(super) queue: Option<String>,
+    /// RabbitMQ: the delivery limit that the queue has, which the server does not tell: a number, or none
+    /// for a classic queue and for a quorum queue without a limit [default: 20, that of a quorum queue
+    /// from RabbitMQ 4.0 on]
+    #[arg(long, value_name = "N")]
+    pub(super) delivery_limit: Option<DeliveryLimitArg>,
+    /// RabbitMQ: the consumer_timeout that the queue has, which the server does not tell: time for which
+    /// a message may be unacknowledged [default: 30m, as the server's]
+    #[arg(long, value_name = "DUR", value_parser = crate::duration)]
+    pub(super) consumer_timeout: Option<Duration>,
+}
+
+/// A limit of deliveries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum DeliveryLimitArg {
+    None,
+    Deliveries(NonZeroU32),
+}
+
+impl std::str::FromStr for DeliveryLimitArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            text => text
+                .parse()
+                .map(Self::Deliveries)
+                .map_err(|_| "expected a number of at least 1, or none".to_owned()),
+        }
+    }
 }
 
 /// The limits.

@@ -1,21 +1,25 @@
 //! The source of `hapax consume`, by the scheme of its URL: the one place that knows brokers.
 
+mod rabbitmq;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_messages::MessageSource;
 use hapax_nats::{NatsOrderKey, NatsSource};
 
-use super::args::SourceArgs;
+use self::rabbitmq::RabbitPlan;
+use super::args::{LimitArgs, SourceArgs};
 use crate::exit::CliError;
 
 /// The schemes of this program, for errors.
-const SCHEMES: &str = "nats://HOST or tls://HOST";
+const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST or amqps://HOST";
 
 /// A broker and its settings, checked without a connection.
 #[derive(Debug)]
 pub(super) enum SourcePlan {
     Nats(NatsPlan),
+    Rabbit(RabbitPlan),
 }
 
 /// Settings of a durable consumer of a stream.
@@ -29,18 +33,19 @@ pub(super) struct NatsPlan {
 }
 
 impl SourcePlan {
-    /// Checks the settings of the broker at `url`. `lease` is the time after which the messages of a
-    /// process that died are delivered again.
+    /// Checks the settings of the broker at `url`. The lease is the time after which the messages of a
+    /// process that died are delivered again, and the timeout that of a request.
     pub(super) fn new(
         url: &str,
         args: &SourceArgs,
         consumer: &str,
-        lease: Duration,
+        limits: &LimitArgs,
     ) -> Result<Self, CliError> {
         let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
         match scheme.as_deref() {
-            Some("nats" | "tls") => NatsPlan::new(args, consumer, lease).map(Self::Nats),
-            Some(scheme @ ("amqp" | "amqps" | "kafka")) => Err(CliError::usage(format!(
+            Some("nats" | "tls") => NatsPlan::new(args, consumer, limits.lease).map(Self::Nats),
+            Some("amqp" | "amqps") => RabbitPlan::new(args, limits).map(Self::Rabbit),
+            Some(scheme @ "kafka") => Err(CliError::usage(format!(
                 "--from: expected {SCHEMES}, found {scheme}://, of a broker that this program cannot \
                  receive from"
             ))),
@@ -52,12 +57,31 @@ impl SourcePlan {
     pub(super) async fn open(self, url: &str) -> Result<Arc<dyn MessageSource>, CliError> {
         match self {
             Self::Nats(plan) => Ok(Arc::new(plan.open(url).await?)),
+            Self::Rabbit(plan) => Ok(Arc::new(plan.open(url).await?)),
         }
+    }
+}
+
+/// Rejects flags of another broker.
+fn unwanted(broker: &str, flags: &[(&str, bool)]) -> Result<(), CliError> {
+    match flags.iter().find(|(_, is_set)| *is_set) {
+        None => Ok(()),
+        Some((flag, _)) => Err(CliError::usage(format!(
+            "{flag}: expected {broker} in --from, found another broker: remove {flag}"
+        ))),
     }
 }
 
 impl NatsPlan {
     fn new(args: &SourceArgs, consumer: &str, lease: Duration) -> Result<Self, CliError> {
+        unwanted(
+            "a RabbitMQ server",
+            &[
+                ("--queue", args.queue.is_some()),
+                ("--delivery-limit", args.delivery_limit.is_some()),
+                ("--consumer-timeout", args.consumer_timeout.is_some()),
+            ],
+        )?;
         let Some(stream) = &args.stream else {
             return Err(CliError::usage(
                 "--stream: expected the stream of a NATS server, found none: add --stream NAME",

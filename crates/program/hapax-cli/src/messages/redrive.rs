@@ -29,14 +29,13 @@ use hapax_messages::{
     DeadLetter, DeadLetterReason, DeadLetterStore as _, Inbox, MessageId, MessageSink,
     OrderKeyQuery, OrderKeyState, OutgoingMessage,
 };
-use hapax_nats::NatsSink;
 use hapax_postgres_messages::{
     DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER, PgDeadLetterStore,
 };
 use tokio::time::{Instant, sleep};
 
-use super::args::{HiddenUrl, RedriveArgs};
-use super::{dead_letters, find, gone, print, render, unavailable};
+use super::args::RedriveArgs;
+use super::{dead_letters, find, gone, print, render, sink, unavailable};
 use crate::exit::{CliError, of};
 use crate::keys::{TIMEOUT, user};
 
@@ -179,16 +178,6 @@ impl Results {
     }
 }
 
-/// Connects to the broker of a URL.
-pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliError> {
-    if !["nats://", "tls://"].iter().any(|scheme| url.0.starts_with(scheme)) {
-        return Err(CliError::usage("--to: expected nats://HOST or tls://HOST, found another URL"));
-    }
-    let sink = NatsSink::connect(&url.0).await;
-    let sink = sink.map_err(|error| CliError::unavailable(format!("--to: {error}")))?;
-    Ok(Arc::new(sink))
-}
-
 /// Results of releasing the record of a message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Released {
@@ -327,7 +316,7 @@ impl Redrive {
         let contents = contents.ok_or_else(|| gone(&hex))?;
         let number = self.begin(dead_letter).await?;
         let released = self.release(&dead_letter.consumer, &id).await?;
-        let destination = super::destination(&dead_letter.origin);
+        let destination = super::redrive_destination(&dead_letter.origin);
         let mut message = OutgoingMessage::new(destination, id, contents.payload);
         message.broker_id = Some(format!("{} redrive {} {number}", message.id, &hex[..12]));
         message.key.clone_from(&dead_letter.order_key);

@@ -13,11 +13,21 @@ use crate::webhooks::{self, EndpointFiles, SECRET_FILE};
 /// Connections to an endpoint of webhooks, unless a flag sets their number.
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(31);
 
+/// Channels of RabbitMQ, each with one message under way, unless a flag sets their number.
+const CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
+
 /// Returns the sink of the flags, and the default of messages in flight.
 pub(super) async fn open(
     args: &RelayArgs,
 ) -> Result<(Arc<dyn MessageSink>, NonZeroUsize), CliError> {
     let scheme = args.to.0.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let is_rabbit = matches!(scheme.as_deref(), Some("amqp" | "amqps"));
+    if args.exchange.is_some() && !is_rabbit {
+        return Err(CliError::usage(
+            "--exchange: expected a RabbitMQ server in --to (amqp://HOST), found another sink: remove \
+             --exchange",
+        ));
+    }
     match scheme.as_deref() {
         Some("http" | "https") => {
             let builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
@@ -28,7 +38,7 @@ pub(super) async fn open(
             let sink = webhooks::sink(builder, files, "--publish-timeout").await?;
             Ok((Arc::new(sink), CONNECTIONS))
         }
-        Some("nats" | "tls") => {
+        Some("nats" | "tls" | "amqp" | "amqps") => {
             for (flag, file) in [(SECRET_FILE, &args.signing_secret_file), ("--to-ca", &args.to_ca)]
             {
                 if file.is_some() {
@@ -38,12 +48,18 @@ pub(super) async fn open(
                     )));
                 }
             }
+            if is_rabbit {
+                let exchange = args.exchange.as_deref().unwrap_or_default();
+                let channels = args.in_flight.unwrap_or(CHANNELS);
+                let sink = crate::messages::rabbit_sink(&args.to, exchange, channels).await?;
+                return Ok((Arc::new(sink), channels));
+            }
             let sink = crate::messages::sink(&args.to).await?;
             Ok((sink, RelayLimits::default().in_flight))
         }
         _ => Err(CliError::usage(
-            "--to: expected nats://HOST, tls://HOST, http://HOST/PATH or https://HOST/PATH, found \
-             another URL",
+            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST, http://HOST/PATH or \
+             https://HOST/PATH, found another URL",
         )),
     }
 }

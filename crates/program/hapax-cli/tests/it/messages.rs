@@ -3,6 +3,8 @@
 mod consume;
 mod nats;
 mod postgres;
+mod rabbitmq;
+mod service;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;

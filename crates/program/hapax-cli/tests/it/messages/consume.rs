@@ -75,17 +75,17 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
     let without: &str = "";
     for (changed, expected) in [
         (
-            &[("--from", "amqp://hidden")][..],
-            "--from: expected nats://HOST or tls://HOST, found amqp://",
+            &[("--from", "kafka://hidden")][..],
+            "--from: expected nats://HOST, tls://HOST, amqp://HOST or amqps://HOST, found kafka://",
         ),
+        (&[("--from", "http://hidden")], "amqp://HOST or amqps://HOST, found another URL"),
+        (&[("--from", "amqp://hidden")], "--stream: expected a NATS server in --from"),
+        (&[("--queue", "orders")], "--queue: expected a RabbitMQ server in --from"),
         (
-            &[("--from", "kafka://hidden")],
-            "--from: expected nats://HOST or tls://HOST, found kafka://",
+            &[("--from", "amqp://hidden"), ("--stream", without)],
+            "--queue: expected the queue of a RabbitMQ server, found none",
         ),
-        (
-            &[("--from", "http://hidden")],
-            "--from: expected nats://HOST or tls://HOST, found another",
-        ),
+        (&[("--delivery-limit", "0")], "expected a number of at least 1, or none"),
         (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
         (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),
         (&[("--from", without)], "--from <URL>"),

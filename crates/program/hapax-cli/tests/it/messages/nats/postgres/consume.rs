@@ -1,15 +1,14 @@
 //! `hapax consume` with a real broker, stores in a file and in PostgreSQL, and a service that checks ids.
 
 mod python;
-mod service;
 
 use std::collections::BTreeSet;
 
 use rustix::process::Signal;
 
-use self::service::{Moment, Reply, SECRET, Service};
 use super::*;
 use crate::messages::consume::ConsumeProcess;
+use crate::messages::service::{Moment, Reply, SECRET, Service};
 
 /// Times after an answer at which a process is killed: before its record, its acknowledgement, or
 /// after it.
