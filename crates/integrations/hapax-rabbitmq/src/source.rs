@@ -41,7 +41,8 @@ pub struct RabbitSourceBuilder {
 
 impl RabbitSourceBuilder {
     /// Sets the number of messages that the server delivers to this source and that are not
-    /// acknowledged. Default 256. A crash delivers all of them again.
+    /// acknowledged. Default 256. A crash delivers all of them again. They are in memory: the server has no
+    /// limit of their bytes.
     pub const fn prefetch(mut self, count: NonZeroU16) -> Self {
         self.settings.prefetch = count;
         self

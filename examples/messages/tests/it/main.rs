@@ -8,3 +8,4 @@
 
 mod nats;
 mod postgres;
+mod rabbitmq;

@@ -34,10 +34,11 @@ impl Default for RabbitMqServerOptions {
 /// folder.
 #[derive(Debug)]
 pub struct RabbitMqServer {
-    folder: tempfile::TempDir,
-    ports: Ports,
-    epmd: Option<Child>,
     child: Option<Child>,
+    epmd: Option<Child>,
+    ports: Ports,
+    // After the node is killed, which would write to it.
+    folder: tempfile::TempDir,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +118,15 @@ impl RabbitMqServer {
         };
         let answer = timeout(TIMEOUT, answer).await.expect("the node answers");
         answer.expect("the node is there").trim_end().to_owned()
+    }
+
+    /// Creates a durable classic queue.
+    pub async fn declare_queue(&self, queue: &str) {
+        let name = format!("rabbit_misc:r(<<\"/\">>,queue,<<\"{queue}\">>)");
+        let declare =
+            format!("element(1,rabbit_amqqueue:declare({name},true,false,[],none,<<\"guest\">>)).");
+        let declared = self.eval(&declare).await;
+        assert!(["new", "existing"].contains(&&*declared), "{queue}: {declared}");
     }
 
     /// Returns the number of messages in a queue that are not acknowledged, delivered or not; 0 if
