@@ -1,0 +1,254 @@
+//! Properties of the Kafka clients, and the errors of starting them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+
+/// Errors of starting a source or a sink.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KafkaStartError {
+    /// A property has a value with which messages would be lost or repeated.
+    #[error("the property {name}: expected {expected}, found {found:?}: {reason}")]
+    Property {
+        /// Name of the property.
+        name: &'static str,
+        /// Values that are possible.
+        expected: &'static str,
+        /// The value that was set.
+        found: String,
+        /// What the other value would do.
+        reason: &'static str,
+    },
+    /// There is no topic, or a name is invalid.
+    #[error(
+        "expected topics with names of 1 to 249 letters, digits, dots, underscores and hyphens, found \
+         {found}: name the topics"
+    )]
+    TopicName {
+        /// What was found.
+        found: String,
+    },
+    /// The group has no name.
+    #[error("expected the name of a group, found an empty one: name the group")]
+    Group,
+    /// A limit or time is outside of its range.
+    #[error("{name}: expected {expected}, found {found}: set another value")]
+    Limit {
+        /// Name of the setting.
+        name: &'static str,
+        /// Values that are possible.
+        expected: String,
+        /// The value that was set.
+        found: String,
+    },
+    /// A topic does not exist, or cannot be read.
+    #[error("expected the topic {topic}, found an error: {error}: create it, and check its access")]
+    Topic {
+        /// Name of the topic.
+        topic: String,
+        /// The error of the broker.
+        error: String,
+    },
+    /// The client rejects its properties, or no broker answers.
+    #[error("expected a Kafka cluster, found an error: {0}: check the properties and the brokers")]
+    Client(#[source] KafkaError),
+    /// The thread that polls was not started.
+    #[error("expected a thread that polls, found an error: {0}: check the limits of the process")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Properties that a caller has set.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Properties(BTreeMap<String, String>);
+
+/// A property whose value the crate decides.
+struct Fixed {
+    name: &'static str,
+    value: &'static str,
+    reason: &'static str,
+}
+
+const CONSUMER: [Fixed; 4] = [
+    Fixed {
+        name: "enable.auto.commit",
+        value: "false",
+        reason: "the client would commit records that are not handled",
+    },
+    Fixed {
+        name: "enable.auto.offset.store",
+        value: "false",
+        reason: "the client would commit records that are not handled",
+    },
+    Fixed {
+        name: "auto.offset.reset",
+        value: "error",
+        reason: "a group would skip or repeat records; set start_at for a new group",
+    },
+    Fixed {
+        name: "group.protocol",
+        value: "classic",
+        reason: "the other protocol has no eager assignment",
+    },
+];
+
+const PRODUCER: [Fixed; 2] = [
+    Fixed {
+        name: "enable.idempotence",
+        value: "true",
+        reason: "a retry of the client would repeat and reorder messages",
+    },
+    Fixed {
+        name: "acks",
+        value: "all",
+        reason: "a message that is confirmed would be lost with its broker",
+    },
+];
+
+impl Properties {
+    pub(crate) fn new<K: Into<String>, V: Into<String>>(
+        properties: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        Self(properties.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+
+    /// Returns the configuration of a consumer of `group`.
+    pub(crate) fn consumer(&self, group: &str) -> Result<ClientConfig, KafkaStartError> {
+        if group.is_empty() {
+            return Err(KafkaStartError::Group);
+        }
+        if let Some(found) = self.0.get("group.id").filter(|found| *found != group) {
+            return Err(KafkaStartError::Property {
+                name: "group.id",
+                expected: "the group of the source",
+                found: found.clone(),
+                reason: "the source has another group",
+            });
+        }
+        let strategy = self.0.get("partition.assignment.strategy").map_or("range", String::as_str);
+        if !strategy.split(',').all(|it| matches!(it.trim(), "range" | "roundrobin")) {
+            return Err(KafkaStartError::Property {
+                name: "partition.assignment.strategy",
+                expected: "range or roundrobin",
+                found: strategy.to_owned(),
+                reason: "a commit during a cooperative rebalance may lose the assignment",
+            });
+        }
+        let mut config = self.with(&CONSUMER)?;
+        config.set("group.id", group).set("partition.assignment.strategy", strategy);
+        // The polling thread waits for answers to commits, for this time if there are none.
+        self.unless_set(&mut config, "socket.timeout.ms", "10000");
+        // The client fetches ahead by itself; what it has is in memory twice.
+        self.unless_set(&mut config, "queued.min.messages", "10000");
+        self.unless_set(&mut config, "queued.max.messages.kbytes", "16384");
+        Ok(config)
+    }
+
+    /// Returns the configuration of a producer.
+    pub(crate) fn producer(&self) -> Result<ClientConfig, KafkaStartError> {
+        let mut config = self.with(&PRODUCER)?;
+        // The partition of a key is that of clients in Java.
+        self.unless_set(&mut config, "partitioner", "murmur2_random");
+        // Shorter than a relay waits for a confirmation.
+        self.unless_set(&mut config, "message.timeout.ms", "9000");
+        Ok(config)
+    }
+
+    /// Returns `max.poll.interval.ms`.
+    pub(crate) fn max_poll_interval(&self) -> Result<Duration, KafkaStartError> {
+        let name = "max.poll.interval.ms";
+        let Some(text) = self.0.get(name) else { return Ok(Duration::from_secs(300)) };
+        text.parse().map(Duration::from_millis).map_err(|_| KafkaStartError::Property {
+            name,
+            expected: "a number of milliseconds",
+            found: text.clone(),
+            reason: "a time is needed",
+        })
+    }
+
+    fn with(&self, fixed: &[Fixed]) -> Result<ClientConfig, KafkaStartError> {
+        for Fixed { name, value, reason } in fixed {
+            if let Some(found) = self.0.get(*name).filter(|found| !is_same(found, value)) {
+                return Err(KafkaStartError::Property {
+                    name,
+                    expected: value,
+                    found: found.clone(),
+                    reason,
+                });
+            }
+        }
+        let mut config = ClientConfig::new();
+        for (name, value) in &self.0 {
+            config.set(name, value);
+        }
+        for Fixed { name, value, .. } in fixed {
+            config.set(*name, *value);
+        }
+        Ok(config)
+    }
+
+    fn unless_set(&self, config: &mut ClientConfig, name: &str, value: &str) {
+        if !self.0.contains_key(name) {
+            config.set(name, value);
+        }
+    }
+}
+
+/// Returns whether two values of a property mean the same.
+fn is_same(found: &str, value: &str) -> bool {
+    let found = found.trim().to_ascii_lowercase();
+    found == value
+        || match value {
+            "false" => found == "0" || found == "f",
+            "true" => found == "1" || found == "t",
+            "all" => found == "-1",
+            _ => false,
+        }
+}
+
+/// Returns whether a topic may have this name.
+pub(crate) fn is_topic(name: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=249).contains(&name.len()) && name.bytes().all(is_valid) && name != "." && name != ".."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_that_would_lose_or_repeat_messages_are_refused() {
+        for (name, value) in [
+            ("enable.auto.commit", "true"),
+            ("enable.auto.offset.store", "true"),
+            ("auto.offset.reset", "earliest"),
+            ("partition.assignment.strategy", "cooperative-sticky"),
+            ("partition.assignment.strategy", "range,cooperative-sticky"),
+            ("group.protocol", "consumer"),
+            ("group.id", "other"),
+        ] {
+            let error = Properties::new([(name, value)]).consumer("invoices").unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        for (name, value) in [("enable.idempotence", "false"), ("acks", "1")] {
+            let error = Properties::new([(name, value)]).producer().unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let same =
+            [("enable.auto.commit", "false"), ("partition.assignment.strategy", "roundrobin")];
+        let config = Properties::new(same).consumer("invoices").unwrap();
+        assert_eq!(config.get("partition.assignment.strategy"), Some("roundrobin"));
+        assert_eq!(config.get("auto.offset.reset"), Some("error"));
+        assert!(Properties::default().consumer("").is_err());
+    }
+
+    #[test]
+    fn names_of_topics_are_checked() {
+        assert!(is_topic("orders.created_v1-2"));
+        for name in ["", ".", "..", "a b", "ä", "^orders.*", &"x".repeat(250)] {
+            assert!(!is_topic(name), "{name}");
+        }
+    }
+}

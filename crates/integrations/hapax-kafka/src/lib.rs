@@ -1,0 +1,88 @@
+//! Kafka as [`MessageSource`](hapax_messages::MessageSource) and
+//! [`MessageSink`](hapax_messages::MessageSink).
+//!
+//! # Promises
+//! - *Source*: the committed position of a partition never passes a record that is not acknowledged.
+//!   Records behind it that are finished already are received again after a crash or a rebalance, and
+//!   are duplicates then: their ids are in the store of the inbox.
+//! - One thread polls, whatever handlers do. A partition with 10,000 unfinished records or 64 MiB of them
+//!   pauses, and the others continue.
+//! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
+//!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
+//! - Partitions that are *revoked*, because a member joins or leaves, are drained: nothing is delivered,
+//!   deliveries under way may end for a time, what is finished is committed, and then the rest is fenced:
+//!   its acknowledgements are errors. Partitions that are *lost*, because the process was too slow, are
+//!   fenced at once.
+//! - Kafka does not tell that a record was delivered before. The metadata of a commit does: `open` with
+//!   an offset before which records may have been delivered, and `clean` after a drain. Metadata that are
+//!   missing, for instance of another program, mean `open`. Records that may have been delivered before
+//!   are marked ([`is_redelivery`]): batches count them and handle one at a time. In claim mode the store
+//!   knows them.
+//! - A position outside of its log stops the partition, and [`receive`] returns an error that says so. So
+//!   does the record before the position if its time is not that of the record that was handled: the
+//!   topic was created again. No position is ever moved by itself. For a group without a position
+//!   [`KafkaSourceBuilder::start_at`] decides.
+//! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after all replicas in sync have
+//!   the record.
+//!
+//! Kafka itself does not promise:
+//!
+//! - that a record which it has confirmed survives a power loss: brokers confirm records that are in
+//!   memory. Give topics three replicas on hosts that do not fail together, and `min.insync.replicas=2`.
+//! - that a producer publishes a message once: a relay publishes again what was not confirmed. So an inbox
+//!   knows ids by the header `message-id`, for as long as its own retention. With
+//!   [`IdRule::Position`](hapax_messages::IdRule::Position) such a message has two ids.
+//! - an order over partitions, or of a key when the number of partitions changes.
+//! - that a topic which was created again is another one: its name is the same, and clients do not see
+//!   its id. It is found by positions and times as above, unless the new topic has a record of the same
+//!   time at the same offset, or the record before the position was compacted.
+//!
+//! Kafka transactions are not used: nothing that is available to the tests of this crate can test them.
+//! Records of other producers' aborted transactions are not received (`isolation.level`).
+//!
+//! A record without a value has an empty payload. A header whose name is not UTF-8 is left out, with a
+//! warning: the client panics at it, so that a program whose panics abort must not receive such records.
+//!
+//! # Properties
+//! Properties are those of librdkafka. These are refused:
+//!
+//! | property | required | reason |
+//! | --- | --- | --- |
+//! | `enable.auto.commit`, `enable.auto.offset.store` | false | the client would commit records that are not handled |
+//! | `auto.offset.reset` | error | a group would skip or repeat records |
+//! | `partition.assignment.strategy` | `range`, `roundrobin` | a commit during a cooperative rebalance may lose the assignment |
+//! | `group.protocol` | classic | the other protocol has no eager assignment |
+//! | `group.id` | that of the source | |
+//! | `enable.idempotence`, of a sink | true | a retry of the client would repeat and reorder records |
+//! | `acks`, of a sink | all | a confirmed record would be lost with its broker |
+//!
+//! Other defaults than those of librdkafka: `socket.timeout.ms` 10,000, `queued.min.messages` 10,000 and
+//! `queued.max.messages.kbytes` 16,384 of sources; `message.timeout.ms` 9,000 and `partitioner`
+//! `murmur2_random` of sinks. Set `session.timeout.ms` (45,000) to the time for which a dead process may
+//! delay its partitions.
+//!
+//! # Example
+//! ```no_run
+//! # use std::sync::Arc;
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use hapax_kafka::{KafkaSink, KafkaSource};
+//! let properties = [("bootstrap.servers", "127.0.0.1:9092")];
+//! let source = KafkaSource::builder(properties, ["orders"], "invoices").order_by_key();
+//! let source = Arc::new(source.start().await?);
+//! let sink = KafkaSink::new(properties)?;
+//! # drop(sink);
+//! // After the consumer has ended:
+//! source.close().await;
+//! # Ok(()) }
+//! ```
+//!
+//! [`is_redelivery`]: hapax_messages::Delivery::is_redelivery
+//! [`receive`]: hapax_messages::MessageSource::receive
+
+mod config;
+mod sink;
+mod source;
+
+pub use config::KafkaStartError;
+pub use sink::KafkaSink;
+pub use source::{KafkaSource, KafkaSourceBuilder, KafkaStartAt, StoppedPartition};

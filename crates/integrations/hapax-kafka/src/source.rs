@@ -1,0 +1,343 @@
+//! The source: a member of a consumer group.
+
+mod context;
+mod delivery;
+mod mark;
+mod partition;
+mod poll;
+mod record;
+mod state;
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, MessageSource, SourceError, SourceLimits};
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+use self::context::Context;
+use self::delivery::KafkaDelivery;
+use self::partition::PartitionLimits;
+use self::poll::Poller;
+use self::state::{Delivered, PollSettings, Shared};
+use crate::config::{KafkaStartError, Properties, is_topic};
+
+/// Position at which a group without a position begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum KafkaStartAt {
+    /// The first record of each partition.
+    #[default]
+    Earliest,
+    /// The records that are published after the group has got its partitions.
+    Latest,
+}
+
+/// A partition that is not received, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct StoppedPartition {
+    /// Name of the topic.
+    pub topic: String,
+    /// Number of the partition.
+    pub partition: i32,
+    /// What was expected, what was found, and what to do.
+    pub cause: String,
+}
+
+/// Builder of a [`KafkaSource`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct KafkaSourceBuilder {
+    properties: Properties,
+    topics: Vec<String>,
+    group: String,
+    limits: PartitionLimits,
+    start_at: KafkaStartAt,
+    is_ordered: bool,
+    commit_every: Duration,
+    drain_for: Option<Duration>,
+    check_after: Duration,
+    request_timeout: Duration,
+}
+
+impl KafkaSourceBuilder {
+    /// Sets the position at which a group without a position begins. Default
+    /// [`KafkaStartAt::Earliest`]. A group that has a position is never moved.
+    pub const fn start_at(mut self, start_at: KafkaStartAt) -> Self {
+        self.start_at = start_at;
+        self
+    }
+
+    /// States that the keys of records are order keys, for an ordered inbox. Each message has its
+    /// record's key in any case.
+    pub const fn order_by_key(mut self) -> Self {
+        self.is_ordered = true;
+        self
+    }
+
+    /// Sets the number of unfinished records at which a partition pauses. After a crash, as many
+    /// records may be suspects. Default 10,000; at least 1.
+    pub const fn max_unfinished(mut self, records: usize) -> Self {
+        self.limits.records = records;
+        self
+    }
+
+    /// Sets the bytes of unfinished records at which a partition pauses. Default 64 MiB; at least 1.
+    pub const fn max_unfinished_bytes(mut self, bytes: usize) -> Self {
+        self.limits.bytes = bytes;
+        self
+    }
+
+    /// Sets the number of records behind the first unfinished one, finished or not, at which a
+    /// partition pauses. They are received again after a crash, and are duplicates then. Default
+    /// 100,000; at least 1.
+    pub const fn max_ahead(mut self, records: usize) -> Self {
+        self.limits.ahead = records;
+        self
+    }
+
+    /// Sets the time between two commits. Default 1 s; at most 1 min.
+    pub const fn commit_every(mut self, time: Duration) -> Self {
+        self.commit_every = time;
+        self
+    }
+
+    /// Sets the longest time for which deliveries under way may end before their partitions go to
+    /// another process. The group waits meanwhile. Default 30 s, or half of `max.poll.interval.ms`
+    /// if that is shorter, which is also the limit.
+    pub const fn drain_for(mut self, time: Duration) -> Self {
+        self.drain_for = Some(time);
+        self
+    }
+
+    /// Sets the time without records after which the source checks that a broker answers. Default
+    /// 10 s; at least 100 ms.
+    pub const fn check_after(mut self, time: Duration) -> Self {
+        self.check_after = time;
+        self
+    }
+
+    /// Sets the timeout of requests for positions and for the check of brokers. Default 5 s; at
+    /// least 100 ms.
+    pub const fn request_timeout(mut self, time: Duration) -> Self {
+        self.request_timeout = time;
+        self
+    }
+
+    /// Connects to the cluster, checks the topics, and joins the group.
+    ///
+    /// # Errors
+    /// [`KafkaStartError`].
+    pub async fn start(self) -> Result<KafkaSource, KafkaStartError> {
+        let config = self.properties.consumer(&self.group)?;
+        let settings = self.settings()?;
+        let (topics, group) = (self.topics, self.group);
+        let started = tokio::task::spawn_blocking(move || join(&config, topics, settings));
+        let shared = match started.await {
+            Ok(shared) => shared?,
+            // The runtime ends.
+            Err(_) => return Err(KafkaStartError::Client(KafkaError::Canceled)),
+        };
+        let mut limits = SourceLimits::default();
+        if self.is_ordered {
+            limits = limits.with_order_keys();
+        }
+        Ok(KafkaSource { shared, limits, group })
+    }
+
+    fn settings(&self) -> Result<PollSettings, KafkaStartError> {
+        if let Some(found) = self.topics.iter().find(|topic| !is_topic(topic)) {
+            return Err(KafkaStartError::TopicName { found: format!("{found:?}") });
+        }
+        if self.topics.is_empty() {
+            return Err(KafkaStartError::TopicName { found: "none".to_owned() });
+        }
+        let PartitionLimits { records, bytes, ahead } = self.limits;
+        for (name, found) in
+            [("max_unfinished", records), ("max_unfinished_bytes", bytes), ("max_ahead", ahead)]
+        {
+            if found == 0 {
+                let (expected, found) = ("at least 1".to_owned(), "0".to_owned());
+                return Err(KafkaStartError::Limit { name, expected, found });
+            }
+        }
+        let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
+        let least = Duration::from_millis(100);
+        let half = self.properties.max_poll_interval()? / 2;
+        let drain_for = self.drain_for.unwrap_or(Duration::from_secs(30).min(half));
+        let longest = Duration::from_secs(24 * 60 * 60);
+        for (name, found, from, to) in [
+            ("commit_every", self.commit_every, short, long),
+            ("drain_for", drain_for, Duration::ZERO, half),
+            ("check_after", self.check_after, least, longest),
+            ("request_timeout", self.request_timeout, least, long),
+        ] {
+            if found < from || found > to {
+                return Err(KafkaStartError::Limit {
+                    name,
+                    expected: format!("{from:?} to {to:?}"),
+                    found: format!("{found:?}"),
+                });
+            }
+        }
+        Ok(PollSettings {
+            limits: self.limits,
+            start_at: self.start_at,
+            commit_every: self.commit_every,
+            drain_for,
+            check_after: self.check_after,
+            request_timeout: self.request_timeout,
+        })
+    }
+}
+
+/// Creates the client, and starts its thread.
+fn join(
+    config: &ClientConfig,
+    topics: Vec<String>,
+    settings: PollSettings,
+) -> Result<Arc<Shared>, KafkaStartError> {
+    let shared = Arc::new(Shared::default());
+    let timeout = settings.request_timeout;
+    let context = Context { shared: Arc::clone(&shared), settings };
+    let consumer: BaseConsumer<Context> =
+        config.create_with_context(context).map_err(KafkaStartError::Client)?;
+    for topic in &topics {
+        let metadata =
+            consumer.fetch_metadata(Some(topic), timeout).map_err(KafkaStartError::Client)?;
+        let found = metadata.topics().iter().find(|it| it.name() == topic);
+        let error = match found.map(|it| (it.error(), it.partitions().len())) {
+            Some((None, 1..)) => continue,
+            Some((Some(error), _)) => RDKafkaErrorCode::from(error).to_string(),
+            Some((None, 0)) | None => "it has no partitions".to_owned(),
+        };
+        return Err(KafkaStartError::Topic { topic: topic.clone(), error });
+    }
+    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+    consumer.subscribe(&names).map_err(KafkaStartError::Client)?;
+    // It has a name.
+    let topic = topics.into_iter().next().unwrap_or_default();
+    let poller = Poller::new(consumer, topic);
+    let thread = thread::Builder::new().name("hapax-kafka".to_owned());
+    thread.spawn(move || poller.run()).map_err(KafkaStartError::Thread)?;
+    Ok(shared)
+}
+
+/// A member of a consumer group. The crate's first page states what it promises.
+///
+/// Call [`KafkaSource::close`] after the consumer has ended: a source that is only dropped leaves its
+/// group in the background, and the process may end before.
+pub struct KafkaSource {
+    shared: Arc<Shared>,
+    limits: SourceLimits,
+    group: String,
+}
+
+impl fmt::Debug for KafkaSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaSource").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+impl KafkaSource {
+    /// Returns a builder of a source: a member of `group`, which receives `topics`. `properties` are
+    /// those of librdkafka, at least `bootstrap.servers`.
+    pub fn builder<K: Into<String>, V: Into<String>>(
+        properties: impl IntoIterator<Item = (K, V)>,
+        topics: impl IntoIterator<Item = impl Into<String>>,
+        group: impl Into<String>,
+    ) -> KafkaSourceBuilder {
+        KafkaSourceBuilder {
+            properties: Properties::new(properties),
+            topics: topics.into_iter().map(Into::into).collect(),
+            group: group.into(),
+            limits: PartitionLimits { records: 10_000, bytes: 64 * 1024 * 1024, ahead: 100_000 },
+            start_at: KafkaStartAt::Earliest,
+            is_ordered: false,
+            commit_every: Duration::from_secs(1),
+            drain_for: None,
+            check_after: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// Waits until the group has assigned partitions to this process, possibly none, or the source is
+    /// closed.
+    pub async fn assigned(&self) {
+        let is_assigned =
+            |state: &mut state::State| (state.is_assigned || state.is_closed).then_some(());
+        self.shared.wait(is_assigned).await;
+    }
+
+    /// Returns the number of partitions that are assigned to this process and received.
+    #[must_use]
+    pub fn partitions(&self) -> usize {
+        self.shared.lock().partitions.len()
+    }
+
+    /// Returns the partitions that are assigned to this process and not received, because their
+    /// positions are outside of their logs or their topics were created again. The position of the
+    /// group has to be set by an operator; it is read when partitions are assigned the next time.
+    #[must_use]
+    pub fn stopped_partitions(&self) -> Vec<StoppedPartition> {
+        let state = self.shared.lock();
+        let stopped = state.stopped.iter().map(|((topic, partition), cause)| StoppedPartition {
+            topic: topic.clone(),
+            partition: *partition,
+            cause: cause.clone(),
+        });
+        stopped.collect()
+    }
+
+    /// Ends deliveries, commits, and leaves the group. Deliveries under way may end for the time of a
+    /// drain; those that are left are fenced. Returns once the process has left; dropping the future
+    /// does not stop that.
+    pub async fn close(&self) {
+        self.shared.lock().is_closing = true;
+        self.shared.notify();
+        self.shared.wait(|state| state.is_closed.then_some(())).await;
+    }
+}
+
+impl Drop for KafkaSource {
+    fn drop(&mut self) {
+        self.shared.lock().is_closing = true;
+        self.shared.notify();
+    }
+}
+
+impl MessageSource for KafkaSource {
+    fn receive(
+        &self,
+        max: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            // Records are delivered in the moment in which the future ends: a dropped one loses none.
+            let received = self.shared.wait(|state| {
+                let delivered = state.deliver(max);
+                if !delivered.is_empty() {
+                    return Some(Ok(delivered));
+                }
+                if let Some(error) = state.take_error() {
+                    return Some(Err(SourceError::new(error)));
+                }
+                let closed = "expected an open source, found one that was closed";
+                state.is_closed.then(|| Err(SourceError::new(closed)))
+            });
+            let delivery = |it: Delivered| -> Box<dyn Delivery> {
+                Box::new(KafkaDelivery::new(Arc::clone(&self.shared), it))
+            };
+            Ok(received.await?.into_iter().map(delivery).collect())
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        self.limits
+    }
+}

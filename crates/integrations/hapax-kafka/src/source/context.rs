@@ -1,0 +1,183 @@
+//! Calls of the client: assignments, revocations and results of commits. All of them run on the
+//! polling thread.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::park_timeout;
+use std::time::Duration;
+
+use rdkafka::client::ClientContext;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionListElem};
+use rdkafka::types::RDKafkaRespErr;
+use tokio::time::Instant;
+
+use super::mark::Mark;
+use super::partition::{Commit, Partition};
+use super::state::{PartitionKey, PollSettings, Shared};
+
+/// Pause before a commit is sent again.
+pub(super) const RETRY: Duration = Duration::from_millis(100);
+
+/// Time for which the last commit of an assignment is sent again, if the group is rebalancing.
+const LAST_COMMIT: Duration = Duration::from_secs(2);
+
+/// The context of the client.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) shared: Arc<Shared>,
+    pub(super) settings: PollSettings,
+}
+
+impl ClientContext for Context {
+    fn error(&self, error: KafkaError, reason: &str) {
+        // The poll returns it too.
+        tracing::debug!(%error, reason, "the Kafka client reports an error");
+    }
+}
+
+impl ConsumerContext for Context {
+    fn rebalance(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        error: RDKafkaRespErr,
+        partitions: &mut TopicPartitionList,
+    ) {
+        match error {
+            RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
+                self.assigned(consumer, partitions);
+            }
+            _ => self.revoked(consumer),
+        }
+    }
+}
+
+impl Context {
+    /// Notes new partitions. The polling thread reads their positions, and then fetches them.
+    fn assigned(&self, consumer: &BaseConsumer<Self>, partitions: &TopicPartitionList) {
+        {
+            let mut state = self.shared.lock();
+            state.fence();
+            state.epoch += 1;
+            state.unresolved = partitions.elements().iter().map(key).collect();
+            state.is_assigned = state.unresolved.is_empty();
+        }
+        self.shared.notify();
+        // Answers the assignment, so that the client continues.
+        if let Err(error) = consumer.assign(&TopicPartitionList::new()) {
+            self.shared.fail(format!("expected an assignment, found an error: {error}"));
+        }
+    }
+
+    /// Ends the assignment. Partitions that are lost may have another owner: their deliveries are
+    /// fenced at once. Of revoked ones, deliveries under way end first, and what is finished is
+    /// committed: until this function returns, no other process gets them.
+    pub(super) fn revoked(&self, consumer: &BaseConsumer<Self>) {
+        self.shared.lock().is_draining = true;
+        if self.drain(consumer) {
+            self.commit_last(consumer);
+        }
+        self.shared.lock().fence();
+        self.shared.notify();
+        if let Err(error) = consumer.unassign() {
+            self.shared.fail(format!("expected a revocation, found an error: {error}"));
+        }
+    }
+
+    /// Waits until deliveries under way have ended, or for the time of a drain. Returns false if the
+    /// partitions are lost.
+    fn drain(&self, consumer: &BaseConsumer<Self>) -> bool {
+        let deadline = Instant::now() + self.settings.drain_for;
+        while !consumer.assignment_lost() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if self.shared.wait_drained(left.min(RETRY)) || left.is_zero() {
+                return !consumer.assignment_lost();
+            }
+        }
+        false
+    }
+
+    fn commit_last(&self, consumer: &BaseConsumer<Self>) {
+        let deadline = Instant::now() + LAST_COMMIT;
+        loop {
+            let commits: Vec<_> = {
+                let state = self.shared.lock();
+                let last = state.partitions.iter().map(|(key, it)| (key.clone(), it.last_commit()));
+                last.filter_map(|(key, commit)| Some((key, commit?))).collect()
+            };
+            let Err(error) = self.commit(consumer, &commits) else { return };
+            if !is_temporary(&error) || Instant::now() >= deadline {
+                tracing::debug!(%error, "the last commit of an assignment failed: records may be delivered again");
+                return;
+            }
+            park_timeout(RETRY);
+        }
+    }
+
+    /// Commits, and waits until the broker has answered. The client has no other way to learn the
+    /// answer: it calls nothing after a commit for which nobody waits.
+    ///
+    /// A request has one topic, because the client returns no error if only a part of a request
+    /// failed, such as a topic that was deleted.
+    pub(super) fn commit(
+        &self,
+        consumer: &BaseConsumer<Self>,
+        commits: &[(PartitionKey, Commit)],
+    ) -> KafkaResult<()> {
+        for commits in commits.chunk_by(|(one, _), (next, _)| one.0 == next.0) {
+            let mut list = TopicPartitionList::with_capacity(commits.len());
+            for ((topic, number), commit) in commits {
+                let mut element = list.add_partition(topic, *number);
+                element.set_offset(Offset::Offset(commit.offset))?;
+                element.set_metadata(commit.mark.to_string());
+            }
+            consumer.commit(&list, CommitMode::Sync)?;
+            let mut state = self.shared.lock();
+            for (key, commit) in commits {
+                if let Some(partition) = state.partitions.get_mut(key) {
+                    partition.committed(*commit);
+                }
+            }
+        }
+        self.shared.notify();
+        Ok(())
+    }
+}
+
+/// Returns whether the same member may send a commit again.
+fn is_temporary(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::RebalanceInProgress
+                | RDKafkaErrorCode::CoordinatorLoadInProgress
+                | RDKafkaErrorCode::CoordinatorNotAvailable
+                | RDKafkaErrorCode::NotCoordinator
+                | RDKafkaErrorCode::RequestTimedOut
+        )
+    )
+}
+
+pub(super) fn key(element: &TopicPartitionListElem<'_>) -> PartitionKey {
+    (element.topic().to_owned(), element.partition())
+}
+
+/// Returns the commit that the broker has of a partition, if any.
+pub(super) fn stored(element: &TopicPartitionListElem<'_>) -> Option<Commit> {
+    let Offset::Offset(offset) = element.offset() else { return None };
+    // The client panics if another program has stored bytes that are no text.
+    let mark = catch_unwind(AssertUnwindSafe(|| Mark::parse(element.metadata())));
+    Some(Commit { offset, mark: mark.unwrap_or(Mark::Unknown) })
+}
+
+/// Returns the list of the partitions that are fetched, with their positions.
+pub(super) fn positions<'a>(
+    partitions: impl Iterator<Item = (&'a PartitionKey, &'a Partition)>,
+) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::new();
+    for ((topic, number), partition) in partitions {
+        list.add_partition_offset(topic, *number, Offset::Offset(partition.fetch_from()))?;
+    }
+    Ok(list)
+}

@@ -1,0 +1,83 @@
+//! A record that was delivered.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{Delivery, Message, SourceError};
+
+use super::partition::Record;
+use super::state::{Delivered, Shared};
+
+/// A record that was delivered, until it is acknowledged or dropped. It belongs to an assignment.
+#[derive(Debug)]
+pub(super) struct KafkaDelivery {
+    shared: Arc<Shared>,
+    delivered: Delivered,
+    is_finished: AtomicBool,
+}
+
+impl KafkaDelivery {
+    pub(super) fn new(shared: Arc<Shared>, delivered: Delivered) -> Self {
+        Self { shared, delivered, is_finished: AtomicBool::new(false) }
+    }
+
+    fn fenced(&self) -> SourceError {
+        let (topic, partition) = &self.delivered.key;
+        SourceError::new(format!(
+            "expected the partition {partition} of {topic} to be assigned to this process, found that \
+             it was revoked or lost: its next owner receives the record {} again",
+            self.delivered.offset
+        ))
+    }
+}
+
+impl Delivery for KafkaDelivery {
+    fn message(&self) -> &Message {
+        &self.delivered.record.message
+    }
+
+    fn is_redelivery(&self) -> bool {
+        self.delivered.record.is_redelivery
+    }
+
+    /// Marks the record as finished. The polling thread commits it, after all records before it.
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            let Delivered { key, epoch, offset, record } = &self.delivered;
+            // Before the flag: a record that is marked as finished is not returned.
+            if !self.shared.finish(key, *epoch, *offset, record.bytes) {
+                return Err(self.fenced());
+            }
+            self.is_finished.store(true, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// Checks the assignment. A member of a group holds its records for as long as it polls.
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(async move {
+            match self.shared.is_owned(&self.delivered.key, self.delivered.epoch) {
+                true => Ok(()),
+                false => Err(self.fenced()),
+            }
+        })
+    }
+}
+
+impl Drop for KafkaDelivery {
+    fn drop(&mut self) {
+        if *self.is_finished.get_mut() {
+            return;
+        }
+        let Record { message, bytes, millis, .. } = &mut self.delivered.record;
+        let record = Record {
+            message: std::mem::take(message),
+            bytes: *bytes,
+            millis: *millis,
+            is_redelivery: true,
+        };
+        let Delivered { key, epoch, offset, .. } = &self.delivered;
+        self.shared.restore(key, *epoch, *offset, record);
+    }
+}

@@ -1,0 +1,84 @@
+//! Records as messages.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bytes::Bytes;
+use hapax_core::Timestamp;
+use hapax_messages::{Message, Position};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, Timestamp as KafkaTimestamp};
+
+use super::partition::Record;
+
+/// Copies a record out of the client's memory.
+pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
+    let topic = borrowed.topic();
+    let millis = match borrowed.timestamp() {
+        KafkaTimestamp::NotAvailable => -1,
+        KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => millis,
+    };
+    let stored_at = Timestamp::from_micros(u64::try_from(millis).unwrap_or(0).saturating_mul(1000));
+    let payload = Bytes::copy_from_slice(borrowed.payload().unwrap_or_default());
+    let mut message = Message::new(format!("kafka://{topic}"), payload).with_position(Position {
+        topic: topic.to_owned(),
+        partition: u64::try_from(borrowed.partition()).unwrap_or(0),
+        offset: u64::try_from(borrowed.offset()).unwrap_or(0),
+        stored_at,
+    });
+    if millis >= 0 {
+        message = message.published_at(stored_at);
+    }
+    if let Some(key) = borrowed.key() {
+        message = message.with_key(order_key(key));
+    }
+    message.headers = headers(borrowed);
+    let bytes = message.bytes();
+    Record { message, bytes, millis, is_redelivery: false }
+}
+
+/// Returns the key of a record as text. Keys that are equal give the same, and others another one.
+fn order_key(key: &[u8]) -> String {
+    match std::str::from_utf8(key) {
+        // A database would not store a zero byte.
+        Ok(text) if !text.contains('\0') => text.to_owned(),
+        _ => {
+            let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("base16:{hex}")
+        }
+    }
+}
+
+/// Returns the headers whose names are UTF-8. The client panics at another name, and has no function
+/// that reads its bytes.
+fn headers(borrowed: &BorrowedMessage<'_>) -> Vec<(String, Bytes)> {
+    let Some(headers) = borrowed.headers() else { return Vec::new() };
+    let mut found = Vec::with_capacity(headers.count());
+    for index in 0..headers.count() {
+        // Nothing is changed before the panic.
+        match catch_unwind(AssertUnwindSafe(|| headers.try_get(index))) {
+            Ok(Some(header)) => {
+                let value = Bytes::copy_from_slice(header.value.unwrap_or_default());
+                found.push((header.key.to_owned(), value));
+            }
+            Ok(None) => {}
+            Err(_) => tracing::warn!(
+                topic = borrowed.topic(),
+                partition = borrowed.partition(),
+                offset = borrowed.offset(),
+                "a header is left out: expected a name in UTF-8, found other bytes"
+            ),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_are_no_text_stay_different() {
+        assert_eq!(order_key("ä 1".as_bytes()), "ä 1");
+        assert_eq!(order_key(&[0xff, 0]), "base16:ff00");
+        assert_ne!(order_key(b"a\0"), order_key(b"a"));
+    }
+}

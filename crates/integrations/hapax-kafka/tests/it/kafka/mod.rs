@@ -1,0 +1,4 @@
+//! Each test has its own cluster.
+
+mod cluster;
+mod suite;
