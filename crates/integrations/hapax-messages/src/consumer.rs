@@ -98,6 +98,7 @@ pub enum ConsumerError {
 /// 3. A message whose owner died, a *suspect*, is handled while no other one is: if it ends the
 ///    process again, only its own attempts are counted.
 /// 4. While the store is unavailable nothing is received, and unacknowledged messages are held.
+/// 5. Nothing begins with a message whose delivery [has ended](Delivery::has_ended).
 #[derive(Debug)]
 pub struct Consumer {
     shared: Arc<ConsumerState>,
@@ -410,7 +411,7 @@ impl ConsumerState {
             }
         }
         let mut progress = Progress::new(self.inbox.shared.now());
-        let mut is_suspect = false;
+        let (mut is_suspect, mut is_first) = (false, true);
         loop {
             let (pause, cause) = {
                 let permits = tokio::select! {
@@ -419,6 +420,12 @@ impl ConsumerState {
                     permits = self.permits(is_suspect) => permits,
                 };
                 let Some(_permits) = permits else { return };
+                // It is delivered again, here or to another process, which may have begun. One that
+                // was begun here goes on: a dead letter may have to be removed.
+                if is_first && delivery.has_ended() {
+                    return;
+                }
+                is_first = false;
                 let inbox = &self.inbox.shared;
                 let processed = inbox.process(delivery, &*self.handler, is_suspect, &mut progress);
                 let disposition = processed.await;
@@ -500,6 +507,9 @@ impl ConsumerState {
             let Err(error) = delivery.acknowledge().await else { return };
             let error = describe(&error);
             tracing::debug!(consumer = %self.inbox.consumer(), %error, "an acknowledgement failed");
+            if delivery.has_ended() {
+                return;
+            }
             sleep(AFTER_ERROR).await;
         }
     }

@@ -108,6 +108,13 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the broker has delivered the message before, as far as it knows.
     fn is_redelivery(&self) -> bool;
 
+    /// Returns whether the delivery has ended, as far as is known: its connection, channel or assignment
+    /// is gone, so that it cannot be acknowledged, and the message is delivered again. A consumer begins
+    /// nothing with such a message and drops it. The default is false.
+    fn has_ended(&self) -> bool {
+        false
+    }
+
     /// Acknowledges the message: the broker does not deliver it again.
     ///
     /// # Errors

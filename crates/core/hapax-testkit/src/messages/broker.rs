@@ -235,6 +235,10 @@ impl Delivery for MemoryDelivery {
         self.is_redelivery
     }
 
+    fn has_ended(&self) -> bool {
+        self.shared.lock().epoch != self.epoch
+    }
+
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
             self.shared.check()?;

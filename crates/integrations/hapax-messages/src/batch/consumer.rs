@@ -373,6 +373,11 @@ impl BatchState {
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
             let Some(permit) = self.permits(false).await else { return Vec::new() };
+            // They are delivered again, here or to another process.
+            part.retain(|item| !item.delivery.has_ended());
+            if part.is_empty() {
+                continue;
+            }
             let applied = self.apply(&part, false).await;
             drop(permit);
             let failure = match applied {

@@ -329,3 +329,35 @@ async fn the_bytes_of_the_retention_are_logged_at_start_and_by_the_rate_of_the_f
     assert_eq!(found, [start, first, day]);
     assert!(process.stop().await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_delivery_has_ended_is_not_started() {
+    let world = World::new();
+    let (begun, end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (has_begun, ends) = (Arc::clone(&begun), Arc::clone(&end));
+    let handler = move |message: MessageExecution| {
+        let (begun, end) = (Arc::clone(&has_begun), Arc::clone(&ends));
+        async move {
+            if message.id().as_str() == "a-1" {
+                begun.notify_one();
+                end.notified().await;
+            }
+            Ok(())
+        }
+    };
+    for id in ["a-1", "a-2", "a-3"] {
+        world.broker.send(message(id).with_key("a"));
+    }
+    let process = world.process(|inbox| inbox.reexecute().ordered(), handler);
+    begun.notified().await;
+    world.broker.redeliver();
+    while process.monitor.stats().received < 6 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    end.notify_one();
+    world.broker.emptied().await;
+    let stats = process.monitor.stats();
+    // The others that wait for it are dropped, and handled as they are delivered again.
+    assert_eq!((stats.handled, stats.duplicates), (3, 1));
+    assert!(process.stop().await);
+}

@@ -281,6 +281,10 @@ impl Delivery for LossyDelivery {
         self.delivery.is_redelivery()
     }
 
+    fn has_ended(&self) -> bool {
+        self.delivery.has_ended()
+    }
+
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         match &self.lost {
             Some(lost) => {

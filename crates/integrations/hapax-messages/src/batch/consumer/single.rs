@@ -63,6 +63,10 @@ impl BatchState {
         loop {
             let single = {
                 let Some(_alone) = self.permits(true).await else { return };
+                // An attempt that was counted goes on, or it would count as a crash.
+                if tried.counted.is_none() && item.delivery.has_ended() {
+                    return;
+                }
                 self.single(&item, is_old, first_at, &mut tried).await
             };
             let Some(pause) = self.conclude(&item, single).await else { return };
