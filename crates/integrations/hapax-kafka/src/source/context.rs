@@ -21,7 +21,7 @@ use super::state::{PartitionKey, PollSettings, Shared};
 pub(super) const RETRY: Duration = Duration::from_millis(100);
 
 /// Time for which the last commit of an assignment is sent again, if the group is rebalancing.
-const LAST_COMMIT: Duration = Duration::from_secs(2);
+const LAST_COMMIT: Duration = Duration::from_millis(500);
 
 /// The context of the client.
 #[derive(Debug)]

@@ -41,6 +41,10 @@ impl Delivery for KafkaDelivery {
         self.delivered.record.is_redelivery
     }
 
+    fn has_ended(&self) -> bool {
+        !self.shared.is_owned(&self.delivered.key, self.delivered.epoch)
+    }
+
     /// Marks the record as finished. The polling thread commits it, after all records before it.
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {

@@ -7,3 +7,4 @@
 )]
 
 mod kafka;
+mod postgres;

@@ -1,58 +1,153 @@
-//! A cluster of librdkafka's mock brokers, in a thread of this process.
+//! A cluster of librdkafka's mock brokers, in a thread of this process, or the one of
+//! `KAFKA_BOOTSTRAP`.
 
+use std::io::Write as _;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
+use rdkafka::producer::{DefaultProducerContext, FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use tokio::time::{sleep, timeout};
 
-/// The topic of each test.
-pub(crate) const TOPIC: &str = "orders";
-/// The group of each test.
-pub(crate) const GROUP: &str = "invoices";
 /// Partitions of the topic.
 pub(crate) const PARTITIONS: i32 = 3;
+
+/// Time of what a cluster must do; longer than a busy machine needs.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Mock = MockCluster<'static, DefaultProducerContext>;
 type Call = Box<dyn FnOnce(&Mock) + Send>;
 
-/// A mock cluster. It belongs to a thread, since its type can be neither sent nor shared.
+/// A cluster with a topic, and a group without a position.
 pub(crate) struct Cluster {
     bootstrap: String,
+    pub(crate) topic: String,
+    pub(crate) group: String,
+    reader: BaseConsumer,
+    producer: FutureProducer,
+    mock: Option<MockThread>,
+}
+
+/// A mock cluster. It belongs to a thread, since its type can be neither sent nor shared.
+struct MockThread {
     calls: Option<mpsc::Sender<Call>>,
     thread: Option<JoinHandle<()>>,
-    reader: BaseConsumer,
+}
+
+/// A position of the group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Committed {
+    pub(crate) offset: Option<i64>,
+    pub(crate) metadata: String,
+    /// End of the log.
+    pub(crate) end: i64,
+}
+
+/// Starts a mock cluster, and connects to the cluster of `KAFKA_BOOTSTRAP` if it is set.
+pub(crate) async fn clusters(test: &str) -> Vec<Cluster> {
+    let mut clusters = vec![Cluster::start()];
+    match std::env::var("KAFKA_BOOTSTRAP") {
+        Ok(bootstrap) => clusters.push(Cluster::connect(&bootstrap, test).await),
+        // Tests that pass print nothing else.
+        Err(_) => {
+            let line = format!("{test}: skipped on a real cluster: KAFKA_BOOTSTRAP is not set\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    }
+    clusters
 }
 
 impl Cluster {
+    /// Starts a mock cluster.
     pub(crate) fn start() -> Self {
         let (calls, received) = mpsc::channel::<Call>();
         let (ready, bootstrap) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mock = MockCluster::new(1).expect("a mock cluster");
-            mock.create_topic(TOPIC, PARTITIONS, 1).expect("a topic");
+            mock.create_topic("orders", PARTITIONS, 1).expect("a topic");
             ready.send(mock.bootstrap_servers()).expect("the test waits");
             for call in received {
                 call(&mock);
             }
         });
         let bootstrap = bootstrap.recv().expect("the cluster starts");
-        let reader = ClientConfig::new()
-            .set("bootstrap.servers", &bootstrap)
-            .set("group.id", GROUP)
-            .create()
-            .expect("a client");
-        Self { bootstrap, calls: Some(calls), thread: Some(thread), reader }
+        let mock = MockThread { calls: Some(calls), thread: Some(thread) };
+        Self::of(bootstrap, "orders".to_owned(), Some(mock))
+    }
+
+    /// Creates a topic in a real cluster.
+    async fn connect(bootstrap: &str, test: &str) -> Self {
+        let topic = format!("hapax-{test}-{}", std::process::id());
+        let admin: AdminClient<DefaultClientContext> =
+            ClientConfig::new().set("bootstrap.servers", bootstrap).create().expect("a client");
+        let new = NewTopic::new(&topic, PARTITIONS, TopicReplication::Fixed(-1));
+        let created = admin.create_topics([&new], &AdminOptions::new()).await;
+        created.expect("the cluster of KAFKA_BOOTSTRAP")[0].as_ref().expect("a topic");
+        Self::of(bootstrap.to_owned(), topic, None)
+    }
+
+    fn of(bootstrap: String, topic: String, mock: Option<MockThread>) -> Self {
+        let group = format!("{topic}-invoices");
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &bootstrap);
+        let producer = config.create().expect("a client");
+        let reader = config.set("group.id", &group).create().expect("a client");
+        Self { bootstrap, topic, group, reader, producer, mock }
     }
 
     pub(crate) fn bootstrap(&self) -> &str {
         &self.bootstrap
+    }
+
+    /// Returns the builder of a source with short times.
+    pub(crate) fn source(&self) -> KafkaSourceBuilder {
+        let properties = [
+            ("bootstrap.servers", self.bootstrap()),
+            ("session.timeout.ms", "3000"),
+            ("heartbeat.interval.ms", "200"),
+            ("max.poll.interval.ms", "6000"),
+            ("reconnect.backoff.max.ms", "200"),
+            ("fetch.wait.max.ms", "50"),
+        ];
+        KafkaSource::builder(properties, [&self.topic], &self.group)
+            .commit_every(Duration::from_millis(50))
+            .drain_for(Duration::from_secs(1))
+            .check_after(Duration::from_secs(1))
+            .request_timeout(Duration::from_secs(1))
+    }
+
+    /// Starts a source, and waits until it has partitions.
+    pub(crate) async fn started(&self, builder: KafkaSourceBuilder) -> KafkaSource {
+        let source = builder.start().await.unwrap();
+        timeout(LIMIT, source.assigned()).await.expect("partitions are assigned");
+        source
+    }
+
+    /// Publishes records to a partition.
+    pub(crate) async fn publish(&self, partition: i32, payloads: impl IntoIterator<Item = String>) {
+        for payload in payloads {
+            let record = FutureRecord::to(&self.topic).partition(partition).key("k");
+            let sent = self.producer.send(record.payload(&payload), TIMEOUT).await;
+            sent.expect("the broker confirms");
+        }
+    }
+
+    /// Commits as another program does.
+    pub(crate) fn commit(&self, partition: i32, offset: i64, metadata: &str) {
+        let mut list = TopicPartitionList::new();
+        let mut element = list.add_partition(&self.topic, partition);
+        element.set_offset(Offset::Offset(offset)).unwrap();
+        element.set_metadata(metadata);
+        self.reader.commit(&list, CommitMode::Sync).expect("the broker commits");
     }
 
     /// Calls the mock cluster, and returns after that.
@@ -61,43 +156,66 @@ impl Cluster {
         call: impl FnOnce(&Mock) -> T + Send + 'static,
     ) -> T {
         let (done, result) = mpsc::channel();
-        let calls = self.calls.as_ref().expect("the cluster runs");
+        let calls = self.mock.as_ref().and_then(|mock| mock.calls.as_ref());
         let call = move |mock: &Mock| drop(done.send(call(mock)));
-        calls.send(Box::new(call)).expect("the cluster runs");
+        calls.expect("a mock cluster").send(Box::new(call)).expect("the cluster runs");
         result.recv().expect("the cluster runs")
     }
 
-    /// Returns the committed position and metadata of each partition, and the end of its log.
-    pub(crate) fn positions(&self) -> Option<Vec<(Option<i64>, String, i64)>> {
+    /// Returns the position of each partition; `None` if the brokers do not answer.
+    pub(crate) fn try_positions(&self) -> Option<Vec<Committed>> {
         let mut list = TopicPartitionList::new();
-        list.add_partition_range(TOPIC, 0, PARTITIONS - 1);
+        list.add_partition_range(&self.topic, 0, PARTITIONS - 1);
         let list = self.reader.committed_offsets(list, TIMEOUT).ok()?;
         let mut positions = Vec::new();
         for element in list.elements() {
-            let (_, high) =
-                self.reader.fetch_watermarks(TOPIC, element.partition(), TIMEOUT).ok()?;
-            let position = match element.offset() {
+            let log = self.reader.fetch_watermarks(&self.topic, element.partition(), TIMEOUT);
+            let offset = match element.offset() {
                 Offset::Offset(offset) => Some(offset),
                 _ => None,
             };
-            positions.push((position, element.metadata().to_owned(), high));
+            let metadata = element.metadata().to_owned();
+            positions.push(Committed { offset, metadata, end: log.ok()?.1 });
         }
         Some(positions)
     }
 
-    /// Returns the number of records that are not committed.
-    pub(crate) fn lag(&self) -> u64 {
+    /// Returns the position of each partition.
+    pub(crate) fn positions(&self) -> Vec<Committed> {
         loop {
-            // Fails while the brokers are down.
-            if let Some(positions) = self.positions() {
-                let lag = positions.iter().map(|(at, _, high)| high - at.unwrap_or(0)).sum::<i64>();
-                return u64::try_from(lag).expect("no position past the end");
+            if let Some(positions) = self.try_positions() {
+                return positions;
             }
         }
     }
+
+    /// Waits until the position of a partition is as expected.
+    pub(crate) async fn until(&self, partition: usize, is_reached: impl Fn(&Committed) -> bool) {
+        let reached = async {
+            while !is_reached(&self.positions()[partition]) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let reached = timeout(LIMIT, reached).await;
+        reached.unwrap_or_else(|_| panic!("{:?}", self.positions()[partition]));
+    }
+
+    /// Waits until every record is committed.
+    pub(crate) async fn until_finished(&self) {
+        for partition in 0..usize::try_from(PARTITIONS).unwrap() {
+            self.until(partition, |it| it.end == it.offset.unwrap_or(0)).await;
+        }
+    }
+
+    /// Returns the number of records that are not committed.
+    pub(crate) fn lag(&self) -> u64 {
+        let lag = |it: Committed| it.end - it.offset.unwrap_or(0);
+        let lag = self.positions().into_iter().map(lag).sum::<i64>();
+        u64::try_from(lag).expect("no position past the end")
+    }
 }
 
-impl Drop for Cluster {
+impl Drop for MockThread {
     fn drop(&mut self) {
         self.calls = None;
         if let Some(thread) = self.thread.take() {

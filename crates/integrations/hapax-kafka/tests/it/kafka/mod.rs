@@ -1,4 +1,5 @@
 //! Each test has its own cluster.
 
-mod cluster;
+pub(crate) mod cluster;
+mod source;
 mod suite;

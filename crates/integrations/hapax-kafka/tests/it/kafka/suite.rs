@@ -8,7 +8,7 @@ use hapax_kafka::{KafkaSink, KafkaSource};
 use hapax_testkit::messages::suite::BrokerFixture;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 
-use super::cluster::{Cluster, GROUP, TOPIC};
+use super::cluster::Cluster;
 
 hapax_testkit::broker_suite!(super::suite::Kafka);
 
@@ -16,19 +16,6 @@ hapax_testkit::broker_suite!(super::suite::Kafka);
 struct Kafka {
     cluster: Arc<Cluster>,
     sources: AtomicUsize,
-}
-
-impl Kafka {
-    fn properties(&self) -> Vec<(&'static str, String)> {
-        vec![
-            ("bootstrap.servers", self.cluster.bootstrap().to_owned()),
-            ("session.timeout.ms", "3000".to_owned()),
-            ("heartbeat.interval.ms", "200".to_owned()),
-            ("max.poll.interval.ms", "6000".to_owned()),
-            ("reconnect.backoff.max.ms", "200".to_owned()),
-            ("fetch.wait.max.ms", "50".to_owned()),
-        ]
-    }
 }
 
 impl BrokerFixture for Kafka {
@@ -47,17 +34,7 @@ impl BrokerFixture for Kafka {
 
     async fn source(&self) -> KafkaSource {
         self.sources.fetch_add(1, Ordering::SeqCst);
-        let source = KafkaSource::builder(self.properties(), [TOPIC], GROUP)
-            .order_by_key()
-            .commit_every(Duration::from_millis(50))
-            .drain_for(Duration::from_secs(1))
-            .check_after(Duration::from_secs(1))
-            .request_timeout(Duration::from_secs(1))
-            .start()
-            .await
-            .unwrap();
-        source.assigned().await;
-        source
+        self.cluster.started(self.cluster.source().order_by_key()).await
     }
 
     async fn sink(&self) -> KafkaSink {
@@ -71,7 +48,7 @@ impl BrokerFixture for Kafka {
     }
 
     fn destination(&self) -> String {
-        TOPIC.to_owned()
+        self.cluster.topic.clone()
     }
 
     async fn unacknowledged(&self) -> u64 {

@@ -1,0 +1,158 @@
+//! Servers, messages, and the check of their effects.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use hapax_kafka::KafkaSink;
+use hapax_messages::{MessageId, MessageSink as _, OutgoingMessage};
+use hapax_testkit::servers::PostgresServer;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{Client, Config, NoTls};
+
+use super::consumer::{Mode, Process, TABLES};
+use crate::kafka::cluster::{Cluster, LIMIT};
+
+/// Number of order keys.
+const KEYS: u32 = 12;
+
+/// A cluster, a database, and the messages so far.
+pub(crate) struct World {
+    pub(crate) cluster: Cluster,
+    database: PostgresServer,
+    observer: Client,
+    sink: Arc<KafkaSink>,
+    published: Arc<AtomicU32>,
+}
+
+impl World {
+    pub(crate) async fn start() -> Self {
+        let (database, cluster) = (PostgresServer::start().await, Cluster::start());
+        database.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+        database.sql("postgres", TABLES).await;
+        let sink = KafkaSink::new([("bootstrap.servers", cluster.bootstrap())]).unwrap();
+        let config: Config = database.url("postgres").parse().unwrap();
+        let (observer, connection) = config.connect(NoTls).await.unwrap();
+        tokio::spawn(connection);
+        Self { cluster, database, observer, sink: Arc::new(sink), published: Arc::default() }
+    }
+
+    pub(crate) fn process(&self, mode: Mode) -> Process {
+        let database = self.database.url("postgres");
+        let Cluster { topic, group, .. } = &self.cluster;
+        Process::start(mode, &[self.cluster.bootstrap(), topic, group, &database])
+    }
+
+    /// Publishes messages until the task is aborted, in order by key.
+    pub(crate) fn publish_all_the_time(&self) -> JoinHandle<()> {
+        let (sink, topic) = (Arc::clone(&self.sink), self.cluster.topic.clone());
+        let published = Arc::clone(&self.published);
+        tokio::spawn(async move {
+            loop {
+                for number in 0..KEYS {
+                    let number = published.load(Ordering::SeqCst) + number;
+                    publish(&sink, &topic, &format!("m-{number}"), number % KEYS, "x").await;
+                }
+                published.fetch_add(KEYS, Ordering::SeqCst);
+                sleep(Duration::from_millis(100)).await;
+            }
+        })
+    }
+
+    pub(crate) async fn publish(&self, id: &str, key: u32, payload: &str) {
+        publish(&self.sink, &self.cluster.topic, id, key, payload).await;
+    }
+
+    pub(crate) async fn count(&self, query: &str) -> i64 {
+        self.observer.query_one(query, &[]).await.unwrap().get(0)
+    }
+
+    pub(crate) async fn effects(&self) -> i64 {
+        self.count("SELECT count(DISTINCT id) FROM effects").await
+    }
+
+    /// Waits until this number of further messages have effects.
+    pub(crate) async fn progress(&self, count: i64) {
+        let enough = self.effects().await + count;
+        let reached = async {
+            while self.effects().await < enough {
+                self.check_positions().await;
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(LIMIT, reached).await.expect("messages are handled");
+    }
+
+    /// Waits until messages of every key, and so of every partition, have effects that they do not have
+    /// now: each partition has an owner that runs.
+    pub(crate) async fn every_partition_goes_on(&self) {
+        let last = self.count("SELECT coalesce(max(seq), 0) FROM effects").await;
+        // Messages that were under way may still get their effects.
+        let keys = format!(
+            "SELECT count(*) FROM (
+                SELECT FROM effects WHERE seq > {last} GROUP BY order_key HAVING count(*) > 5
+            ) AS keys"
+        );
+        let go_on = async {
+            while self.count(&keys).await < i64::from(KEYS) {
+                self.check_positions().await;
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(LIMIT, go_on).await.expect("every partition has an owner");
+    }
+
+    /// Waits until every message is acknowledged.
+    pub(crate) async fn finished(&self) {
+        let finished = async {
+            while self.cluster.lag() > 0 {
+                self.check_positions().await;
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(LIMIT, finished).await.expect("the lag returns to zero");
+    }
+
+    /// Returns the records before the committed positions that have no effect.
+    pub(crate) async fn passed(&self) -> i64 {
+        let mut passed = 0;
+        // Read before the effects: a position that is seen is that of effects which are there.
+        for (number, committed) in self.cluster.positions().iter().enumerate() {
+            let position = committed.offset.unwrap_or(0);
+            let handled = format!(
+                "SELECT count(DISTINCT \"offset\") FROM effects
+                 WHERE partition = {number} AND \"offset\" < {position}"
+            );
+            passed += position - self.count(&handled).await;
+        }
+        passed
+    }
+
+    async fn check_positions(&self) {
+        assert_eq!(self.passed().await, 0, "records without an effect were committed");
+    }
+
+    /// Checks that each message has one effect, in order by key.
+    pub(crate) async fn check(&self) {
+        let published = i64::from(self.published.load(Ordering::SeqCst));
+        // The task that publishes was aborted in the middle of a round.
+        let distinct = self.effects().await;
+        assert!((published..published + i64::from(KEYS)).contains(&distinct), "{distinct}");
+        assert_eq!(self.count("SELECT count(*) FROM effects").await, distinct, "one effect each");
+        let disordered = "
+            SELECT count(*) FROM (
+                SELECT \"offset\" < lag(\"offset\") OVER (PARTITION BY order_key ORDER BY seq) AS is_late
+                FROM effects) AS ordered
+            WHERE is_late";
+        assert_eq!(self.count(disordered).await, 0, "effects out of order");
+        self.check_positions().await;
+    }
+}
+
+async fn publish(sink: &KafkaSink, topic: &str, id: &str, key: u32, payload: &str) {
+    let id = MessageId::new(id).unwrap();
+    let mut message = OutgoingMessage::new(topic, id, payload.to_owned());
+    message.key = Some(format!("key-{key}"));
+    sink.publish(&message).await.unwrap();
+}
