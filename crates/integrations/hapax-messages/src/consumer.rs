@@ -74,7 +74,7 @@ pub enum ConsumerError {
     /// The inbox is ordered, and the messages of the source have no order keys.
     #[error(
         "expected a source with order keys for an `ordered` inbox, found one without: set the order key \
-         of the source (`NatsSourceBuilder::order_key`), or build the inbox without `ordered`"
+         of the source (`NatsSourceBuilder::order_key`, `KafkaSourceBuilder::order_by_key`), or build the inbox without `ordered`"
     )]
     OrderKeys,
     /// The broker removes a message before it becomes a dead letter.

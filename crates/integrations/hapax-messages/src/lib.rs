@@ -8,8 +8,8 @@
 //!
 //! | part | interface | implementations |
 //! | --- | --- | --- |
-//! | broker to receive from | [`MessageSource`] | `hapax-nats`, `hapax-rabbitmq` |
-//! | broker or service to publish to | [`MessageSink`] | `hapax-nats`, `hapax-rabbitmq`, `hapax-webhooks` (feature `sink`) |
+//! | broker to receive from | [`MessageSource`] | `hapax-nats`, `hapax-rabbitmq`, `hapax-kafka` |
+//! | broker or service to publish to | [`MessageSink`] | `hapax-nats`, `hapax-rabbitmq`, `hapax-kafka`, `hapax-webhooks` (feature `sink`) |
 //! | records of ids | [`Store`](hapax_core::Store) | file, Redis, PostgreSQL, memory |
 //! | ids beside the handler's rows | [`BatchInbox`] | `hapax-postgres-messages` |
 //! | dead letters | [`DeadLetterStore`] | `hapax-postgres-messages`, [`PublishedDeadLetters`] |

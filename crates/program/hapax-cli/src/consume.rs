@@ -1,6 +1,8 @@
 //! `hapax consume`.
 
 mod args;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod observed;
 mod service;
 mod source;
@@ -57,14 +59,15 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     let opened = open(store, &args).await?;
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>)?;
     let source = plan.open(&broker.0).await?;
-    let inbox = inbox(&args, &engine, &dead_letters, source.limits().has_order_keys)?;
+    let receiver = source.receiver();
+    let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;
     let of_consumer = ConsumerLimits {
         handlers: limits.in_flight,
         max_unacknowledged: limits.max_unacknowledged,
         max_unacknowledged_bytes: limits.max_unacknowledged_bytes,
         drain_timeout: limits.drain_timeout,
     };
-    let consumer = Consumer::new(inbox, source, service.clone(), of_consumer);
+    let consumer = Consumer::new(inbox, receiver, service.clone(), of_consumer);
     let consumer = consumer.map_err(CliError::usage)?;
     let monitor = ConsumeMonitor { consumer: consumer.monitor(), service };
     let listener = args.admin.bind().await?;
@@ -79,6 +82,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
             tracing::info!("shutdown: waiting for requests under way");
         })
         .await;
+    source.close().await;
     close(engine, opened, limits).await;
     let stats = monitor.consumer.stats();
     tracing::info!(handled = stats.handled, parked = stats.parked, "ended");

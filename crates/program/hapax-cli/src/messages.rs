@@ -71,9 +71,12 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Returns the destination to which a message of this origin was published: of
-/// `nats://STREAM/SUBJECT` the subject, of `amqp://QUEUE/ROUTING-KEY` the routing key. Of another origin
-/// all of it.
+/// `nats://STREAM/SUBJECT` the subject, of `amqp://QUEUE/ROUTING-KEY` the routing key, of `kafka://TOPIC` the
+/// topic. Of another origin all of it.
 pub(crate) fn destination(origin: &str) -> &str {
+    if let Some(topic) = origin.strip_prefix("kafka://") {
+        return topic;
+    }
     let rest = ["nats://", "amqp://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
     rest.and_then(|rest| rest.split_once('/')).map_or(origin, |(_, destination)| destination)
 }

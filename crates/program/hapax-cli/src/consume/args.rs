@@ -82,6 +82,13 @@ set HAPAX_BROKER, HAPAX_STORE and HAPAX_DATABASE, or name a file in --from-file.
 #[derive(Debug, Args)]
 pub(super) struct SourceArgs {
     /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST
+    #[cfg_attr(
+        feature = "kafka",
+        arg(
+            help = "The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST, amqps://HOST/VHOST or \
+                    kafka://HOST[:PORT],…/TOPIC,…"
+        )
+    )]
     #[arg(
         long,
         value_name = "URL",
@@ -104,6 +111,15 @@ pub(super) struct SourceArgs {
     /// The order key of a message: header:NAME; of NATS also subject, and its consumer then has one
     /// message at a time; of RabbitMQ also routing-key, and its queue must have the argument
     /// x-single-active-consumer [default: messages have no order]
+    #[cfg_attr(
+        feature = "kafka",
+        arg(
+            help = "The order key of a message: header:NAME; of NATS also subject, and its consumer then has \
+                    one message at a time; of RabbitMQ also routing-key, and its queue must have the \
+                    argument x-single-active-consumer; of Kafka only key, the key of the record [default: \
+                    messages have no order]"
+        )
+    )]
     #[arg(long, value_name = "KEY")]
     pub(super) order_by: Option<String>,
     /// RabbitMQ: the queue, which must exist

@@ -10,16 +10,53 @@ use hapax_nats::{NatsOrderKey, NatsSource};
 
 use self::rabbitmq::RabbitPlan;
 use super::args::{LimitArgs, SourceArgs};
+#[cfg(feature = "kafka")]
+use super::kafka::KafkaPlan;
 use crate::exit::CliError;
 
 /// The schemes of this program, for errors.
+#[cfg(not(feature = "kafka"))]
 const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST or amqps://HOST";
+#[cfg(feature = "kafka")]
+const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST/TOPIC";
 
 /// A broker and its settings, checked without a connection.
 #[derive(Debug)]
 pub(super) enum SourcePlan {
     Nats(NatsPlan),
     Rabbit(RabbitPlan),
+    #[cfg(feature = "kafka")]
+    Kafka(KafkaPlan),
+}
+
+/// A broker from which messages are received.
+#[derive(Debug)]
+pub(super) enum OpenSource {
+    /// One that ends when it is dropped.
+    Plain(Arc<dyn MessageSource>),
+    #[cfg(feature = "kafka")]
+    Kafka(Arc<hapax_kafka::KafkaSource>),
+}
+
+impl OpenSource {
+    /// Returns the source of a consumer.
+    pub(super) fn receiver(&self) -> Arc<dyn MessageSource> {
+        match self {
+            Self::Plain(source) => Arc::clone(source),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(source) => Arc::clone(source) as Arc<dyn MessageSource>,
+        }
+    }
+
+    /// Ends the source after its consumer.
+    pub(super) async fn close(self) {
+        match self {
+            Self::Plain(_) => {}
+            // It commits, and leaves the group.
+            #[cfg(feature = "kafka")]
+            Self::Kafka(source) => source.close().await,
+        }
+    }
 }
 
 /// Settings of a durable consumer of a stream.
@@ -45,19 +82,24 @@ impl SourcePlan {
         match scheme.as_deref() {
             Some("nats" | "tls") => NatsPlan::new(args, consumer, limits.lease).map(Self::Nats),
             Some("amqp" | "amqps") => RabbitPlan::new(args, limits).map(Self::Rabbit),
+            #[cfg(feature = "kafka")]
+            Some("kafka") => KafkaPlan::new(url, args, consumer, limits.lease).map(Self::Kafka),
+            #[cfg(not(feature = "kafka"))]
             Some(scheme @ "kafka") => Err(CliError::usage(format!(
                 "--from: expected {SCHEMES}, found {scheme}://, of a broker that this program cannot \
-                 receive from"
+                 receive from: build it with the feature `kafka`"
             ))),
             _ => Err(CliError::usage(format!("--from: expected {SCHEMES}, found another URL"))),
         }
     }
 
     /// Connects to the broker at `url`.
-    pub(super) async fn open(self, url: &str) -> Result<Arc<dyn MessageSource>, CliError> {
+    pub(super) async fn open(self, url: &str) -> Result<OpenSource, CliError> {
         match self {
-            Self::Nats(plan) => Ok(Arc::new(plan.open(url).await?)),
-            Self::Rabbit(plan) => Ok(Arc::new(plan.open(url).await?)),
+            Self::Nats(plan) => Ok(OpenSource::Plain(Arc::new(plan.open(url).await?))),
+            Self::Rabbit(plan) => Ok(OpenSource::Plain(Arc::new(plan.open(url).await?))),
+            #[cfg(feature = "kafka")]
+            Self::Kafka(plan) => Ok(OpenSource::Kafka(Arc::new(plan.open().await?))),
         }
     }
 }

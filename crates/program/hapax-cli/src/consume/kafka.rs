@@ -1,0 +1,107 @@
+//! Kafka as the source of `hapax consume`.
+
+use std::time::Duration;
+
+use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
+
+use super::args::SourceArgs;
+use crate::exit::CliError;
+
+/// Sessions that brokers accept by default (`group.min.session.timeout.ms` and `…max…`).
+const SESSION: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(6)..=Duration::from_secs(30 * 60);
+
+/// A member of a consumer group.
+#[derive(Debug)]
+pub(super) struct KafkaPlan(KafkaSourceBuilder);
+
+impl KafkaPlan {
+    /// Checks the settings. The consumer's name is that of the group, and its lease the time of a
+    /// session.
+    pub(super) fn new(
+        url: &str,
+        args: &SourceArgs,
+        consumer: &str,
+        lease: Duration,
+    ) -> Result<Self, CliError> {
+        let expected = || {
+            CliError::usage(
+                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user, found another URL",
+            )
+        };
+        let place = url.split_once("://").map_or("", |(_, place)| place);
+        let (hosts, topics) = place.split_once('/').ok_or_else(expected)?;
+        if hosts.is_empty() || topics.is_empty() || place.contains(['@', '?', '#']) {
+            return Err(expected());
+        }
+        for (flag, is_set) in
+            [("--stream", args.stream.is_some()), ("--subject", !args.subjects.is_empty())]
+        {
+            if is_set {
+                return Err(CliError::usage(format!(
+                    "{flag}: expected no such flag for Kafka, found one: its topics are in --from"
+                )));
+            }
+        }
+        if !SESSION.contains(&lease) {
+            return Err(CliError::usage(format!(
+                "--lease: expected {:?} to {:?} for Kafka, where it is the session timeout, found \
+                 {lease:?}",
+                SESSION.start(),
+                SESSION.end()
+            )));
+        }
+        let poll = Duration::from_secs(300).max(lease);
+        let properties = [
+            ("bootstrap.servers", hosts.to_owned()),
+            ("session.timeout.ms", lease.as_millis().to_string()),
+            ("heartbeat.interval.ms", (lease / 10).as_millis().to_string()),
+            ("max.poll.interval.ms", poll.as_millis().to_string()),
+        ];
+        let builder = KafkaSource::builder(properties, topics.split(','), consumer);
+        match args.order_by.as_deref() {
+            None => Ok(Self(builder)),
+            Some("key") => Ok(Self(builder.order_by_key())),
+            Some(_) => {
+                Err(CliError::usage("--order-by: expected key for Kafka, found another order key"))
+            }
+        }
+    }
+
+    /// Joins the group.
+    pub(super) async fn open(self) -> Result<KafkaSource, CliError> {
+        let started = self.0.start().await;
+        started.map_err(|error| CliError::unavailable(format!("--from: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(
+        url: &str,
+        order_by: Option<&str>,
+        stream: Option<&str>,
+    ) -> Result<KafkaPlan, CliError> {
+        let args = SourceArgs {
+            from: None,
+            from_file: None,
+            stream: stream.map(str::to_owned),
+            subjects: Vec::new(),
+            order_by: order_by.map(str::to_owned),
+        };
+        KafkaPlan::new(url, &args, "invoices", Duration::from_secs(30))
+    }
+
+    #[test]
+    fn a_url_has_hosts_and_topics_and_flags_are_those_of_kafka() {
+        assert!(plan("kafka://one:9092,two:9092/orders,payments", Some("key"), None).is_ok());
+        for url in ["kafka://", "kafka://one", "kafka://one/", "kafka:///orders", "kafka://u@one/x"]
+        {
+            assert!(plan(url, None, None).is_err(), "{url}");
+        }
+        assert!(plan("kafka://one/orders", Some("subject"), None).is_err());
+        assert!(plan("kafka://one/orders", None, Some("ORDERS")).is_err());
+    }
+}
