@@ -27,7 +27,7 @@ use sh::Outcome;
 enum Command {
     /// Install the packages that the tests need
     ///
-    /// Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, Go, nginx, curl and kill. What is
+    /// Looks for Redis, PostgreSQL, PgBouncer, Python 3, Node, npm, Go, nginx, make, OpenSSL, curl and kill. What is
     /// missing is installed with apt-get when this runs as root; otherwise the command to run is
     /// printed, and this fails. Does nothing if all is installed. The servers are only installed:
     /// tests start their own, on separate ports. Stripe's and gRPC's clients, httpx and FastAPI for

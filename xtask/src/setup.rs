@@ -62,7 +62,7 @@ struct Need {
     is_there: fn() -> bool,
 }
 
-const NEEDS: [Need; 14] = [
+const NEEDS: [Need; 17] = [
     Need { what: "nats", package: "nats-server", is_there: || on_path("nats-server") },
     Need { what: "rabbitmq", package: "rabbitmq-server", is_there: || on_path("rabbitmq-server") },
     Need { what: "redis", package: "redis-server", is_there: || on_path("redis-server") },
@@ -76,6 +76,14 @@ const NEEDS: [Need; 14] = [
     Need { what: "npm", package: "nginx-light", is_there: || on_path("nginx") },
     Need { what: "go", package: "golang-go", is_there: || on_path("go") },
     Need { what: "strace", package: "strace", is_there: || on_path("strace") },
+    // librdkafka, and its TLS.
+    Need { what: "make", package: "make", is_there: || on_path("make") },
+    Need { what: "openssl", package: "pkg-config", is_there: || on_path("pkg-config") },
+    Need {
+        what: "openssl",
+        package: "libssl-dev",
+        is_there: || Path::new("/usr/include/openssl/ssl.h").exists(),
+    },
     Need { what: "curl", package: "curl", is_there: || on_path("curl") },
     // The program `kill`: tests send signals with it.
     Need { what: "kill", package: "procps", is_there: || on_path("kill") },

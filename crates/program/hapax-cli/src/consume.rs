@@ -1,8 +1,6 @@
 //! `hapax consume`.
 
 mod args;
-#[cfg(feature = "kafka")]
-mod kafka;
 mod observed;
 mod service;
 mod source;

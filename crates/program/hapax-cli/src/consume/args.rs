@@ -81,14 +81,8 @@ set HAPAX_BROKER, HAPAX_STORE and HAPAX_DATABASE, or name a file in --from-file.
 /// The broker, and what is received from it. A flag of one broker is rejected with another one.
 #[derive(Debug, Args)]
 pub(super) struct SourceArgs {
-    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST
-    #[cfg_attr(
-        feature = "kafka",
-        arg(
-            help = "The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST, amqps://HOST/VHOST or \
-                    kafka://HOST[:PORT],…/TOPIC,…"
-        )
-    )]
+    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST, amqps://HOST/VHOST, or
+    /// kafka://HOST[:PORT],…/TOPIC,… if this program was built with the feature kafka
     #[arg(
         long,
         value_name = "URL",
@@ -110,16 +104,7 @@ pub(super) struct SourceArgs {
     pub(super) subjects: Vec<String>,
     /// The order key of a message: header:NAME; of NATS also subject, and its consumer then has one
     /// message at a time; of RabbitMQ also routing-key, and its queue must have the argument
-    /// x-single-active-consumer [default: messages have no order]
-    #[cfg_attr(
-        feature = "kafka",
-        arg(
-            help = "The order key of a message: header:NAME; of NATS also subject, and its consumer then has \
-                    one message at a time; of RabbitMQ also routing-key, and its queue must have the \
-                    argument x-single-active-consumer; of Kafka only key, the key of the record [default: \
-                    messages have no order]"
-        )
-    )]
+    /// x-single-active-consumer; of Kafka only key, the key of the record [default: messages have no order]
     #[arg(long, value_name = "KEY")]
     pub(super) order_by: Option<String>,
     /// RabbitMQ: the queue, which must exist

@@ -1,5 +1,7 @@
 //! The source of `hapax consume`, by the scheme of its URL: the one place that knows brokers.
 
+#[cfg(feature = "kafka")]
+mod kafka;
 mod rabbitmq;
 
 use std::sync::Arc;
@@ -8,16 +10,13 @@ use std::time::Duration;
 use hapax_messages::MessageSource;
 use hapax_nats::{NatsOrderKey, NatsSource};
 
+#[cfg(feature = "kafka")]
+use self::kafka::KafkaPlan;
 use self::rabbitmq::RabbitPlan;
 use super::args::{LimitArgs, SourceArgs};
-#[cfg(feature = "kafka")]
-use super::kafka::KafkaPlan;
 use crate::exit::CliError;
 
 /// The schemes of this program, for errors.
-#[cfg(not(feature = "kafka"))]
-const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST or amqps://HOST";
-#[cfg(feature = "kafka")]
 const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST/TOPIC";
 
 /// A broker and its settings, checked without a connection.
@@ -85,10 +84,10 @@ impl SourcePlan {
             #[cfg(feature = "kafka")]
             Some("kafka") => KafkaPlan::new(url, args, consumer, limits.lease).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
-            Some(scheme @ "kafka") => Err(CliError::usage(format!(
-                "--from: expected {SCHEMES}, found {scheme}://, of a broker that this program cannot \
-                 receive from: build it with the feature `kafka`"
-            ))),
+            Some("kafka") => Err(CliError::usage(
+                "--from: expected a program with the feature kafka for kafka://, found one without it: \
+                 build it with `cargo build --release -p hapax-cli --features kafka`",
+            )),
             _ => Err(CliError::usage(format!("--from: expected {SCHEMES}, found another URL"))),
         }
     }

@@ -64,7 +64,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (short, of_kafka) = (file("short", "whsec_c2VjcmV0\n"), file("url", "kafka://hidden\n"));
+    let (short, of_mqtt) = (file("short", "whsec_c2VjcmV0\n"), file("url", "mqtt://hidden\n"));
     let right = [
         ("--from", "nats://127.0.0.1:1"),
         ("--stream", "ORDERS"),
@@ -76,9 +76,13 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
     for (changed, expected) in [
         (
             &[("--from", "kafka://hidden")][..],
-            "--from: expected nats://HOST, tls://HOST, amqp://HOST or amqps://HOST, found kafka://",
+            if cfg!(feature = "kafka") {
+                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user"
+            } else {
+                "--from: expected a program with the feature kafka for kafka://"
+            },
         ),
-        (&[("--from", "http://hidden")], "amqp://HOST or amqps://HOST, found another URL"),
+        (&[("--from", "http://hidden")], "amqps://HOST or kafka://HOST/TOPIC, found another URL"),
         (&[("--from", "amqp://hidden")], "--stream: expected a NATS server in --from"),
         (&[("--queue", "orders")], "--queue: expected a RabbitMQ server in --from"),
         (
@@ -89,7 +93,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
         (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
         (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),
         (&[("--from", without)], "--from <URL>"),
-        (&[("--from", without), ("--from-file", &*of_kafka)], "found kafka://"),
+        (&[("--from", without), ("--from-file", &*of_mqtt)], "found another URL"),
         (&[("--from", without), ("--from-file", "/none")], "--from-file: /none: "),
         (&[("--stream", without)], "--stream: expected the stream of a NATS server, found none"),
         (&[("--stream", "a.b")], "--stream: expected a name of letters"),

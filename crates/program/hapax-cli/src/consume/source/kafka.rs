@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
 
-use super::args::SourceArgs;
+use super::super::args::SourceArgs;
+use super::unwanted;
 use crate::exit::CliError;
 
 /// Sessions that brokers accept by default (`group.min.session.timeout.ms` and `…max…`).
@@ -13,7 +14,7 @@ const SESSION: std::ops::RangeInclusive<Duration> =
 
 /// A member of a consumer group.
 #[derive(Debug)]
-pub(super) struct KafkaPlan(KafkaSourceBuilder);
+pub(in crate::consume) struct KafkaPlan(KafkaSourceBuilder);
 
 impl KafkaPlan {
     /// Checks the settings. The consumer's name is that of the group, and its lease the time of a
@@ -34,15 +35,18 @@ impl KafkaPlan {
         if hosts.is_empty() || topics.is_empty() || place.contains(['@', '?', '#']) {
             return Err(expected());
         }
-        for (flag, is_set) in
-            [("--stream", args.stream.is_some()), ("--subject", !args.subjects.is_empty())]
-        {
-            if is_set {
-                return Err(CliError::usage(format!(
-                    "{flag}: expected no such flag for Kafka, found one: its topics are in --from"
-                )));
-            }
-        }
+        unwanted(
+            "a NATS server",
+            &[("--stream", args.stream.is_some()), ("--subject", !args.subjects.is_empty())],
+        )?;
+        unwanted(
+            "a RabbitMQ server",
+            &[
+                ("--queue", args.queue.is_some()),
+                ("--delivery-limit", args.delivery_limit.is_some()),
+                ("--consumer-timeout", args.consumer_timeout.is_some()),
+            ],
+        )?;
         if !SESSION.contains(&lease) {
             return Err(CliError::usage(format!(
                 "--lease: expected {:?} to {:?} for Kafka, where it is the session timeout, found \
@@ -90,6 +94,9 @@ mod tests {
             stream: stream.map(str::to_owned),
             subjects: Vec::new(),
             order_by: order_by.map(str::to_owned),
+            queue: None,
+            delivery_limit: None,
+            consumer_timeout: None,
         };
         KafkaPlan::new(url, &args, "invoices", Duration::from_secs(30))
     }
