@@ -19,7 +19,7 @@ pub enum KafkaStartError {
         expected: &'static str,
         /// The value that was set.
         found: String,
-        /// What the other value would do.
+        /// Consequence of the other value.
         reason: &'static str,
     },
     /// There is no topic, or a name is invalid.
@@ -28,7 +28,7 @@ pub enum KafkaStartError {
          {found}: name the topics"
     )]
     TopicName {
-        /// What was found.
+        /// The value that was found.
         found: String,
     },
     /// The group has no name.

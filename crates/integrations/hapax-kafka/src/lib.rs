@@ -44,7 +44,7 @@
 //! warning: the client panics at it, so that a program whose panics abort must not receive such records.
 //!
 //! # Properties
-//! Properties are those of librdkafka. These are refused:
+//! Properties are those of librdkafka. These are rejected:
 //!
 //! | property | required | reason |
 //! | --- | --- | --- |

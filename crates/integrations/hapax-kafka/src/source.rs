@@ -46,7 +46,7 @@ pub struct StoppedPartition {
     pub topic: String,
     /// Number of the partition.
     pub partition: i32,
-    /// What was expected, what was found, and what to do.
+    /// The error: the expected and the found position, and the remedy.
     pub cause: String,
 }
 

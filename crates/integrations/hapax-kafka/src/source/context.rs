@@ -116,7 +116,7 @@ impl Context {
     }
 
     /// Commits, and waits until the broker has answered. The client has no other way to learn the
-    /// answer: it calls nothing after a commit for which nobody waits.
+    /// answer: it calls nothing after a commit for which no caller waits.
     ///
     /// A request has one topic, because the client returns no error if only a part of a request
     /// failed, such as a topic that was deleted.

@@ -68,7 +68,7 @@ pub(super) struct Partition {
     delivered_end: i64,
     /// Records before this offset may have been started by an earlier owner.
     suspects_end: i64,
-    /// What the broker has confirmed.
+    /// The position that the broker has confirmed.
     committed: Option<Commit>,
     is_paused: bool,
     /// The record before the position, which shows whether the topic is still the same one.
@@ -106,7 +106,7 @@ impl Partition {
             // As many as an owner without a mark may have had.
             Mark::Unknown => base.saturating_add(offsets(limits.records)),
         });
-        // Nobody has started a record that is not in the log yet.
+        // No process has started a record that is not in the log yet.
         let suspects_end = suspects_end.min(log.1);
         let millis = stored.and_then(|stored| stored.mark.millis());
         let probe = millis.map(|millis| Probe { offset: base.saturating_sub(1), millis });

@@ -1,4 +1,4 @@
-//! What the polling thread, receivers and deliveries share.
+//! State that the polling thread, receivers and deliveries share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
