@@ -50,11 +50,11 @@ impl World {
         let published = Arc::clone(&self.published);
         tokio::spawn(async move {
             loop {
-                for number in 0..KEYS {
-                    let number = published.load(Ordering::SeqCst) + number;
-                    publish(&sink, &topic, &format!("m-{number}"), number % KEYS, "x").await;
+                for key in 0..KEYS {
+                    let number = published.load(Ordering::SeqCst);
+                    publish(&sink, &topic, &format!("m-{number}"), key, "x").await;
+                    published.fetch_add(1, Ordering::SeqCst);
                 }
-                published.fetch_add(KEYS, Ordering::SeqCst);
                 sleep(Duration::from_millis(100)).await;
             }
         })
@@ -136,9 +136,9 @@ impl World {
     /// Checks that each message has one effect, in order by key.
     pub(crate) async fn check(&self) {
         let published = i64::from(self.published.load(Ordering::SeqCst));
-        // The task that publishes was aborted in the middle of a round.
         let distinct = self.effects().await;
-        assert!((published..published + i64::from(KEYS)).contains(&distinct), "{distinct}");
+        // The publication that was aborted may have arrived.
+        assert!((published..=published + 1).contains(&distinct), "{distinct} of {published}");
         assert_eq!(self.count("SELECT count(*) FROM effects").await, distinct, "one effect each");
         let disordered = "
             SELECT count(*) FROM (
