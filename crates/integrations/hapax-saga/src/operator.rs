@@ -23,6 +23,7 @@ use crate::log::{
 use crate::note::{EndedStep, FinalEnd, FinalOutcome, saga_id};
 use crate::schedule::on_schedule;
 pub use starts::UnacceptedStart;
+pub(crate) use starts::{PAGE, before};
 
 /// A decision about a stuck saga.
 #[derive(Clone, PartialEq, Eq, Debug)]

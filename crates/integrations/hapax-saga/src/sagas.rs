@@ -29,6 +29,7 @@ use crate::handle::{Found, SagaHandle};
 use crate::log::Blob;
 use crate::node::{LOOK_AGAIN, Node, ScheduledSaga};
 use crate::note::{Note, fingerprint, saga_id};
+use crate::operator::{PAGE, before};
 use crate::schedule::on_schedule;
 use crate::stats::SagaStats;
 
@@ -259,7 +260,7 @@ impl Sagas {
     }
 
     /// Returns the saga that was started under a key; `None` if there is none, its outcome has expired, or
-    /// it was started in a [transaction](Self::start_in) and no process has begun it yet.
+    /// it was started in a [transaction](Self::start_in) and no process has accepted it yet.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -270,14 +271,34 @@ impl Sagas {
         key: &Key,
     ) -> Result<Option<SagaHandle<O, E>>, StoreError> {
         let id = self.id(saga, scope, key);
-        // A process that cannot replace the entry of a transactional start releases a record without a
-        // log, and claims it again: until then the saga has not begun.
-        let begun =
-            |it: &Record| it.checkpoint.is_some() || matches!(it.state, RecordState::Done(_));
-        let exists = self.record(&id).await?.as_ref().is_some_and(begun);
+        let exists = match self.record(&id).await? {
+            None => false,
+            Some(it) if it.state == RecordState::InFlight && it.checkpoint.is_none() => {
+                self.is_accepted(id).await?
+            }
+            Some(_) => true,
+        };
         let node = Arc::clone(&self.node);
         let found = Found::Unfinished;
         Ok(exists.then_some(SagaHandle { node, id, found, types: PhantomData }))
+    }
+
+    /// Returns whether a claim whose record has no log yet keeps its record: a start has inserted its
+    /// entry. Beside the entry of a transactional start, a process that cannot insert its own entry
+    /// releases the record and claims it again later: a caller that waited for the outcome meanwhile would
+    /// find none.
+    async fn is_accepted(&self, operation: OperationId) -> Result<bool, StoreError> {
+        let after = Some(before(&operation));
+        let page = on_schedule(&self.node.engine, |it| it.entries(after, PAGE)).await?;
+        let mut exists = false;
+        for (_, entry) in page.entries.iter().filter(|(key, _)| key.operation == operation) {
+            let note = entry.as_ref().ok().and_then(|it| Note::decode(&it.note).ok());
+            if note.is_some_and(|note| note.transactional) {
+                return Ok(false);
+            }
+            exists = true;
+        }
+        Ok(exists)
     }
 
     /// Returns the record of an operation that was accepted and not released, within its retention.

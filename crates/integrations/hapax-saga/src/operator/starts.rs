@@ -26,7 +26,7 @@ const REJECTED: &str = "saga-rejected:";
 const LEASE: Duration = Duration::from_secs(30);
 
 /// Number of entries that are read at once.
-const PAGE: NonZeroU32 = NonZeroU32::new(8).unwrap();
+pub(crate) const PAGE: NonZeroU32 = NonZeroU32::new(8).unwrap();
 
 /// A start that no process has accepted: an entry in the schedule without a saga of its own.
 ///
@@ -272,6 +272,6 @@ impl SagaOperator {
 }
 
 /// Returns the key before the entries of an operation.
-fn before(id: &OperationId) -> EntryKey {
+pub(crate) fn before(id: &OperationId) -> EntryKey {
     EntryKey { operation: *id, id: EntryId::from_bytes([0; 16]) }
 }

@@ -108,6 +108,43 @@ async fn a_second_start_in_a_transaction_begins_nothing_after_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_start_in_a_transaction_is_found_once_a_process_has_accepted_it() {
+    let (world, systems) = (World::new(), Systems::default());
+    let (store, saga) = (HookedStore::new(&world), charges(1, &systems));
+    store.hook(|call| match call {
+        StoreCall::Insert => Some(Fault::Unavailable),
+        _ => None,
+    });
+    let process = store.process(&saga);
+    insert(&world, process.sagas.entry(&saga, &scope(), &key("k"), &7).unwrap()).await;
+    let find = async || process.sagas.find(&saga, &scope(), &key("k")).await.unwrap();
+    // It is claimed and released again and again.
+    for _ in 0..60_000 {
+        assert!(find().await.is_none());
+        sleep(Duration::from_millis(1)).await;
+    }
+    store.unhook();
+    let started = loop {
+        match find().await {
+            Some(started) => break started,
+            None => sleep(Duration::from_millis(1)).await,
+        }
+    };
+    started.signal("shipped", &()).await.unwrap();
+    assert_eq!(started.outcome().await.unwrap(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_without_a_log_is_found() {
+    let (world, systems) = (World::new(), Systems::default());
+    let saga = charges(1, &systems);
+    die_before_the_log(&world, &saga, &7);
+    let engine = Idempotency::builder(Arc::clone(&world.store)).build().unwrap();
+    let sagas = Sagas::builder(engine).register(&saga).build().unwrap();
+    assert!(sagas.find(&saga, &scope(), &key("k")).await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_saga_that_is_adopted_without_a_log_gets_an_entry_of_its_own() {
     let (world, systems) = (World::new(), Systems::default());
     let saga = charges(1, &systems);
