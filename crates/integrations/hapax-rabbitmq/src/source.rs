@@ -14,8 +14,10 @@ use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, MessageSource, SourceError, SourceLimits};
 use lapin::message::Delivery as LapinDelivery;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::protocol::constants::REPLY_SUCCESS;
 use lapin::types::FieldTable;
 use lapin::{Channel, Connection, Consumer};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -229,6 +231,26 @@ impl Link {
         );
         let consumer = answered(consume).await?;
         Ok(Self { epoch, consumer, channel, connection: Arc::new(connection) })
+    }
+}
+
+impl Drop for Link {
+    /// Closes the channel before the consumer is dropped.
+    ///
+    /// A consumer that is dropped cancels itself. With a single active consumer, the next one would then
+    /// receive what is behind the messages of this one, which the server returns to the queue only when
+    /// the channel is closed.
+    fn drop(&mut self) {
+        let (consumer, channel) = (self.consumer.clone(), self.channel.clone());
+        let connection = Arc::clone(&self.connection);
+        // Without a runtime the client does not send either, and the connection ends with its process.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                // On error the channel is closed already.
+                let _ = answered(channel.close(REPLY_SUCCESS, "closed".into())).await;
+                drop((consumer, connection));
+            });
+        }
     }
 }
 
