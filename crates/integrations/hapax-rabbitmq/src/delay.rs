@@ -13,7 +13,7 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use crate::link::{answered, short};
 use crate::properties;
-use crate::sink::Publisher;
+use crate::sink::{Published, Publisher};
 
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
@@ -79,7 +79,10 @@ pub(crate) async fn publish(
         properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
     let properties = properties::delayed(&delivery.properties, &original);
     let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
-    published.map_err(SourceError::new)
+    match published.map_err(SourceError::new)? {
+        Published::Confirmed => Ok(()),
+        Published::Returned(error) => Err(SourceError::new(error)),
+    }
 }
 
 #[cfg(test)]

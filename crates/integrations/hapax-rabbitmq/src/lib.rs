@@ -12,7 +12,7 @@
 //!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
 //!   are two copies, of which the inbox handles one.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the server has confirmed the
-//!   persistent message, and rejects one that no queue has received.
+//!   persistent message, and rejects one whose destination has had no queue for 30 s.
 //!
 //! RabbitMQ itself does not promise:
 //!

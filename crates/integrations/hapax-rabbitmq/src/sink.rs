@@ -1,8 +1,9 @@
 //! The sink: messages are published with confirms and `mandatory`.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
@@ -26,6 +27,13 @@ const DEFAULT_CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 /// Code of a request that the server rejects for its contents: for instance, a message is too large.
 const PRECONDITION_FAILED: u16 = 406;
 
+/// Default of the time after which a message for no queue is rejected.
+const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
+
+/// Destinations without a queue whose first time is known. A message for a further one is a temporary
+/// error.
+const MAX_UNROUTABLE: usize = 1024;
+
 /// Bytes of a frame that are not headers.
 const FRAME_OVERHEAD: usize = 4096;
 
@@ -36,6 +44,7 @@ pub struct RabbitSinkBuilder {
     address: Address,
     exchange: String,
     channels: NonZeroUsize,
+    unroutable_for: Duration,
 }
 
 /// Publishes messages to an exchange; the destination of a message is its routing key. With the default
@@ -46,8 +55,10 @@ pub struct RabbitSinkBuilder {
 ///   is the time of publication.
 /// - Headers that the broker sets (`x-death`, `x-delivery-count`, …) or takes as commands (`CC`, `BCC`) are
 ///   not published.
-/// - A message that is routed to no queue is permanently rejected: the server confirms it all the same,
-///   after it has returned it.
+/// - A message that is routed to no queue is returned by the server, which confirms it all the same. It is
+///   a temporary error, since the server also returns it while the node of the queue is down. Once the
+///   destination has had no queue for 30 s ([`RabbitSinkBuilder::unroutable_for`]), it is permanently
+///   rejected.
 /// - A message that a queue rejects, because it is full and has `x-overflow: reject-publish`, is a
 ///   temporary error, as is an exchange that does not exist.
 /// - The client gives a returned message to whichever confirmation comes next. So each channel has one
@@ -63,6 +74,9 @@ struct SinkState {
     /// One permit for each channel.
     permits: Semaphore,
     idle: Mutex<Vec<Publisher>>,
+    unroutable_for: Duration,
+    /// Time at which the first message for a destination was returned; none has been confirmed since.
+    unroutable: Mutex<HashMap<ShortString, Instant>>,
     connection: tokio::sync::Mutex<SinkConnection>,
     clock: SystemClock,
 }
@@ -96,6 +110,13 @@ impl RabbitSinkBuilder {
         self
     }
 
+    /// Sets how long a destination has no queue until a message for it is rejected; before, it is a
+    /// temporary error. Default 30 s.
+    pub const fn unroutable_for(mut self, time: Duration) -> Self {
+        self.unroutable_for = time;
+        self
+    }
+
     /// Connects. The sink connects again after the connection was lost.
     ///
     /// # Errors
@@ -113,6 +134,8 @@ impl RabbitSinkBuilder {
             exchange,
             permits: Semaphore::new(channels),
             idle: Mutex::default(),
+            unroutable_for: self.unroutable_for,
+            unroutable: Mutex::default(),
             connection: tokio::sync::Mutex::default(),
             clock: SystemClock,
         };
@@ -132,6 +155,7 @@ impl RabbitSink {
             address: Address::parse(url)?,
             exchange: String::new(),
             channels: DEFAULT_CHANNELS,
+            unroutable_for: DEFAULT_UNROUTABLE_FOR,
         })
     }
 }
@@ -150,9 +174,34 @@ impl SinkState {
         };
         let publisher = self.publisher().await?;
         // A future that is dropped, and any error, drops the channel with the publication.
-        publisher.publish(&self.exchange, &routing_key, properties, &message.payload).await?;
+        let published =
+            publisher.publish(&self.exchange, &routing_key, properties, &message.payload).await?;
         self.put_back(publisher);
-        Ok(())
+        match published {
+            Published::Confirmed => {
+                self.unroutable().remove(&routing_key);
+                Ok(())
+            }
+            Published::Returned(error) if self.is_rejected(routing_key) => {
+                Err(PublishError::rejected(error))
+            }
+            Published::Returned(error) => Err(PublishError::not_acknowledged(error)),
+        }
+    }
+
+    /// Returns whether a destination has had no queue for so long that its messages are rejected.
+    fn is_rejected(&self, destination: ShortString) -> bool {
+        let now = Instant::now();
+        let mut unroutable = self.unroutable();
+        if unroutable.len() >= MAX_UNROUTABLE && !unroutable.contains_key(&destination) {
+            return false;
+        }
+        let first = *unroutable.entry(destination).or_insert(now);
+        now.duration_since(first) >= self.unroutable_for
+    }
+
+    fn unroutable(&self) -> MutexGuard<'_, HashMap<ShortString, Instant>> {
+        self.unroutable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes an idle channel, or opens one.
@@ -194,6 +243,13 @@ impl SinkState {
     }
 }
 
+/// Answer of the server to a publication.
+pub(crate) enum Published {
+    Confirmed,
+    /// The message is routed to no queue. Its text is that of an error.
+    Returned(String),
+}
+
 /// A channel with confirms, which has at most one message under way.
 pub(crate) struct Publisher {
     channel: Channel,
@@ -229,7 +285,7 @@ impl Publisher {
         routing_key: &ShortString,
         properties: BasicProperties,
         payload: &[u8],
-    ) -> Result<(), PublishError> {
+    ) -> Result<Published, PublishError> {
         let found = properties::bytes(&properties);
         if found > self.max_headers {
             return Err(PublishError::rejected(format!(
@@ -250,9 +306,9 @@ impl Publisher {
             publication.await?.await
         };
         match timeout(CONFIRM_TIMEOUT, confirmed).await {
-            Ok(Ok(Confirmation::Ack(None))) => Ok(()),
+            Ok(Ok(Confirmation::Ack(None))) => Ok(Published::Confirmed),
             Ok(Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)))) => {
-                Err(PublishError::rejected(format!(
+                Ok(Published::Returned(format!(
                     "expected a queue for the routing key {:?} at the exchange {:?}, \
                      found none ({} {}): bind a queue, or change the destination",
                     routing_key.as_str(),

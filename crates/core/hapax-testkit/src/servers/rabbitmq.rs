@@ -265,3 +265,11 @@ impl RabbitMqServer {
         }
     }
 }
+
+impl Drop for RabbitMqServer {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("end of the server's log:\n{}", tail(&self.log()));
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! The sink.
 
+use std::time::Duration;
+
 use hapax_messages::{MessageId, MessageSink, MessageSource, OutgoingMessage, PublishError};
 use hapax_rabbitmq::{RabbitSink, RabbitSource};
 use hapax_testkit::servers::RabbitMqServer;
@@ -15,7 +17,7 @@ fn message(destination: &str, id: &str) -> OutgoingMessage {
 
 async fn sink(server: &RabbitMqServer, exchange: &str) -> RabbitSink {
     let builder = RabbitSink::builder(&server.url()).unwrap();
-    builder.exchange(exchange).connect().await.unwrap()
+    builder.exchange(exchange).unroutable_for(Duration::ZERO).connect().await.unwrap()
 }
 
 fn expect_rejection(published: &Result<(), PublishError>, text: &str) {
@@ -65,6 +67,19 @@ async fn a_message_for_no_queue_is_rejected_and_those_beside_it_are_confirmed() 
     expect_rejection(&sink.publish(&large).await, "expected headers of at most");
     sink.publish(&message("orders", "last")).await.unwrap();
     assert_eq!(server.messages("orders").await, 31);
+}
+
+#[tokio::test]
+async fn a_queue_that_is_missing_for_a_short_time_is_a_temporary_error() {
+    let server = RabbitMqServer::start().await;
+    let builder = RabbitSink::builder(&server.url()).unwrap();
+    let sink = builder.unroutable_for(Duration::from_secs(3600)).connect().await.unwrap();
+    for _ in 0..2 {
+        expect_retry(&sink.publish(&message("orders", "m-1")).await);
+    }
+    declare(&channel(&server.url()).await, "orders", &[]).await;
+    sink.publish(&message("orders", "m-1")).await.unwrap();
+    assert_eq!(server.messages("orders").await, 1);
 }
 
 #[tokio::test]
