@@ -65,7 +65,7 @@ impl Context {
         }
         self.shared.notify();
         // Answers the assignment, so that the client continues.
-        if let Err(error) = consumer.assign(&TopicPartitionList::new()) {
+        if let Err(error) = assign(consumer, &TopicPartitionList::new()) {
             self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
     }
@@ -80,6 +80,7 @@ impl Context {
         }
         self.shared.lock().fence();
         self.shared.notify();
+        // The client waits by itself until all have stopped, before it takes part in the group again.
         if let Err(error) = consumer.unassign() {
             self.shared.fail(format!("expected a revocation, found an error: {error}"));
         }
@@ -143,6 +144,22 @@ impl Context {
         self.shared.notify();
         Ok(())
     }
+}
+
+/// Replaces the assignment, and waits until the client has stopped what it fetched before. The client
+/// ends the process by a failed assertion if its assignment changes again earlier (librdkafka issue 5573).
+///
+/// Its main thread executes calls in the order of one queue: it answers the first question after it has told
+/// each partition to stop, and the second after each has stopped. A client that is being closed would not
+/// answer.
+pub(super) fn assign(
+    consumer: &BaseConsumer<Context>,
+    list: &TopicPartitionList,
+) -> KafkaResult<()> {
+    consumer.assign(list)?;
+    consumer.assignment()?;
+    consumer.assignment()?;
+    Ok(())
 }
 
 /// Returns whether the same member may send a commit again.

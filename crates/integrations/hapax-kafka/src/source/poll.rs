@@ -10,7 +10,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 
 use super::KafkaStartAt;
-use super::context::{Context, RETRY, key, positions, stored};
+use super::context::{Context, RETRY, assign, key, positions, stored};
 use super::partition::{Commit, Partition, Recreated};
 use super::record::record;
 use super::state::{PartitionKey, Shared};
@@ -246,7 +246,7 @@ impl Poller {
             partition.resumed();
         }
         let assigned = positions(state.partitions.iter());
-        if let Err(error) = assigned.and_then(|list| self.consumer.assign(&list)) {
+        if let Err(error) = assigned.and_then(|list| assign(&self.consumer, &list)) {
             drop(state);
             return self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
