@@ -27,6 +27,7 @@ use crate::dead_letter::DeadLetter;
 use crate::handler::MessageFailure;
 use crate::id::MessageId;
 use crate::message::Message;
+use crate::partition::PositionStep;
 use crate::source::Delivery;
 use hapax_core::store::BoxFuture;
 
@@ -69,6 +70,12 @@ impl BatchItem {
         self.delivery.message()
     }
 
+    /// Returns the step of the partition's position over the message, in positions mode.
+    #[must_use]
+    pub fn step(&self) -> Option<&PositionStep> {
+        self.delivery.step()
+    }
+
     /// Returns the id of the dead letter from which the message was redriven.
     #[must_use]
     pub const fn dead_letter(&self) -> Option<&[u8; 32]> {
@@ -91,6 +98,8 @@ pub enum EntryState {
     Duplicate,
     /// Another payload was handled or parked under its id.
     Mismatch,
+    /// An earlier message with its order key is a dead letter.
+    Blocked,
 }
 
 /// Errors of a batch. Nothing of the batch was committed; only after [`BatchError::Unavailable`] it
@@ -100,8 +109,15 @@ pub enum EntryState {
 pub enum BatchError {
     /// The handler failed. The failure concerns every message of the batch.
     Handler(MessageFailure),
-    /// A transaction that is still open has inserted one of the ids.
+    /// A transaction that is still open has inserted one of the ids, or advances the position.
     InProgress,
+    /// Some messages have to be parked, each in a transaction of its own with the step over it: those
+    /// whose state is [`EntryState::Mismatch`] or [`EntryState::Blocked`]. The handler was not called.
+    /// Only in positions mode.
+    Apart(Vec<EntryState>),
+    /// The position is another one, or has another owner: the messages are dropped. Only in positions
+    /// mode.
+    Fenced,
     /// The database aborted the transaction (serialization failure or deadlock): run it again.
     Aborted(Box<dyn std::error::Error + Send + Sync>),
     /// The database is unavailable, or did not reply. The batch may have been committed, or may be
@@ -124,11 +140,17 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the name of the consumer.
     fn consumer(&self) -> &str;
 
-    /// Returns the time for which the id of a handled message is known.
+    /// Returns the time for which the id of a handled message is known; [`Duration::MAX`] without ids,
+    /// since no message is too old for positions.
     fn retention(&self) -> Duration;
 
-    /// Returns the bytes that an id takes in the database, for the log.
+    /// Returns the bytes that an id takes in the database, for the log; 0 without ids.
     fn bytes_per_id(&self) -> u64;
+
+    /// Returns whether the inbox works in positions mode: the position of the partition advances in each
+    /// transaction by the [steps](Delivery::step) of its messages, which are those of one partition, in
+    /// order.
+    fn advances_positions(&self) -> bool;
 
     /// Inserts the ids of a batch, calls the handler with the new messages, removes their
     /// [dead letters](BatchItem::dead_letter), and commits. `clear_attempts` is true for one
@@ -164,8 +186,9 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<u32, BatchError>>;
 
     /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
-    /// transaction. If its message is not new, nothing is stored: another process has handled or
-    /// parked it. Returns the state of the message; new without `records_id`.
+    /// transaction, in which the position advances by `step` in positions mode. If its message is not new,
+    /// no dead letter is stored: another process has handled or parked it. Returns the state of the message;
+    /// new without `records_id`. A mismatch is not committed.
     ///
     /// # Errors
     /// [`BatchError`].
@@ -173,6 +196,7 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         &'a self,
         dead_letter: &'a DeadLetter,
         records_id: bool,
+        step: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>>;
 
     /// Removes ids whose retention has ended, and what was counted for them, at most `limit` of each.

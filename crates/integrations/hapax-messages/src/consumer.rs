@@ -77,6 +77,12 @@ pub enum ConsumerError {
          of the source (`NatsSourceBuilder::order_key`, `KafkaSourceBuilder::order_by_key`), or build the inbox without `ordered`"
     )]
     OrderKeys,
+    /// The positions of the source would never advance.
+    #[error(
+        "expected a source whose positions are those of its broker, found one with positions in a \
+         database: build the source without `positions`, or use a `BatchConsumer`"
+    )]
+    Positions,
     /// The broker removes a message before it becomes a dead letter.
     #[error(
         "expected a broker that delivers a message more than {attempts} times, which is `max_crashes`, \
@@ -144,6 +150,9 @@ impl Consumer {
         limits: ConsumerLimits,
     ) -> Result<Self, ConsumerError> {
         let of_source = source.limits();
+        if of_source.has_positions {
+            return Err(ConsumerError::Positions);
+        }
         match (inbox.shared.is_ordered, of_source.has_order_keys) {
             (true, false) => return Err(ConsumerError::OrderKeys),
             (false, true) => tracing::warn!(

@@ -98,6 +98,10 @@ pub(crate) const TOO_OLD: &str = "expected a message younger than the retention 
                                   one, which may have been handled: look for its effect, then redrive \
                                   or drop it";
 
+/// Error of a message behind a dead letter.
+pub(crate) const BLOCKED: &str = "an earlier message with the same order key is a dead letter: redrive or \
+                                  drop that one first";
+
 /// A message that is not handled until an operator decides, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -148,6 +152,12 @@ impl DeadLetter {
             first_at: now,
             last_at: now,
         }
+    }
+
+    /// Returns the id that the dead letter of a message has.
+    #[must_use]
+    pub fn id_of(consumer: &str, message_id: Option<&MessageId>, message: &Message) -> [u8; 32] {
+        dead_letter_id(consumer, message_id, message)
     }
 
     /// Sets the number of attempts.

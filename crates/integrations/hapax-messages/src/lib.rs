@@ -12,6 +12,7 @@
 //! | broker or service to publish to | [`MessageSink`] | `hapax-nats`, `hapax-rabbitmq`, `hapax-kafka`, `hapax-webhooks` (feature `sink`) |
 //! | records of ids | [`Store`](hapax_core::Store) | file, Redis, PostgreSQL, memory |
 //! | ids beside the handler's rows | [`BatchInbox`] | `hapax-postgres-messages` |
+//! | positions beside the handler's rows | [`PositionStore`] | `hapax-postgres-messages` |
 //! | dead letters | [`DeadLetterStore`] | `hapax-postgres-messages`, [`PublishedDeadLetters`] |
 //! | rows to publish | [`Outbox`] | `hapax-postgres-messages` |
 //!
@@ -30,6 +31,10 @@
 //! - *Batch mode* ([`BatchConsumer`]): effects are rows, and the messages of a batch share one
 //!   transaction with their ids. It has the lowest cost for each id, and keeps no order of
 //!   messages.
+//! - *Positions mode*: batch mode with a source that has the positions of its partitions in the
+//!   database of the rows ([`PositionStore`]), such as Kafka. The position advances in the transaction of
+//!   a batch, so that a record that is delivered again is not handled again, with or without ids. The
+//!   messages of a partition are handled in order.
 //!
 //! # Promises
 //! 1. A message is acknowledged after its effects and its id are durable. A crash at any point
@@ -104,6 +109,7 @@ mod id;
 mod inbox;
 mod message;
 mod outbox;
+mod partition;
 mod relay;
 mod retention;
 mod sink;
@@ -126,6 +132,7 @@ pub use outbox::{
     OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
     OutboxPosition, OutboxQuery, OutboxWriters,
 };
+pub use partition::{Partition, PositionError, PositionStep, PositionStore, TakenPosition};
 pub use relay::{Relay, RelayError, RelayLimits, RelayMonitor, RelayStats};
 pub use sink::{MessageSink, OutgoingMessage, PublishError};
 pub use source::{Delivery, MessageSource, SourceError, SourceLimits};

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 
 use crate::message::Message;
+use crate::partition::PositionStep;
 
 /// Error of a broker. The messages stay there, and are delivered again.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,9 @@ pub struct SourceLimits {
     /// Whether messages have order keys, and arrive in order by key. An ordered inbox is not started
     /// without them.
     pub has_order_keys: bool,
+    /// Whether the positions of the source are in the database of the handler's rows: its deliveries have
+    /// [steps](Delivery::step). It limits the messages of each partition in memory itself.
+    pub has_positions: bool,
 }
 
 impl SourceLimits {
@@ -73,6 +77,13 @@ impl SourceLimits {
     #[must_use]
     pub const fn with_order_keys(mut self) -> Self {
         self.has_order_keys = true;
+        self
+    }
+
+    /// States that the positions of the source are in the database of the handler's rows.
+    #[must_use]
+    pub const fn with_positions(mut self) -> Self {
+        self.has_positions = true;
         self
     }
 }
@@ -114,6 +125,18 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     fn has_ended(&self) -> bool {
         false
     }
+
+    /// Returns the step of the partition's position over this message, from a source
+    /// [with positions](SourceLimits::has_positions). The consumer commits it with the effects, and
+    /// handles the messages of a partition in the order of their delivery. The default is `None`.
+    fn step(&self) -> Option<&PositionStep> {
+        None
+    }
+
+    /// Ends the deliveries of the partition, whose position another owner has taken, or an operator has
+    /// set. A source to which the partition is still assigned takes the position again, and continues
+    /// there. By default nothing is done.
+    fn take_position_again(&self) {}
 
     /// Acknowledges the message: the broker does not deliver it again.
     ///

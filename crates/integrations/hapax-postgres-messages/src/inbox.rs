@@ -1,5 +1,7 @@
 //! The batch mode: ids and effects in one transaction.
 
+mod positions;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -10,7 +12,7 @@ use futures_util::FutureExt as _;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchError, BatchInbox, BatchItem, DeadLetter, EntryState, Message,
-    MessageFailure, MessageId,
+    MessageFailure, MessageId, PositionStep,
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 use tokio::time::{Instant, timeout_at};
@@ -34,6 +36,8 @@ const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_scoped_hash($1,
 /// Removes the dead letter of a message that was handled, perhaps as another copy. One by which it was
 /// parked again stays.
 const REMOVE: &str = "SELECT hapax_dead_letter_remove($1)::text";
+/// Without ids, a copy of a message is handled only while its dead letter exists.
+const REMOVE_WITHOUT_ID: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
 const ATTEMPT: &str = "SELECT a.attempt::bigint, a.crashes::bigint
     FROM hapax_inbox_attempt($1, $2, make_interval(secs => $3)) a";
 const PURGE: &str = "SELECT hapax_inbox_purge($1::integer)";
@@ -81,13 +85,15 @@ where
 /// still be executed, and then the messages of the batch are duplicates.
 pub struct PgInbox<C> {
     shared: Arc<InboxTable<C>>,
-    timeouts: InboxTimeouts,
+    settings: InboxSettings,
     purges: bool,
 }
 
-/// Timeouts of an inbox.
+/// Timeouts of an inbox, and what its transactions record of messages.
 #[derive(Clone, Copy, Debug)]
-struct InboxTimeouts {
+struct InboxSettings {
+    has_ids: bool,
+    has_positions: bool,
     /// For each statement of the inbox, and for a connection of the pool.
     statement: Duration,
     /// From BEGIN to the end of the handler.
@@ -119,11 +125,31 @@ impl<C: Executor + 'static> PgInbox<C> {
         let (consumer, handler) = (consumer.into(), Box::new(handler));
         let hasher = IdHasher::new(&consumer);
         let shared = InboxTable { consumer, hasher, connections, retention, handler };
-        let timeouts = InboxTimeouts {
+        let settings = InboxSettings {
+            has_ids: true,
+            has_positions: false,
             statement: Duration::from_secs(10),
             transaction: Duration::from_secs(60),
         };
-        Self { shared: Arc::new(shared), timeouts, purges: true }
+        Self { shared: Arc::new(shared), settings, purges: true }
+    }
+
+    /// Advances the position of a partition in the transaction of each batch, beside the ids. The source
+    /// takes its positions from this inbox
+    /// ([`PositionStore`](hapax_messages::PositionStore)).
+    #[must_use]
+    pub const fn advance_positions(mut self) -> Self {
+        (self.settings.has_ids, self.settings.has_positions) = (true, true);
+        self
+    }
+
+    /// Advances the position of a partition in the transaction of each batch, and keeps no ids. A message
+    /// that its producer publishes twice has two records, and is handled twice: producers must be
+    /// idempotent and not repeat what they published before a restart, which a relay does.
+    #[must_use]
+    pub const fn advance_positions_without_ids(mut self) -> Self {
+        (self.settings.has_ids, self.settings.has_positions) = (false, true);
+        self
     }
 
     /// Sets whether a [`BatchConsumer`](hapax_messages::BatchConsumer) removes ids whose retention has
@@ -139,16 +165,16 @@ impl<C: Executor + 'static> PgInbox<C> {
     /// connection. Default 10 s; 20 ms to 24 h.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.statement = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
+        self.settings.statement = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
         self
     }
 
     /// Sets the time from BEGIN to the end of the handler. Then its future is dropped, and the batch
     /// has failed. The server ends a statement after the same time, and an idle transaction after both
-    /// timeouts, unless the role has shorter ones. Default 60 s; 20 ms to 24 h.
+    /// settings, unless the role has shorter ones. Default 60 s; 20 ms to 24 h.
     #[must_use]
     pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.transaction = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
+        self.settings.transaction = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
         self
     }
 }
@@ -210,11 +236,11 @@ impl<C: Executor + 'static> InboxTable<C> {
         &self,
         batch: Vec<BatchItem>,
         clear_attempts: bool,
-        timeouts: InboxTimeouts,
+        settings: InboxSettings,
     ) -> Result<Vec<EntryState>, BatchError> {
-        let mut connection = self.connect(timeouts).await?;
+        let mut connection = self.connect(settings).await?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
-        let written = self.write(&mut connection, &batch, clear_attempts, timeouts).await;
+        let written = self.write(&mut connection, &batch, clear_attempts, settings).await;
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = connection.run(end, &[]).await;
         match written {
@@ -229,8 +255,8 @@ impl<C: Executor + 'static> InboxTable<C> {
         }
     }
 
-    async fn connect(&self, timeouts: InboxTimeouts) -> Result<TimedConnection<C>, BatchError> {
-        TimedConnection::connect(&self.connections, timeouts.statement).await.map_err(unavailable)
+    async fn connect(&self, settings: InboxSettings) -> Result<TimedConnection<C>, BatchError> {
+        TimedConnection::connect(&self.connections, settings.statement).await.map_err(unavailable)
     }
 
     async fn write(
@@ -238,34 +264,30 @@ impl<C: Executor + 'static> InboxTable<C> {
         connection: &mut TimedConnection<C>,
         batch: &[BatchItem],
         clear_attempts: bool,
-        timeouts: InboxTimeouts,
+        settings: InboxSettings,
     ) -> Result<Vec<EntryState>, BatchError> {
-        let deadline = Instant::now() + timeouts.transaction;
-        let messages = batch.iter().map(|item| (item.id(), item.message()));
-        let (states, transaction) = self.insert(connection, messages, timeouts).await?;
+        let deadline = Instant::now() + settings.transaction;
+        let (states, transaction) = self.record(connection, batch, settings).await?;
         let of = |state| {
             let items = batch.iter().zip(&states).filter(move |(_, found)| **found == state);
             items.map(|(item, _)| item)
         };
         let new: Vec<_> = of(EntryState::New).cloned().collect();
         if !new.is_empty() {
-            self.handle(connection, &new, deadline, timeouts).await?;
+            self.handle(connection, &new, deadline, settings).await?;
         }
         let redriven = of(EntryState::New).chain(of(EntryState::Duplicate));
+        let remove = if settings.has_ids { REMOVE } else { REMOVE_WITHOUT_ID };
         for dead_letter in redriven.filter_map(BatchItem::dead_letter) {
             let parameters = [SqlParameter::Bytes(Some(dead_letter))];
-            connection.run(REMOVE, &parameters).await.map_err(handler_error)?;
+            connection.run(remove, &parameters).await.map_err(handler_error)?;
         }
         if new.is_empty() {
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             return Ok(states);
         }
         if clear_attempts && let [one] = &*new {
-            let parameters = [
-                SqlParameter::Text(Some(&self.consumer)),
-                SqlParameter::Text(Some(one.id().as_str())),
-            ];
-            connection.run(CLEAR, &parameters).await.map_err(handler_error)?;
+            self.clear(connection, one.id()).await.map_err(handler_error)?;
         }
         let now = connection.run(TRANSACTION, &[]).await.map_err(handler_error)?;
         if now.into_iter().next().and_then(|row| row.into_iter().next()) != Some(transaction) {
@@ -276,13 +298,23 @@ impl<C: Executor + 'static> InboxTable<C> {
         Ok(states)
     }
 
+    async fn clear(
+        &self,
+        connection: &mut TimedConnection<C>,
+        id: &MessageId,
+    ) -> Result<(), StatementError> {
+        let parameters =
+            [SqlParameter::Text(Some(&self.consumer)), SqlParameter::Text(Some(id.as_str()))];
+        connection.run(CLEAR, &parameters).await.map(drop)
+    }
+
     /// Calls the handler with the new messages of a batch, until `deadline`.
     async fn handle(
         &self,
         connection: &mut TimedConnection<C>,
         new: &[BatchItem],
         deadline: Instant,
-        timeouts: InboxTimeouts,
+        settings: InboxSettings,
     ) -> Result<(), BatchError> {
         let own = connection.get_mut().ok_or_else(other_rows)?;
         // Creating the future may panic too. Without the rollback that follows, the connection
@@ -298,11 +330,11 @@ impl<C: Executor + 'static> InboxTable<C> {
             Err(_) => {
                 // Its last statement goes on, for at most this time: the rollback waits for it. An
                 // answer says that the handler is slow, and not the database away.
-                connection.extend(timeouts.transaction);
+                connection.extend(settings.transaction);
                 Err(BatchError::Handler(MessageFailure::retry(format!(
                     "expected the handler to end within {:?} of BEGIN, found it running: set a longer \
                      `transaction_timeout`, or fewer messages in a transaction",
-                    timeouts.transaction
+                    settings.transaction
                 ))))
             }
         }
@@ -313,7 +345,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         &self,
         connection: &mut TimedConnection<C>,
         messages: impl Iterator<Item = (&MessageId, &Message)>,
-        timeouts: InboxTimeouts,
+        settings: InboxSettings,
     ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
         let hashes: Vec<_> =
             messages.map(|(id, message)| (self.hasher.hash(id), payload_digest(message))).collect();
@@ -324,9 +356,9 @@ impl<C: Executor + 'static> InboxTable<C> {
             SqlParameter::Texts(&keys),
             SqlParameter::Texts(&digests),
             self.retention_secs(),
-            milliseconds(timeouts.transaction),
+            milliseconds(settings.transaction),
             // Later than the rollback of a handler that does not end.
-            milliseconds(timeouts.transaction.saturating_add(timeouts.statement)),
+            milliseconds(settings.transaction.saturating_add(settings.statement)),
         ];
         let rows = connection.run(INSERT, &parameters).await.map_err(failed)?;
         let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
@@ -338,32 +370,62 @@ impl<C: Executor + 'static> InboxTable<C> {
     }
 
     /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
-    /// transaction.
+    /// transaction, in which the position advances by `step`.
     async fn park(
         &self,
         dead_letter: DeadLetter,
         records_id: bool,
-        timeouts: InboxTimeouts,
+        step: Option<PositionStep>,
+        settings: InboxSettings,
     ) -> Result<EntryState, BatchError> {
-        let mut connection = self.connect(timeouts).await?;
+        let mut connection = self.connect(settings).await?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = async {
-            let id = dead_letter.message_id.as_ref().filter(|_| records_id);
-            let state = match id {
-                Some(id) => self.insert_parked(&mut connection, id, &dead_letter, timeouts).await?,
-                None => EntryState::New,
-            };
-            // Otherwise another process has handled or parked the message.
-            if state == EntryState::New {
-                put(&mut connection, &dead_letter).await.map_err(failed)?;
-            }
+            let state = self
+                .write_parked(&mut connection, &dead_letter, records_id, step, settings)
+                .await?;
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             Ok(state)
         };
         let written = written.await;
-        let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        // After a mismatch it is parked again, under another reason.
+        let commits = matches!(written, Ok(EntryState::New | EntryState::Duplicate));
+        let end = if commits { "COMMIT" } else { "ROLLBACK" };
         let ended = connection.run(end, &[]).await;
         written.and_then(|state| ended.map(|_| state).map_err(failed))
+    }
+
+    async fn write_parked(
+        &self,
+        connection: &mut TimedConnection<C>,
+        dead_letter: &DeadLetter,
+        records_id: bool,
+        step: Option<PositionStep>,
+        settings: InboxSettings,
+    ) -> Result<EntryState, BatchError> {
+        if settings.has_positions {
+            let step = step.ok_or(BatchError::Fenced)?;
+            // The caller has decided that it is parked, whatever the other dead letters are.
+            if self.advance_by(connection, &step, &[], settings).await?.is_done {
+                return Ok(EntryState::Duplicate);
+            }
+        }
+        let id = dead_letter.message_id.as_ref().filter(|_| records_id);
+        let state = match id {
+            Some(id) if settings.has_ids => {
+                self.insert_parked(connection, id, dead_letter, settings).await?
+            }
+            Some(id) => {
+                self.clear(connection, id).await.map_err(failed)?;
+                EntryState::New
+            }
+            None => EntryState::New,
+        };
+        // Otherwise another process has handled or parked the message.
+        if state == EntryState::New {
+            put(connection, dead_letter).await.map_err(failed)?;
+        }
+        Ok(state)
     }
 
     async fn insert_parked(
@@ -371,10 +433,10 @@ impl<C: Executor + 'static> InboxTable<C> {
         connection: &mut TimedConnection<C>,
         id: &MessageId,
         dead_letter: &DeadLetter,
-        timeouts: InboxTimeouts,
+        settings: InboxSettings,
     ) -> Result<EntryState, BatchError> {
         let message = std::iter::once((id, &dead_letter.message));
-        let (states, _) = self.insert(connection, message, timeouts).await?;
+        let (states, _) = self.insert(connection, message, settings).await?;
         let state = states.first().copied().ok_or_else(other_rows)?;
         if state == EntryState::New {
             let parameters =
@@ -419,11 +481,15 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
     }
 
     fn retention(&self) -> Duration {
-        self.shared.retention
+        if self.settings.has_ids { self.shared.retention } else { Duration::MAX }
     }
 
     fn bytes_per_id(&self) -> u64 {
-        ID_BYTES
+        if self.settings.has_ids { ID_BYTES } else { 0 }
+    }
+
+    fn advances_positions(&self) -> bool {
+        self.settings.has_positions
     }
 
     fn apply(
@@ -431,19 +497,19 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         batch: Vec<BatchItem>,
         clear_attempts: bool,
     ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>> {
-        let (shared, timeouts) = (Arc::clone(&self.shared), self.timeouts);
+        let (shared, settings) = (Arc::clone(&self.shared), self.settings);
         Box::pin(async move {
             // On a task: a connection that returns to its pool within a transaction would keep it
             // open.
             let applied =
-                tokio::spawn(async move { shared.apply(batch, clear_attempts, timeouts).await });
+                tokio::spawn(async move { shared.apply(batch, clear_attempts, settings).await });
             applied.await.unwrap_or_else(|error| Err(unavailable(error)))
         })
     }
 
     fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
         Box::pin(async move {
-            let mut connection = self.shared.connect(self.timeouts).await?;
+            let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [
                 SqlParameter::Text(Some(&self.shared.consumer)),
                 SqlParameter::Text(Some(id.as_str())),
@@ -467,7 +533,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         error: &'a str,
     ) -> BoxFuture<'a, Result<u32, BatchError>> {
         Box::pin(async move {
-            let mut connection = self.shared.connect(self.timeouts).await?;
+            let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [
                 SqlParameter::Text(Some(&self.shared.consumer)),
                 SqlParameter::Text(Some(id.as_str())),
@@ -483,12 +549,15 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         &'a self,
         dead_letter: &'a DeadLetter,
         records_id: bool,
+        step: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
         let (shared, dead_letter) = (Arc::clone(&self.shared), dead_letter.clone());
-        let timeouts = self.timeouts;
+        let (settings, step) = (self.settings, step.cloned());
         Box::pin(async move {
             let parked =
-                tokio::spawn(async move { shared.park(dead_letter, records_id, timeouts).await });
+                tokio::spawn(
+                    async move { shared.park(dead_letter, records_id, step, settings).await },
+                );
             parked.await.unwrap_or_else(|error| Err(unavailable(error)))
         })
     }
@@ -498,7 +567,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
             if !self.purges {
                 return Ok(0);
             }
-            let mut connection = self.shared.connect(self.timeouts).await?;
+            let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [SqlParameter::Integer(Some(limit.into()))];
             let rows = connection.run(PURGE, &parameters).await.map_err(failed)?;
             integer(&rows).and_then(|removed| u64::try_from(removed).ok()).ok_or_else(other_rows)

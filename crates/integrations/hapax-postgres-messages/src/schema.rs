@@ -17,7 +17,9 @@ const SCRIPT: &str = concat!(
     include_str!("migrations/0001_messages.sql"),
     "\n",
     include_str!("migrations/0002_outbox_put_text.sql"),
-    "\nINSERT INTO hapax_messages_migrations (version) VALUES (1), (2) ON CONFLICT DO NOTHING;\n",
+    "\n",
+    include_str!("migrations/0003_positions.sql"),
+    "\nINSERT INTO hapax_messages_migrations (version) VALUES (1), (2), (3) ON CONFLICT DO NOTHING;\n",
     "COMMIT;\n",
 );
 

@@ -1,5 +1,6 @@
 //! The consumer of batches.
 
+mod partitions;
 mod single;
 
 use std::convert::Infallible;
@@ -12,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use self::partitions::{PartitionQueues, divide};
 use self::single::{Retry, Single, Tried, again};
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
@@ -26,6 +28,9 @@ use crate::id::{IdRules, MessageId};
 use crate::inbox::{Attempts, Finish, HoldCause, OnTooOld};
 use crate::retention::Retention;
 use crate::source::{Delivery, MessageSource};
+
+/// The id of a message and that of the dead letter from which it was redriven, or why it has no id.
+type Identified = Result<(MessageId, Option<[u8; 32]>), String>;
 
 /// Pause after an error of the source or the database.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -42,8 +47,9 @@ const PURGE_EVERY: Duration = Duration::from_secs(60);
 /// Times that a transaction which the database aborted is run again at once.
 const RERUNS: u32 = 3;
 
-/// A consumer in batch mode: a source and the inbox of a database. It keeps no order among
-/// messages.
+/// A consumer in batch mode: a source and the inbox of a database. It keeps no order among messages,
+/// except in positions mode, in which the messages of a partition are handled in order: one that fails
+/// delays those behind it until it succeeds or is a dead letter.
 #[derive(Debug)]
 pub struct BatchConsumer {
     shared: Arc<BatchState>,
@@ -64,6 +70,8 @@ struct BatchState {
     on_too_old: OnTooOld,
     limits: BatchConsumerLimits,
     hold_every: Option<Duration>,
+    /// Whether the consumer works in positions mode.
+    has_positions: bool,
     /// One permit for each transaction. A suspect takes all of them.
     transactions: Arc<Semaphore>,
     slots: Slots,
@@ -97,7 +105,13 @@ impl BatchConsumer {
             return Err(BatchConsumerError::Pauses { first, longest });
         }
         let of_source = source.limits();
-        if of_source.has_order_keys {
+        let has_positions = of_source.has_positions;
+        match (has_positions, inbox.advances_positions()) {
+            (true, false) => return Err(BatchConsumerError::Positions { found: "source" }),
+            (false, true) => return Err(BatchConsumerError::Positions { found: "inbox" }),
+            (true, true) | (false, false) => {}
+        }
+        if of_source.has_order_keys && !has_positions {
             tracing::warn!(
                 consumer = inbox.consumer(),
                 "the source has order keys, and batch mode keeps no order: use an `ordered` inbox in claim \
@@ -109,15 +123,21 @@ impl BatchConsumer {
                 BatchConsumerError::DeliveryLimit { attempts, limit: limit.get() }
             })?;
         }
-        let max_unacknowledged = of_source
+        let mut max_unacknowledged = of_source
             .max_unacknowledged
             .map_or(limits.max_unacknowledged, |it| it.min(limits.max_unacknowledged));
+        let mut max_bytes = limits.max_unacknowledged_bytes;
+        if has_positions {
+            // The source limits each partition, so that one which waits delays no other.
+            (max_unacknowledged, max_bytes) = (NonZeroUsize::MAX, NonZeroUsize::MAX);
+        }
         let transactions = limits.transactions.get().min(Semaphore::MAX_PERMITS);
         let shared = BatchState {
             hold_every: of_source.hold_every,
             transactions: Arc::new(Semaphore::new(transactions)),
             slots: Slots::new(&limits, max_unacknowledged),
-            memory: MemoryBudget::new(limits.max_unacknowledged_bytes),
+            memory: MemoryBudget::new(max_bytes),
+            has_positions,
             inbox,
             source,
             ids,
@@ -150,7 +170,12 @@ impl BatchConsumer {
             time: shared.inbox.retention(),
             bytes_per_id: shared.inbox.bytes_per_id(),
         };
-        let watching = retention.watch(shared.source.limits(), || shared.counters.stored());
+        let watching = async {
+            match retention.bytes_per_id {
+                0 => std::future::pending().await,
+                _ => retention.watch(shared.source.limits(), || shared.counters.stored()).await,
+            }
+        };
         tokio::select! {
             never = watching => match never {},
             never = shared.purge() => match never {},
@@ -209,6 +234,7 @@ impl BatchState {
     /// Receives messages, each batch driven by a task. Does not end by itself.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
         let mut database = self.database_is_up.subscribe();
+        let mut partitions = PartitionQueues::default();
         loop {
             while let Some(ended) = tasks.try_join_next() {
                 note_ended(ended, self.inbox.consumer());
@@ -233,8 +259,34 @@ impl BatchState {
                     continue;
                 }
             };
-            self.begin(received, slots, tasks);
+            if self.has_positions {
+                self.enqueue(received, slots, &mut partitions, tasks);
+            } else {
+                self.begin(received, slots, tasks);
+            }
         }
+    }
+
+    /// Returns the id of each message that was received, with its slot.
+    fn identify(
+        &self,
+        received: Vec<Box<dyn Delivery>>,
+        slots: Vec<OwnedSemaphorePermit>,
+    ) -> Vec<(Identified, Arc<dyn Delivery>, Slot)> {
+        let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
+        let slots = slots.into_iter().zip(self.memory.take(&sizes));
+        let identify = |(delivery, (slot, memory)): (Box<dyn Delivery>, _)| {
+            let slot = self.counters.received(slot, memory);
+            let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
+            (identified.map_err(|error| error.to_string()), Arc::from(delivery), slot)
+        };
+        received.into_iter().zip(slots).map(identify).collect()
+    }
+
+    /// Returns whether a message is parked because its id may have been removed.
+    fn is_too_old(&self, delivery: &Arc<dyn Delivery>) -> bool {
+        self.on_too_old == OnTooOld::Park
+            && delivery.message().age(self.clock.now()) > self.inbox.retention()
     }
 
     fn begin(
@@ -243,24 +295,16 @@ impl BatchState {
         slots: Vec<OwnedSemaphorePermit>,
         tasks: &mut JoinSet<()>,
     ) {
-        let (now, retention) = (self.clock.now(), self.inbox.retention());
         let mut fresh = Vec::new();
-        let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
-        let slots = slots.into_iter().zip(self.memory.take(&sizes));
-        for (delivery, (slot, memory)) in received.into_iter().zip(slots) {
-            let slot = self.counters.received(slot, memory);
-            let delivery: Arc<dyn Delivery> = Arc::from(delivery);
-            let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
+        for (identified, delivery, slot) in self.identify(received, slots) {
             let (id, dead_letter) = match identified {
                 Ok(identified) => identified,
                 Err(error) => {
-                    let error = error.to_string();
                     tasks.spawn(Arc::clone(self).drive_without_id(delivery, error, slot));
                     continue;
                 }
             };
-            let is_old =
-                self.on_too_old == OnTooOld::Park && delivery.message().age(now) > retention;
+            let is_old = self.is_too_old(&delivery);
             let is_suspect = delivery.is_redelivery();
             let item = BatchItem::new(id, delivery).redriven_from(dead_letter).with_slot(slot);
             if is_suspect {
@@ -325,7 +369,7 @@ impl BatchState {
     async fn drive_batch(self: Arc<Self>, batch: Vec<BatchItem>) {
         let held = batch.iter().map(|item| Arc::downgrade(&item.delivery)).collect();
         let work = async {
-            let singles = self.apply_in_parts(batch).await;
+            let singles = self.apply_in_parts(batch, false).await;
             let driven = singles.into_iter().map(|retry| self.retry(retry));
             futures_util::future::join_all(driven).await;
         };
@@ -350,25 +394,12 @@ impl BatchState {
         _slot: Slot,
     ) {
         let held = vec![Arc::downgrade(&delivery)];
-        let work = async {
-            loop {
-                let reason = DeadLetterReason::NoId;
-                match self.park(None, &delivery, reason, 0, &error, self.clock.now()).await {
-                    Single::Done(finish) => return self.finish(&delivery, finish).await,
-                    Single::Again(pause, cause) => {
-                        self.counters.held(cause);
-                        if !self.pause(pause).await {
-                            return;
-                        }
-                    }
-                }
-            }
-        };
-        self.holding(held, work).await;
+        self.holding(held, self.park_without_id(&delivery, &error)).await;
     }
 
-    /// Applies a batch, and halves it while it fails. Returns the messages to try alone.
-    async fn apply_in_parts(&self, batch: Vec<BatchItem>) -> Vec<Retry> {
+    /// Applies a batch, and divides it while it fails. Returns the messages to try alone; with
+    /// `in_order` they are tried at once, before those behind them, and none is returned.
+    async fn apply_in_parts(&self, batch: Vec<BatchItem>, in_order: bool) -> Vec<Retry> {
         let mut singles = Vec::new();
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
@@ -380,6 +411,7 @@ impl BatchState {
             }
             let applied = self.apply(&part, false).await;
             drop(permit);
+            let mut retries = Vec::new();
             let failure = match applied {
                 Ok(states) => {
                     singles.extend(self.end(part, states).await);
@@ -388,6 +420,19 @@ impl BatchState {
                 Err(failure) => failure,
             };
             match failure {
+                BatchError::Apart(states) if part.len() > 1 => parts.extend(divide(part, &states)),
+                BatchError::Apart(states) => {
+                    for (item, state) in part.into_iter().zip(states) {
+                        let single = self.park_apart(&item, state, self.clock.now()).await;
+                        let pause = self.conclude(&item, single).await;
+                        retries.extend(pause.map(|pause| Retry::new(item, pause)));
+                    }
+                }
+                BatchError::Fenced => {
+                    if let Some(item) = part.first() {
+                        item.delivery.take_position_again();
+                    }
+                }
                 BatchError::Handler(_) | BatchError::InProgress if part.len() > 1 => {
                     let rest = part.split_off(part.len() / 2);
                     parts.push(rest);
@@ -398,12 +443,12 @@ impl BatchState {
                         let (mut tried, now) = (Tried::default(), self.clock.now());
                         let single = self.failed(&item, &failure, 1, now, &mut tried).await;
                         let pause = self.conclude(&item, single).await;
-                        singles.extend(pause.map(|pause| Retry { item, pause, tried }));
+                        retries.extend(pause.map(|pause| Retry { item, pause, tried }));
                     }
                 }
                 BatchError::InProgress => {
                     self.counters.held(HoldCause::InFlight);
-                    singles.extend(part.into_iter().map(|item| Retry::new(item, IN_FLIGHT_PAUSE)));
+                    retries.extend(part.into_iter().map(|item| Retry::new(item, IN_FLIGHT_PAUSE)));
                 }
                 BatchError::Aborted(_) | BatchError::Unavailable(_) => {
                     // The same batch again, so that an outage does not make suspects of its
@@ -413,6 +458,12 @@ impl BatchState {
                         return Vec::new();
                     }
                     parts.push(part);
+                }
+            }
+            for retry in retries {
+                match in_order {
+                    true => self.retry(retry).await,
+                    false => singles.push(retry),
                 }
             }
         }
@@ -444,7 +495,8 @@ impl BatchState {
             match state {
                 EntryState::New => acknowledged.push((item, Finish::Handled)),
                 EntryState::Duplicate => acknowledged.push((item, Finish::Duplicate)),
-                EntryState::Mismatch => mismatches.push(item),
+                // Blocked ones are only reported apart.
+                EntryState::Mismatch | EntryState::Blocked => mismatches.push(item),
             }
         }
         // At once, since each acknowledgement is a round trip to the broker.
@@ -476,20 +528,23 @@ impl BatchState {
             DeadLetter::new(consumer, id, message.clone(), reason, error, self.clock.now())
                 .attempts(attempts)
                 .first_at(first_at);
-        // The dead letter parks no other message.
-        dead_letter.message.key = None;
+        if !self.source.limits().has_order_keys || !self.has_positions {
+            // The dead letter parks no other message.
+            dead_letter.message.key = None;
+        }
         let records_id = id.is_some() && reason != DeadLetterReason::Mismatch;
-        let mut parked = self.inbox.park(&dead_letter, records_id).await;
+        let step = delivery.step();
+        let mut parked = self.inbox.park(&dead_letter, records_id, step).await;
         if matches!(parked, Ok(EntryState::Mismatch)) {
             dead_letter.reason = DeadLetterReason::Mismatch;
             dead_letter.error = MISMATCH.to_owned();
-            parked = self.inbox.park(&dead_letter, false).await;
+            parked = self.inbox.park(&dead_letter, false, step).await;
         }
         self.note_database(&parked);
         match parked {
             // Another process has handled or parked it meanwhile.
             Ok(EntryState::Duplicate) => Single::Done(Finish::Duplicate),
-            Ok(EntryState::New | EntryState::Mismatch) => {
+            Ok(EntryState::New | EntryState::Mismatch | EntryState::Blocked) => {
                 let (id, reason) = (dead_letter.id_hex(), dead_letter.reason);
                 tracing::warn!(consumer, dead_letter = id, origin = %message.origin, %reason, attempts, "a message became a dead letter");
                 Single::Done(Finish::Parked(reason))

@@ -7,7 +7,8 @@ use crate::consumer::DEFAULT_BYTES;
 use crate::id::IdRules;
 use crate::inbox::{Attempts, OnTooOld};
 
-/// Limits of a [`BatchConsumer`](crate::BatchConsumer).
+/// Limits of a [`BatchConsumer`](crate::BatchConsumer). A source with positions has limits of its own for
+/// each partition, in the place of `max_unacknowledged` and `max_unacknowledged_bytes`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchConsumerLimits {
     /// Largest number of messages in one transaction. Default 100.
@@ -66,6 +67,16 @@ pub enum BatchConsumerError {
         attempts: u32,
         /// Deliveries after which the broker removes it.
         limit: u32,
+    },
+    /// Only one of inbox and source has positions: records would be handled again, or never be finished.
+    #[error(
+        "expected source and inbox both with positions or both without, found positions of the \
+         {found} only: give the source the positions of the inbox (`KafkaSourceBuilder::positions`), and let \
+         the inbox advance them (`PgInbox::advance_positions`)"
+    )]
+    Positions {
+        /// The part that has positions.
+        found: &'static str,
     },
     /// There is no rule for ids.
     #[error("expected at least one rule for ids, found none: set `ids`, or keep the default")]

@@ -26,8 +26,8 @@ use super::ended::EndedAttempt;
 use super::record::{MessageRequest, outcome};
 use super::{Attempts, InboxState, MessageReconcileCall, OnTooOld, UnknownRule};
 use crate::dead_letter::{
-    CRASHED, DeadLetter, DeadLetterReason, EXHAUSTED, MISMATCH, OrderKeyQuery, OrderKeyState,
-    TOO_OLD, dead_letter_id, identify,
+    BLOCKED, CRASHED, DeadLetter, DeadLetterReason, EXHAUSTED, MISMATCH, OrderKeyQuery,
+    OrderKeyState, TOO_OLD, dead_letter_id, identify,
 };
 use crate::handler::{MessageExecution, MessageFailure, MessageHandler, describe};
 use crate::id::MessageId;
@@ -385,9 +385,8 @@ impl Processing<'_> {
                     return Some(Disposition::Finished(Finish::Parked(reason)));
                 }
                 Ok(OrderKeyState::Blocked) => {
-                    let text = "an earlier message with the same order key is a dead letter: redrive or \
-                                drop that one first";
-                    return Some(self.park(DeadLetterReason::Blocked, attempt - 1, text).await);
+                    let (reason, made) = (DeadLetterReason::Blocked, attempt - 1);
+                    return Some(self.park(reason, made, BLOCKED).await);
                 }
                 Err(error) => {
                     tracing::warn!(

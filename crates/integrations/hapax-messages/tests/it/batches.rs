@@ -7,7 +7,7 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     BatchAttempt, BatchConsumer, BatchConsumerLimits, BatchError, BatchInbox, BatchItem,
-    BatchOptions, DeadLetter, EntryState, MessageFailure, MessageId,
+    BatchOptions, DeadLetter, EntryState, MessageFailure, MessageId, PositionStep,
 };
 use hapax_testkit::messages::MemoryBroker;
 use tokio::sync::Semaphore;
@@ -39,6 +39,10 @@ impl BatchInbox for Sizes {
 
     fn bytes_per_id(&self) -> u64 {
         1
+    }
+
+    fn advances_positions(&self) -> bool {
+        false
     }
 
     fn apply(
@@ -76,6 +80,7 @@ impl BatchInbox for Sizes {
         &'a self,
         _: &'a DeadLetter,
         _: bool,
+        _: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
         Box::pin(async { Ok(EntryState::New) })
     }
@@ -115,6 +120,10 @@ impl BatchInbox for Away {
         1
     }
 
+    fn advances_positions(&self) -> bool {
+        false
+    }
+
     fn apply(
         &self,
         batch: Vec<BatchItem>,
@@ -149,6 +158,7 @@ impl BatchInbox for Away {
         &'a self,
         dead_letter: &'a DeadLetter,
         _: bool,
+        _: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
         panic!("parked: {dead_letter:?}")
     }

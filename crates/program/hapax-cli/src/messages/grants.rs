@@ -14,7 +14,8 @@ const SERVICE: &Privileges = &[
         "hapax_inbox, hapax_attempts, hapax_dead_letters, hapax_sequences, hapax_sequence_messages",
     ),
     ("INSERT", "hapax_outbox"),
-    ("USAGE", "SEQUENCE hapax_outbox_ids"),
+    ("SELECT, INSERT, UPDATE", "hapax_positions"),
+    ("USAGE", "SEQUENCE hapax_outbox_ids, hapax_position_fences"),
     ("SELECT", "hapax_sequence_gaps"),
 ];
 
@@ -32,6 +33,8 @@ const OPERATOR: &Privileges = &[
     ("SELECT, DELETE", "hapax_inbox, hapax_attempts"),
     ("SELECT, INSERT", "hapax_outbox"),
     ("SELECT, UPDATE", "hapax_outbox_epoch"),
+    ("SELECT, INSERT, UPDATE", "hapax_positions"),
+    ("USAGE", "SEQUENCE hapax_position_fences"),
     ("SELECT", "hapax_sequences, hapax_sequence_messages, hapax_sequence_gaps"),
 ];
 

@@ -1,18 +1,22 @@
 //! Messages that are handled alone: suspects, old ones, and those that failed in a batch.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Entropy, Timestamp};
 
 use super::{AFTER_ERROR, BatchState, IN_FLIGHT_PAUSE};
 use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
-use crate::dead_letter::{CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
+use crate::dead_letter::{BLOCKED, CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
 use crate::inbox::{Finish, HoldCause};
+use crate::source::Delivery;
 
 /// Result for a message that was handled alone.
 pub(super) enum Single {
     Done(Finish),
+    /// Another owner has its partition, or an operator has set the position.
+    Lost,
     Again(Duration, HoldCause),
 }
 
@@ -48,6 +52,10 @@ impl BatchState {
         match single {
             Single::Done(finish) => {
                 self.finish(&item.delivery, finish).await;
+                None
+            }
+            Single::Lost => {
+                item.delivery.take_position_again();
                 None
             }
             Single::Again(pause, cause) => {
@@ -115,16 +123,49 @@ impl BatchState {
         match self.apply(std::slice::from_ref(item), true).await {
             Ok(states) => match states.first() {
                 Some(EntryState::New) => Single::Done(Finish::Handled),
-                Some(EntryState::Mismatch) => {
-                    let (id, reason) = (Some(&item.id), DeadLetterReason::Mismatch);
-                    self.park(id, &item.delivery, reason, 0, MISMATCH, first_at).await
+                Some(state @ (EntryState::Mismatch | EntryState::Blocked)) => {
+                    self.park_apart(item, *state, first_at).await
                 }
                 Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
             },
+            Err(BatchError::Apart(states)) if !states.is_empty() => {
+                self.park_apart(item, states[0], first_at).await
+            }
             Err(BatchError::Handler(failure)) => {
                 self.failed(item, &failure, attempt, first_at, tried).await
             }
             Err(error) => again(&error),
+        }
+    }
+
+    /// Parks a message whose state, which is a mismatch or blocked, excludes that it is handled.
+    pub(super) async fn park_apart(
+        &self,
+        item: &BatchItem,
+        state: EntryState,
+        first_at: Timestamp,
+    ) -> Single {
+        let (reason, text) = match state {
+            EntryState::Blocked => (DeadLetterReason::Blocked, BLOCKED),
+            _ => (DeadLetterReason::Mismatch, MISMATCH),
+        };
+        self.park(Some(&item.id), &item.delivery, reason, 0, text, first_at).await
+    }
+
+    /// Parks a message without a valid id, until its dead letter is stored or the consumer drains.
+    pub(super) async fn park_without_id(&self, delivery: &Arc<dyn Delivery>, error: &str) {
+        loop {
+            let reason = DeadLetterReason::NoId;
+            match self.park(None, delivery, reason, 0, error, self.clock.now()).await {
+                Single::Done(finish) => return self.finish(delivery, finish).await,
+                Single::Lost => return delivery.take_position_again(),
+                Single::Again(pause, cause) => {
+                    self.counters.held(cause);
+                    if !self.pause(pause).await {
+                        return;
+                    }
+                }
+            }
         }
     }
 
@@ -180,7 +221,10 @@ impl BatchState {
 pub(super) fn again(error: &BatchError) -> Single {
     match error {
         BatchError::InProgress => Single::Again(IN_FLIGHT_PAUSE, HoldCause::InFlight),
-        BatchError::Handler(_) => Single::Again(AFTER_ERROR, HoldCause::Retry),
+        BatchError::Handler(_) | BatchError::Apart(_) => {
+            Single::Again(AFTER_ERROR, HoldCause::Retry)
+        }
+        BatchError::Fenced => Single::Lost,
         BatchError::Aborted(_) | BatchError::Unavailable(_) => {
             Single::Again(AFTER_ERROR, HoldCause::Store)
         }

@@ -2,7 +2,9 @@
 
 mod attempts;
 mod batch;
+mod log;
 mod operators;
+mod positions;
 mod relay;
 mod relays;
 mod retention;

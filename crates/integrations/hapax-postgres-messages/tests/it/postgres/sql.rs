@@ -10,7 +10,7 @@ async fn the_migrations_may_be_run_again() {
     let server = server().await;
     server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
     let version = "SELECT max(version) FROM hapax_messages_migrations";
-    assert_eq!(server.sql("postgres", version).await, "2");
+    assert_eq!(server.sql("postgres", version).await, "3");
 }
 
 #[tokio::test]

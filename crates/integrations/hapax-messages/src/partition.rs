@@ -1,0 +1,117 @@
+//! Positions of partitions in the database of a handler.
+
+use std::fmt;
+
+use hapax_core::store::BoxFuture;
+
+/// A partition of a topic.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Partition {
+    /// Name of the topic.
+    pub topic: String,
+    /// Number of the partition.
+    pub number: u32,
+}
+
+impl fmt::Display for Partition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.topic, self.number)
+    }
+}
+
+/// A position that was taken: the partition belongs to the process that took it, until another one
+/// takes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TakenPosition {
+    /// Offset of the next record to handle.
+    pub next: u64,
+    /// Time of the last record that was handled, in milliseconds, if there was one. The record before
+    /// `next` has another time if the topic was created again.
+    pub handled_millis: Option<i64>,
+    /// Fencing token of the owner. Each take has a larger one.
+    pub fence: u64,
+    /// Whether there was no position before.
+    pub is_new: bool,
+}
+
+/// One step of a partition's position: over a record, and over the offsets of no records before it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PositionStep {
+    /// The partition.
+    pub partition: Partition,
+    /// Fencing token of the owner.
+    pub fence: u64,
+    /// Position before the step.
+    pub from: u64,
+    /// Position after it: the offset after that of the record.
+    pub to: u64,
+    /// Time of the record, in milliseconds.
+    pub millis: i64,
+}
+
+impl PositionStep {
+    /// Returns the step over all records of `steps`, which follow each other; `None` if they do not, or
+    /// if there are none.
+    pub fn over<'a>(mut steps: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        let mut whole = steps.next()?.clone();
+        for step in steps {
+            let follows = step.from == whole.to
+                && step.fence == whole.fence
+                && step.partition == whole.partition;
+            if !follows {
+                return None;
+            }
+            (whole.to, whole.millis) = (step.to, step.millis);
+        }
+        Some(whole)
+    }
+}
+
+/// Error of a store of positions. Nothing was taken, or it is taken again.
+#[derive(Debug, thiserror::Error)]
+#[error("the position of the partition could not be taken: {0}")]
+pub struct PositionError(#[source] Box<dyn std::error::Error + Send + Sync>);
+
+impl PositionError {
+    /// Creates an error with its cause.
+    pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(cause.into())
+    }
+}
+
+/// The positions of a consumer, in the database that has the rows of its handler.
+pub trait PositionStore: fmt::Debug + Send + Sync + 'static {
+    /// Takes a partition: from now on no step of another owner is committed. Waits for a
+    /// transaction of the previous owner that is under way. `first` is the position of a partition that
+    /// has none.
+    ///
+    /// # Errors
+    /// [`PositionError`]; the caller calls again after a pause.
+    fn take<'a>(
+        &'a self,
+        partition: &'a Partition,
+        first: u64,
+    ) -> BoxFuture<'a, Result<TakenPosition, PositionError>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(from: u64, to: u64) -> PositionStep {
+        let partition = Partition { topic: "orders".to_owned(), number: 1 };
+        PositionStep { partition, fence: 7, from, to, millis: 1_000 + i64::try_from(to).unwrap() }
+    }
+
+    #[test]
+    fn steps_are_joined_if_they_follow_each_other() {
+        let joined = |steps: &[PositionStep]| PositionStep::over(steps.iter());
+        // The offset 3 is that of no record.
+        let steps = [step(2, 3), step(3, 5), step(5, 6)];
+        let whole = joined(&steps).unwrap();
+        assert_eq!((whole.from, whole.to, whole.millis), (2, 6, 1_006));
+        assert_eq!(joined(&[step(2, 3), step(4, 5)]), None);
+        assert_eq!(joined(&[step(2, 3), PositionStep { fence: 8, ..step(3, 4) }]), None);
+        assert_eq!(joined(&[]), None);
+    }
+}

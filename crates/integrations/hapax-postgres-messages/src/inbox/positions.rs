@@ -1,0 +1,193 @@
+//! Positions mode: the position of a partition advances in the transaction of a batch.
+
+use hapax_core::store::BoxFuture;
+use hapax_messages::{
+    BatchError, BatchItem, DeadLetter, EntryState, Partition, PositionError, PositionStep,
+    PositionStore, TakenPosition,
+};
+use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
+
+use super::{InboxSettings, InboxTable, PgInbox, failed, milliseconds, other_rows};
+use crate::connections::{ConnectCause, TimedConnection};
+
+const TAKE: &str = "SELECT t.next_offset, t.handled_millis, t.fence, t.is_new::text
+    FROM hapax_position_take($1, $2, $3::integer, $4) t";
+/// The states follow the step: the transaction of an earlier owner may have stored a dead letter.
+const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
+        CASE a.state WHEN 'advanced' THEN hapax_dead_letter_states($1, $8, $9, $10) END,
+        hapax_limit_timeout('statement_timeout', $11),
+        hapax_limit_timeout('idle_in_transaction_session_timeout', $12)
+    FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)";
+
+/// What the step of a batch says about its messages.
+pub(super) struct Advanced {
+    /// The name of the transaction.
+    transaction: SqlValue,
+    /// A state for each message, by the position and the dead letters.
+    states: Vec<EntryState>,
+    /// Whether the position was advanced in an earlier transaction.
+    pub(super) is_done: bool,
+}
+
+/// A message of a step.
+pub(super) struct Stepped<'a> {
+    order_key: Option<&'a str>,
+    dead_letter: [u8; 32],
+    is_redriven: bool,
+}
+
+impl<C: Executor + 'static> InboxTable<C> {
+    /// Advances the position and inserts the ids, as the mode is. Returns a state for each message, and
+    /// the name of the transaction.
+    pub(super) async fn record(
+        &self,
+        connection: &mut TimedConnection<C>,
+        batch: &[BatchItem],
+        settings: InboxSettings,
+    ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
+        let messages = batch.iter().map(|item| (item.id(), item.message()));
+        if !settings.has_positions {
+            return self.insert(connection, messages, settings).await;
+        }
+        let Advanced { transaction, mut states, is_done } =
+            self.advance(connection, batch, settings).await?;
+        if settings.has_ids && !is_done {
+            let (by_id, _) = self.insert(connection, messages, settings).await?;
+            for (state, by_id) in states.iter_mut().zip(by_id) {
+                // A dead letter decides only about messages that are new.
+                if by_id != EntryState::New {
+                    *state = by_id;
+                }
+            }
+        }
+        let is_apart =
+            |state: &EntryState| matches!(state, EntryState::Mismatch | EntryState::Blocked);
+        match states.iter().any(is_apart) {
+            true => Err(BatchError::Apart(states)),
+            false => Ok((states, transaction)),
+        }
+    }
+
+    /// Advances the position over a batch, in its transaction.
+    async fn advance(
+        &self,
+        connection: &mut TimedConnection<C>,
+        batch: &[BatchItem],
+        settings: InboxSettings,
+    ) -> Result<Advanced, BatchError> {
+        let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
+        // Steps that do not follow each other cannot begin at the position.
+        let step = steps.and_then(|steps| PositionStep::over(steps.into_iter()));
+        let step = step.ok_or(BatchError::Fenced)?;
+        let stepped = batch.iter().map(|item| Stepped {
+            order_key: item.message().key.as_deref(),
+            dead_letter: DeadLetter::id_of(&self.consumer, Some(item.id()), item.message()),
+            is_redriven: item.dead_letter().is_some(),
+        });
+        self.advance_by(connection, &step, &stepped.collect::<Vec<_>>(), settings).await
+    }
+
+    /// Advances the position by a step over messages, in their transaction.
+    pub(super) async fn advance_by(
+        &self,
+        connection: &mut TimedConnection<C>,
+        step: &PositionStep,
+        messages: &[Stepped<'_>],
+        settings: InboxSettings,
+    ) -> Result<Advanced, BatchError> {
+        let keys: Vec<_> = messages.iter().map(|message| message.order_key).collect();
+        let letters: Vec<_> = messages.iter().map(|it| Some(&it.dead_letter[..])).collect();
+        let redriven = messages.iter().map(|it| if it.is_redriven { 'r' } else { '-' });
+        let redriven: String = redriven.collect();
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(&step.partition.topic)),
+            SqlParameter::Integer(Some(step.partition.number.into())),
+            offset(step.fence),
+            offset(step.from),
+            offset(step.to),
+            SqlParameter::Integer(Some(step.millis)),
+            SqlParameter::Texts(&keys),
+            SqlParameter::ByteStrings(&letters),
+            SqlParameter::Text(Some(&redriven)),
+            milliseconds(settings.transaction),
+            // Later than the rollback of a handler that does not end.
+            milliseconds(settings.transaction.saturating_add(settings.statement)),
+        ];
+        let rows = connection.run(ADVANCE, &parameters).await.map_err(failed)?;
+        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 5]>::try_from(row).ok());
+        let [state, transaction, letters, ..] = row.ok_or_else(other_rows)?;
+        let all = |state| vec![state; messages.len()];
+        let (states, is_done) = match (state.text().as_deref(), letters.text()) {
+            (Some("done"), _) => (all(EntryState::Duplicate), true),
+            (Some("fenced"), _) => return Err(BatchError::Fenced),
+            (Some("advanced"), None) => (all(EntryState::New), false),
+            (Some("advanced"), Some(codes)) => {
+                let states: Option<Vec<_>> = codes.chars().map(letter_state).collect();
+                let states = states.filter(|states| states.len() == messages.len());
+                (states.ok_or_else(other_rows)?, false)
+            }
+            _ => return Err(other_rows()),
+        };
+        Ok(Advanced { transaction, states, is_done })
+    }
+}
+
+/// Returns the state that a code of `hapax_dead_letter_states` stands for.
+const fn letter_state(code: char) -> Option<EntryState> {
+    match code {
+        'n' => Some(EntryState::New),
+        'd' => Some(EntryState::Duplicate),
+        'b' => Some(EntryState::Blocked),
+        _ => None,
+    }
+}
+
+fn offset(offset: u64) -> SqlParameter<'static> {
+    SqlParameter::Integer(Some(i64::try_from(offset).unwrap_or(i64::MAX)))
+}
+
+impl<C: Executor + 'static> PositionStore for PgInbox<C> {
+    fn take<'a>(
+        &'a self,
+        partition: &'a Partition,
+        first: u64,
+    ) -> BoxFuture<'a, Result<TakenPosition, PositionError>> {
+        Box::pin(async move {
+            let taken = self.shared.take(partition, first, self.settings).await;
+            taken.map_err(PositionError::new)
+        })
+    }
+}
+
+impl<C: Executor + 'static> InboxTable<C> {
+    async fn take(
+        &self,
+        partition: &Partition,
+        first: u64,
+        settings: InboxSettings,
+    ) -> Result<TakenPosition, ConnectCause> {
+        let mut connection =
+            TimedConnection::connect(&self.connections, settings.statement).await?;
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(&partition.topic)),
+            SqlParameter::Integer(Some(partition.number.into())),
+            offset(first),
+        ];
+        let rows = connection.run(TAKE, &parameters).await?;
+        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
+        let taken = row.and_then(|[next, millis, fence, is_new]| {
+            Some(TakenPosition {
+                next: u64::try_from(next.integer()?).ok()?,
+                handled_millis: millis.integer(),
+                fence: u64::try_from(fence.integer()?).ok()?,
+                is_new: is_new.text()? == "true",
+            })
+        });
+        taken.ok_or_else(|| {
+            "expected a position of hapax_position_take, found other rows: run the migrations"
+                .into()
+        })
+    }
+}
