@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_messages::{Delivery, MessageSource, SourceError, SourceLimits};
+use hapax_messages::{Delivery, MessageSource, PositionStore, SourceError, SourceLimits};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -24,7 +24,7 @@ use self::context::Context;
 use self::delivery::KafkaDelivery;
 use self::partition::PartitionLimits;
 use self::poll::Poller;
-use self::state::{Delivered, PollSettings, Shared};
+use self::state::{DatabasePositions, Delivered, PollSettings, Shared};
 use crate::config::{KafkaStartError, Properties, is_topic};
 
 /// Position at which a group without a position begins.
@@ -64,9 +64,18 @@ pub struct KafkaSourceBuilder {
     drain_for: Option<Duration>,
     check_after: Duration,
     request_timeout: Duration,
+    positions: Option<Arc<dyn PositionStore>>,
 }
 
 impl KafkaSourceBuilder {
+    /// Sets the store that has the positions of partitions: that of the inbox of a
+    /// [`BatchConsumer`](hapax_messages::BatchConsumer), which advances them. The group's positions are
+    /// committed too, so that its lag is seen, and for partitions that the store does not have yet.
+    pub fn positions(mut self, store: Arc<dyn PositionStore>) -> Self {
+        self.positions = Some(store);
+        self
+    }
+
     /// Sets the position at which a group without a position begins. Default
     /// [`KafkaStartAt::Earliest`]. A group that has a position is never moved.
     pub const fn start_at(mut self, start_at: KafkaStartAt) -> Self {
@@ -148,6 +157,9 @@ impl KafkaSourceBuilder {
         if self.is_ordered {
             limits = limits.with_order_keys();
         }
+        if self.positions.is_some() {
+            limits = limits.with_positions();
+        }
         Ok(KafkaSource { shared, limits, group })
     }
 
@@ -193,6 +205,10 @@ impl KafkaSourceBuilder {
             drain_for,
             check_after: self.check_after,
             request_timeout: self.request_timeout,
+            positions: self.positions.clone().map(|store| DatabasePositions {
+                store,
+                runtime: tokio::runtime::Handle::current(),
+            }),
         })
     }
 }
@@ -264,6 +280,7 @@ impl KafkaSource {
             drain_for: None,
             check_after: Duration::from_secs(10),
             request_timeout: Duration::from_secs(5),
+            positions: None,
         }
     }
 

@@ -61,7 +61,7 @@ impl Context {
             state.fence();
             state.epoch += 1;
             state.unresolved = partitions.elements().iter().map(key).collect();
-            state.is_assigned = state.unresolved.is_empty();
+            state.is_assigned = state.is_resolved();
         }
         self.shared.notify();
         // Answers the assignment, so that the client continues.

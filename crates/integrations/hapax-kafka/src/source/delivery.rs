@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hapax_core::store::BoxFuture;
-use hapax_messages::{Delivery, Message, SourceError};
+use hapax_messages::{Delivery, Message, Partition, PositionStep, SourceError};
 
 use super::partition::Record;
 use super::state::{Delivered, Shared};
@@ -14,12 +14,15 @@ use super::state::{Delivered, Shared};
 pub(super) struct KafkaDelivery {
     shared: Arc<Shared>,
     delivered: Delivered,
+    /// The step over the record, if the position is in a database.
+    step: Option<PositionStep>,
     is_finished: AtomicBool,
 }
 
 impl KafkaDelivery {
     pub(super) fn new(shared: Arc<Shared>, delivered: Delivered) -> Self {
-        Self { shared, delivered, is_finished: AtomicBool::new(false) }
+        let step = step(&delivered);
+        Self { shared, delivered, step, is_finished: AtomicBool::new(false) }
     }
 
     fn fenced(&self) -> SourceError {
@@ -32,6 +35,20 @@ impl KafkaDelivery {
     }
 }
 
+fn step(
+    Delivered { key: (topic, number), offset, fence, record, .. }: &Delivered,
+) -> Option<PositionStep> {
+    // A broker counts from 0.
+    let position = |offset: i64| u64::try_from(offset).ok();
+    Some(PositionStep {
+        fence: (*fence)?,
+        partition: Partition { topic: topic.clone(), number: u32::try_from(*number).ok()? },
+        from: position(record.from)?,
+        to: position(offset.saturating_add(1))?,
+        millis: record.millis,
+    })
+}
+
 impl Delivery for KafkaDelivery {
     fn message(&self) -> &Message {
         &self.delivered.record.message
@@ -42,13 +59,21 @@ impl Delivery for KafkaDelivery {
     }
 
     fn has_ended(&self) -> bool {
-        !self.shared.is_owned(&self.delivered.key, self.delivered.epoch)
+        !self.shared.may_begin(&self.delivered.key, self.delivered.epoch)
+    }
+
+    fn step(&self) -> Option<&PositionStep> {
+        self.step.as_ref()
+    }
+
+    fn take_position_again(&self) {
+        self.shared.take_again(&self.delivered.key, self.delivered.epoch);
     }
 
     /// Marks the record as finished. The polling thread commits it, after all records before it.
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
-            let Delivered { key, epoch, offset, record } = &self.delivered;
+            let Delivered { key, epoch, offset, record, .. } = &self.delivered;
             // Before the flag: a record that is marked as finished is not returned.
             if !self.shared.finish(key, *epoch, *offset, record.bytes) {
                 return Err(self.fenced());
@@ -74,11 +99,12 @@ impl Drop for KafkaDelivery {
         if *self.is_finished.get_mut() {
             return;
         }
-        let Record { message, bytes, millis, .. } = &mut self.delivered.record;
+        let Record { message, bytes, millis, from, .. } = &mut self.delivered.record;
         let record = Record {
             message: std::mem::take(message),
             bytes: *bytes,
             millis: *millis,
+            from: *from,
             is_redelivery: true,
         };
         let Delivered { key, epoch, offset, .. } = &self.delivered;

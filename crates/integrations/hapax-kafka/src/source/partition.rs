@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hapax_messages::Message;
+use hapax_messages::{Message, TakenPosition};
 
 use super::mark::Mark;
 
@@ -29,6 +29,8 @@ pub(super) struct Record {
     pub(super) message: Message,
     pub(super) bytes: usize,
     pub(super) millis: i64,
+    /// Offset after that of the record before it.
+    pub(super) from: i64,
     pub(super) is_redelivery: bool,
 }
 
@@ -53,6 +55,8 @@ pub(super) struct Partition {
     limits: PartitionLimits,
     /// Number of the assignment.
     pub(super) epoch: u64,
+    /// Fencing token of this process, if the position is in a database.
+    pub(super) fence: Option<u64>,
     base: i64,
     /// Time of the record before `base`, in milliseconds.
     base_millis: Option<i64>,
@@ -113,6 +117,7 @@ impl Partition {
         Self {
             limits,
             epoch,
+            fence: None,
             base,
             base_millis: millis,
             next: base,
@@ -127,6 +132,19 @@ impl Partition {
             is_paused: false,
             probe: probe.filter(|probe| probe.offset >= log.0),
         }
+    }
+
+    /// Sets the fencing token and the time of the record before the position, which are those of a
+    /// position in a database. `first` is the offset of the log's first record.
+    pub(super) fn taken(mut self, taken: TakenPosition, first: i64) -> Self {
+        self.fence = Some(taken.fence);
+        if !taken.is_new {
+            self.base_millis = taken.handled_millis;
+            let offset = self.base.saturating_sub(1);
+            let probe = taken.handled_millis.map(|millis| Probe { offset, millis });
+            self.probe = probe.filter(|probe| probe.offset >= first);
+        }
+        self
     }
 
     /// Returns the offset from which the partition has to be fetched.
@@ -155,6 +173,7 @@ impl Partition {
             return Ok(());
         }
         record.is_redelivery |= offset < self.suspects_end;
+        record.from = self.next;
         if self.tracked.is_empty() {
             // The offsets between are those of no records.
             self.base = offset;
@@ -301,7 +320,7 @@ mod tests {
 
     fn record(offset: i64) -> Record {
         let message = Message::new("kafka://orders", "x");
-        Record { message, bytes: 10, millis: TIME + offset, is_redelivery: false }
+        Record { message, bytes: 10, millis: TIME + offset, from: 0, is_redelivery: false }
     }
 
     fn open(offset: i64, end: i64) -> Commit {

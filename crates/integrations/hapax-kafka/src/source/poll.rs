@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use super::KafkaStartAt;
 use super::context::{Context, RETRY, assign, key, positions, stored};
+use super::mark::Mark;
 use super::partition::{Commit, Partition, Recreated};
 use super::record::record;
-use super::state::{PartitionKey, Shared};
+use super::state::{DatabasePositions, PartitionKey, Shared, Taken};
 
 /// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
 const POLL: Duration = Duration::from_millis(100);
@@ -63,6 +64,7 @@ impl Poller {
         while !self.shared.lock().is_closing {
             self.poll();
             self.resolve();
+            self.open_taken();
             self.turn();
             self.commit();
         }
@@ -111,12 +113,13 @@ impl Poller {
         if let Err(Recreated { offset, expected, found }) =
             partition.accept(message.offset(), record(message))
         {
+            let remedy = self.context().settings.remedy();
             state.stop(
                 key,
                 format!(
                     "expected the record {offset} of time {expected} that was handled before, found \
-                     one of time {found}: the topic was created again; reset the position of the \
-                     group, so that its records are handled"
+                     one of time {found}: the topic was created again; {remedy}, so that its records are \
+                     handled"
                 ),
             );
             return false;
@@ -192,23 +195,93 @@ impl Poller {
         self.assign();
     }
 
-    /// Creates the state of a partition from its position and its log.
+    /// Returns the offsets of the first record and of the end of a log.
+    fn log(&self, (topic, number): &PartitionKey) -> Result<(i64, i64), KafkaError> {
+        let timeout = self.context().settings.request_timeout;
+        self.consumer.fetch_watermarks(topic, *number, timeout)
+    }
+
+    /// Creates the state of a partition from its position and its log, or begins to take its position
+    /// in the database.
     fn open(&self, key: PartitionKey, stored: Option<Commit>) -> Result<(), KafkaError> {
         let settings = &self.context().settings;
-        let log = self.consumer.fetch_watermarks(&key.0, key.1, settings.request_timeout)?;
+        let log = self.log(&key)?;
         let base = match (stored, settings.start_at) {
             (Some(stored), _) => stored.offset,
             (None, KafkaStartAt::Earliest) => log.0,
             (None, KafkaStartAt::Latest) => log.1,
         };
+        if let Some(positions) = &settings.positions {
+            self.take(positions, key, stored, base);
+            return Ok(());
+        }
         let mut state = self.shared.lock();
-        if let Some(cause) = outside(base, log) {
+        if let Some(cause) = outside(base, log, settings.remedy()) {
             state.stop(key, cause);
         } else {
             let partition = Partition::new(settings.limits, state.epoch, base, stored, log);
             state.insert(key, partition);
         }
         Ok(())
+    }
+
+    /// Begins to take the position of a partition, which waits for a transaction of its previous owner.
+    fn take(
+        &self,
+        positions: &DatabasePositions,
+        key: PartitionKey,
+        stored: Option<Commit>,
+        first: i64,
+    ) {
+        let number = self.shared.lock().begin_take(key.clone());
+        let (shared, store) = (Arc::clone(&self.shared), Arc::clone(&positions.store));
+        positions.runtime.spawn(async move {
+            // A broker counts from 0.
+            let partition = hapax_messages::Partition {
+                topic: key.0.clone(),
+                number: u32::try_from(key.1).unwrap_or(0),
+            };
+            let taken = store.take(&partition, u64::try_from(first).unwrap_or(0)).await;
+            shared.took(number, key, stored, taken);
+        });
+    }
+
+    /// Fetches the partitions whose positions were taken in the database.
+    fn open_taken(&self) {
+        let taken = std::mem::take(&mut self.shared.lock().taken);
+        if taken.is_empty() {
+            return;
+        }
+        let settings = &self.context().settings;
+        for Taken { key, stored, position } in taken {
+            // Read after the position, which another owner may have advanced until it was taken.
+            let log = match self.log(&key) {
+                Ok(log) => log,
+                Err(error) => {
+                    let (topic, number) = &key;
+                    let text = format!(
+                        "expected the log of partition {number} of {topic}, found an error: {error}"
+                    );
+                    self.shared.lock().unresolved.insert(key);
+                    self.shared.fail(text);
+                    continue;
+                }
+            };
+            let base = i64::try_from(position.next).unwrap_or(i64::MAX);
+            // Records behind a position without a commit may have been delivered before.
+            let stored = match position.is_new {
+                true => stored,
+                false => stored.or(Some(Commit { offset: base, mark: Mark::Unknown })),
+            };
+            let mut state = self.shared.lock();
+            if let Some(cause) = outside(base, log, settings.remedy()) {
+                state.stop(key, cause);
+            } else {
+                let partition = Partition::new(settings.limits, state.epoch, base, stored, log);
+                state.insert(key, partition.taken(position, log.0));
+            }
+        }
+        self.assign();
     }
 
     /// Stops the partitions whose next record is not in their log, and fetches the others again: the
@@ -226,7 +299,8 @@ impl Poller {
         for (key, next) in next {
             match self.consumer.fetch_watermarks(&key.0, key.1, timeout) {
                 Ok(log) => {
-                    if let Some(cause) = outside(next, log) {
+                    let remedy = self.context().settings.remedy();
+                    if let Some(cause) = outside(next, log, remedy) {
                         self.shared.lock().stop(key, cause);
                     }
                 }
@@ -250,7 +324,7 @@ impl Poller {
             drop(state);
             return self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
-        state.is_assigned = state.unresolved.is_empty();
+        state.is_assigned = state.is_resolved();
     }
 
     /// Pauses partitions that have too many records, and resumes those that have not.
@@ -294,7 +368,7 @@ impl Poller {
 }
 
 /// Returns why a position cannot be fetched, if it is outside of the log.
-fn outside(position: i64, (low, high): (i64, i64)) -> Option<String> {
+fn outside(position: i64, (low, high): (i64, i64), remedy: &str) -> Option<String> {
     let cause = if position > high {
         "the topic was created again, or has lost records"
     } else if position < low {
@@ -303,7 +377,6 @@ fn outside(position: i64, (low, high): (i64, i64)) -> Option<String> {
         return None;
     };
     Some(format!(
-        "expected a position from {low} to {high}, found {position}: {cause}; reset the position of \
-         the group to continue"
+        "expected a position from {low} to {high}, found {position}: {cause}; {remedy} to continue"
     ))
 }

@@ -32,7 +32,7 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
     }
     message.headers = headers(borrowed);
     let bytes = message.bytes();
-    Record { message, bytes, millis, is_redelivery: false }
+    Record { message, bytes, millis, from: borrowed.offset(), is_redelivery: false }
 }
 
 /// Returns the key of a record as text. Keys that are equal give the same, and others another one.

@@ -1,13 +1,16 @@
 //! State that the polling thread, receivers and deliveries share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error as _;
 use std::num::NonZeroUsize;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hapax_messages::{PositionError, PositionStore, TakenPosition};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::partition::{Partition, PartitionLimits, Record};
+use super::partition::{Commit, Partition, PartitionLimits, Record};
 
 /// Topic and number of a partition.
 pub(super) type PartitionKey = (String, i32);
@@ -27,6 +30,13 @@ pub(super) struct State {
     pub(super) partitions: BTreeMap<PartitionKey, Partition>,
     /// Assigned partitions whose position was not read yet.
     pub(super) unresolved: BTreeSet<PartitionKey>,
+    /// Assigned partitions whose position is being taken in the database, each with the number of the
+    /// call.
+    taking: BTreeMap<PartitionKey, u64>,
+    /// Number of the last of these calls.
+    takes: u64,
+    /// Assigned partitions whose position was taken in the database, and that are not fetched yet.
+    pub(super) taken: Vec<Taken>,
     /// Assigned partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
     /// Number of the last assignment.
@@ -43,11 +53,21 @@ pub(super) struct State {
     error: Option<String>,
 }
 
+/// A partition whose position was taken in the database.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) key: PartitionKey,
+    /// The commit that the broker has.
+    pub(super) stored: Option<Commit>,
+    pub(super) position: TakenPosition,
+}
+
 /// A record and where it belongs.
 #[derive(Debug)]
 pub(super) struct Delivered {
     pub(super) key: PartitionKey,
     pub(super) epoch: u64,
+    pub(super) fence: Option<u64>,
     pub(super) offset: i64,
     pub(super) record: Record,
 }
@@ -114,6 +134,55 @@ impl Shared {
         self.notify();
     }
 
+    /// Returns whether a handler may begin with a delivery: it is of the current assignment, and its
+    /// partition is not being revoked.
+    pub(super) fn may_begin(&self, key: &PartitionKey, epoch: u64) -> bool {
+        let mut state = self.lock();
+        !state.is_draining && state.owned(key, epoch).is_some()
+    }
+
+    /// Ends the deliveries of a partition, whose position is taken again.
+    pub(super) fn take_again(&self, key: &PartitionKey, epoch: u64) {
+        let mut state = self.lock();
+        if state.owned(key, epoch).is_some() {
+            state.partitions.remove(key);
+            // Deliveries of before are not those of the partition that is created next.
+            state.epoch += 1;
+            state.unresolved.insert(key.clone());
+            state.is_assigned = false;
+        }
+        drop(state);
+        self.delivery_ended.notify_all();
+        self.notify();
+    }
+
+    /// Notes the result of the call with this number.
+    pub(super) fn took(
+        &self,
+        number: u64,
+        key: PartitionKey,
+        stored: Option<Commit>,
+        taken: Result<TakenPosition, PositionError>,
+    ) {
+        let mut state = self.lock();
+        // The assignment has ended meanwhile. If the partition has another owner, this call has fenced it:
+        // it takes the position again.
+        if state.taking.get(&key) != Some(&number) {
+            return;
+        }
+        state.taking.remove(&key);
+        match taken {
+            Ok(position) => state.taken.push(Taken { key, stored, position }),
+            Err(error) => {
+                let cause = error.source().map_or(String::new(), |cause| format!(": {cause}"));
+                let text = format!("{error}{cause}: it is taken again");
+                state.unresolved.insert(key);
+                drop(state);
+                self.fail(text);
+            }
+        }
+    }
+
     /// Returns whether a delivery is of the current assignment.
     pub(super) fn is_owned(&self, key: &PartitionKey, epoch: u64) -> bool {
         self.lock().owned(key, epoch).is_some()
@@ -129,9 +198,24 @@ impl State {
     pub(super) fn fence(&mut self) {
         self.partitions.clear();
         self.unresolved.clear();
+        self.taking.clear();
+        self.taken.clear();
         self.stopped.clear();
         self.is_draining = false;
         self.is_assigned = false;
+    }
+
+    /// Returns whether the position of every assigned partition is known.
+    pub(super) fn is_resolved(&self) -> bool {
+        self.unresolved.is_empty() && self.taking.is_empty() && self.taken.is_empty()
+    }
+
+    /// Notes that the position of a partition is being taken. Returns the number of the call.
+    pub(super) fn begin_take(&mut self, key: PartitionKey) -> u64 {
+        self.takes += 1;
+        self.unresolved.remove(&key);
+        self.taking.insert(key, self.takes);
+        self.takes
     }
 
     /// Stops a partition, and says why.
@@ -165,8 +249,8 @@ impl State {
                 }
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
                 let Some((offset, record)) = partition.deliver() else { return false };
-                let epoch = partition.epoch;
-                delivered.push(Delivered { key: key.clone(), epoch, offset, record });
+                let (epoch, fence) = (partition.epoch, partition.fence);
+                delivered.push(Delivered { key: key.clone(), epoch, fence, offset, record });
                 true
             });
         }
@@ -192,4 +276,23 @@ pub(super) struct PollSettings {
     pub(super) drain_for: Duration,
     pub(super) check_after: Duration,
     pub(super) request_timeout: Duration,
+    pub(super) positions: Option<DatabasePositions>,
+}
+
+/// Positions in a database.
+#[derive(Clone, Debug)]
+pub(super) struct DatabasePositions {
+    pub(super) store: Arc<dyn PositionStore>,
+    /// Runs the calls of the store: none blocks the polling thread.
+    pub(super) runtime: Handle,
+}
+
+impl PollSettings {
+    /// Returns what an operator does about a partition that is stopped.
+    pub(super) const fn remedy(&self) -> &'static str {
+        match self.positions {
+            Some(_) => "set the position by hapax_position_set",
+            None => "reset the position of the group",
+        }
+    }
 }

@@ -12,7 +12,7 @@ use hapax_core::store::BoxFuture;
 use hapax_core::transaction::TransactionBackend;
 use hapax_kafka::KafkaSource;
 use hapax_messages::{
-    Attempts, BatchConsumer, BatchConsumerLimits, BatchItem, BatchOptions, Consumer,
+    Attempts, BatchConsumer, BatchConsumerLimits, BatchInbox, BatchItem, BatchOptions, Consumer,
     ConsumerLimits, Delivery, Inbox, Message, MessageExecution, MessageFailure, MessageSource,
     SourceError, SourceLimits,
 };
@@ -30,6 +30,8 @@ const ROLE: &str = "HAPAX_KAFKA_ROLE";
 
 /// Time after which another process gets the messages of a dead one.
 const LEASE: Duration = Duration::from_secs(2);
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Work of a handler beside its effect, so that faults meet messages under way.
 const WORK: Duration = Duration::from_millis(20);
@@ -56,6 +58,8 @@ pub(crate) enum Mode {
     AckFirst,
     /// Batch mode.
     Batches,
+    /// Positions mode, without ids.
+    Positions,
 }
 
 /// A process.
@@ -121,18 +125,27 @@ async fn role_of_a_consumer() {
         ("max.poll.interval.ms", "6000"),
         ("fetch.wait.max.ms", "50"),
     ];
-    let source = KafkaSource::builder(properties, [topic], group)
+    let config: Config = database.parse().unwrap();
+    let mut source = KafkaSource::builder(properties, [topic], group)
         .order_by_key()
         .commit_every(Duration::from_millis(100))
-        .drain_for(Duration::from_secs(1))
-        .start()
-        .await;
-    let source = Arc::new(source.unwrap());
-    let config: Config = database.parse().unwrap();
+        .drain_for(Duration::from_secs(1));
+    // A transaction of a frozen process delays the next owner for no longer.
+    let inbox = PgInbox::new("orders", connections(&pool(&config)), HOUR, Batches)
+        .statement_timeout(Duration::from_secs(2))
+        .transaction_timeout(Duration::from_secs(2));
+    let inbox = match mode {
+        "Positions" => Arc::new(inbox.advance_positions_without_ids()),
+        _ => Arc::new(inbox),
+    };
+    if mode == "Positions" {
+        source = source.positions(Arc::clone(&inbox) as _);
+    }
+    let source = Arc::new(source.start().await.unwrap());
     let ended = match mode {
         "Claims" => claims(Arc::clone(&source) as _, config, shutdown).await,
         "AckFirst" => claims(Arc::new(AckFirst(Arc::clone(&source))), config, shutdown).await,
-        "Batches" => batches(Arc::clone(&source) as _, &config, shutdown).await,
+        "Batches" | "Positions" => batches(Arc::clone(&source) as _, inbox, shutdown).await,
         other => panic!("{other}"),
     };
     source.close().await;
@@ -200,15 +213,13 @@ async fn claims(
 
 async fn batches(
     source: Arc<dyn MessageSource>,
-    config: &Config,
+    inbox: Arc<dyn BatchInbox>,
     shutdown: impl Future<Output = ()>,
 ) -> bool {
-    let connections = connections(&pool(config));
-    let inbox = PgInbox::new("orders", connections, Duration::from_secs(3600), Batches);
     let batch = NonZeroUsize::new(10).unwrap();
     let limits = BatchConsumerLimits { batch, ..BatchConsumerLimits::default() };
     let options = BatchOptions { attempts: attempts(), limits, ..BatchOptions::default() };
-    BatchConsumer::new(Arc::new(inbox), source, options).unwrap().run(shutdown).await
+    BatchConsumer::new(inbox, source, options).unwrap().run(shutdown).await
 }
 
 /// The handler of batches.

@@ -9,14 +9,23 @@ use super::world::World;
 use crate::kafka::cluster::LIMIT;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_id_has_one_effect_while_members_come_go_die_and_freeze() {
+async fn each_id_has_one_effect_while_members_come_go_die_and_freeze_in_claim_mode() {
+    members_come_go_die_and_freeze(Mode::Claims).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_record_has_one_effect_while_members_come_go_die_and_freeze_in_positions_mode() {
+    members_come_go_die_and_freeze(Mode::Positions).await;
+}
+
+async fn members_come_go_die_and_freeze(mode: Mode) {
     let world = World::start().await;
     let publishing = world.publish_all_the_time();
-    let one = world.process(Mode::Claims);
+    let one = world.process(mode);
     world.progress(50).await;
-    let two = world.process(Mode::Claims);
+    let two = world.process(mode);
     world.progress(200).await;
-    let three = world.process(Mode::Claims);
+    let three = world.process(mode);
     world.progress(200).await;
     two.kill().await;
     world.every_partition_goes_on().await;
@@ -25,7 +34,7 @@ async fn each_id_has_one_effect_while_members_come_go_die_and_freeze() {
     world.every_partition_goes_on().await;
     one.thaw();
     world.progress(100).await;
-    let four = world.process(Mode::Claims);
+    let four = world.process(mode);
     world.progress(100).await;
     three.stop().await;
     world.every_partition_goes_on().await;
@@ -60,6 +69,11 @@ async fn a_message_that_kills_its_process_is_parked_and_no_other_one_in_claim_mo
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_that_kills_its_process_is_parked_and_no_other_one_in_batch_mode() {
     poison(Mode::Batches).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_kills_its_process_is_parked_and_no_other_one_in_positions_mode() {
+    poison(Mode::Positions).await;
 }
 
 async fn poison(mode: Mode) {
