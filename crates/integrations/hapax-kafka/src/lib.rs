@@ -22,6 +22,10 @@
 //!   does the record before the position if its time is not that of the record that was handled: the
 //!   topic was created again. No position is ever moved by itself. For a group without a position
 //!   [`KafkaSourceBuilder::start_at`] decides.
+//! - *Positions mode* ([`KafkaSourceBuilder::positions`]): the positions are in the database of the
+//!   handler's rows, and advance in their transactions. A record has one effect, however often it is
+//!   delivered. A member that gets a partition takes its position, which waits for a transaction of
+//!   the previous member and fences it. The group's positions follow.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after all replicas in sync have
 //!   the record.
 //!
@@ -72,6 +76,43 @@
 //! let sink = KafkaSink::new(properties)?;
 //! # drop(sink);
 //! // After the consumer has ended:
+//! source.close().await;
+//! # Ok(()) }
+//! ```
+//!
+//! Invoices in PostgreSQL, in positions mode. The inbox also keeps ids, since a relay may publish a
+//! message again.
+//! ```no_run
+//! # use std::{sync::Arc, time::Duration};
+//! # use deadpool_postgres::Object;
+//! # use hapax_core::store::BoxFuture;
+//! # use hapax_postgres_data::Pooled;
+//! use hapax_kafka::KafkaSource;
+//! use hapax_messages::{BatchConsumer, BatchItem, BatchOptions, MessageFailure};
+//! use hapax_postgres_messages::{Connections, PgInbox};
+//!
+//! fn invoice<'a>(
+//!     connection: &'a mut Pooled<Object>,
+//!     messages: &'a [BatchItem],
+//! ) -> BoxFuture<'a, Result<(), MessageFailure>> {
+//!     Box::pin(async move {
+//!         for item in messages {
+//!             let order = &item.message().payload[..];
+//!             connection.execute("INSERT INTO invoices (order_document) VALUES ($1)", &[&order]).await?;
+//!         }
+//!         Ok(())
+//!     })
+//! }
+//!
+//! # async fn example(connections: Connections<Pooled<Object>>) -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn stopped() {}
+//! let month = Duration::from_secs(30 * 24 * 60 * 60);
+//! let inbox = Arc::new(PgInbox::new("invoices", connections, month, invoice).advance_positions());
+//! let properties = [("bootstrap.servers", "127.0.0.1:9092")];
+//! let source = KafkaSource::builder(properties, ["orders"], "invoices").order_by_key();
+//! let source = Arc::new(source.positions(inbox.clone()).start().await?);
+//! let consumer = BatchConsumer::new(inbox, source.clone(), BatchOptions::default())?;
+//! consumer.run(stopped()).await;
 //! source.close().await;
 //! # Ok(()) }
 //! ```

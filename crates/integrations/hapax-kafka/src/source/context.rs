@@ -149,8 +149,8 @@ impl Context {
 /// Replaces the assignment, and waits until the client has stopped what it fetched before. The client
 /// ends the process by a failed assertion if its assignment changes again earlier (librdkafka issue 5573).
 ///
-/// Its main thread executes calls in the order of one queue: it answers the first question after it has told
-/// each partition to stop, and the second after each has stopped. A client that is being closed would not
+/// Its main thread executes calls in the order of one queue: it answers the first question after it has sent
+/// the stops of all partitions, and the second after each has stopped. A client that is being closed would not
 /// answer.
 pub(super) fn assign(
     consumer: &BaseConsumer<Context>,

@@ -19,7 +19,7 @@ const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
         hapax_limit_timeout('idle_in_transaction_session_timeout', $12)
     FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)";
 
-/// What the step of a batch says about its messages.
+/// The result of the step of a batch.
 pub(super) struct Advanced {
     /// The name of the transaction.
     transaction: SqlValue,

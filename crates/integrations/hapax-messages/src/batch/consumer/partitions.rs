@@ -14,18 +14,12 @@ use crate::source::Delivery;
 
 /// A message of a partition.
 enum Queued {
-    /// It may share a transaction with others.
+    /// A message that may share a transaction with others.
     Batched(BatchItem),
-    /// It is handled alone: a suspect, or one that is older than the retention of ids.
-    Single {
-        item: BatchItem,
-        is_old: bool,
-    },
-    WithoutId {
-        delivery: Arc<dyn Delivery>,
-        error: String,
-        _slot: Slot,
-    },
+    /// A message that is handled alone: a suspect, or one that is older than the retention of ids.
+    Single { item: BatchItem, is_old: bool },
+    /// A message that becomes a dead letter.
+    WithoutId { delivery: Arc<dyn Delivery>, error: String, _slot: Slot },
 }
 
 /// The queues of partitions. A task drives each, until the queues are dropped. The source limits their
