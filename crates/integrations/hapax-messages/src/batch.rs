@@ -140,8 +140,7 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// Returns the name of the consumer.
     fn consumer(&self) -> &str;
 
-    /// Returns the time for which the id of a handled message is known; [`Duration::MAX`] without ids,
-    /// since no message is too old for positions.
+    /// Returns the time for which the id of a handled message is known.
     fn retention(&self) -> Duration;
 
     /// Returns the bytes that an id takes in the database, for the log; 0 without ids.

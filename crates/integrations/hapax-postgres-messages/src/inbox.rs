@@ -481,7 +481,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
     }
 
     fn retention(&self) -> Duration {
-        if self.settings.has_ids { self.shared.retention } else { Duration::MAX }
+        self.shared.retention
     }
 
     fn bytes_per_id(&self) -> u64 {

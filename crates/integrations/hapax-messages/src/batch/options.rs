@@ -46,7 +46,7 @@ pub struct BatchOptions {
     /// not counted in the database, so a message that is delivered again is at attempt 2, and the first
     /// counts as a crash unless its failure was noted.
     pub attempts: Attempts,
-    /// Action for messages that are older than the retention of ids.
+    /// Action for messages that are older than the retention of ids; none in positions mode.
     pub on_too_old: OnTooOld,
     /// Limits.
     pub limits: BatchConsumerLimits,

@@ -16,8 +16,8 @@ use crate::source::Delivery;
 enum Queued {
     /// A message that may share a transaction with others.
     Batched(BatchItem),
-    /// A message that is handled alone: a suspect, or one that is older than the retention of ids.
-    Single { item: BatchItem, is_old: bool },
+    /// A suspect, which is handled alone.
+    Suspect(BatchItem),
     /// A message that becomes a dead letter.
     WithoutId { delivery: Arc<dyn Delivery>, error: String, _slot: Slot },
 }
@@ -49,11 +49,11 @@ impl BatchState {
             let queued = match identified {
                 Err(error) => Queued::WithoutId { delivery, error, _slot: slot },
                 Ok((id, dead_letter)) => {
-                    let is_old = self.is_too_old(&delivery);
+                    // None is too old: the position, and not an id, says that it was not handled.
                     let item = BatchItem::new(id, delivery);
                     let item = item.redriven_from(dead_letter).with_slot(slot);
-                    match is_suspect || is_old {
-                        true => Queued::Single { item, is_old },
+                    match is_suspect {
+                        true => Queued::Suspect(item),
                         false => Queued::Batched(item),
                     }
                 }
@@ -104,8 +104,8 @@ impl BatchState {
                     }
                     self.apply_in_parts(batch, true).await;
                 }
-                Queued::Single { item, is_old } => {
-                    self.deliver_single(item, is_old, Tried::default()).await;
+                Queued::Suspect(item) => {
+                    self.deliver_single(item, false, Tried::default()).await;
                 }
                 Queued::WithoutId { delivery, error, _slot } => {
                     if !delivery.has_ended() {
