@@ -18,10 +18,6 @@ use crate::sink::{Published, Publisher};
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
 
-/// Time for which a delay queue exists after its last use, besides its pause. The server would remove it
-/// with its messages, for instance while the queue behind it accepts none.
-const UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-
 /// Returns the pause of the delay queue for a pause: the next power of two, in seconds.
 fn step(pause: Duration) -> Duration {
     let whole = pause.as_secs().saturating_add(u64::from(pause.subsec_nanos() > 0));
@@ -33,17 +29,15 @@ fn name(queue: &str, step: Duration) -> String {
 }
 
 /// Returns the arguments of a delay queue. A quorum queue is the only one that dead-letters at least once;
-/// the strategy needs `reject-publish`.
+/// the strategy needs `reject-publish`. There is no `x-expires`: a quorum queue expires at a fixed time after
+/// its creation, whether it is declared again or not, and is deleted with its messages.
 fn arguments(queue: &str, step: Duration) -> FieldTable {
-    let milliseconds = |time: Duration| {
-        AMQPValue::LongLongInt(i64::try_from(time.as_millis()).unwrap_or(i64::MAX))
-    };
+    let milliseconds = i64::try_from(step.as_millis()).unwrap_or(i64::MAX);
     let text = |text: &str| AMQPValue::LongString(text.into());
     let mut arguments = FieldTable::default();
     for (name, value) in [
         ("x-queue-type", text("quorum")),
-        ("x-message-ttl", milliseconds(step)),
-        ("x-expires", milliseconds(step + UNUSED)),
+        ("x-message-ttl", AMQPValue::LongLongInt(milliseconds)),
         ("x-dead-letter-exchange", text("")),
         ("x-dead-letter-routing-key", text(queue)),
         ("x-dead-letter-strategy", text("at-least-once")),
@@ -71,7 +65,7 @@ pub(crate) async fn publish(
     // A channel of its own: an error of the declaration closes it, and the consumer's has the tags.
     let publisher = Publisher::open(connection).await.map_err(SourceError::new)?;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-    // Each time: the queue may have expired, and a declaration postpones that.
+    // Each time: the queue may have been deleted.
     let declare =
         publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, step));
     answered(declare).await?;
@@ -88,6 +82,16 @@ pub(crate) async fn publish(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_delay_queue_keeps_its_messages_until_their_pause_is_over() {
+        let arguments = arguments("orders", step(Duration::from_secs(30)));
+        let arguments = arguments.inner();
+        assert_eq!(arguments.get("x-message-ttl"), Some(&AMQPValue::LongLongInt(32_000)));
+        for deletes in ["x-expires", "x-max-length", "x-max-length-bytes"] {
+            assert!(!arguments.contains_key(deletes), "{deletes}");
+        }
+    }
 
     #[test]
     fn a_pause_is_never_shortened_and_at_most_doubled() {

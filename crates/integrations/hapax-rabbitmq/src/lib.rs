@@ -59,7 +59,8 @@
 //! # Settings that are checked
 //! [`RabbitSourceBuilder::start`] rejects a queue that does not exist, a missing permission, and the settings
 //! above. It creates no queue except delay queues, whose names are that of the queue, `.delay-` and a number of
-//! seconds; an unused one expires after a week.
+//! seconds, a power of two. They stay until someone deletes them: RabbitMQ deletes a quorum queue that expires
+//! with the messages in it.
 //!
 //! # Example
 //! ```no_run
