@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::delivery::RabbitDelivery;
-use crate::link::{Address, Reconnects, answered, short};
+use crate::link::{Address, RabbitUrlError, Reconnects, answered, short};
 use crate::properties;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
 
@@ -37,7 +37,7 @@ const DEFAULT_DELIVERY_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RabbitSourceBuilder {
-    url: String,
+    address: Result<Address, RabbitUrlError>,
     settings: Settings,
 }
 
@@ -94,8 +94,7 @@ impl RabbitSourceBuilder {
     /// # Errors
     /// [`RabbitStartError`].
     pub async fn start(self) -> Result<RabbitSource, RabbitStartError> {
-        let settings = self.settings;
-        let address = Address::parse(&self.url)?;
+        let (address, settings) = (self.address?, self.settings);
         let length = settings.queue.len();
         if !(1..=MAX_QUEUE_NAME).contains(&length) {
             return Err(RabbitStartError::QueueName { max: MAX_QUEUE_NAME, found: length });
@@ -137,9 +136,9 @@ impl fmt::Debug for RabbitSource {
 
 impl RabbitSource {
     /// Returns a builder of a source of an existing queue.
-    pub fn builder(url: impl Into<String>, queue: impl Into<String>) -> RabbitSourceBuilder {
+    pub fn builder(url: impl AsRef<str>, queue: impl Into<String>) -> RabbitSourceBuilder {
         RabbitSourceBuilder {
-            url: url.into(),
+            address: Address::parse(url.as_ref()),
             settings: Settings {
                 queue: queue.into(),
                 prefetch: NonZeroU16::MIN.saturating_add(255),

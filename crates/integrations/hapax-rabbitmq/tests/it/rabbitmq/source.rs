@@ -43,9 +43,11 @@ async fn a_source_that_cannot_work_is_not_started() {
     assert!(matches!(error, RabbitStartError::Server { .. }), "{error}");
     assert!(error.to_string().contains("NOT_FOUND"), "{error}");
     let wrong = server.url().replace("guest@", "secret@");
-    let error = RabbitSource::builder(wrong, "orders").start().await.unwrap_err();
+    let builder = RabbitSource::builder(wrong, "orders");
+    let shown = format!("{builder:?}");
+    let error = builder.start().await.unwrap_err();
     assert!(matches!(error, RabbitStartError::Server { .. }), "{error}");
-    assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+    assert!(!format!("{shown} {error} {error:?}").contains("secret"), "{shown} {error:?}");
     let error = RabbitSource::builder("nats://x", "orders").start().await.unwrap_err();
     assert!(matches!(error, RabbitStartError::Url(_)), "{error}");
     for name in [String::new(), "q".repeat(221)] {
@@ -152,7 +154,8 @@ async fn a_queue_that_is_created_again_is_found() {
     let error = source.receive(MANY).await.unwrap_err();
     assert!(error.to_string().contains("the server has cancelled it"), "{error}");
     assert!(source.receive(MANY).await.unwrap_err().to_string().contains("NOT_FOUND"));
-    assert!(stale.hold().await.is_err() && stale.acknowledge().await.is_err());
+    assert!(stale.hold().await.is_err());
+    assert!(stale.acknowledge().await.is_err());
     declare(&channel, "orders", &[]).await;
     send(&channel, "orders", named("m-2")).await;
     let received = receive_one(&source).await;
