@@ -113,14 +113,17 @@ impl Delivery for RabbitDelivery {
         self.is_redelivery
     }
 
+    fn has_ended(&self) -> bool {
+        self.delivery.as_ref().is_none_or(|delivery| delivery.acker.poisoned())
+    }
+
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(self.send_acknowledgement())
     }
 
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         // The server delivers the message again once the channel is closed, and not before.
-        let is_held = self.delivery.as_ref().is_some_and(|delivery| !delivery.acker.poisoned());
-        Box::pin(std::future::ready(if is_held { Ok(()) } else { Err(stale()) }))
+        Box::pin(std::future::ready(if self.has_ended() { Err(stale()) } else { Ok(()) }))
     }
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {

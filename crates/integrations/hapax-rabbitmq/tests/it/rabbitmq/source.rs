@@ -154,7 +154,7 @@ async fn a_queue_that_is_created_again_is_found() {
     let error = source.receive(MANY).await.unwrap_err();
     assert!(error.to_string().contains("the server has cancelled it"), "{error}");
     assert!(source.receive(MANY).await.unwrap_err().to_string().contains("NOT_FOUND"));
-    assert!(stale.hold().await.is_err());
+    assert!(stale.has_ended() && stale.hold().await.is_err());
     assert!(stale.acknowledge().await.is_err());
     declare(&channel, "orders", &[]).await;
     send(&channel, "orders", named("m-2")).await;
