@@ -6,14 +6,13 @@
 use std::time::Duration;
 
 use hapax_messages::{Message, SourceError};
-use lapin::Connection;
 use lapin::message::Delivery as LapinDelivery;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 
 use crate::link::{answered, short};
 use crate::properties;
-use crate::sink::{Published, Publisher};
+use crate::publisher::{Published, Publishers};
 
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
@@ -51,7 +50,7 @@ fn arguments(queue: &str, step: Duration) -> FieldTable {
 /// Publishes a message to the delay queue for a pause. Once this returns, the broker has a copy of it, and
 /// the delivery can be acknowledged. A failure in between leaves both, of which one is a duplicate.
 pub(crate) async fn publish(
-    connection: &Connection,
+    publishers: &Publishers,
     queue: &str,
     delivery: &LapinDelivery,
     message: &Message,
@@ -62,8 +61,9 @@ pub(crate) async fn publish(
     let Some(routing_key) = short(&name) else {
         return Err(SourceError::new("expected a delay queue's name of at most 255 bytes"));
     };
-    // A channel of its own: an error of the declaration closes it, and the consumer's has the tags.
-    let publisher = Publisher::open(connection).await.map_err(SourceError::new)?;
+    // An error of the declaration closes the channel, which is dropped then.
+    let lent = publishers.take().await.map_err(SourceError::new)?;
+    let publisher = &lent.publisher;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     // Each time: the queue may have been deleted.
     let declare =
@@ -73,7 +73,9 @@ pub(crate) async fn publish(
         properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
     let properties = properties::delayed(&delivery.properties, &original);
     let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
-    match published.map_err(SourceError::new)? {
+    let published = published.map_err(SourceError::new)?;
+    lent.put_back();
+    match published {
         Published::Confirmed => Ok(()),
         Published::Returned(error) => Err(SourceError::new(error)),
     }

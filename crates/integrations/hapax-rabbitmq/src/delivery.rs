@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, SourceError};
-use lapin::Connection;
 use lapin::message::Delivery as LapinDelivery;
 use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
-use crate::delay;
 use crate::link::answered;
 use crate::source::{Returned, Shared};
 
@@ -22,7 +20,6 @@ pub(crate) struct RabbitDelivery {
     source: Weak<Shared>,
     /// Number of the source's channel, to which the delivery tag belongs.
     epoch: u64,
-    connection: Weak<Connection>,
     /// `None` only while it is dropped.
     delivery: Option<LapinDelivery>,
     message: Message,
@@ -43,7 +40,6 @@ impl RabbitDelivery {
     pub(crate) fn new(
         source: &Arc<Shared>,
         epoch: u64,
-        connection: &Arc<Connection>,
         received: Returned,
         is_redelivery: bool,
     ) -> Self {
@@ -51,7 +47,6 @@ impl RabbitDelivery {
         Self {
             source: Arc::downgrade(source),
             epoch,
-            connection: Arc::downgrade(connection),
             delivery: Some(delivery),
             message,
             received_at,
@@ -66,15 +61,11 @@ impl RabbitDelivery {
         if !source.settings.delays(pause, self.received_at.elapsed()) {
             return Ok(false);
         }
-        let (Some(delivery), Some(connection)) = (&self.delivery, self.connection.upgrade()) else {
+        // Without its channel the delivery cannot be acknowledged, and the copy would be a second one.
+        let Some(delivery) = self.delivery.as_ref().filter(|it| !it.acker.poisoned()) else {
             return Err(stale());
         };
-        // Without its channel the delivery cannot be acknowledged, and the copy would be a second one.
-        if delivery.acker.poisoned() {
-            return Err(stale());
-        }
-        let queue = &source.settings.queue;
-        delay::publish(&connection, queue, delivery, &self.message, pause).await?;
+        source.delay(delivery, &self.message, pause).await?;
         self.send_acknowledgement().await?;
         Ok(true)
     }

@@ -78,6 +78,7 @@ mod delay;
 mod delivery;
 mod link;
 mod properties;
+mod publisher;
 mod settings;
 mod sink;
 mod source;

@@ -4,10 +4,15 @@
 use std::time::Duration;
 
 use hapax_messages::SourceError;
-use lapin::types::ShortString;
+use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
+use lapin::protocol::constants::REPLY_SUCCESS;
+use lapin::types::{FieldTable, ShortString};
 use lapin::uri::AMQPUri;
-use lapin::{Connection, ConnectionProperties};
+use lapin::{Channel, Connection, ConnectionProperties, Consumer};
+use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
+
+use crate::settings::Settings;
 
 /// Time for the server to answer a request.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,17 +65,77 @@ impl Address {
     }
 }
 
+/// A channel with a consumer. It has a connection of its own, which ends with the channel.
+pub(crate) struct Link {
+    /// Its number among those of the source.
+    pub(crate) epoch: u64,
+    pub(crate) consumer: Consumer,
+    pub(crate) channel: Channel,
+}
+
+impl Link {
+    pub(crate) async fn open(
+        address: &Address,
+        settings: &Settings,
+        epoch: u64,
+    ) -> Result<Self, SourceError> {
+        let queue = &settings.queue;
+        let connection =
+            address.connect(&format!("hapax {queue}")).await.map_err(SourceError::new)?;
+        let channel = answered(connection.create_channel()).await?;
+        let Some(name) = short(queue) else {
+            return Err(SourceError::new("expected a name of a queue of at most 255 bytes"));
+        };
+        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        answered(channel.queue_declare(name.clone(), passive, FieldTable::default())).await?;
+        let prefetch = settings.prefetch.get();
+        answered(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
+        let consume = channel.basic_consume(
+            name,
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        );
+        let consumer = answered(consume).await?;
+        Ok(Self { epoch, consumer, channel })
+    }
+}
+
+impl Drop for Link {
+    /// Closes the channel before the consumer is dropped.
+    ///
+    /// A consumer that is dropped cancels itself. With a single active consumer, the next one would then
+    /// receive what is behind the messages of this one, which the server returns to the queue only when
+    /// the channel is closed.
+    fn drop(&mut self) {
+        let (consumer, channel) = (self.consumer.clone(), self.channel.clone());
+        // Without a runtime the client does not send either, and the connection ends with its process.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(async move {
+                // On error the channel is closed already.
+                let _ = answered(channel.close(REPLY_SUCCESS, "closed".into())).await;
+                drop(consumer);
+            });
+        }
+    }
+}
+
 /// Awaits the server's answer to a request.
 pub(crate) async fn answered<T>(
     request: impl Future<Output = Result<T, lapin::Error>>,
 ) -> Result<T, SourceError> {
     match timeout(TIMEOUT, request).await {
         Ok(answer) => answer.map_err(SourceError::new),
-        Err(_) => Err(SourceError::new(format!(
-            "expected a reply of the RabbitMQ server within {TIMEOUT:?}, found none: check that it runs \
-             and can be reached"
-        ))),
+        Err(_) => Err(unanswered()),
     }
+}
+
+/// Returns the error of a request without an answer.
+pub(crate) fn unanswered() -> SourceError {
+    SourceError::new(format!(
+        "expected a reply of the RabbitMQ server within {TIMEOUT:?}, found none: check that it runs, can \
+         be reached, and has memory and disk space"
+    ))
 }
 
 /// Returns a name of a queue, a routing key or the like, which AMQP limits to 255 bytes.

@@ -9,23 +9,15 @@ use std::time::Duration;
 use hapax_core::store::BoxFuture;
 use hapax_core::{Clock, SystemClock};
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
-use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
-use crate::link::{Address, RabbitUrlError, answered, short};
+use crate::link::{Address, RabbitUrlError, short};
 use crate::properties;
-
-/// Time for the server to confirm a message. A server that is short of memory or disk confirms none.
-const CONFIRM_TIMEOUT: Duration = Duration::from_secs(15);
+use crate::publisher::{Published, Publishers};
 
 /// Default of the messages that are published at a time.
 const DEFAULT_CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
-
-/// Code of a request that the server rejects for its contents: for instance, a message is too large.
-const PRECONDITION_FAILED: u16 = 406;
 
 /// Default of the time after which a message for no queue is rejected.
 const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
@@ -33,9 +25,6 @@ const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
 /// Destinations without a queue whose first time is known. A message for a further one is a temporary
 /// error.
 const MAX_UNROUTABLE: usize = 1024;
-
-/// Bytes of a frame that are not headers.
-const FRAME_OVERHEAD: usize = 4096;
 
 /// Builder of a [`RabbitSink`].
 #[derive(Clone, Debug)]
@@ -69,23 +58,12 @@ pub struct RabbitSink {
 }
 
 struct SinkState {
-    address: Address,
+    publishers: Publishers,
     exchange: ShortString,
-    /// One permit for each channel.
-    permits: Semaphore,
-    idle: Mutex<Vec<Publisher>>,
     unroutable_for: Duration,
     /// Time at which the first message for a destination was returned; none has been confirmed since.
     unroutable: Mutex<HashMap<ShortString, Instant>>,
-    connection: tokio::sync::Mutex<SinkConnection>,
     clock: SystemClock,
-}
-
-#[derive(Default)]
-struct SinkConnection {
-    connection: Option<Connection>,
-    /// Time and text of the last error.
-    failed: Option<(Instant, String)>,
 }
 
 impl fmt::Debug for RabbitSink {
@@ -120,7 +98,8 @@ impl RabbitSinkBuilder {
     /// Connects. The sink connects again after the connection was lost.
     ///
     /// # Errors
-    /// [`PublishError`]: the name of the exchange has more than 255 bytes, or the server cannot be reached.
+    /// [`PublishError`]: the name of the exchange has more than 255 bytes, the server accepts fewer
+    /// channels, or it cannot be reached.
     pub async fn connect(self) -> Result<RabbitSink, PublishError> {
         let Some(exchange) = short(&self.exchange) else {
             return Err(PublishError::rejected(format!(
@@ -128,19 +107,15 @@ impl RabbitSinkBuilder {
                 self.exchange.len()
             )));
         };
-        let channels = self.channels.get().min(Semaphore::MAX_PERMITS);
+        let publishers = Publishers::new(self.address, "hapax sink", self.channels);
+        publishers.connect().await?;
         let shared = SinkState {
-            address: self.address,
+            publishers,
             exchange,
-            permits: Semaphore::new(channels),
-            idle: Mutex::default(),
             unroutable_for: self.unroutable_for,
             unroutable: Mutex::default(),
-            connection: tokio::sync::Mutex::default(),
             clock: SystemClock,
         };
-        let publisher = shared.publisher().await?;
-        shared.put_back(publisher);
         Ok(RabbitSink { shared: Arc::new(shared) })
     }
 }
@@ -169,14 +144,12 @@ impl SinkState {
             )));
         };
         let properties = properties::outgoing(message, self.clock.now())?;
-        let Ok(_permit) = self.permits.acquire().await else {
-            return Err(PublishError::not_acknowledged("the sink is closed"));
-        };
-        let publisher = self.publisher().await?;
+        let lent = self.publishers.take().await?;
+        let publisher = &lent.publisher;
         // A future that is dropped, and any error, drops the channel with the publication.
         let published =
             publisher.publish(&self.exchange, &routing_key, properties, &message.payload).await?;
-        self.put_back(publisher);
+        lent.put_back();
         match published {
             Published::Confirmed => {
                 self.unroutable().remove(&routing_key);
@@ -202,145 +175,6 @@ impl SinkState {
 
     fn unroutable(&self) -> MutexGuard<'_, HashMap<ShortString, Instant>> {
         self.unroutable.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes an idle channel, or opens one.
-    async fn publisher(&self) -> Result<Publisher, PublishError> {
-        loop {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            match idle {
-                Some(publisher) if publisher.channel.status().connected() => return Ok(publisher),
-                Some(_) => {}
-                None => break,
-            }
-        }
-        let begun = Instant::now();
-        let mut state = self.connection.lock().await;
-        if !state.connection.as_ref().is_some_and(|it| it.status().connected()) {
-            state.connection = None;
-            // Those that waited for this attempt have its result.
-            if let Some((at, error)) = &state.failed
-                && *at >= begun
-            {
-                return Err(PublishError::not_acknowledged(error.clone()));
-            }
-        }
-        let connection = match &state.connection {
-            Some(connection) => connection,
-            None => match self.address.connect("hapax sink").await {
-                Ok(connection) => state.connection.insert(connection),
-                Err(error) => {
-                    state.failed = Some((Instant::now(), error.to_string()));
-                    return Err(PublishError::not_acknowledged(error));
-                }
-            },
-        };
-        Publisher::open(connection).await
-    }
-
-    fn put_back(&self, publisher: Publisher) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(publisher);
-    }
-}
-
-/// Answer of the server to a publication.
-pub(crate) enum Published {
-    Confirmed,
-    /// The message is routed to no queue. Its text is that of an error.
-    Returned(String),
-}
-
-/// A channel with confirms, which has at most one message under way.
-pub(crate) struct Publisher {
-    channel: Channel,
-    max_headers: usize,
-}
-
-impl Publisher {
-    pub(crate) async fn open(connection: &Connection) -> Result<Self, PublishError> {
-        let open = async {
-            let channel = answered(connection.create_channel()).await?;
-            answered(channel.confirm_select(ConfirmSelectOptions::default())).await?;
-            Ok(channel)
-        };
-        let channel = open
-            .await
-            .map_err(|error: hapax_messages::SourceError| PublishError::not_acknowledged(error))?;
-        let frame = usize::try_from(connection.configuration().frame_max()).unwrap_or(usize::MAX);
-        // A larger frame ends the connection.
-        let max_headers =
-            if frame == 0 { usize::MAX } else { frame.saturating_sub(FRAME_OVERHEAD) };
-        Ok(Self { channel, max_headers })
-    }
-
-    pub(crate) const fn channel(&self) -> &Channel {
-        &self.channel
-    }
-
-    /// Publishes a message, and waits for its confirmation. After an error the channel may have a message
-    /// under way: drop it.
-    pub(crate) async fn publish(
-        &self,
-        exchange: &ShortString,
-        routing_key: &ShortString,
-        properties: BasicProperties,
-        payload: &[u8],
-    ) -> Result<Published, PublishError> {
-        let found = properties::bytes(&properties);
-        if found > self.max_headers {
-            return Err(PublishError::rejected(format!(
-                "expected headers of at most {} bytes, found {found}: make them smaller, or raise \
-                 `frame_max` of server and URL",
-                self.max_headers
-            )));
-        }
-        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-        let confirmed = async {
-            let publication = self.channel.basic_publish(
-                exchange.clone(),
-                routing_key.clone(),
-                options,
-                payload,
-                properties,
-            );
-            publication.await?.await
-        };
-        match timeout(CONFIRM_TIMEOUT, confirmed).await {
-            Ok(Ok(Confirmation::Ack(None))) => Ok(Published::Confirmed),
-            Ok(Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)))) => {
-                Ok(Published::Returned(format!(
-                    "expected a queue for the routing key {:?} at the exchange {:?}, \
-                     found none ({} {}): bind a queue, or change the destination",
-                    routing_key.as_str(),
-                    exchange.as_str(),
-                    returned.reply_code,
-                    returned.reply_text
-                )))
-            }
-            Ok(Ok(Confirmation::Nack(None))) => Err(PublishError::not_acknowledged(
-                "expected a confirmation, found that a queue rejects the message: it is full, or has no \
-                 leader",
-            )),
-            Ok(Ok(Confirmation::NotRequested)) => {
-                Err(PublishError::not_acknowledged("expected a channel with confirms, found none"))
-            }
-            Ok(Err(error)) => Err(failed(error)),
-            Err(_) => Err(PublishError::not_acknowledged(format!(
-                "expected a confirmation within {CONFIRM_TIMEOUT:?}, found none: check that the server \
-                 runs, and has memory and disk space"
-            ))),
-        }
-    }
-}
-
-/// Returns the error of a publication. The channel had no other one under way, to which a rejection could
-/// belong.
-fn failed(error: lapin::Error) -> PublishError {
-    match error.kind() {
-        ErrorKind::ProtocolError(protocol) if protocol.get_id() == PRECONDITION_FAILED => {
-            PublishError::rejected(error)
-        }
-        _ => PublishError::not_acknowledged(error),
     }
 }
 

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,18 +14,15 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, MessageSource, SourceError, SourceLimits};
 use lapin::message::Delivery as LapinDelivery;
-use lapin::options::{BasicConsumeOptions, BasicQosOptions, QueueDeclareOptions};
-use lapin::protocol::constants::REPLY_SUCCESS;
-use lapin::types::FieldTable;
-use lapin::{Channel, Connection, Consumer};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::delay;
 use crate::delivery::RabbitDelivery;
-use crate::link::{Address, RabbitUrlError, Reconnects, answered, short};
+use crate::link::{Address, Link, RabbitUrlError, Reconnects, TIMEOUT, unanswered};
 use crate::properties;
+use crate::publisher::Publishers;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
 
 /// Longest name of a queue: the names of its delay queues have some bytes more.
@@ -32,6 +30,9 @@ const MAX_QUEUE_NAME: usize = 220;
 
 /// Delivery limit of a quorum queue without settings, from RabbitMQ 4.0 on.
 const DEFAULT_DELIVERY_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
+
+/// Messages that are given to delay queues at a time.
+const DELAYS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 
 /// Builder of a [`RabbitSource`].
 #[derive(Clone, Debug)]
@@ -107,8 +108,11 @@ impl RabbitSourceBuilder {
         }
         let failed = |source| RabbitStartError::Server { queue: settings.queue.clone(), source };
         let link = Link::open(&address, &settings, 1).await.map_err(failed)?;
+        let name = format!("hapax {} delays", settings.queue);
         let state = State { link: Some(link), epoch: 1, ..State::default() };
         let shared = Shared {
+            publishers: Publishers::new(address.clone(), name, DELAYS),
+            delays_fail: AtomicBool::new(false),
             address,
             settings,
             state: tokio::sync::Mutex::new(state),
@@ -178,6 +182,11 @@ impl MessageSource for RabbitSource {
 pub(crate) struct Shared {
     address: Address,
     pub(crate) settings: Settings,
+    /// Channels of delay queues, with a connection of their own. On the consumer's, a publication to a server
+    /// that is short of memory would stop the acknowledgements, which free memory.
+    publishers: Publishers,
+    /// Whether the last message was not given to its delay queue.
+    delays_fail: AtomicBool,
     state: tokio::sync::Mutex<State>,
     /// Messages that were dropped without an acknowledgement, by channel and delivery tag: they are
     /// delivered again here, before those behind them. The server does not know, and counts no delivery.
@@ -199,58 +208,6 @@ struct State {
     opening: Option<JoinHandle<Result<Link, SourceError>>>,
     reconnects: Reconnects,
     epoch: u64,
-}
-
-/// A channel with a consumer.
-struct Link {
-    epoch: u64,
-    consumer: Consumer,
-    channel: Channel,
-    connection: Arc<Connection>,
-}
-
-impl Link {
-    async fn open(address: &Address, settings: &Settings, epoch: u64) -> Result<Self, SourceError> {
-        let queue = &settings.queue;
-        let connection =
-            address.connect(&format!("hapax {queue}")).await.map_err(SourceError::new)?;
-        let channel = answered(connection.create_channel()).await?;
-        let Some(name) = short(queue) else {
-            return Err(SourceError::new("expected a name of a queue of at most 255 bytes"));
-        };
-        let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        answered(channel.queue_declare(name.clone(), passive, FieldTable::default())).await?;
-        let prefetch = settings.prefetch.get();
-        answered(channel.basic_qos(prefetch, BasicQosOptions::default())).await?;
-        let consume = channel.basic_consume(
-            name,
-            "".into(),
-            BasicConsumeOptions::default(),
-            FieldTable::default(),
-        );
-        let consumer = answered(consume).await?;
-        Ok(Self { epoch, consumer, channel, connection: Arc::new(connection) })
-    }
-}
-
-impl Drop for Link {
-    /// Closes the channel before the consumer is dropped.
-    ///
-    /// A consumer that is dropped cancels itself. With a single active consumer, the next one would then
-    /// receive what is behind the messages of this one, which the server returns to the queue only when
-    /// the channel is closed.
-    fn drop(&mut self) {
-        let (consumer, channel) = (self.consumer.clone(), self.channel.clone());
-        let connection = Arc::clone(&self.connection);
-        // Without a runtime the client does not send either, and the connection ends with its process.
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(async move {
-                // On error the channel is closed already.
-                let _ = answered(channel.close(REPLY_SUCCESS, "closed".into())).await;
-                drop((consumer, connection));
-            });
-        }
-    }
 }
 
 impl Shared {
@@ -350,7 +307,7 @@ impl Shared {
             && let Some(((epoch, _), received)) = returned.pop_first()
         {
             if epoch == link.epoch {
-                let delivery = RabbitDelivery::new(self, epoch, &link.connection, received, true);
+                let delivery = RabbitDelivery::new(self, epoch, received, true);
                 taken.push(Box::new(delivery));
             }
         }
@@ -382,8 +339,33 @@ impl Shared {
         }
         let is_redelivery = delivery.redelivered;
         let received = Returned { delivery, message, received_at: Instant::now() };
-        let (epoch, connection) = (link.epoch, &link.connection);
-        Box::new(RabbitDelivery::new(self, epoch, connection, received, is_redelivery))
+        Box::new(RabbitDelivery::new(self, link.epoch, received, is_redelivery))
+    }
+
+    /// Gives a message to the delay queue of a pause. Logs a warning at the first of several failures.
+    pub(crate) async fn delay(
+        &self,
+        delivery: &LapinDelivery,
+        message: &Message,
+        pause: Duration,
+    ) -> Result<(), SourceError> {
+        let queue = &self.settings.queue;
+        let publishing = delay::publish(&self.publishers, queue, delivery, message, pause);
+        let published = timeout(TIMEOUT, publishing).await.unwrap_or_else(|_| Err(unanswered()));
+        let error = published.as_ref().err();
+        let failed_before = self.delays_fail.swap(error.is_some(), Ordering::Relaxed);
+        if let Some(error) = error
+            && !failed_before
+        {
+            tracing::warn!(
+                queue,
+                %error,
+                "messages stay unacknowledged instead of going to a delay queue: after `consumer_timeout` \
+                 the server closes their channel; check the permissions of the user, and that no queue \
+                 of that name has other arguments"
+            );
+        }
+        published
     }
 
     /// Takes back a message that was dropped without an acknowledgement.

@@ -1,6 +1,7 @@
 //! Each test has its own server.
 
 mod crashes;
+mod delays;
 mod sink;
 mod source;
 mod suite;
@@ -15,6 +16,7 @@ use hapax_messages::{
 };
 use hapax_rabbitmq::RabbitSource;
 use hapax_testkit::messages::MemoryDeadLetters;
+use hapax_testkit::servers::RabbitMqServer;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties};
@@ -35,6 +37,24 @@ async fn declare(channel: &Channel, queue: &str, arguments: &[(&str, AMQPValue)]
     }
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.into(), options, table).await.unwrap();
+}
+
+/// Sets an alarm, as a server does that is short of memory: it blocks connections that publish.
+async fn set_alarm(server: &RabbitMqServer) {
+    server.eval("rabbit_alarm:set_alarm({{resource_limit,memory,node()},[]}).").await;
+}
+
+async fn clear_alarm(server: &RabbitMqServer) {
+    server.eval("rabbit_alarm:clear_alarm({resource_limit,memory,node()}).").await;
+}
+
+/// Waits until the server has blocked a connection.
+async fn has_blocked(server: &RabbitMqServer) {
+    let is_blocked = "lists:any(fun(P)->[{state,blocked}]==rabbit_reader:info(P,[state]) end,\
+        rabbit_networking:connections()).";
+    while server.eval(is_blocked).await != "true" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 fn text(value: &str) -> AMQPValue {

@@ -1,5 +1,6 @@
 //! The sink.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use hapax_messages::{MessageId, MessageSink, MessageSource, OutgoingMessage, PublishError};
@@ -9,7 +10,7 @@ use lapin::ExchangeKind;
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueuePurgeOptions};
 use lapin::types::FieldTable;
 
-use super::{channel, declare, text};
+use super::{channel, clear_alarm, declare, has_blocked, set_alarm, text};
 
 fn message(destination: &str, id: &str) -> OutgoingMessage {
     OutgoingMessage::new(destination, MessageId::new(id).unwrap(), "x")
@@ -134,4 +135,42 @@ async fn an_exchange_routes_by_the_destination_and_a_missing_one_is_a_temporary_
     let message = received[0].message();
     assert_eq!((received.len(), &*message.origin), (1, "amqp://invoices/orders.created"));
     assert!(message.header("CC").is_none() && message.published_at.is_some());
+}
+
+#[tokio::test]
+async fn a_server_that_is_short_of_memory_is_a_temporary_error() {
+    let server = RabbitMqServer::start().await;
+    declare(&channel(&server.url()).await, "orders", &[]).await;
+    let sink = sink(&server, "").await;
+    set_alarm(&server).await;
+    let (first, second) = (message("orders", "m-1"), message("orders", "m-2"));
+    tokio::select! {
+        published = sink.publish(&first) => panic!("{published:?}"),
+        () = has_blocked(&server) => {}
+    }
+    // The first publication goes on; the client may not know yet that it is blocked.
+    let error = loop {
+        let publishing = sink.publish(&second);
+        if let Ok(published) = tokio::time::timeout(Duration::from_secs(1), publishing).await {
+            break published.unwrap_err().to_string();
+        }
+    };
+    assert!(error.contains("short of memory"), "{error}");
+    clear_alarm(&server).await;
+    while sink.publish(&second).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_sink_with_more_channels_than_the_server_accepts_is_not_connected() {
+    let server = RabbitMqServer::start().await;
+    let url = format!("{}/%2f?channel_max=8", server.url());
+    let sink = |channels: usize| {
+        let channels = NonZeroUsize::new(channels).unwrap();
+        RabbitSink::builder(&url).unwrap().channels(channels).connect()
+    };
+    sink(8).await.unwrap();
+    let rejected = sink(9).await.map(|_| ());
+    expect_rejection(&rejected, "expected at most 8 channels, found 9");
 }

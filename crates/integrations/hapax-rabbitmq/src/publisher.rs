@@ -1,0 +1,236 @@
+//! Channels that publish, with confirms and `mandatory`.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_messages::{PublishError, SourceError};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::ShortString;
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout};
+
+use crate::link::{Address, answered};
+use crate::properties;
+
+/// Time for the server to confirm a message. A server that is short of memory or disk confirms none.
+const CONFIRM_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Code of a request that the server rejects for its contents: for instance, a message is too large.
+const PRECONDITION_FAILED: u16 = 406;
+
+/// Bytes of a frame that are not headers.
+const FRAME_OVERHEAD: usize = 4096;
+
+/// Channels of one connection, each of which has at most one message under way. The connection does nothing
+/// but publish: a server that is short of memory or disk reads nothing more from it.
+pub(crate) struct Publishers {
+    address: Address,
+    /// Name of the connection, for operators.
+    name: String,
+    channels: NonZeroUsize,
+    /// One permit for each channel.
+    permits: Semaphore,
+    idle: Mutex<Vec<Publisher>>,
+    connection: tokio::sync::Mutex<PublishingConnection>,
+}
+
+#[derive(Default)]
+struct PublishingConnection {
+    connection: Option<Arc<Connection>>,
+    /// Time and text of the last error.
+    failed: Option<(Instant, String)>,
+}
+
+/// A channel with its permit.
+pub(crate) struct Lent<'a> {
+    pub(crate) publisher: Publisher,
+    publishers: &'a Publishers,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Lent<'_> {
+    /// Gives the channel to the next message. A channel that may have a message under way is dropped
+    /// instead.
+    pub(crate) fn put_back(self) {
+        let Self { publisher, publishers, _permit } = self;
+        publishers.idle.lock().unwrap_or_else(PoisonError::into_inner).push(publisher);
+    }
+}
+
+impl Publishers {
+    /// Creates them without a connection.
+    pub(crate) fn new(address: Address, name: impl Into<String>, channels: NonZeroUsize) -> Self {
+        Self {
+            address,
+            name: name.into(),
+            channels,
+            permits: Semaphore::new(channels.get().min(Semaphore::MAX_PERMITS)),
+            idle: Mutex::default(),
+            connection: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Connects, and checks that a channel can publish.
+    pub(crate) async fn connect(&self) -> Result<(), PublishError> {
+        let most = self.connection().await?.configuration().channel_max();
+        if self.channels.get() > usize::from(most) {
+            return Err(PublishError::rejected(format!(
+                "expected at most {most} channels, found {}: set fewer, or raise `channel_max` of the \
+                 server",
+                self.channels
+            )));
+        }
+        self.take().await?.put_back();
+        Ok(())
+    }
+
+    /// Waits for a channel: an idle one, or one that it opens.
+    pub(crate) async fn take(&self) -> Result<Lent<'_>, PublishError> {
+        let Ok(permit) = self.permits.acquire().await else {
+            return Err(PublishError::not_acknowledged("the channels are closed"));
+        };
+        let connection = self.connection().await?;
+        if connection.status().blocked() {
+            return Err(PublishError::not_acknowledged(
+                "expected a server that accepts messages, found that it has blocked the connection: it is \
+                 short of memory or disk space",
+            ));
+        }
+        let publisher = loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(publisher) if publisher.channel.status().connected() => break publisher,
+                Some(_) => {}
+                None => break Publisher::open(&connection).await?,
+            }
+        };
+        Ok(Lent { publisher, publishers: self, _permit: permit })
+    }
+
+    /// Returns the connection, or opens one.
+    async fn connection(&self) -> Result<Arc<Connection>, PublishError> {
+        let begun = Instant::now();
+        let mut state = self.connection.lock().await;
+        match &state.connection {
+            Some(connection) if connection.status().connected() => {
+                return Ok(Arc::clone(connection));
+            }
+            _ => state.connection = None,
+        }
+        // Those that waited for this attempt have its result.
+        if let Some((at, error)) = &state.failed
+            && *at >= begun
+        {
+            return Err(PublishError::not_acknowledged(error.clone()));
+        }
+        match self.address.connect(&self.name).await {
+            Ok(connection) => Ok(Arc::clone(state.connection.insert(Arc::new(connection)))),
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.to_string()));
+                Err(PublishError::not_acknowledged(error))
+            }
+        }
+    }
+}
+
+/// Answer of the server to a publication.
+pub(crate) enum Published {
+    Confirmed,
+    /// The message is routed to no queue. Its text is that of an error.
+    Returned(String),
+}
+
+/// A channel with confirms, which has at most one message under way.
+pub(crate) struct Publisher {
+    channel: Channel,
+    max_headers: usize,
+}
+
+impl Publisher {
+    async fn open(connection: &Connection) -> Result<Self, PublishError> {
+        let open = async {
+            let channel = answered(connection.create_channel()).await?;
+            answered(channel.confirm_select(ConfirmSelectOptions::default())).await?;
+            Ok(channel)
+        };
+        let channel =
+            open.await.map_err(|error: SourceError| PublishError::not_acknowledged(error))?;
+        let frame = usize::try_from(connection.configuration().frame_max()).unwrap_or(usize::MAX);
+        // A larger frame ends the connection.
+        let max_headers =
+            if frame == 0 { usize::MAX } else { frame.saturating_sub(FRAME_OVERHEAD) };
+        Ok(Self { channel, max_headers })
+    }
+
+    pub(crate) const fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Publishes a message, and waits for its confirmation. After an error the channel may have a message
+    /// under way: drop it.
+    pub(crate) async fn publish(
+        &self,
+        exchange: &ShortString,
+        routing_key: &ShortString,
+        properties: BasicProperties,
+        payload: &[u8],
+    ) -> Result<Published, PublishError> {
+        let found = properties::bytes(&properties);
+        if found > self.max_headers {
+            return Err(PublishError::rejected(format!(
+                "expected headers of at most {} bytes, found {found}: make them smaller, or raise \
+                 `frame_max` of server and URL",
+                self.max_headers
+            )));
+        }
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let confirmed = async {
+            let publication = self.channel.basic_publish(
+                exchange.clone(),
+                routing_key.clone(),
+                options,
+                payload,
+                properties,
+            );
+            publication.await?.await
+        };
+        match timeout(CONFIRM_TIMEOUT, confirmed).await {
+            Ok(Ok(Confirmation::Ack(None))) => Ok(Published::Confirmed),
+            Ok(Ok(Confirmation::Ack(Some(returned)) | Confirmation::Nack(Some(returned)))) => {
+                Ok(Published::Returned(format!(
+                    "expected a queue for the routing key {:?} at the exchange {:?}, \
+                     found none ({} {}): bind a queue, or change the destination",
+                    routing_key.as_str(),
+                    exchange.as_str(),
+                    returned.reply_code,
+                    returned.reply_text
+                )))
+            }
+            Ok(Ok(Confirmation::Nack(None))) => Err(PublishError::not_acknowledged(
+                "expected a confirmation, found that a queue rejects the message: it is full, or has no \
+                 leader",
+            )),
+            Ok(Ok(Confirmation::NotRequested)) => {
+                Err(PublishError::not_acknowledged("expected a channel with confirms, found none"))
+            }
+            Ok(Err(error)) => Err(failed(error)),
+            Err(_) => Err(PublishError::not_acknowledged(format!(
+                "expected a confirmation within {CONFIRM_TIMEOUT:?}, found none: check that the server \
+                 runs, and has memory and disk space"
+            ))),
+        }
+    }
+}
+
+/// Returns the error of a publication. The channel had no other one under way, to which a rejection could
+/// belong.
+fn failed(error: lapin::Error) -> PublishError {
+    match error.kind() {
+        ErrorKind::ProtocolError(protocol) if protocol.get_id() == PRECONDITION_FAILED => {
+            PublishError::rejected(error)
+        }
+        _ => PublishError::not_acknowledged(error),
+    }
+}

@@ -1,0 +1,71 @@
+//! Delay queues.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use hapax_messages::{Delivery, MessageId, MessageSink, MessageSource, OutgoingMessage};
+use hapax_rabbitmq::{RabbitSink, RabbitSource};
+use hapax_testkit::servers::RabbitMqServer;
+
+use super::{channel, clear_alarm, declare, has_blocked, set_alarm};
+
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Returns a source of `orders`, and its messages.
+async fn receive(server: &RabbitMqServer, count: usize) -> (RabbitSource, Vec<Box<dyn Delivery>>) {
+    declare(&channel(&server.url()).await, "orders", &[]).await;
+    let sink = RabbitSink::builder(&server.url()).unwrap().connect().await.unwrap();
+    for number in 0..count {
+        let id = MessageId::new(format!("m-{number}")).unwrap();
+        sink.publish(&OutgoingMessage::new("orders", id, "x")).await.unwrap();
+    }
+    let source = RabbitSource::builder(server.url(), "orders").delay_from(Some(PAUSE));
+    let source = source.start().await.unwrap();
+    let mut received = Vec::new();
+    while let Some(max) = NonZeroUsize::new(count - received.len()) {
+        received.extend(source.receive(max).await.unwrap());
+    }
+    (source, received)
+}
+
+#[tokio::test]
+async fn a_server_that_blocks_publications_takes_acknowledgements() {
+    let server = RabbitMqServer::start().await;
+    let (source, mut received) = receive(&server, 2).await;
+    set_alarm(&server).await;
+    let acknowledged = async {
+        has_blocked(&server).await;
+        received[1].acknowledge().await.unwrap();
+        while server.messages("orders").await != 1 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        delayed = received[0].delay(PAUSE) => panic!("{delayed:?}"),
+        () = acknowledged => {}
+    }
+    let error = received[0].delay(PAUSE).await.unwrap_err().to_string();
+    assert!(error.contains("it has blocked the connection"), "{error}");
+    clear_alarm(&server).await;
+    while received[0].delay(PAUSE).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    received.clear();
+    let received = source.receive(NonZeroUsize::MIN).await.unwrap();
+    assert_eq!(received[0].message().header("message-id").unwrap(), "m-0");
+}
+
+#[tokio::test]
+async fn a_message_stays_if_another_queue_has_the_name_of_its_delay_queue() {
+    let server = RabbitMqServer::start().await;
+    declare(&channel(&server.url()).await, "orders.delay-1s", &[]).await;
+    let (_source, received) = receive(&server, 1).await;
+    let error = received[0].delay(PAUSE).await.unwrap_err().to_string();
+    assert!(error.contains("PRECONDITION"), "{error}");
+    assert_eq!(server.messages("orders").await, 1);
+    assert!(!received[0].has_ended());
+    received[0].acknowledge().await.unwrap();
+    while server.messages("orders").await != 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
