@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
-use crate::effects::{Effect, EffectLines};
+use crate::effects::{Effect, EffectLines, complete_lines};
 use crate::fault::CallFault;
 use crate::report::CallsReport;
 use crate::run::CLIENTS;
@@ -33,7 +33,7 @@ impl Answers {
             read => read?,
         };
         let mut answers = Self::default();
-        for line in text.lines() {
+        for line in complete_lines(&text) {
             answers.lines += 1;
             let words: Vec<_> = line.splitn(3, ' ').collect();
             match words[..] {

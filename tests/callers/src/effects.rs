@@ -33,6 +33,11 @@ impl Effect {
     }
 }
 
+/// Returns the lines of a file that a process may be writing: a reader may see a part of the last one.
+pub(crate) fn complete_lines(text: &str) -> std::str::Lines<'_> {
+    text.rfind('\n').map_or("", |end| &text[..end]).lines()
+}
+
 /// Lines of a file of effects.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct EffectLines {
@@ -53,7 +58,7 @@ impl EffectLines {
             read => read?,
         };
         let mut lines = Self::default();
-        for line in text.lines() {
+        for line in complete_lines(&text) {
             lines.add(line).ok_or_else(|| io::Error::other(format!("an unknown line: {line}")))?;
         }
         Ok(lines)
