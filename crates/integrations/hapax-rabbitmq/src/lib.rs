@@ -56,6 +56,19 @@
 //! to a delay queue at half of that time; with an order they stay, and so do all messages while the store is
 //! unavailable.
 //!
+//! # Malformed messages
+//! RabbitMQ does not check what a producer sends. The source hands on such a message, instead of losing its
+//! connection by each attempt to read it:
+//!
+//! - A `message-id` that is not UTF-8 is left out. If no other [id rule](hapax_messages::IdRule) applies, the
+//!   message becomes a dead letter, one for all such messages of equal contents.
+//! - In other properties, names of headers, and routing keys, `?` replaces each byte that is not UTF-8.
+//! - Headers in tables or arrays that are nested more than 32 deep are left out.
+//!
+//! # Log
+//! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the
+//! target `lapin::returned_messages`. Filter it where payloads must not be in a log; the program `hapax` does.
+//!
 //! # Settings that are checked
 //! [`RabbitSourceBuilder::start`] rejects a queue that does not exist, a missing permission, and the settings
 //! above. It creates no queue except delay queues, whose names are that of the queue, `.delay-` and a number of
@@ -76,7 +89,9 @@
 
 mod delay;
 mod delivery;
+mod frames;
 mod link;
+mod network;
 mod properties;
 mod publisher;
 mod settings;

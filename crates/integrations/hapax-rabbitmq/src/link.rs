@@ -12,6 +12,7 @@ use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
+use crate::network;
 use crate::settings::Settings;
 
 /// Time for the server to answer a request.
@@ -54,7 +55,7 @@ impl Address {
 
     pub(crate) async fn connect(&self, name: &str) -> Result<Connection, lapin::Error> {
         let properties = ConnectionProperties::default().with_connection_name(name.into());
-        let connecting = Connection::connect_uri(self.0.clone(), properties);
+        let connecting = network::connect(self.0.clone(), properties);
         match timeout(TIMEOUT, connecting).await {
             Ok(connected) => connected,
             Err(_) => Err(lapin::Error::from(std::io::Error::new(

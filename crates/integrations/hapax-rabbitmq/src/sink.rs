@@ -22,8 +22,8 @@ const DEFAULT_CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 /// Default of the time after which a message for no queue is rejected.
 const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
 
-/// Destinations without a queue whose first time is known. A message for a further one is a temporary
-/// error.
+/// Destinations without a queue whose first time is known. A further one replaces the one that is known
+/// for the longest time.
 const MAX_UNROUTABLE: usize = 1024;
 
 /// Builder of a [`RabbitSink`].
@@ -167,7 +167,10 @@ impl SinkState {
         let now = Instant::now();
         let mut unroutable = self.unroutable();
         if unroutable.len() >= MAX_UNROUTABLE && !unroutable.contains_key(&destination) {
-            return false;
+            let oldest = unroutable.iter().min_by_key(|(_, first)| **first);
+            if let Some(oldest) = oldest.map(|(destination, _)| destination.clone()) {
+                unroutable.remove(&oldest);
+            }
         }
         let first = *unroutable.entry(destination).or_insert(now);
         now.duration_since(first) >= self.unroutable_for

@@ -68,7 +68,8 @@ impl RabbitSourceBuilder {
     }
 
     /// States the longest time that a handler takes. Default 5 min; it must be shorter than
-    /// `consumer_timeout`.
+    /// `consumer_timeout`, which counts from the delivery: the time that a message waits for a handler is
+    /// part of it.
     pub const fn longest_handler(mut self, time: Duration) -> Self {
         self.settings.longest_handler = time;
         self
@@ -83,8 +84,8 @@ impl RabbitSourceBuilder {
     }
 
     /// Sets the pause from which on a message goes through a delay queue instead of staying
-    /// unacknowledged. Default 30 s; `None` for never. The user needs the permission to create queues whose
-    /// names begin with that of the queue and `.delay-`.
+    /// unacknowledged. Default 30 s; `None` for never. For the names that begin with that of the queue and
+    /// `.delay-`, the user needs the permissions to configure and to read; and for `amq.default`, to write.
     pub const fn delay_from(mut self, pause: Option<Duration>) -> Self {
         self.settings.delay_from = pause;
         self
@@ -328,10 +329,10 @@ impl Shared {
                 delivery.routing_key.as_str(),
                 &delivery.properties,
             )),
-            RabbitOrderKey::Header(name) => message
-                .header(name)
-                .and_then(|value| std::str::from_utf8(value).ok())
-                .map(ToOwned::to_owned),
+            // Two keys that are not UTF-8 may become equal, which orders more than is necessary.
+            RabbitOrderKey::Header(name) => {
+                message.header(name).map(|value| String::from_utf8_lossy(value).into_owned())
+            }
         };
         if let Some(key) = key {
             // A database would not store a zero byte.

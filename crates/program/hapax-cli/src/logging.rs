@@ -37,7 +37,9 @@ pub(crate) fn filter(level: &str) -> Result<EnvFilter, String> {
              or TARGET=LEVEL"
         ));
     }
-    EnvFilter::builder().parse(level).map_err(|error| format!("--log-level {level}: {error}"))
+    // The client of RabbitMQ logs the payloads of messages that were routed to no queue.
+    let directives = format!("lapin::returned_messages=error,{level}");
+    EnvFilter::builder().parse(directives).map_err(|error| format!("--log-level {level}: {error}"))
 }
 
 /// Starts logging. `level` is a level, or directives like `info,hapax_gateway=debug`.
@@ -49,4 +51,20 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), CliError> {
         LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
     };
     begun.map_err(|error| CliError::unavailable(format!("cannot start logging: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_of_returned_messages_are_not_logged() {
+        for level in ["info", "debug", "info,lapin=warn"] {
+            let filter = filter(level).unwrap().to_string();
+            assert!(filter.contains("lapin::returned_messages=error"), "{filter}");
+        }
+        // Unless the user wants them.
+        let filter = filter("info,lapin::returned_messages=warn").unwrap().to_string();
+        assert!(filter.contains("lapin::returned_messages=warn"), "{filter}");
+    }
 }

@@ -2,6 +2,7 @@
 
 mod crashes;
 mod delays;
+mod malformed;
 mod sink;
 mod source;
 mod suite;
