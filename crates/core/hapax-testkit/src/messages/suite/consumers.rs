@@ -44,6 +44,9 @@ pub async fn each_id_has_one_effect<F: BrokerFixture>() {
             }
         }
         match number {
+            // A member that joins its group late finds messages which may have been delivered before. Those
+            // from here on are delivered for the first time.
+            30 | 75 | 105 | 150 => world.reaches(number + 1).await,
             60 | 120 => bench.broker.cut(),
             90 => {
                 bench.broker.kill().await;
@@ -62,7 +65,7 @@ pub async fn each_id_has_one_effect<F: BrokerFixture>() {
     assert_eq!(world.effects(), ids(MESSAGES).map(|id| (id, 1)).collect());
     assert_eq!(world.letters.list().len(), 0, "dead letters");
     eprintln!("{repeated} repetitions, {lost} lost acknowledgements, {duplicates} duplicates");
-    assert!(repeated > 20 && lost > 20 && duplicates > 20, "too few faults");
+    assert!(repeated > 20 && lost > 10 && duplicates > 20, "too few faults");
 }
 
 /// A message whose handler wants a pause that is longer than the broker waits for an
@@ -120,12 +123,7 @@ pub async fn a_shutdown_loses_no_message<F: BrokerFixture>() {
     while world.effects().len() < MESSAGES as usize {
         let process = process(&bench, &world, u64::MAX).await;
         let enough = world.effects().len() + 40;
-        let effects = async {
-            while world.effects().len() < enough.min(MESSAGES as usize) {
-                sleep(Duration::from_millis(1)).await;
-            }
-        };
-        timeout(TIMEOUT, effects).await.expect("messages are handled");
+        world.reaches(enough.min(MESSAGES as usize)).await;
         process.stop().await;
         shutdowns += 1;
     }
@@ -153,6 +151,16 @@ impl World {
 
     fn effects(&self) -> BTreeMap<String, u32> {
         self.effects.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until so many ids have an effect.
+    async fn reaches(&self, count: usize) {
+        let effects = async {
+            while self.effects().len() < count {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(TIMEOUT, effects).await.expect("messages are handled");
     }
 }
 
