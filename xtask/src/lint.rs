@@ -28,7 +28,7 @@ pub(crate) fn run() -> Outcome {
 /// Compares the lock files of the workspaces beside this one with their manifests, by which they
 /// depend on its crates. Nothing is downloaded but the index.
 fn locks() -> Outcome {
-    let benches = ["census", "client", "cost", "engines", "flood", "sagas", "slow"]
+    let benches = ["census", "claims", "client", "cost", "engines", "flood", "sagas", "slow"]
         .map(|name| format!("bench/{name}"));
     for folder in benches.into_iter().chain(["fuzz".to_owned()]) {
         let manifest = format!("{folder}/Cargo.toml");
