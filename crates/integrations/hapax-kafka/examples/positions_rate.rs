@@ -1,8 +1,9 @@
 //! Rate of a consumer in positions mode, beside the same consumer without Hapax, in one run.
 //!
 //! `cargo run --release -p hapax-kafka --example positions_rate -- [RECORDS] [ROUNDS]` starts a mock
-//! cluster and a private server. A hundred records share a transaction, and each has two statements. The
-//! first fifth of the records, with the start of the group, is not measured.
+//! cluster and a private server. A hundred records share a transaction, and each has two statements, which
+//! insert a row with a primary key. The first fifth of the records, with the start of the group, is not
+//! measured.
 #![allow(clippy::expect_used, clippy::print_stdout, clippy::unwrap_used, reason = "a measurement")]
 
 use std::num::NonZeroUsize;
@@ -34,6 +35,9 @@ type Connection = Pooled<Object>;
 const BATCH: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 const PARTITIONS: i32 = 4;
 const TOPIC: &str = "orders";
+
+/// A mock cluster keeps 5 MiB of a partition.
+const MAX_RECORDS: u64 = 70_000;
 
 /// Writes two rows for a record.
 async fn write(connection: &Connection, id: &str) -> Result<(), tokio_postgres::Error> {
@@ -141,8 +145,10 @@ async fn plain(bootstrap: &str, pool: &Pool, records: u64, group: &str) -> Durat
                         ));
                         timeout = Duration::ZERO;
                     }
-                    let Some((_, last)) = ids.last() else { continue };
-                    runtime.block_on(async {
+                    let Some(last) = ids.last().map(|(_, offset)| *offset) else { continue };
+                    let (pool, count) = (pool.clone(), ids.len() as u64);
+                    // On a thread of the runtime, as the connections are.
+                    let transaction = runtime.spawn(async move {
                         let connection =
                             Pooled::new(pool.get().await.unwrap(), |object: &Object| object);
                         connection.batch_execute("BEGIN").await.unwrap();
@@ -151,10 +157,11 @@ async fn plain(bootstrap: &str, pool: &Pool, records: u64, group: &str) -> Durat
                         }
                         connection.batch_execute("COMMIT").await.unwrap();
                     });
+                    runtime.block_on(transaction).unwrap();
                     let mut list = TopicPartitionList::new();
                     list.add_partition_offset(TOPIC, partition, Offset::Offset(last + 1)).unwrap();
                     consumer.commit(&list, CommitMode::Async).unwrap();
-                    handled.fetch_add(ids.len() as u64, Ordering::Relaxed);
+                    handled.fetch_add(count, Ordering::Relaxed);
                 }
             })
         })
@@ -170,10 +177,12 @@ async fn plain(bootstrap: &str, pool: &Pool, records: u64, group: &str) -> Durat
 #[tokio::main]
 async fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse().unwrap());
-    let (records, rounds) = (arguments.next().unwrap_or(40_000), arguments.next().unwrap_or(5));
+    let (records, rounds) = (arguments.next().unwrap_or(70_000), arguments.next().unwrap_or(5));
+    assert!(records <= MAX_RECORDS, "expected at most {MAX_RECORDS} records, found {records}");
     let server = PostgresServer::start().await;
     server.sql("postgres", message_migrations()).await;
-    server.sql("postgres", "CREATE TABLE effects (message text NOT NULL)").await;
+    let table = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message text NOT NULL)";
+    server.sql("postgres", table).await;
     let manager = Manager::new(server.url("postgres").parse().unwrap(), tokio_postgres::NoTls);
     let pool = Pool::builder(manager).max_size(8).build().unwrap();
     let cluster = MockCluster::new(1).unwrap();

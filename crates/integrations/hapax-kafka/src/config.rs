@@ -143,6 +143,9 @@ impl Properties {
         // The client fetches ahead by itself; what it has is in memory twice.
         self.unless_set(&mut config, "queued.min.messages", "10000");
         self.unless_set(&mut config, "queued.max.messages.kbytes", "16384");
+        // The pause after which it fetches again once that was exceeded: a second by default, in which a
+        // consumer handles all that it has, and waits.
+        self.unless_set(&mut config, "fetch.queue.backoff.ms", "10");
         Ok(config)
     }
 
