@@ -367,11 +367,11 @@ impl Driver {
         };
         let outcome = FinalOutcome::new(run.log(), end).encode().inspect_err(report);
         let Ok(outcome) = outcome else { return };
-        match lease.complete(outcome, Some(definition.retention)).await {
+        match lease.complete(outcome.clone(), Some(definition.retention)).await {
             // Only then: an entry is never missing while its saga is unfinished.
             Ok(_) => {
                 counters.ended(is_done);
-                node.ended(&id).notify_waiters();
+                node.note_outcome(&id, outcome);
                 node.remove(&saga).await;
             }
             Err(error) => {

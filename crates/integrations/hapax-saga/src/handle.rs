@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{OperationId, RecordState, StoreError, value};
+use hapax_core::{OperationId, Outcome, RecordState, StoreError, value};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::time::sleep;
+use tokio::time::timeout;
 
 use crate::error::{SagaError, SignalError};
 use crate::log::{Blob, Failure};
@@ -78,19 +78,29 @@ impl<O: DeserializeOwned, E: DeserializeOwned> SagaHandle<O, E> {
     /// [`SagaError`].
     pub async fn outcome(&self) -> Result<O, SagaError<E>> {
         let [mut pause, longest] = OUTCOME_POLL;
-        let mut is_first = true;
+        // While it runs here there is no outcome yet.
+        let mut here = self.node.outcome_here(&self.id);
         loop {
             let ended = self.node.ended(&self.id).notified();
-            // While it runs here there is no outcome yet, and the end of the run notifies.
-            if !(is_first && self.node.is_busy(&self.id))
-                && let Some(outcome) = self.poll_outcome().await?
-            {
-                return outcome;
-            }
-            is_first = false;
-            tokio::select! {
-                () = ended => {}
-                () = sleep(pause) => pause = (pause * 2).min(longest),
+            match &mut here {
+                Some(run) => {
+                    // Its end, which also frees its permit for the caller's next saga.
+                    let end = async { while run.changed().await.is_ok() {} };
+                    if timeout(pause, end).await.is_ok()
+                        && let Some(outcome) = &*run.borrow()
+                    {
+                        return read(outcome);
+                    }
+                    // It was parked, or another process continues, or it takes long.
+                    here = None;
+                }
+                None => {
+                    if let Some(outcome) = self.poll_outcome().await? {
+                        return outcome;
+                    }
+                    let _ = timeout(pause, ended).await;
+                    pause = (pause * 2).min(longest);
+                }
             }
         }
     }
@@ -104,20 +114,7 @@ impl<O: DeserializeOwned, E: DeserializeOwned> SagaHandle<O, E> {
         Ok(match stored.map(|stored| stored.record.state) {
             None | Some(RecordState::Released) => Some(Err(SagaError::Gone)),
             Some(RecordState::InFlight | RecordState::Unknown { .. }) => None,
-            Some(RecordState::Done(outcome)) => {
-                Some(match FinalOutcome::decode(&outcome).map(|outcome| outcome.end) {
-                    Some(FinalEnd::Done(value)) => {
-                        value::read(&value.0).map_err(|_| SagaError::Unreadable)
-                    }
-                    Some(FinalEnd::Undone(Failure::Error(error))) => {
-                        Err(value::read(&error.0).map_or(SagaError::Unreadable, SagaError::Undone))
-                    }
-                    Some(FinalEnd::Undone(Failure::Cancelled { reason })) => {
-                        Err(SagaError::Cancelled { reason })
-                    }
-                    None => Err(SagaError::Unreadable),
-                })
-            }
+            Some(RecordState::Done(outcome)) => Some(read(&outcome)),
         })
     }
 
@@ -151,5 +148,19 @@ impl<O: DeserializeOwned, E: DeserializeOwned> SagaHandle<O, E> {
     /// one, the saga may have been cancelled.
     pub async fn cancel(&self, reason: &str) -> Result<bool, SignalError> {
         self.node.send(&self.id, CANCEL, Blob(value::write(reason, 4 << 10)?)).await
+    }
+}
+
+/// Decodes an outcome.
+fn read<O: DeserializeOwned, E: DeserializeOwned>(outcome: &Outcome) -> Result<O, SagaError<E>> {
+    match FinalOutcome::decode(outcome).map(|outcome| outcome.end) {
+        Some(FinalEnd::Done(value)) => value::read(&value.0).map_err(|_| SagaError::Unreadable),
+        Some(FinalEnd::Undone(Failure::Error(error))) => {
+            Err(value::read(&error.0).map_or(SagaError::Unreadable, SagaError::Undone))
+        }
+        Some(FinalEnd::Undone(Failure::Cancelled { reason })) => {
+            Err(SagaError::Cancelled { reason })
+        }
+        None => Err(SagaError::Unreadable),
     }
 }

@@ -2,7 +2,8 @@
 
 mod signals;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -15,7 +16,7 @@ use hapax_core::schedule::{EntryKey, NewEntry, QueueName};
 use hapax_core::store::{BoxFuture, StoredRecord};
 use hapax_core::transaction::TransactionBackend;
 use hapax_core::{
-    Claim, ClaimError, EntryId, Idempotency, Lease, OperationId, RecordState, StoreError,
+    Claim, ClaimError, EntryId, Idempotency, Lease, OperationId, Outcome, RecordState, StoreError,
     SystemEntropy, Timestamp,
 };
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
@@ -55,8 +56,8 @@ pub(crate) struct Node {
     pub(crate) max_running: usize,
     /// One permit for each saga that may run here.
     pub(crate) permits: Arc<Semaphore>,
-    /// Operations that are looked at or run here.
-    busy: Mutex<HashSet<OperationId>>,
+    /// Operations that are looked at or run here, with their outcomes once they are recorded.
+    busy: Mutex<HashMap<OperationId, watch::Sender<Option<Outcome>>>>,
     /// The suspect that runs here: see [`Node::enter_alone`].
     alone: Mutex<Option<OperationId>>,
     /// Entries that are left alone here.
@@ -66,8 +67,10 @@ pub(crate) struct Node {
     ended: Box<[Notify]>,
     /// True if a look has failed since the last poll.
     pub(crate) has_failed: AtomicBool,
-    /// Notified when an entry may be due, or a permit may be free.
+    /// Notified when an entry may be due.
     pub(crate) changed: Notify,
+    /// Notified when a permit is free.
+    pub(crate) freed: Notify,
     /// Decides about sagas that are due, if set.
     pub(crate) admission: Option<Admission>,
     shutdown: watch::Sender<bool>,
@@ -95,7 +98,8 @@ pub(crate) struct ScheduledSaga {
 pub(crate) struct Busy {
     node: Arc<Node>,
     id: OperationId,
-    _permit: OwnedSemaphorePermit,
+    /// `None` only while it is dropped.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Busy {
@@ -104,7 +108,8 @@ impl Drop for Busy {
         self.node.busy().remove(&self.id);
         // Only then: a waiter waits for this if it has found the operation here.
         self.node.ended(&self.id).notify_waiters();
-        self.node.changed.notify_one();
+        drop(self.permit.take());
+        self.node.freed.notify_one();
     }
 }
 
@@ -134,6 +139,7 @@ impl Node {
             ended: (0..ENDED).map(|_| Notify::new()).collect(),
             has_failed: AtomicBool::new(false),
             changed: Notify::new(),
+            freed: Notify::new(),
             admission,
             shutdown: watch::Sender::new(false),
         }
@@ -151,8 +157,8 @@ impl Node {
         counters.unwrap_or_else(|| Arc::new(DefinitionCounters::new(definition)))
     }
 
-    fn busy(&self) -> MutexGuard<'_, HashSet<OperationId>> {
-        // Each change is one call of the set.
+    fn busy(&self) -> MutexGuard<'_, HashMap<OperationId, watch::Sender<Option<Outcome>>>> {
+        // Each change is one call of the map.
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,11 +168,34 @@ impl Node {
         id: OperationId,
         permit: OwnedSemaphorePermit,
     ) -> Option<Busy> {
-        self.busy().insert(id).then(|| Busy { node: Arc::clone(self), id, _permit: permit })
+        match self.busy().entry(id) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(free) => {
+                free.insert(watch::Sender::new(None));
+                Some(Busy { node: Arc::clone(self), id, permit: Some(permit) })
+            }
+        }
     }
 
     pub(crate) fn is_busy(&self, id: &OperationId) -> bool {
-        self.busy().contains(id)
+        self.busy().contains_key(id)
+    }
+
+    /// Returns the outcome that an operation which is looked at or runs here will have recorded. The
+    /// sender is dropped if that ends without one.
+    pub(crate) fn outcome_here(
+        &self,
+        id: &OperationId,
+    ) -> Option<watch::Receiver<Option<Outcome>>> {
+        self.busy().get(id).map(watch::Sender::subscribe)
+    }
+
+    /// Notifies callers that wait for the outcome of a saga, which is recorded.
+    pub(crate) fn note_outcome(&self, id: &OperationId, outcome: Outcome) {
+        if let Some(waiting) = self.busy().get(id) {
+            waiting.send_replace(Some(outcome));
+        }
+        self.ended(id).notify_waiters();
     }
 
     /// Returns what is notified when a saga has ended here.

@@ -369,12 +369,12 @@ impl Sagas {
         let queues: Vec<_> = node.definitions.keys().cloned().collect();
         loop {
             // Registered before the schedule is read: a change after that is noticed.
-            let changed = node.changed.notified();
+            let (changed, freed) = (node.changed.notified(), node.freed.notified());
             let free = u32::try_from(node.permits.available_permits()).unwrap_or(u32::MAX);
             let least = if node.admission.is_some() { DENIED } else { 0 };
             let limit = if free == 0 { 0 } else { free.max(least).min(256) };
-            let pause = match NonZeroU32::new(limit) {
-                None => POLL,
+            let (pause, is_rest) = match NonZeroU32::new(limit) {
+                None => (POLL, true),
                 // Those that are left alone are due too, and hide no others.
                 Some(limit) => {
                     self.poll_once(&queues, limit.saturating_add(node.aside.count())).await
@@ -382,6 +382,7 @@ impl Sagas {
             };
             tokio::select! {
                 () = changed => {}
+                () = freed, if is_rest => {}
                 () = sleep(pause) => {}
             }
             if node.has_failed.swap(false, Ordering::Relaxed) {
@@ -390,17 +391,18 @@ impl Sagas {
         }
     }
 
-    /// Looks at what is due. Returns the time until the next poll.
-    async fn poll_once(&self, queues: &[QueueName], limit: NonZeroU32) -> Duration {
+    /// Looks at what is due. Returns the time until the next poll, and whether there may be sagas that are
+    /// due and were not begun.
+    async fn poll_once(&self, queues: &[QueueName], limit: NonZeroU32) -> (Duration, bool) {
         let node = &self.node;
         let due = match on_schedule(&node.engine, |schedule| schedule.due(queues, limit)).await {
             Ok(due) => due,
             Err(error) => {
                 tracing::warn!(%error, "expected the due entries of the schedule, found an error: the next poll is in 1 s; no saga is resumed until then");
-                return POLL;
+                return (POLL, true);
             }
         };
-        let mut denied = JoinSet::new();
+        let (mut denied, found, mut begun) = (JoinSet::new(), due.entries.len(), 0);
         for (key, entry) in due.entries {
             if node.aside.has(&key) {
                 continue;
@@ -440,6 +442,7 @@ impl Sagas {
             };
             let Ok(permit) = Arc::clone(&node.permits).try_acquire_owned() else { break };
             let Some(busy) = node.enter(key.operation, permit) else { continue };
+            begun += 1;
             let saga = ScheduledSaga { input: note.input.0.clone(), ..saga };
             let node = Arc::clone(node);
             tokio::spawn(async move {
@@ -448,7 +451,8 @@ impl Sagas {
             });
         }
         while denied.join_next().await.is_some() {}
-        due.next_in.unwrap_or(POLL).clamp(SHORTEST_POLL, POLL)
+        let is_rest = begun < found || found >= usize::try_from(limit.get()).unwrap_or(usize::MAX);
+        (due.next_in.unwrap_or(POLL).clamp(SHORTEST_POLL, POLL), is_rest)
     }
 }
 
