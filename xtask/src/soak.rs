@@ -22,10 +22,11 @@ const fn soak_of(
     Soak { name, package, filter, variable, amount }
 }
 
-const SOAKS: [Soak; 11] = [
+const SOAKS: [Soak; 12] = [
     soak_of("copies", "hapax-gateway", "copies::", "HAPAX_COPIED_KEYS", "200"),
     soak_of("bank", "hapax-bank", "kills::the", "HAPAX_KILLS", "3000"),
     soak_of("sagas", "hapax-saga", "ledger::ledger_and", "HAPAX_SAGA_KILLS", "3000"),
+    soak_of("stalls", "hapax-kafka", "group::the_lag", "HAPAX_STALL_ROUNDS", "120"),
     soak_of("standbys", "hapax-postgres", "standbys::", "HAPAX_DRILLS", "100"),
     soak_of("histories", "hapax-postgres", "histories", "HAPAX_OPERATIONS", "100000"),
     soak_of("histories", "hapax-redis", "histories", "HAPAX_OPERATIONS", "100000"),

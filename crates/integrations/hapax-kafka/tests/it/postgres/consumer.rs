@@ -102,6 +102,14 @@ impl Process {
         assert!(ended.success(), "{ended}");
     }
 
+    /// Returns the bytes of its memory that are resident.
+    pub(crate) fn resident(&self) -> u64 {
+        let id = self.0.id().expect("the process runs");
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    }
+
     /// Returns whether the process has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.0.try_wait().unwrap().is_some()

@@ -1,8 +1,10 @@
 //! Members that join, leave, are killed and frozen.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::consumer::{Mode, POISON};
 use super::world::World;
@@ -44,6 +46,62 @@ async fn members_come_go_die_and_freeze(mode: Mode) {
     four.stop().await;
     world.check().await;
     assert_eq!(world.count("SELECT count(*) FROM hapax_dead_letters").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lag_returns_to_zero_each_time_that_members_come_and_go_in_claim_mode() {
+    the_lag_returns_to_zero(Mode::Claims).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lag_returns_to_zero_each_time_that_members_come_and_go_in_positions_mode() {
+    the_lag_returns_to_zero(Mode::Positions).await;
+}
+
+/// `HAPAX_STALL_ROUNDS` rounds, of some 15 s: members come and go under load, and then the lag returns to
+/// zero. One member stays, whose memory is bounded.
+async fn the_lag_returns_to_zero(mode: Mode) {
+    let rounds = std::env::var("HAPAX_STALL_ROUNDS").map_or(1, |rounds| rounds.parse().unwrap());
+    let world = World::start().await;
+    let stays = world.process(mode);
+    let mut resident = Vec::new();
+    for round in 0..rounds {
+        let stop = Arc::new(AtomicBool::new(false));
+        let publishing = world.publish_until(&stop);
+        let other = world.process(mode);
+        world.more_effects(200).await;
+        let further = world.process(mode);
+        world.more_effects(100).await;
+        other.freeze();
+        world.every_partition_goes_on().await;
+        other.thaw();
+        match round % 2 {
+            0 => other.kill().await,
+            _ => other.stop().await,
+        }
+        world.more_effects(100).await;
+        match round % 3 {
+            0 => further.stop().await,
+            _ => further.kill().await,
+        }
+        stop.store(true, Ordering::SeqCst);
+        publishing.await.unwrap();
+        let begun = Instant::now();
+        world.drained(Duration::from_secs(30)).await;
+        world.check().await;
+        resident.push(stays.resident());
+        eprintln!(
+            "round {round}: lag zero after {:?}, {} effects, {} MiB",
+            begun.elapsed(),
+            world.effects().await,
+            stays.resident() >> 20
+        );
+    }
+    stays.stop().await;
+    // Once its caches are full, it does not grow.
+    if let [first, .., last] = resident.get(10..).unwrap_or_default() {
+        assert!(*last < first + first / 2, "{resident:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

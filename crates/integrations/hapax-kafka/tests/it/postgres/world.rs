@@ -1,7 +1,7 @@
 //! Servers, messages, and the check of their effects.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use hapax_kafka::KafkaSink;
@@ -44,12 +44,12 @@ impl World {
         Process::start(mode, &[self.cluster.bootstrap(), topic, group, &database])
     }
 
-    /// Publishes messages until the task is aborted, in order by key.
-    pub(crate) fn publish_all_the_time(&self) -> JoinHandle<()> {
+    /// Publishes messages until `stop`, in order by key.
+    pub(crate) fn publish_until(&self, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
         let (sink, topic) = (Arc::clone(&self.sink), self.cluster.topic.clone());
-        let published = Arc::clone(&self.published);
+        let (published, stop) = (Arc::clone(&self.published), Arc::clone(stop));
         tokio::spawn(async move {
-            loop {
+            while !stop.load(Ordering::SeqCst) {
                 for key in 0..KEYS {
                     let number = published.load(Ordering::SeqCst);
                     publish(&sink, &topic, &format!("m-{number}"), key, "x").await;
@@ -58,6 +58,11 @@ impl World {
                 sleep(Duration::from_millis(100)).await;
             }
         })
+    }
+
+    /// Publishes messages until the task is aborted, in order by key.
+    pub(crate) fn publish_all_the_time(&self) -> JoinHandle<()> {
+        self.publish_until(&Arc::default())
     }
 
     pub(crate) async fn publish(&self, id: &str, key: u32, payload: &str) {
@@ -82,6 +87,28 @@ impl World {
             }
         };
         timeout(LIMIT, reached).await.expect("messages are handled");
+    }
+
+    /// Waits for this number of further effects.
+    pub(crate) async fn more_effects(&self, count: i64) {
+        const LAST: &str = "SELECT coalesce(max(seq), 0) FROM effects";
+        let enough = self.count(LAST).await + count;
+        let reached = async {
+            while self.count(LAST).await < enough {
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(LIMIT, reached).await.expect("messages are handled");
+    }
+
+    /// Waits until the lag is zero, for at most this time.
+    pub(crate) async fn drained(&self, time: Duration) {
+        let drained = async {
+            while self.cluster.lag() > 0 {
+                sleep(Duration::from_millis(100)).await;
+            }
+        };
+        timeout(time, drained).await.expect("the lag returns to zero");
     }
 
     /// Waits until messages of every key, and so of every partition, have effects that they do not have
