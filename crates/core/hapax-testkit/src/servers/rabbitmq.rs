@@ -18,15 +18,17 @@ const SCRIPT: &str = "/usr/lib/rabbitmq/bin/rabbitmq-server";
 const CONSOLE: &str = include_str!("rabbitmq.erl");
 
 /// Settings of a [`RabbitMqServer`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RabbitMqServerOptions {
     /// Largest message that the server takes, in bytes.
     pub max_message_size: usize,
+    /// Certificate and key of [`RabbitMqServer::tls_url`], in PEM.
+    pub certificate: Option<(String, String)>,
 }
 
 impl Default for RabbitMqServerOptions {
     fn default() -> Self {
-        Self { max_message_size: 128 << 20 }
+        Self { max_message_size: 128 << 20, certificate: None }
     }
 }
 
@@ -37,6 +39,7 @@ pub struct RabbitMqServer {
     child: Option<Child>,
     epmd: Option<Child>,
     ports: Ports,
+    options: RabbitMqServerOptions,
     // After the node is killed, which would write to it.
     folder: tempfile::TempDir,
 }
@@ -44,6 +47,7 @@ pub struct RabbitMqServer {
 #[derive(Clone, Copy, Debug)]
 struct Ports {
     amqp: u16,
+    tls: u16,
     epmd: u16,
     distribution: u16,
     console: u16,
@@ -53,6 +57,7 @@ impl Ports {
     fn free() -> Self {
         Self {
             amqp: free_port(),
+            tls: free_port(),
             epmd: free_port(),
             distribution: free_port(),
             console: free_port(),
@@ -68,15 +73,18 @@ impl RabbitMqServer {
 
     /// Starts a server with settings.
     pub async fn with(options: RabbitMqServerOptions) -> Self {
-        let mut server =
-            Self { folder: super::folder(), ports: Ports::free(), epmd: None, child: None };
+        let (folder, ports) = (super::folder(), Ports::free());
+        let mut server = Self { folder, ports, options, epmd: None, child: None };
         let write = |name: &str, text: &str| {
             std::fs::write(server.folder.path().join(name), text).expect("a file");
         };
         // Without plugins it starts sooner.
         write("plugins", "[].");
         write("console.erl", CONSOLE);
-        write("rabbitmq.conf", &format!("max_message_size = {}\n", options.max_message_size));
+        if let Some((certificate, key)) = &server.options.certificate {
+            write("certificate", certificate);
+            write("key", key);
+        }
         // Another process may have taken a port in between.
         for _ in 0..5 {
             if server.try_start().await {
@@ -92,6 +100,13 @@ impl RabbitMqServer {
     #[must_use]
     pub fn url(&self) -> String {
         Self::url_at(self.address())
+    }
+
+    /// Returns `amqps://guest:guest@127.0.0.1:PORT`, of the virtual host `/`, for a server with a
+    /// certificate.
+    #[must_use]
+    pub fn tls_url(&self) -> String {
+        format!("amqps://guest:guest@{}", loopback(self.ports.tls))
     }
 
     /// Returns the URL of a server that is reached at another address.
@@ -176,7 +191,24 @@ impl RabbitMqServer {
         panic!("the server does not start again:\n{}", tail(&self.log()));
     }
 
+    fn configuration(&self) -> String {
+        let size = format!("max_message_size = {}\n", self.options.max_message_size);
+        if self.options.certificate.is_none() {
+            return size;
+        }
+        let file = |name: &str| self.folder.path().join(name);
+        format!(
+            "{size}listeners.ssl.1 = {}\nssl_options.certfile = {}\nssl_options.keyfile = {}\n\
+             ssl_options.verify = verify_none\n",
+            loopback(self.ports.tls),
+            file("certificate").display(),
+            file("key").display()
+        )
+    }
+
     async fn try_start(&mut self) -> bool {
+        let configuration = self.folder.path().join("rabbitmq.conf");
+        std::fs::write(configuration, self.configuration()).expect("a file");
         if self.epmd.is_none() {
             self.epmd = Some(self.start_epmd());
         }
@@ -211,7 +243,7 @@ impl RabbitMqServer {
 
     fn set_environment(&self, command: &mut Command) {
         let file = |name: &str| self.folder.path().join(name);
-        let Ports { amqp, epmd, distribution, console } = self.ports;
+        let Ports { amqp, epmd, distribution, console, .. } = self.ports;
         // The script splits the arguments at spaces.
         let arguments = format!(
             "-noinput +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -start_epmd false \

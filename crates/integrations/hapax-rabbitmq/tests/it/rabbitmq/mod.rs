@@ -6,6 +6,7 @@ mod malformed;
 mod sink;
 mod source;
 mod suite;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

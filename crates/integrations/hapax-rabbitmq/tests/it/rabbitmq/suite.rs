@@ -39,7 +39,8 @@ impl BrokerFixture for Rabbit {
     const MARKS_REDELIVERIES: bool = true;
 
     async fn start() -> Self {
-        let options = RabbitMqServerOptions { max_message_size: LIMIT };
+        let options =
+            RabbitMqServerOptions { max_message_size: LIMIT, ..RabbitMqServerOptions::default() };
         let server = RabbitMqServer::with(options).await;
         declare(&channel(&server.url()).await, QUEUE, &[]).await;
         let proxy = FaultProxy::before(server.address(), 1).await.unwrap();
