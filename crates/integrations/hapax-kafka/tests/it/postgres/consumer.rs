@@ -191,7 +191,8 @@ async fn claims(
         let pool = pool.clone();
         async move { pool.get().await }
     };
-    let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object);
+    // A transaction of a frozen process delays the next owner for no longer.
+    let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object).idle(LEASE);
     let engine = Idempotency::builder(store).build().unwrap();
     let inbox = Inbox::builder("orders", engine.clone())
         .lease(LEASE)

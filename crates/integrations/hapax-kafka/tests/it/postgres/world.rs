@@ -8,7 +8,7 @@ use hapax_kafka::KafkaSink;
 use hapax_messages::{MessageId, MessageSink as _, OutgoingMessage};
 use hapax_testkit::servers::PostgresServer;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, Config, NoTls};
 
 use super::consumer::{Mode, Process, TABLES};
@@ -108,7 +108,15 @@ impl World {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        timeout(time, drained).await.expect("the lag returns to zero");
+        let begun = Instant::now();
+        if timeout(time, drained).await.is_err() {
+            let positions = self.cluster.positions();
+            self.finished().await;
+            panic!(
+                "the lag is zero only after {:?}; after {time:?}: {positions:?}",
+                begun.elapsed()
+            );
+        }
     }
 
     /// Waits until messages of every key, and so of every partition, have effects that they do not have
@@ -138,7 +146,9 @@ impl World {
                 sleep(Duration::from_millis(100)).await;
             }
         };
-        timeout(LIMIT, finished).await.expect("the lag returns to zero");
+        let finished = timeout(LIMIT, finished).await;
+        finished
+            .unwrap_or_else(|_| panic!("the lag returns to zero: {:?}", self.cluster.positions()));
     }
 
     /// Returns the records before the committed positions that have no effect.
