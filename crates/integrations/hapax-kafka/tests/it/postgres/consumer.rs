@@ -193,12 +193,14 @@ async fn claims(
     };
     // A transaction of a frozen process delays the next owner for no longer.
     let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object).idle(LEASE);
+    let mut transactions = TransactionBackend::new(Arc::new(transactions));
+    transactions.terms.lease = LEASE;
     let engine = Idempotency::builder(store).build().unwrap();
     let inbox = Inbox::builder("orders", engine.clone())
         .lease(LEASE)
         .attempts(attempts())
         .dead_letters(letters)
-        .transactions(TransactionBackend::new(Arc::new(transactions)).any())
+        .transactions(transactions.any())
         .reexecute()
         .ordered()
         .build()
