@@ -382,7 +382,8 @@ impl Sagas {
             };
             tokio::select! {
                 () = changed => {}
-                () = freed, if is_rest => {}
+                // A moment later, so that one poll begins several sagas.
+                () = freed, if is_rest => sleep(SHORTEST_POLL).await,
                 () = sleep(pause) => {}
             }
             if node.has_failed.swap(false, Ordering::Relaxed) {
