@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::BrokerFixture;
 
 /// Timeout of what a broker or an adapter must do; longer than a busy machine needs.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// Interval at which the broker's figures are read.
 const EVERY: Duration = Duration::from_millis(20);
