@@ -6,7 +6,7 @@
 //! before the caller gets it. After a crash, the same call continues the operation under the same key, or returns
 //! the stored response.
 //!
-//! # Promises
+//! # Guarantees
 //! 1. The key of an operation depends on its name and on the secret of the journal alone. It is the same
 //!    in every try, after a crash, and with a new journal that has the old secret.
 //! 2. A name stands for one request: another method, URL, header or body under it is

@@ -1,7 +1,7 @@
 //! Kafka as [`MessageSource`](hapax_messages::MessageSource) and
 //! [`MessageSink`](hapax_messages::MessageSink).
 //!
-//! # Promises
+//! # Guarantees
 //! - *Source*: the committed position of a partition never passes a record that is not acknowledged.
 //!   Records behind it that are finished already are received again after a crash or a rebalance, and
 //!   are duplicates then: their ids are in the store of the inbox.

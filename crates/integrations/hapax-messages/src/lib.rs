@@ -36,7 +36,7 @@
 //!   a batch, so that a record that is delivered again is not handled again, with or without ids. The
 //!   messages of a partition are handled in order.
 //!
-//! # Promises
+//! # Guarantees
 //! 1. A message is acknowledged after its effects and its id are durable. A crash at any point
 //!    leads to another delivery, and at most to another execution, never to a lost message.
 //! 2. The id of a message is found by [`IdRules`] and within the scope of its consumer. A message

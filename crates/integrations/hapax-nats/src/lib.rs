@@ -1,7 +1,7 @@
 //! NATS JetStream as [`MessageSource`](hapax_messages::MessageSource) and
 //! [`MessageSink`](hapax_messages::MessageSink).
 //!
-//! # Promises
+//! # Guarantees
 //! - *Source*: a message stays in the stream's consumer until the server has confirmed its
 //!   acknowledgement. It is delivered again when nothing has held it for the consumer's `ack_wait`.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the stream has

@@ -12,26 +12,26 @@ use lapin::types::{AMQPValue, FieldTable};
 
 use crate::link::{answered, short};
 use crate::properties;
-use crate::publisher::{Published, Publishers};
+use crate::publisher::{Published, PublisherPool};
 
 /// Longest pause of a delay queue: twelve days, which is more than a consumer's longest pause.
 const LONGEST_S: u64 = 1 << 20;
 
-/// Returns the pause of the delay queue for a pause: the next power of two, in seconds.
-fn step(pause: Duration) -> Duration {
+/// Returns a pause rounded up to that of a delay queue: a power of two, in seconds.
+fn round_up_pause(pause: Duration) -> Duration {
     let whole = pause.as_secs().saturating_add(u64::from(pause.subsec_nanos() > 0));
     Duration::from_secs(whole.clamp(1, LONGEST_S).next_power_of_two())
 }
 
-fn name(queue: &str, step: Duration) -> String {
-    format!("{queue}.delay-{}s", step.as_secs())
+fn name(queue: &str, rounded: Duration) -> String {
+    format!("{queue}.delay-{}s", rounded.as_secs())
 }
 
 /// Returns the arguments of a delay queue. A quorum queue is the only one that dead-letters at least once;
 /// the strategy needs `reject-publish`. There is no `x-expires`: a quorum queue expires at a fixed time after
 /// its creation, whether it is declared again or not, and is deleted with its messages.
-fn arguments(queue: &str, step: Duration) -> FieldTable {
-    let milliseconds = i64::try_from(step.as_millis()).unwrap_or(i64::MAX);
+fn arguments(queue: &str, rounded: Duration) -> FieldTable {
+    let milliseconds = i64::try_from(rounded.as_millis()).unwrap_or(i64::MAX);
     let text = |text: &str| AMQPValue::LongString(text.into());
     let mut arguments = FieldTable::default();
     for (name, value) in [
@@ -50,31 +50,31 @@ fn arguments(queue: &str, step: Duration) -> FieldTable {
 /// Publishes a message to the delay queue for a pause. Once this returns, the broker has a copy of it, and
 /// the delivery can be acknowledged. A failure in between leaves both, of which one is a duplicate.
 pub(crate) async fn publish(
-    publishers: &Publishers,
+    publishers: &PublisherPool,
     queue: &str,
     delivery: &LapinDelivery,
     message: &Message,
     pause: Duration,
 ) -> Result<(), SourceError> {
-    let step = step(pause);
-    let name = name(queue, step);
+    let rounded = round_up_pause(pause);
+    let name = name(queue, rounded);
     let Some(routing_key) = short(&name) else {
         return Err(SourceError::new("expected a delay queue's name of at most 255 bytes"));
     };
     // An error of the declaration closes the channel, which is dropped then.
-    let lent = publishers.take().await.map_err(SourceError::new)?;
-    let publisher = &lent.publisher;
+    let pooled = publishers.acquire().await.map_err(SourceError::new)?;
+    let publisher = &pooled.publisher;
     let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
     // Each time: the queue may have been deleted.
     let declare =
-        publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, step));
+        publisher.channel().queue_declare(routing_key.clone(), options, arguments(queue, rounded));
     answered(declare).await?;
     let original =
         properties::original_routing_key(delivery.routing_key.as_str(), &delivery.properties);
     let properties = properties::delayed(&delivery.properties, &original);
     let published = publisher.publish(&"".into(), &routing_key, properties, &message.payload).await;
     let published = published.map_err(SourceError::new)?;
-    lent.put_back();
+    pooled.put_back();
     match published {
         Published::Confirmed => Ok(()),
         Published::Returned(error) => Err(SourceError::new(error)),
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_delay_queue_keeps_its_messages_until_their_pause_is_over() {
-        let arguments = arguments("orders", step(Duration::from_secs(30)));
+        let arguments = arguments("orders", round_up_pause(Duration::from_secs(30)));
         let arguments = arguments.inner();
         assert_eq!(arguments.get("x-message-ttl"), Some(&AMQPValue::LongLongInt(32_000)));
         for deletes in ["x-expires", "x-max-length", "x-max-length-bytes"] {
@@ -98,9 +98,9 @@ mod tests {
     #[test]
     fn a_pause_is_never_shortened_and_at_most_doubled() {
         let steps = [0, 1, 999, 1_000, 1_001, 2_000, 30_000, 300_000, 604_800_000];
-        let steps = steps.map(|millis| step(Duration::from_millis(millis)).as_secs());
+        let steps = steps.map(|millis| round_up_pause(Duration::from_millis(millis)).as_secs());
         assert_eq!(steps, [1, 1, 1, 1, 2, 2, 32, 512, LONGEST_S]);
-        assert_eq!(step(Duration::MAX).as_secs(), LONGEST_S);
-        assert_eq!(name("orders", step(Duration::from_secs(30))), "orders.delay-32s");
+        assert_eq!(round_up_pause(Duration::MAX).as_secs(), LONGEST_S);
+        assert_eq!(name("orders", round_up_pause(Duration::from_secs(30))), "orders.delay-32s");
     }
 }

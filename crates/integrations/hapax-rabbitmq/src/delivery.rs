@@ -25,7 +25,7 @@ pub(crate) struct RabbitDelivery {
     message: Message,
     received_at: Instant,
     is_redelivery: bool,
-    /// Whether an acknowledgement was sent, or may have been.
+    /// Whether an acknowledgement was sent or may have been sent.
     is_ending: AtomicBool,
     is_acknowledged: AtomicBool,
 }
@@ -56,7 +56,7 @@ impl RabbitDelivery {
         }
     }
 
-    async fn give_away(&self, pause: Duration) -> Result<bool, SourceError> {
+    async fn publish_to_delay_queue(&self, pause: Duration) -> Result<bool, SourceError> {
         let Some(source) = self.source.upgrade() else { return Ok(false) };
         if !source.settings.delays(pause, self.received_at.elapsed()) {
             return Ok(false);
@@ -118,7 +118,7 @@ impl Delivery for RabbitDelivery {
     }
 
     fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
-        Box::pin(self.give_away(pause))
+        Box::pin(self.publish_to_delay_queue(pause))
     }
 }
 

@@ -1,9 +1,9 @@
-//! Frames of AMQP 0.9.1 from the server, with texts and tables that the client library can parse.
+//! Frames of AMQP 0.9.1 from the server, with contents that the client library can parse.
 //!
-//! RabbitMQ passes on what a producer has sent: texts that are not UTF-8, and tables nested as deep as a
-//! frame allows. The parser of lapin (4.12) takes the first for a broken connection, and the second
-//! overflows the stack of its thread, which ends the process. The message would come again with each
-//! connection.
+//! RabbitMQ forwards what a producer has sent: short strings that are not UTF-8, tables nested as deep as a
+//! frame allows, and headers to which the server adds its own until they no longer fit into a frame. The
+//! parser of lapin (4.12) takes the first and the third for a broken connection, and the second overflows the
+//! stack of its thread, which ends the process. The message would be delivered again on each connection.
 
 use std::io;
 use std::ops::Range;
@@ -11,41 +11,50 @@ use std::ops::Range;
 /// Bytes of a frame before its payload: type, channel and size.
 const HEADER: usize = 7;
 
-/// Largest frame of a method or of properties. RabbitMQ limits all frames to 128 KiB by default.
-const MAX_SIZE: usize = 1 << 20;
+/// Bytes of a frame besides its payload.
+const OVERHEAD: usize = HEADER + 1;
+
+/// Largest payload of a method or of properties, which is read as a whole. By default RabbitMQ limits all
+/// frames to 128 KiB.
+const MAX_SIZE: usize = 16 << 20;
+
+/// Least value of `frame_max` in AMQP.
+const LEAST_FRAME_MAX: usize = 4096;
 
 /// Greatest depth of tables and arrays in headers.
 const MAX_DEPTH: u32 = 32;
 
 const METHOD: u8 = 1;
-const PROPERTIES: u8 = 2;
+const CONTENT_HEADER: u8 = 2;
 
-/// First byte of what a server sends that has another version of AMQP: it is no frame.
+/// First byte that a server sends that has another version of AMQP. No frame begins with it.
 const OTHER_VERSION: u8 = b'A';
 
-/// Class and methods whose texts come from producers.
-const BASIC: u16 = 60;
-const RETURN: u16 = 50;
-const DELIVER: u16 = 60;
+/// Class and method of the methods that are read.
+const CONNECTION_TUNE: (u16, u16) = (10, 30);
+const CONNECTION_CLOSE: (u16, u16) = (10, 50);
+const CHANNEL_CLOSE: (u16, u16) = (20, 40);
+const BASIC_RETURN: (u16, u16) = (60, 50);
+const BASIC_DELIVER: (u16, u16) = (60, 60);
 
 /// Types of properties, in the order of their flags, from the highest bit.
-const KINDS: [Property; 14] = {
-    use Property::{Fixed, Table, Text};
+const PROPERTIES: [Property; 14] = {
+    use Property::{Fixed, ShortString, Table};
     [
-        Text,     // content-type
-        Text,     // content-encoding
-        Table,    // headers
-        Fixed(1), // delivery-mode
-        Fixed(1), // priority
-        Text,     // correlation-id
-        Text,     // reply-to
-        Text,     // expiration
-        Text,     // message-id
-        Fixed(8), // timestamp
-        Text,     // type
-        Text,     // user-id
-        Text,     // app-id
-        Text,     // cluster-id
+        ShortString, // content-type
+        ShortString, // content-encoding
+        Table,       // headers
+        Fixed(1),    // delivery-mode
+        Fixed(1),    // priority
+        ShortString, // correlation-id
+        ShortString, // reply-to
+        ShortString, // expiration
+        ShortString, // message-id
+        Fixed(8),    // timestamp
+        ShortString, // type
+        ShortString, // user-id
+        ShortString, // app-id
+        ShortString, // cluster-id
     ]
 };
 
@@ -54,86 +63,117 @@ const MESSAGE_ID: usize = 8;
 
 #[derive(Clone, Copy)]
 enum Property {
-    Text,
+    ShortString,
     Table,
     /// Number of bytes.
     Fixed(usize),
 }
 
-/// Bytes from the server, of which frames of methods and properties are repaired:
+/// Repair of the bytes of one connection from the server:
 ///
-/// - In texts, a `?` replaces each byte that is not UTF-8.
+/// - In short strings, a `?` replaces each byte that is not UTF-8.
 /// - A message id that is not UTF-8 is left out: two of them could become equal.
 /// - Tables and arrays beyond a depth of 32 become byte arrays.
+/// - All headers are left out if with them the frame is larger than the client accepts.
+/// - All properties are left out if they cannot be parsed.
 ///
-/// Payloads of messages, and frames that break the protocol, are passed on.
-#[derive(Debug, Default)]
+/// Payloads of messages, and frames that break the protocol, are passed through.
+#[derive(Debug)]
 pub(crate) struct Frames {
-    /// The begin of a frame that has not arrived whole.
+    /// Bytes of a frame that has not arrived whole.
     partial: Vec<u8>,
-    /// Bytes that follow and are not repaired.
-    pass: usize,
+    /// Number of the bytes that follow and are passed through.
+    pass_through: usize,
+    /// Whether no frame has arrived.
+    is_begin: bool,
     is_other_version: bool,
+    /// Largest frame that the client accepts, in bytes.
+    frame_max: usize,
 }
 
 impl Frames {
-    /// Adds bytes from the server, and appends to `repaired` what the client can read.
+    /// Creates it for a client with a `frame_max` of its own; `None` or 0 for that of the server.
+    pub(crate) fn new(frame_max: Option<u32>) -> Self {
+        Self {
+            partial: Vec::new(),
+            pass_through: 0,
+            is_begin: true,
+            is_other_version: false,
+            frame_max: lower_limit(usize::MAX, frame_max.unwrap_or(0)),
+        }
+    }
+
+    /// Adds bytes from the server, and appends to `repaired` those that the client can read.
     ///
     /// # Errors
-    /// A frame over 1 MiB that is not part of a payload.
+    /// A frame over 16 MiB that is not part of a payload. The frames before it are in `repaired`.
     pub(crate) fn repair(&mut self, bytes: &[u8], repaired: &mut Vec<u8>) -> io::Result<()> {
         self.partial.extend_from_slice(bytes);
         let mut at = 0;
         while at < self.partial.len() {
             let rest = &mut self.partial[at..];
             if self.is_other_version {
-                self.pass = rest.len();
+                self.pass_through = rest.len();
             }
-            if self.pass > 0 {
-                let passed = self.pass.min(rest.len());
+            if self.pass_through > 0 {
+                let passed = self.pass_through.min(rest.len());
                 repaired.extend_from_slice(&rest[..passed]);
-                self.pass -= passed;
+                self.pass_through -= passed;
                 at += passed;
                 continue;
             }
-            if rest[0] == OTHER_VERSION {
+            if self.is_begin && rest[0] == OTHER_VERSION {
                 self.is_other_version = true;
                 continue;
             }
             let Some(&[kind, _, _, a, b, c, d]) = rest.first_chunk::<HEADER>() else { break };
             let size = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-            // With the byte that ends a frame.
-            let whole = HEADER.saturating_add(size).saturating_add(1);
-            if !matches!(kind, METHOD | PROPERTIES) {
-                self.pass = whole;
+            let whole = size.saturating_add(OVERHEAD);
+            if !matches!(kind, METHOD | CONTENT_HEADER) {
+                self.pass_through = whole;
+                self.is_begin = false;
                 continue;
             }
             if size > MAX_SIZE {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     format!(
-                        "expected a frame of at most {MAX_SIZE} bytes, found {size}: lower `frame_max` of \
-                         the server"
+                        "expected properties of a message of at most {MAX_SIZE} bytes, found {size}: \
+                         remove the message from the queue, and lower `frame_max` of the server"
                     ),
                 ));
             }
             if rest.len() < whole {
                 break;
             }
+            self.is_begin = false;
             let payload = &mut rest[HEADER..HEADER + size];
             let left_out = match kind {
                 METHOD => {
-                    repair_method(payload);
-                    None
+                    if let Some(frame_max) = repair_method(payload) {
+                        self.frame_max = lower_limit(self.frame_max, frame_max);
+                    }
+                    [0..0, 0..0]
                 }
-                _ => repair_properties(payload),
+                _ => {
+                    let is_too_large = whole > self.frame_max;
+                    if is_too_large {
+                        tracing::warn!(
+                            bytes = whole,
+                            frame_max = self.frame_max,
+                            "the headers of a message are left out, since they do not fit into a frame"
+                        );
+                    }
+                    repair_content_header(payload, is_too_large)
+                }
             };
-            let left_out = left_out.map_or(0..0, |range| range.start + HEADER..range.end + HEADER);
-            // A frame of at most 1 MiB.
-            let size = u32::try_from(size - left_out.len()).unwrap_or(u32::MAX);
+            let [first, second] = left_out.map(|range| range.start + HEADER..range.end + HEADER);
+            // At most `MAX_SIZE`.
+            let size = u32::try_from(size - first.len() - second.len()).unwrap_or(u32::MAX);
             rest[3..HEADER].copy_from_slice(&size.to_be_bytes());
-            repaired.extend_from_slice(&rest[..left_out.start]);
-            repaired.extend_from_slice(&rest[left_out.end..whole]);
+            repaired.extend_from_slice(&rest[..first.start]);
+            repaired.extend_from_slice(&rest[first.end..second.start.max(first.end)]);
+            repaired.extend_from_slice(&rest[second.end.max(first.end)..whole]);
             at += whole;
         }
         self.partial.drain(..at);
@@ -141,7 +181,15 @@ impl Frames {
     }
 }
 
-/// A position in a payload. `None` of its functions: the payload ends before.
+/// Returns the lower one of a limit and a `frame_max`, of which 0 is no limit.
+fn lower_limit(limit: usize, frame_max: u32) -> usize {
+    match usize::try_from(frame_max) {
+        Ok(0) | Err(_) => limit,
+        Ok(frame_max) => limit.min(frame_max.max(LEAST_FRAME_MAX)),
+    }
+}
+
+/// A reader of a payload. Its functions return `None` if the payload ends too early.
 struct Cursor<'a> {
     bytes: &'a mut [u8],
     at: usize,
@@ -169,8 +217,8 @@ impl Cursor<'_> {
         usize::try_from(u32::from_be_bytes(self.bytes[range].try_into().ok()?)).ok()
     }
 
-    /// Passes a text of at most 255 bytes. Returns whether it was UTF-8.
-    fn text(&mut self) -> Option<bool> {
+    /// Repairs a short string, and skips it. Returns whether it was UTF-8.
+    fn short_string(&mut self) -> Option<bool> {
         let length = self.octet()?;
         let range = self.skip(usize::from(length))?;
         let text = &mut self.bytes[range];
@@ -186,16 +234,16 @@ impl Cursor<'_> {
         Some(is_utf8)
     }
 
-    /// Passes the entries of a table until `end`.
+    /// Repairs the entries of a table until `end`, and skips them.
     fn table(&mut self, end: usize, depth: u32) -> Option<()> {
         while self.at < end {
-            self.text()?;
+            self.short_string()?;
             self.value(depth)?;
         }
-        Some(())
+        (self.at == end).then_some(())
     }
 
-    /// Passes a value with its type, as RabbitMQ writes it.
+    /// Repairs a value with its type, as RabbitMQ encodes it, and skips it.
     fn value(&mut self, depth: u32) -> Option<()> {
         let kind_at = self.at;
         let kind = self.octet()?;
@@ -222,7 +270,7 @@ impl Cursor<'_> {
                 while self.at < content.end {
                     self.value(depth + 1)?;
                 }
-                return Some(());
+                return (self.at == content.end).then_some(());
             }
             _ => return None,
         };
@@ -230,204 +278,98 @@ impl Cursor<'_> {
     }
 }
 
-/// Repairs the texts of a delivery and of a returned message.
-fn repair_method(payload: &mut [u8]) -> Option<()> {
+/// Repairs the short strings of a method. Returns the server's `frame_max`, which one method contains.
+fn repair_method(payload: &mut [u8]) -> Option<u32> {
     let mut cursor = Cursor { bytes: payload, at: 0 };
     match (cursor.short()?, cursor.short()?) {
-        (BASIC, DELIVER) => {
-            cursor.text()?;
-            // Delivery tag, and whether it was delivered before.
-            cursor.skip(9)?;
-            cursor.text()?;
-            cursor.text()?;
+        CONNECTION_TUNE => {
+            let _channel_max = cursor.short()?;
+            return cursor.long().and_then(|frame_max| u32::try_from(frame_max).ok());
         }
-        (BASIC, RETURN) => {
-            // Code.
-            cursor.skip(2)?;
-            for _text_exchange_key in 0..3 {
-                cursor.text()?;
-            }
+        CONNECTION_CLOSE | CHANNEL_CLOSE => {
+            let _code = cursor.short()?;
+            // The server cuts an explanation at a byte.
+            cursor.short_string()?;
+        }
+        BASIC_DELIVER => {
+            let _consumer = cursor.short_string()?;
+            let _tag_and_is_redelivery = cursor.skip(9)?;
+            let _exchange = cursor.short_string()?;
+            let _routing_key = cursor.short_string()?;
+        }
+        BASIC_RETURN => {
+            let _code = cursor.short()?;
+            let _explanation = cursor.short_string()?;
+            let _exchange = cursor.short_string()?;
+            let _routing_key = cursor.short_string()?;
         }
         _ => {}
     }
-    Some(())
+    None
 }
 
-/// Repairs properties. Returns the bytes of a message id that is to be left out.
-fn repair_properties(payload: &mut [u8]) -> Option<Range<usize>> {
-    let mut cursor = Cursor { bytes: payload, at: 0 };
-    // Class, weight and size of the payload.
-    cursor.skip(12)?;
-    let flags_at = cursor.at;
-    let flags = cursor.short()?;
-    let mut left_out = None;
-    for (nth, kind) in KINDS.into_iter().enumerate() {
-        if flags & (0x8000 >> nth) == 0 {
+/// Bytes of a content header before its properties: class, weight, size of the payload, flags.
+const FLAGS_AT: usize = 12;
+const PROPERTIES_AT: usize = FLAGS_AT + 2;
+
+/// Repairs a content header. Returns the two ranges of bytes that are to be left out, in their order, either
+/// of which may be empty.
+fn repair_content_header(payload: &mut [u8], is_too_large: bool) -> [Range<usize>; 2] {
+    let whole = payload.len();
+    let Some(&[a, b]) = payload.get(FLAGS_AT..).and_then(<[u8]>::first_chunk) else {
+        return [0..0, 0..0];
+    };
+    let flags = u16::from_be_bytes([a, b]);
+    let (flags, left_out) = match repair_properties(payload, flags, is_too_large) {
+        Some(repaired) => repaired,
+        None => (0, [PROPERTIES_AT..whole, whole..whole]),
+    };
+    payload[FLAGS_AT..PROPERTIES_AT].copy_from_slice(&flags.to_be_bytes());
+    left_out
+}
+
+/// Repairs properties. Returns the flags of those that stay, and the bytes of the others; `None` if they cannot
+/// be parsed.
+fn repair_properties(
+    payload: &mut [u8],
+    flags: u16,
+    without_headers: bool,
+) -> Option<(u16, [Range<usize>; 2])> {
+    let mut cursor = Cursor { bytes: payload, at: PROPERTIES_AT };
+    let mut kept = flags;
+    let (mut headers, mut message_id) = (0..0, 0..0);
+    for (index, property) in PROPERTIES.into_iter().enumerate() {
+        let flag = 0x8000 >> index;
+        if flags & flag == 0 {
             continue;
         }
         let begin = cursor.at;
-        match kind {
-            Property::Text => {
-                let is_utf8 = cursor.text()?;
-                if nth == MESSAGE_ID && !is_utf8 {
-                    left_out = Some(begin..cursor.at);
+        match property {
+            Property::ShortString => {
+                let is_utf8 = cursor.short_string()?;
+                if index == MESSAGE_ID && !is_utf8 {
+                    kept &= !flag;
+                    message_id = begin..cursor.at;
                 }
             }
             Property::Table => {
                 let length = cursor.long()?;
                 let end = cursor.at.checked_add(length)?;
-                cursor.table(end, 1)?;
+                if without_headers {
+                    cursor.skip(length)?;
+                    kept &= !flag;
+                    headers = begin..end;
+                } else {
+                    cursor.table(end, 1)?;
+                }
             }
             Property::Fixed(bytes) => {
                 cursor.skip(bytes)?;
             }
         }
     }
-    if left_out.is_some() {
-        let flags = flags & !(0x8000 >> MESSAGE_ID);
-        cursor.bytes[flags_at..flags_at + 2].copy_from_slice(&flags.to_be_bytes());
-    }
-    left_out
+    (cursor.at == cursor.bytes.len()).then_some((kept, [headers, message_id]))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
-        let mut frame = vec![kind, 0, 1];
-        frame.extend(u32::try_from(payload.len()).unwrap().to_be_bytes());
-        frame.extend(payload);
-        frame.push(0xce);
-        frame
-    }
-
-    fn text(text: &[u8]) -> Vec<u8> {
-        [&[u8::try_from(text.len()).unwrap()], text].concat()
-    }
-
-    /// Properties with headers, and with a message id.
-    fn properties(headers: &[u8], id: Option<&[u8]>) -> Vec<u8> {
-        let flags: u16 = if id.is_some() { 0x2080 } else { 0x2000 };
-        let mut payload =
-            [&[0, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5], &flags.to_be_bytes()[..]].concat();
-        payload.extend(u32::try_from(headers.len()).unwrap().to_be_bytes());
-        payload.extend(headers);
-        payload.extend(id.map(text).unwrap_or_default());
-        payload
-    }
-
-    fn nested(depth: u32, kind: u8) -> Vec<u8> {
-        let mut value = vec![b'V'];
-        for _ in 1..depth {
-            let name = if kind == b'F' { text(b"n") } else { Vec::new() };
-            let content = [name, value].concat();
-            let length = u32::try_from(content.len()).unwrap().to_be_bytes();
-            value = [&[kind], &length[..], &content].concat();
-        }
-        [text(b"h"), value].concat()
-    }
-
-    /// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time.
-    fn repaired(bytes: &[u8]) -> Vec<u8> {
-        let mut whole = Vec::new();
-        Frames::default().repair(bytes, &mut whole).unwrap();
-        for size in 1..10 {
-            let (mut frames, mut found) = (Frames::default(), Vec::new());
-            for part in bytes.chunks(size) {
-                frames.repair(part, &mut found).unwrap();
-            }
-            assert_eq!(found, whole, "in parts of {size} bytes");
-        }
-        whole
-    }
-
-    #[test]
-    fn frames_that_are_correct_stay_as_they_are() {
-        let every_type = [
-            &b"\x01vV\x01tt\x01\x02uibx\x01BB\x01\x01ss\x01\x02\x01UU\x01\x02\x01uu\x01\x02"[..],
-            b"\x01II\x01\x02\x03\x04\x01ii\x01\x02\x03\x04\x01ff\x01\x02\x03\x04",
-            b"\x01DD\x01\x02\x03\x04\x05\x01Ll12345678\x01ll12345678\x01dd12345678\x01TT12345678",
-            b"\x01SS\x00\x00\x00\x01\xff\x01xx\x00\x00\x00\x01\xff",
-            b"\x01AA\x00\x00\x00\x03Vt\x01\x01FF\x00\x00\x00\x04\x02\xc3\xbcV",
-        ]
-        .concat();
-        let bytes = [
-            frame(PROPERTIES, &properties(&every_type, Some("\u{fc}".as_bytes()))),
-            frame(PROPERTIES, &properties(&nested(MAX_DEPTH, b'F'), None)),
-            frame(3, &[0xff; 300]),
-            frame(8, &[]),
-            frame(METHOD, &[0, 10, 0, 10, 0xff, 0xff]),
-            frame(METHOD, &[0, 60]),
-            frame(PROPERTIES, &[0; 3]),
-        ]
-        .concat();
-        assert_eq!(repaired(&bytes), bytes);
-        // What a server sends that has another version.
-        let other = b"AMQP\x03\x01\x00\x00 and more";
-        assert_eq!(repaired(other), other);
-    }
-
-    #[test]
-    fn texts_that_are_not_utf8_are_replaced_in_place() {
-        let headers = [text(b"a\xffb\xc3"), vec![b'S', 0, 0, 0, 1, 0xff]].concat();
-        let expected = [text(b"a?b?"), vec![b'S', 0, 0, 0, 1, 0xff]].concat();
-        let found = repaired(&frame(PROPERTIES, &properties(&headers, Some(b"one"))));
-        assert_eq!(found, frame(PROPERTIES, &properties(&expected, Some(b"one"))));
-
-        let deliver = |key: &[u8]| {
-            let rest = [text(b"tag"), vec![0xff; 9], text(b""), text(key)].concat();
-            frame(METHOD, &[vec![0, 60, 0, 60], rest].concat())
-        };
-        assert_eq!(repaired(&deliver(b"\xfe\xff")), deliver(b"??"));
-        let returned = |key: &[u8]| {
-            let rest = [vec![1, 56], text(b"NO_ROUTE"), text(key), text(key)].concat();
-            frame(METHOD, &[vec![0, 60, 0, 50], rest].concat())
-        };
-        assert_eq!(repaired(&returned(b"k\xff")), returned(b"k?"));
-    }
-
-    #[test]
-    fn a_message_id_that_is_not_utf8_is_left_out() {
-        let next = frame(8, &[]);
-        let bytes = [frame(PROPERTIES, &properties(b"", Some(b"i\xff"))), next.clone()].concat();
-        let expected = [frame(PROPERTIES, &properties(b"", None)), next].concat();
-        assert_eq!(repaired(&bytes), expected);
-    }
-
-    #[test]
-    fn what_is_nested_too_deep_becomes_a_byte_array() {
-        for kind in *b"FA" {
-            for depth in [MAX_DEPTH + 1, MAX_DEPTH + 2, 10_000] {
-                let bytes = frame(PROPERTIES, &properties(&nested(depth, kind), None));
-                let found = repaired(&bytes);
-                assert_eq!(found.len(), bytes.len());
-                let changed: Vec<_> =
-                    (0..bytes.len()).filter(|at| bytes[*at] != found[*at]).collect();
-                assert_eq!(changed.len(), 1, "{kind} {depth}");
-                assert_eq!((bytes[changed[0]], found[changed[0]]), (kind, b'x'));
-            }
-        }
-    }
-
-    #[test]
-    fn a_frame_over_the_limit_is_an_error() {
-        let bytes = [METHOD, 0, 1, 0xff, 0xff, 0xff, 0xff];
-        let error = Frames::default().repair(&bytes, &mut Vec::new()).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-    }
-
-    #[test]
-    fn no_bytes_panic() {
-        let whole = frame(PROPERTIES, &properties(&nested(40, b'F'), Some(b"\xff")));
-        for at in 0..whole.len() {
-            for value in [0, 1, 0x7f, 0xff] {
-                let mut bytes = whole.clone();
-                bytes[at] = value;
-                let mut frames = Frames::default();
-                let _ = frames.repair(&bytes, &mut Vec::new());
-                let _ = frames.repair(&bytes, &mut Vec::new());
-            }
-        }
-    }
-}
+mod tests;

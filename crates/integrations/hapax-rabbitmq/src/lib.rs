@@ -1,12 +1,12 @@
 //! RabbitMQ as [`MessageSource`](hapax_messages::MessageSource) and
 //! [`MessageSink`](hapax_messages::MessageSink), over AMQP 0.9.1.
 //!
-//! # Promises
+//! # Guarantees
 //! - *Source*: a message stays unacknowledged, and so in its queue, until the consumer acknowledges it. It
 //!   is delivered again after its channel or connection was lost. The source connects again by itself. An
 //!   acknowledgement of an earlier channel is an error, and acknowledges nothing else.
-//! - *Source*: a message that this process drops, or that waits, counts as no delivery. There is no negative
-//!   acknowledgement.
+//! - *Source*: a message that a handler returns or that waits for its next attempt stays with this process. The
+//!   source sends no negative acknowledgement, which the server would count against the delivery limit.
 //! - *Delay queues*: a message without an order that waits for a [long
 //!   pause](RabbitSourceBuilder::delay_from) is published to a delay queue, with confirm, and acknowledged
 //!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
@@ -14,11 +14,12 @@
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after the server has confirmed the
 //!   persistent message, and rejects one whose destination has had no queue for 30 s.
 //!
-//! RabbitMQ itself does not promise:
+//! RabbitMQ itself does not guarantee:
 //!
 //! - *an order*, if several consumers of a queue are active: give the queue the argument
-//!   `x-single-active-consumer`. A source with [order keys](RabbitSourceBuilder::order_key) then has all
-//!   messages, and other processes wait. The messages that a lost consumer had come before those behind them.
+//!   `x-single-active-consumer`. A source with [order keys](RabbitSourceBuilder::order_key) then receives all
+//!   messages, and other processes wait. After a consumer was lost, the server delivers its unacknowledged
+//!   messages before later ones.
 //! - *that each consumer has its own copy*: a queue has one copy of a message. Bind a queue for each
 //!   consumer to an exchange.
 //! - *a window of ids*: a message that is published twice is delivered twice. The inbox drops the second.
@@ -57,13 +58,18 @@
 //! unavailable.
 //!
 //! # Malformed messages
-//! RabbitMQ does not check what a producer sends. The source hands on such a message, instead of losing its
-//! connection by each attempt to read it:
+//! RabbitMQ forwards contents that the client library cannot parse, and that would end the connection on each
+//! delivery. The source repairs them:
 //!
 //! - A `message-id` that is not UTF-8 is left out. If no other [id rule](hapax_messages::IdRule) applies, the
 //!   message becomes a dead letter, one for all such messages of equal contents.
-//! - In other properties, names of headers, and routing keys, `?` replaces each byte that is not UTF-8.
-//! - Headers in tables or arrays that are nested more than 32 deep are left out.
+//! - In other properties, names of headers, and routing keys, `?` replaces each byte that is not UTF-8. If two
+//!   names become equal, the message has one of both headers.
+//! - All headers are left out if with them the frame is larger than `frame_max` (128 KiB by default): the server
+//!   does not apply that limit to them. An id or an order key in a header is left out too. The source logs a
+//!   warning.
+//!
+//! A header whose value is a table is left out of every message.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the

@@ -29,8 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Errors of a URL.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "expected a URL `amqp://USER:PASSWORD@HOST:PORT/VHOST` or `amqps://…`, found another one ({0}): \
-     change it; a virtual host is percent-encoded"
+    "expected a URL `amqp://USER:PASSWORD@HOST:PORT/VHOST` or `amqps://…`, found one that is invalid ({0}): \
+     correct it; a virtual host is percent-encoded"
 )]
 pub struct RabbitUrlError(String);
 
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Address {
 
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Self, RabbitUrlError> {
-        // The parser's texts have parts of the URL, which may be parts of the password.
+        // The parser's messages contain parts of the URL, which may be parts of the password.
         let hidden = |_| RabbitUrlError("it cannot be parsed".to_owned());
         let mut uri: AMQPUri = url.parse().map_err(hidden)?;
         uri.query.heartbeat = uri.query.heartbeat.or(Some(HEARTBEAT_S));
@@ -105,9 +105,9 @@ impl Link {
 impl Drop for Link {
     /// Closes the channel before the consumer is dropped.
     ///
-    /// A consumer that is dropped cancels itself. With a single active consumer, the next one would then
-    /// receive what is behind the messages of this one, which the server returns to the queue only when
-    /// the channel is closed.
+    /// A consumer that is dropped cancels itself. With a single active consumer, the server would then
+    /// deliver later messages to the next consumer before it returns the messages of this one to the queue,
+    /// which it does when the channel is closed.
     fn drop(&mut self) {
         let (consumer, channel) = (self.consumer.clone(), self.channel.clone());
         // Without a runtime the client does not send either, and the connection ends with its process.

@@ -1,140 +1,181 @@
-//! The connection to the server's port, and between it and the client library the repair of frames.
+//! The connection to the server's port, with the repair of frames between it and the client library.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
-use async_compat::CompatExt as _;
-use futures_util::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use async_rs::traits::Reactor;
+use async_rs::util::RuntimeParts;
+use async_rs::{Runtime, Tokio};
+use futures_util::io::{AsyncRead, AsyncWrite};
+use futures_util::{FutureExt as _, Stream};
 use lapin::runtime::default_runtime;
 use lapin::tcp::AMQPUriTcpExt as _;
 use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::sync::oneshot;
 
 use crate::frames::Frames;
 
-/// Time in which the server must accept bytes. A server that has blocked the connection says so, and the
-/// client then sends none.
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Time for the client library to end its side, after the server has ended its own.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Bytes that are read at a time.
-const CHUNK: usize = 16 << 10;
+const CHUNK: usize = 64 << 10;
+
+/// A stream of bytes to the server, with or without TLS.
+type ServerStream = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
 
 /// Opens a connection. A future that is dropped ends it, at any point.
 ///
 /// The client library (lapin 4.12) has a thread for each connection, which outlives an attempt that is given
-/// up, for as long as the server neither answers nor closes. Here its thread reads from a local socket, which
-/// ends with the attempt.
+/// up, for as long as the server neither answers nor closes. [`RepairedStream`] ends that thread.
 pub(crate) async fn connect(
     uri: AMQPUri,
     properties: ConnectionProperties,
 ) -> Result<Connection, lapin::Error> {
-    let runtime = default_runtime()?;
-    let server = uri.connect_async(&runtime).await?;
-    let (ours, clients) = pair().await?;
-    let forwarding = tokio::spawn(forward(server, ours));
-    let attempt = Attempt(Some(forwarding.abort_handle()));
-    let stream = Mutex::new(Some(AsyncTcpStream::Plain(clients.compat())));
+    let server = uri.connect_async(&default_runtime()?).await?;
+    // The sender is dropped with this future.
+    let (connected, attempt) = oneshot::channel();
+    let stream = RepairedStream {
+        server,
+        frames: Frames::new(uri.query.frame_max),
+        chunk: vec![0; CHUNK],
+        repaired: Vec::new(),
+        read: 0,
+        failure: None,
+        attempt: Some(attempt),
+    };
+    let stream = Mutex::new(Some(AsyncTcpStream::Plain(stream)));
     let connect = async move |_, _| {
         let stream = stream.lock().ok().and_then(|mut stream| stream.take());
-        // The library tries again if the connection ends before the handshake.
+        // The library connects again if the connection ends before the handshake.
         stream.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into())
     };
+    let tokio = Tokio::current();
+    let runtime = Runtime::new(RuntimeParts::new(tokio.clone(), RepairingReactor(tokio)));
     let connection = Connection::connector(uri, runtime, connect, properties).await?;
-    attempt.has_succeeded();
+    let _ = connected.send(());
     Ok(connection)
 }
 
-/// An attempt to connect: if it is dropped, forwarding ends.
-struct Attempt(Option<AbortHandle>);
-
-impl Attempt {
-    fn has_succeeded(mut self) {
-        self.0 = None;
-    }
+/// Bytes of a connection, of which those from the server are repaired ([`Frames`]).
+struct RepairedStream {
+    server: ServerStream,
+    frames: Frames,
+    /// Buffer for bytes from the server.
+    chunk: Vec<u8>,
+    /// Repaired bytes, of which the first `read` have been read.
+    repaired: Vec<u8>,
+    read: usize,
+    /// Error that follows the repaired bytes.
+    failure: Option<io::Error>,
+    /// Result of the attempt to connect: an error if it was given up. `None` once it has succeeded.
+    attempt: Option<oneshot::Receiver<()>>,
 }
 
-impl Drop for Attempt {
-    fn drop(&mut self) {
-        if let Some(forwarding) = &self.0 {
-            forwarding.abort();
-        }
-    }
-}
-
-/// Returns two connected sockets of this process. The library accepts no streams but TCP.
-async fn pair() -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let connected = TcpStream::connect(listener.local_addr()?).await?;
-    let own_address = connected.local_addr()?;
-    loop {
-        let (accepted, address) = listener.accept().await?;
-        // Another process may have connected to the port before.
-        if address == own_address {
-            accepted.set_nodelay(true)?;
-            connected.set_nodelay(true)?;
-            return Ok((accepted, connected));
-        }
-    }
-}
-
-/// Forwards bytes between the server and the client library until one of them ends.
-async fn forward<S>(server: S, client: TcpStream)
-where
-    S: futures_util::io::AsyncRead + futures_util::io::AsyncWrite + Send,
-{
-    let (mut from_server, mut to_server) = server.split();
-    let (mut from_client, mut to_client) = client.into_split();
-    let up = async {
-        let mut chunk = vec![0; CHUNK];
-        loop {
-            let count = from_client.read(&mut chunk).await?;
-            if count == 0 {
-                return timeout(END_TIMEOUT, to_server.close()).await?;
+impl RepairedStream {
+    fn is_given_up(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(attempt) = &mut self.attempt else { return false };
+        match attempt.poll_unpin(cx) {
+            Poll::Pending => false,
+            Poll::Ready(Ok(())) => {
+                self.attempt = None;
+                false
             }
-            let send = async {
-                to_server.write_all(&chunk[..count]).await?;
-                to_server.flush().await
-            };
-            timeout(SEND_TIMEOUT, send).await??;
+            Poll::Ready(Err(_)) => true,
         }
-    };
-    let down = async {
-        let mut frames = Frames::default();
-        let (mut chunk, mut repaired) = (vec![0; CHUNK], Vec::new());
-        loop {
-            let count = from_server.read(&mut chunk).await?;
-            if count == 0 {
-                return Ok(());
+    }
+}
+
+impl AsyncRead for RepairedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.is_given_up(cx) {
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the attempt to connect was given up",
+            )));
+        }
+        let this = &mut *self;
+        while this.read == this.repaired.len() {
+            if let Some(failure) = this.failure.take() {
+                return Poll::Ready(Err(failure));
             }
-            frames.repair(&chunk[..count], &mut repaired)?;
-            to_client.write_all(&repaired).await?;
-            repaired.clear();
+            let count = ready!(Pin::new(&mut this.server).poll_read(cx, &mut this.chunk))?;
+            if count == 0 {
+                return Poll::Ready(Ok(0));
+            }
+            this.repaired.clear();
+            this.read = 0;
+            this.failure = this.frames.repair(&this.chunk[..count], &mut this.repaired).err();
         }
-    };
-    tokio::pin!(up);
-    let ended: io::Result<()> = tokio::select! {
-        ended = &mut up => ended,
-        ended = down => {
-            // The library reads what has arrived, and then the end.
-            let _ = to_client.shutdown().await;
-            let _ = timeout(END_TIMEOUT, up).await;
-            ended
-        }
-    };
-    match ended {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            tracing::error!(%error, "the connection to the RabbitMQ server is closed");
-        }
-        // Reported by the library.
-        Ok(()) | Err(_) => {}
+        let unread = &this.repaired[this.read..];
+        let count = unread.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&unread[..count]);
+        this.read += count;
+        Poll::Ready(Ok(count))
+    }
+}
+
+/// Bytes to the server are not changed: what the library counts as written is written to the server's socket.
+impl AsyncWrite for RepairedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.server).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.server).poll_write_vectored(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.server).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.server).poll_close(cx)
+    }
+}
+
+/// The reactor of a connection whose streams are [`RepairedStream`]s. It opens none itself: [`connect`] gives
+/// the library an open one.
+#[derive(Clone, Debug)]
+struct RepairingReactor(Tokio);
+
+impl Reactor for RepairingReactor {
+    type TcpStream = RepairedStream;
+    type Sleep = <Tokio as Reactor>::Sleep;
+
+    fn register<H: io::Read + io::Write + Send + 'static>(
+        &self,
+        _socket: H,
+    ) -> io::Result<impl AsyncRead + AsyncWrite + Send + Unpin + 'static> {
+        Err::<RepairedStream, _>(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sleep(&self, duration: Duration) -> Self::Sleep {
+        self.0.sleep(duration)
+    }
+
+    fn interval(&self, period: Duration) -> impl Stream<Item = Instant> + Send + 'static {
+        self.0.interval(period)
+    }
+
+    fn tcp_connect_addr(
+        &self,
+        _address: SocketAddr,
+    ) -> impl Future<Output = io::Result<Self::TcpStream>> + Send + 'static {
+        std::future::ready(Err(io::ErrorKind::Unsupported.into()))
     }
 }

@@ -1,7 +1,7 @@
 //! Properties and headers of AMQP, and headers of messages.
 //!
-//! AMQP limits property texts and header names to 255 bytes, and has each header once. A longer id is
-//! sent in a header, and a header that occurs repeatedly as an array.
+//! AMQP limits short strings, such as properties and names of headers, to 255 bytes, and has each header
+//! once. A longer id is sent in a header, and a header that occurs repeatedly as an array.
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
@@ -25,8 +25,8 @@ const CORRELATION_ID: &str = "correlation-id";
 /// Persistent.
 const PERSISTENT: u8 = 2;
 
-/// Returns whether the broker sets a header, or takes it as a command: with `CC` a message goes to
-/// further queues, and by `x-death` the broker drops messages that it takes for a cycle.
+/// Returns whether the broker sets or interprets a header: `CC` adds queues to which a message is routed, and
+/// by `x-death` the broker detects cycles, whose messages it drops.
 fn is_brokers_own(name: &str) -> bool {
     let starts =
         |start: &str| name.get(..start.len()).is_some_and(|name| name.eq_ignore_ascii_case(start));
@@ -46,10 +46,10 @@ pub(crate) fn outgoing(
     let mut headers: Vec<(&str, Vec<AMQPValue>)> = Vec::new();
     match short(message.id.as_str()) {
         Some(id) => properties = properties.with_message_id(id),
-        None => headers.push((MESSAGE_ID, vec![text(message.id.as_str().as_bytes())])),
+        None => headers.push((MESSAGE_ID, vec![long_string(message.id.as_str().as_bytes())])),
     }
     if let Some(key) = &message.key {
-        headers.push((ORDER_KEY, vec![text(key.as_bytes())]));
+        headers.push((ORDER_KEY, vec![long_string(key.as_bytes())]));
     }
     let is_own = |name: &str| {
         name.eq_ignore_ascii_case(MESSAGE_ID)
@@ -60,13 +60,14 @@ pub(crate) fn outgoing(
     for (name, value) in message.headers.iter().filter(|(name, _)| !is_own(name)) {
         if name.is_empty() || short(name).is_none() || name.contains('\0') {
             return Err(PublishError::rejected(format!(
-                "the header {name:?}: expected a name of 1 to 255 bytes without zero bytes, found \
-                 another one: change it where the message is written"
+                "expected a header's name of 1 to 255 bytes without zero bytes, found {name:?} of {} \
+                 bytes: change it where the message is written",
+                name.len()
             )));
         }
         match headers.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, values)) => values.push(text(value)),
-            None => headers.push((name, vec![text(value)])),
+            Some((_, values)) => values.push(long_string(value)),
+            None => headers.push((name, vec![long_string(value)])),
         }
     }
     let mut table = FieldTable::default();
@@ -74,7 +75,7 @@ pub(crate) fn outgoing(
         let Some(short) = short(name) else { continue };
         if name == CONTENT_TYPE && values.len() == 1 {
             // Where consumers in other languages look for it.
-            if let Some(value) = short_text(&values[0]) {
+            if let Some(value) = short_string(&values[0]) {
                 properties = properties.with_content_type(value);
                 continue;
             }
@@ -88,13 +89,13 @@ pub(crate) fn outgoing(
     Ok(properties.with_headers(table))
 }
 
-fn text(bytes: &[u8]) -> AMQPValue {
+fn long_string(bytes: &[u8]) -> AMQPValue {
     AMQPValue::LongString(LongString::from(bytes))
 }
 
-fn short_text(value: &AMQPValue) -> Option<ShortString> {
-    let AMQPValue::LongString(text) = value else { return None };
-    std::str::from_utf8(text.as_bytes()).ok().and_then(short)
+fn short_string(value: &AMQPValue) -> Option<ShortString> {
+    let AMQPValue::LongString(value) = value else { return None };
+    std::str::from_utf8(value.as_bytes()).ok().and_then(short)
 }
 
 /// Returns the origin of a message: `amqp://QUEUE/ROUTING-KEY`, with `%` and `/` of the queue's name
@@ -121,13 +122,13 @@ pub(crate) fn incoming(
 ) -> Message {
     let routing_key = original_routing_key(routing_key, properties);
     let mut message = Message::new(origin(queue, &routing_key), payload);
-    let texts = [
+    let properties_as_headers = [
         (MESSAGE_ID, properties.message_id()),
         (CONTENT_TYPE, properties.content_type()),
         (CONTENT_ENCODING, properties.content_encoding()),
         (CORRELATION_ID, properties.correlation_id()),
     ];
-    for (name, value) in texts {
+    for (name, value) in properties_as_headers {
         if let Some(value) = value {
             let value = Bytes::copy_from_slice(value.as_str().as_bytes());
             message.headers.push((name.to_owned(), value));
@@ -200,7 +201,7 @@ pub(crate) fn delayed(properties: &BasicProperties, routing_key: &str) -> BasicP
             table.insert(name.clone(), value.clone());
         }
     }
-    table.insert(ROUTING_KEY.into(), text(routing_key.as_bytes()));
+    table.insert(ROUTING_KEY.into(), long_string(routing_key.as_bytes()));
     let mut delayed = BasicProperties::default().with_headers(table).with_delivery_mode(PERSISTENT);
     macro_rules! keep {
         ($($get:ident $set:ident)*) => {
@@ -237,7 +238,7 @@ pub(crate) fn bytes(properties: &BasicProperties) -> usize {
     fn of_table(table: &FieldTable) -> usize {
         table.into_iter().map(|(name, value)| name.as_str().len() + 8 + of_value(value)).sum()
     }
-    // Each of nine further texts has at most 255 bytes.
+    // Each of the nine further properties that are short strings has at most 255 bytes.
     properties.headers().as_ref().map_or(0, of_table)
 }
 

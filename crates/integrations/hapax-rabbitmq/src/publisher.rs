@@ -23,9 +23,9 @@ const PRECONDITION_FAILED: u16 = 406;
 /// Bytes of a frame that are not headers.
 const FRAME_OVERHEAD: usize = 4096;
 
-/// Channels of one connection, each of which has at most one message under way. The connection does nothing
+/// Channels of one connection, each of which has at most one message in progress. The connection does nothing
 /// but publish: a server that is short of memory or disk reads nothing more from it.
-pub(crate) struct Publishers {
+pub(crate) struct PublisherPool {
     address: Address,
     /// Name of the connection, for operators.
     name: String,
@@ -39,28 +39,27 @@ pub(crate) struct Publishers {
 #[derive(Default)]
 struct PublishingConnection {
     connection: Option<Arc<Connection>>,
-    /// Time and text of the last error.
+    /// Time and message of the last error.
     failed: Option<(Instant, String)>,
 }
 
 /// A channel with its permit.
-pub(crate) struct Lent<'a> {
+pub(crate) struct PooledPublisher<'a> {
     pub(crate) publisher: Publisher,
-    publishers: &'a Publishers,
+    publishers: &'a PublisherPool,
     _permit: SemaphorePermit<'a>,
 }
 
-impl Lent<'_> {
-    /// Gives the channel to the next message. A channel that may have a message under way is dropped
-    /// instead.
+impl PooledPublisher<'_> {
+    /// Makes the channel available to the next message. Drop it instead if it may have a message in progress.
     pub(crate) fn put_back(self) {
         let Self { publisher, publishers, _permit } = self;
         publishers.idle.lock().unwrap_or_else(PoisonError::into_inner).push(publisher);
     }
 }
 
-impl Publishers {
-    /// Creates them without a connection.
+impl PublisherPool {
+    /// Creates a pool without a connection.
     pub(crate) fn new(address: Address, name: impl Into<String>, channels: NonZeroUsize) -> Self {
         Self {
             address,
@@ -82,12 +81,12 @@ impl Publishers {
                 self.channels
             )));
         }
-        self.take().await?.put_back();
+        self.acquire().await?.put_back();
         Ok(())
     }
 
     /// Waits for a channel: an idle one, or one that it opens.
-    pub(crate) async fn take(&self) -> Result<Lent<'_>, PublishError> {
+    pub(crate) async fn acquire(&self) -> Result<PooledPublisher<'_>, PublishError> {
         let Ok(permit) = self.permits.acquire().await else {
             return Err(PublishError::not_acknowledged("the channels are closed"));
         };
@@ -106,7 +105,7 @@ impl Publishers {
                 None => break Publisher::open(&connection).await?,
             }
         };
-        Ok(Lent { publisher, publishers: self, _permit: permit })
+        Ok(PooledPublisher { publisher, publishers: self, _permit: permit })
     }
 
     /// Returns the connection, or opens one.
@@ -138,11 +137,11 @@ impl Publishers {
 /// Answer of the server to a publication.
 pub(crate) enum Published {
     Confirmed,
-    /// The message is routed to no queue. Its text is that of an error.
+    /// The message is routed to no queue. The string is the message of the error.
     Returned(String),
 }
 
-/// A channel with confirms, which has at most one message under way.
+/// A channel with confirms, which has at most one message in progress.
 pub(crate) struct Publisher {
     channel: Channel,
     max_headers: usize,
@@ -169,7 +168,7 @@ impl Publisher {
     }
 
     /// Publishes a message, and waits for its confirmation. After an error the channel may have a message
-    /// under way: drop it.
+    /// in progress: drop it.
     pub(crate) async fn publish(
         &self,
         exchange: &ShortString,
@@ -224,7 +223,7 @@ impl Publisher {
     }
 }
 
-/// Returns the error of a publication. The channel had no other one under way, to which a rejection could
+/// Returns the error of a publication. The channel had no other one in progress, to which a rejection could
 /// belong.
 fn failed(error: lapin::Error) -> PublishError {
     match error.kind() {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::link::{Address, RabbitUrlError, short};
 use crate::properties;
-use crate::publisher::{Published, Publishers};
+use crate::publisher::{Published, PublisherPool};
 
 /// Default of the messages that are published at a time.
 const DEFAULT_CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
@@ -42,7 +42,7 @@ pub struct RabbitSinkBuilder {
 /// - A message is persistent, and has the property `message-id`, and the header `message-order-key` if it
 ///   has an order key. An id over 255 bytes is sent in the header `message-id`. The property `timestamp`
 ///   is the time of publication.
-/// - Headers that the broker sets (`x-death`, `x-delivery-count`, …) or takes as commands (`CC`, `BCC`) are
+/// - Headers that the broker sets (`x-death`, `x-delivery-count`, …) or interprets (`CC`, `BCC`) are
 ///   not published.
 /// - A message that is routed to no queue is returned by the server, which confirms it all the same. It is
 ///   a temporary error, since the server also returns it while the node of the queue is down. Once the
@@ -58,7 +58,7 @@ pub struct RabbitSink {
 }
 
 struct SinkState {
-    publishers: Publishers,
+    publishers: PublisherPool,
     exchange: ShortString,
     unroutable_for: Duration,
     /// Time at which the first message for a destination was returned; none has been confirmed since.
@@ -107,7 +107,7 @@ impl RabbitSinkBuilder {
                 self.exchange.len()
             )));
         };
-        let publishers = Publishers::new(self.address, "hapax sink", self.channels);
+        let publishers = PublisherPool::new(self.address, "hapax sink", self.channels);
         publishers.connect().await?;
         let shared = SinkState {
             publishers,
@@ -144,12 +144,12 @@ impl SinkState {
             )));
         };
         let properties = properties::outgoing(message, self.clock.now())?;
-        let lent = self.publishers.take().await?;
-        let publisher = &lent.publisher;
+        let pooled = self.publishers.acquire().await?;
+        let publisher = &pooled.publisher;
         // A future that is dropped, and any error, drops the channel with the publication.
         let published =
             publisher.publish(&self.exchange, &routing_key, properties, &message.payload).await?;
-        lent.put_back();
+        pooled.put_back();
         match published {
             Published::Confirmed => {
                 self.unroutable().remove(&routing_key);

@@ -22,7 +22,7 @@ use crate::delay;
 use crate::delivery::RabbitDelivery;
 use crate::link::{Address, Link, RabbitUrlError, Reconnects, TIMEOUT, unanswered};
 use crate::properties;
-use crate::publisher::Publishers;
+use crate::publisher::PublisherPool;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
 
 /// Longest name of a queue: the names of its delay queues have some bytes more.
@@ -31,8 +31,8 @@ const MAX_QUEUE_NAME: usize = 220;
 /// Delivery limit of a quorum queue without settings, from RabbitMQ 4.0 on.
 const DEFAULT_DELIVERY_LIMIT: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 
-/// Messages that are given to delay queues at a time.
-const DELAYS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
+/// Most messages that are published to delay queues at the same time.
+const MAX_CONCURRENT_DELAYS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 
 /// Builder of a [`RabbitSource`].
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl RabbitSourceBuilder {
         let name = format!("hapax {} delays", settings.queue);
         let state = State { link: Some(link), epoch: 1, ..State::default() };
         let shared = Shared {
-            publishers: Publishers::new(address.clone(), name, DELAYS),
+            publishers: PublisherPool::new(address.clone(), name, MAX_CONCURRENT_DELAYS),
             delays_fail: AtomicBool::new(false),
             address,
             settings,
@@ -185,12 +185,12 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     /// Channels of delay queues, with a connection of their own. On the consumer's, a publication to a server
     /// that is short of memory would stop the acknowledgements, which free memory.
-    publishers: Publishers,
-    /// Whether the last message was not given to its delay queue.
+    publishers: PublisherPool,
+    /// Whether the last publication to a delay queue failed.
     delays_fail: AtomicBool,
     state: tokio::sync::Mutex<State>,
-    /// Messages that were dropped without an acknowledgement, by channel and delivery tag: they are
-    /// delivered again here, before those behind them. The server does not know, and counts no delivery.
+    /// Messages that were dropped without an acknowledgement, by channel and delivery tag. The source
+    /// delivers them again before later messages. The server counts no delivery.
     returned: Mutex<BTreeMap<(u64, u64), Returned>>,
     changed: Notify,
 }
@@ -224,8 +224,8 @@ impl Shared {
                 return Err(SourceError::new("expected a connection, found none"));
             };
             let mut received = self.take_returned(link, max);
-            // From here to the return nothing waits once a message was taken, so that a future that is
-            // dropped has taken none.
+            // There is no await between the removal of a message from the consumer and the return: a future
+            // that is dropped loses no message.
             let mut ended = None;
             while received.len() < max.get() {
                 match link.consumer.next().now_or_never() {
@@ -302,17 +302,17 @@ impl Shared {
     }
 
     fn take_returned(self: &Arc<Self>, link: &Link, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
-        let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
+        let mut messages: Vec<Box<dyn Delivery>> = Vec::new();
         let mut returned = self.lock_returned();
-        while taken.len() < max.get()
+        while messages.len() < max.get()
             && let Some(((epoch, _), received)) = returned.pop_first()
         {
             if epoch == link.epoch {
                 let delivery = RabbitDelivery::new(self, epoch, received, true);
-                taken.push(Box::new(delivery));
+                messages.push(Box::new(delivery));
             }
         }
-        taken
+        messages
     }
 
     fn delivery(self: &Arc<Self>, link: &Link, mut delivery: LapinDelivery) -> Box<dyn Delivery> {
@@ -343,7 +343,7 @@ impl Shared {
         Box::new(RabbitDelivery::new(self, link.epoch, received, is_redelivery))
     }
 
-    /// Gives a message to the delay queue of a pause. Logs a warning at the first of several failures.
+    /// Publishes a message to the delay queue of a pause. Logs a warning at the first of several failures.
     pub(crate) async fn delay(
         &self,
         delivery: &LapinDelivery,
@@ -369,7 +369,7 @@ impl Shared {
         published
     }
 
-    /// Takes back a message that was dropped without an acknowledgement.
+    /// Keeps a message that was dropped without an acknowledgement, to deliver it again.
     pub(crate) fn take_back(&self, epoch: u64, returned: Returned) {
         let tag = returned.delivery.delivery_tag;
         self.lock_returned().insert((epoch, tag), returned);

@@ -4,7 +4,7 @@
 //! function that requests them. [`Sagas::start`] starts one under a key; [`Sagas::run`] drives those
 //! that are due. One record has all of it: the checkpoint is the log of the steps.
 //!
-//! # Promises
+//! # Guarantees
 //! 1. A saga whose start has returned runs to its end, in this process or in another one that has its
 //!    definition, whatever crashes. The same start again finds it; one with another input is
 //!    rejected.

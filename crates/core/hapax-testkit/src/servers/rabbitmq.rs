@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -123,16 +124,17 @@ impl RabbitMqServer {
 
     /// Evaluates Erlang expressions in the node, and returns the last value as text.
     pub async fn eval(&self, expressions: &str) -> String {
+        let answer = timeout(TIMEOUT, self.try_eval(expressions)).await.expect("the node answers");
+        answer.expect("the node is there")
+    }
+
+    async fn try_eval(&self, expressions: &str) -> std::io::Result<String> {
         assert!(!expressions.contains('\n'), "expected one line");
-        let answer = async {
-            let mut stream = TcpStream::connect(loopback(self.ports.console)).await?;
-            stream.write_all(format!("{expressions}\n").as_bytes()).await?;
-            let mut line = String::new();
-            BufReader::new(stream).read_line(&mut line).await?;
-            Ok::<_, std::io::Error>(line)
-        };
-        let answer = timeout(TIMEOUT, answer).await.expect("the node answers");
-        answer.expect("the node is there").trim_end().to_owned()
+        let mut stream = TcpStream::connect(loopback(self.ports.console)).await?;
+        stream.write_all(format!("{expressions}\n").as_bytes()).await?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).await?;
+        Ok(line.trim_end().to_owned())
     }
 
     /// Creates a durable classic queue.
@@ -171,8 +173,12 @@ impl RabbitMqServer {
         self.signal(Signal::CONT);
     }
 
-    /// Kills it (SIGKILL), and waits until it has ended. Its files stay.
+    /// Kills it (SIGKILL), and waits until it has ended. Its files stay. A server that runs has its queues and
+    /// exchanges on disk: Mnesia writes them with a delay.
     pub async fn kill(&mut self) {
+        let sync = self.try_eval("catch mnesia:sync_log().");
+        // A server that is paused does not answer.
+        let _ = timeout(Duration::from_secs(2), sync).await;
         self.signal(Signal::KILL);
         if let Some(mut child) = self.child.take() {
             child.wait().await.expect("our own child can be awaited");

@@ -42,7 +42,7 @@ async fn of_fifty_messages_in_hand_only_the_one_that_ends_its_process_is_parked(
                 if message.id().as_str() == "poison" {
                     begun.notify_one();
                 }
-                // In the first process every handler is under way when it ends.
+                // In the first process every handler is in progress when it ends.
                 if is_first || message.id().as_str() == "poison" {
                     std::future::pending::<()>().await;
                 }

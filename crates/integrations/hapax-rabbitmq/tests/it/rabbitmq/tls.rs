@@ -3,6 +3,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Duration;
 
 use hapax_messages::{MessageId, MessageSink as _, MessageSource as _, OutgoingMessage};
 use hapax_rabbitmq::{RabbitSink, RabbitSource};
@@ -35,6 +36,10 @@ async fn messages_go_through_tls_if_the_certificate_is_trusted() {
     let url = server.tls_url();
     let (is_success, log) = client(&url, &trusted).await;
     assert!(is_success, "{log}");
+    // The acknowledgements were sent before the process ended.
+    while server.messages("orders").await > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let (is_success, log) = client(&url, &other).await;
     assert!(!is_success && log.contains("InvalidCertificate"), "{log}");
 }
