@@ -19,7 +19,9 @@ use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
-pub(crate) use sink::{rabbit_sink, sink};
+#[cfg(not(feature = "kafka"))]
+pub(crate) use sink::without_kafka;
+pub(crate) use sink::{kafka_sink, rabbit_sink, sink};
 
 /// Least number of digits that identifies a dead letter.
 const PREFIX: usize = 8;

@@ -35,8 +35,9 @@ pub(crate) struct RelayArgs {
     /// The database with the outbox: postgres://USER@HOST/DB
     #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     from: HiddenUrl,
-    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST; or an endpoint of
-    /// webhooks: https://HOST/PATH or http://HOST/PATH
+    /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST; kafka://HOST[:PORT],…
+    /// if this program was built with the feature kafka; or an endpoint of webhooks: https://HOST/PATH or
+    /// http://HOST/PATH
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     to: HiddenUrl,
     /// RabbitMQ: the exchange, at which the destination of a message is its routing key [default: the one

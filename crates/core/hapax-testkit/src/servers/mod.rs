@@ -14,6 +14,8 @@
 )]
 
 mod clock;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod nats;
 mod postgres;
 mod rabbitmq;
@@ -26,6 +28,8 @@ use std::time::Duration;
 
 use tokio::process::Child;
 
+#[cfg(feature = "kafka")]
+pub use kafka::{KafkaMock, MockBrokers};
 pub use nats::NatsServer;
 pub use postgres::{PgBouncer, PostgresServer, PostgresServerOptions};
 pub use rabbitmq::{RabbitMqServer, RabbitMqServerOptions};

@@ -84,10 +84,7 @@ impl SourcePlan {
             #[cfg(feature = "kafka")]
             Some("kafka") => KafkaPlan::new(url, args, consumer, limits.lease).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
-            Some("kafka") => Err(CliError::usage(
-                "--from: expected a program with the feature kafka for kafka://, found one without it: \
-                 build it with `cargo build --release -p hapax-cli --features kafka`",
-            )),
+            Some("kafka") => Err(crate::messages::without_kafka("--from")),
             _ => Err(CliError::usage(format!("--from: expected {SCHEMES}, found another URL"))),
         }
     }

@@ -116,7 +116,8 @@ pub(super) struct RedriveArgs {
     /// With --consumer: only those that were parked for this reason
     #[arg(long, value_enum, requires = "consumer")]
     pub(super) parked_as: Option<ReasonArg>,
-    /// The broker: nats://HOST or amqp://HOST/VHOST
+    /// The broker: nats://HOST, amqp://HOST/VHOST, or kafka://HOST[:PORT],… if this program was built with
+    /// the feature kafka
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     pub(super) to: Option<HiddenUrl>,
     /// Store of the inbox of a consumer in claim mode, in which the records of the messages are

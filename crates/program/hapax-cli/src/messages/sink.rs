@@ -2,7 +2,10 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
+#[cfg(feature = "kafka")]
+use hapax_kafka::KafkaSink;
 use hapax_messages::MessageSink;
 use hapax_nats::NatsSink;
 use hapax_rabbitmq::RabbitSink;
@@ -20,10 +23,52 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
             Ok(Arc::new(sink))
         }
         Some("amqp" | "amqps") => Ok(Arc::new(rabbit_sink(url, "", NonZeroUsize::MIN).await?)),
+        Some("kafka") => kafka_sink(url, None),
         _ => Err(CliError::usage(
-            "--to: expected nats://HOST, tls://HOST, amqp://HOST or amqps://HOST, found another URL",
+            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found \
+             another URL",
         )),
     }
+}
+
+/// Creates a producer for the brokers of `kafka://HOST[:PORT],…`, with the time within which they must
+/// acknowledge a message.
+#[cfg(feature = "kafka")]
+pub(crate) fn kafka_sink(
+    url: &HiddenUrl,
+    timeout: Option<Duration>,
+) -> Result<Arc<dyn MessageSink>, CliError> {
+    let hosts = url.0.split_once("://").map_or("", |(_, hosts)| hosts);
+    if hosts.is_empty() || hosts.contains(['/', '@', '?', '#']) {
+        return Err(CliError::usage(
+            "--to: expected kafka://HOST[:PORT],… without a user and a topic, found another URL: the \
+             destination of a message is its topic",
+        ));
+    }
+    let mut properties = vec![("bootstrap.servers", hosts.to_owned())];
+    if let Some(timeout) = timeout {
+        // The client gives up first, so that its error says why.
+        properties.push(("message.timeout.ms", (timeout * 9 / 10).as_millis().max(1).to_string()));
+    }
+    Ok(Arc::new(KafkaSink::new(properties).map_err(of("--to"))?))
+}
+
+/// Rejects a URL of Kafka.
+#[cfg(not(feature = "kafka"))]
+pub(crate) fn kafka_sink(
+    _url: &HiddenUrl,
+    _timeout: Option<Duration>,
+) -> Result<Arc<dyn MessageSink>, CliError> {
+    Err(without_kafka("--to"))
+}
+
+/// Returns the error of a `kafka://` URL in a program without the feature.
+#[cfg(not(feature = "kafka"))]
+pub(crate) fn without_kafka(flag: &str) -> CliError {
+    CliError::usage(format!(
+        "{flag}: expected a program with the feature kafka for kafka://, found one without it: build it \
+         with `cargo build --release -p hapax-cli --features kafka`"
+    ))
 }
 
 /// Connects to an exchange of RabbitMQ.

@@ -13,7 +13,7 @@ use crate::webhooks::{self, EndpointFiles, SECRET_FILE};
 /// Connections to an endpoint of webhooks, unless a flag sets their number.
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(31);
 
-/// Channels of RabbitMQ, each with one message under way, unless a flag sets their number.
+/// Channels of RabbitMQ, each with one message in progress, unless a flag sets their number.
 const CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 
 /// Returns the sink of the flags, and the default of messages in flight.
@@ -38,7 +38,7 @@ pub(super) async fn open(
             let sink = webhooks::sink(builder, files, "--publish-timeout").await?;
             Ok((Arc::new(sink), CONNECTIONS))
         }
-        Some("nats" | "tls" | "amqp" | "amqps") => {
+        Some("nats" | "tls" | "amqp" | "amqps" | "kafka") => {
             for (flag, file) in [(SECRET_FILE, &args.signing_secret_file), ("--to-ca", &args.to_ca)]
             {
                 if file.is_some() {
@@ -54,12 +54,15 @@ pub(super) async fn open(
                 let sink = crate::messages::rabbit_sink(&args.to, exchange, channels).await?;
                 return Ok((Arc::new(sink), channels));
             }
-            let sink = crate::messages::sink(&args.to).await?;
+            let sink = match scheme.as_deref() {
+                Some("kafka") => crate::messages::kafka_sink(&args.to, Some(args.publish_timeout))?,
+                _ => crate::messages::sink(&args.to).await?,
+            };
             Ok((sink, RelayLimits::default().in_flight))
         }
         _ => Err(CliError::usage(
-            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST, http://HOST/PATH or \
-             https://HOST/PATH, found another URL",
+            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST, kafka://HOST, \
+             http://HOST/PATH or https://HOST/PATH, found another URL",
         )),
     }
 }

@@ -1,6 +1,8 @@
 //! `hapax messages`, `hapax relay` and `hapax consume`, with real servers.
 
 mod consume;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod nats;
 mod postgres;
 mod rabbitmq;

@@ -2,17 +2,15 @@
 //! `KAFKA_BOOTSTRAP`.
 
 use std::io::Write as _;
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
+use hapax_testkit::servers::{KafkaMock, MockBrokers};
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
-use rdkafka::mocking::MockCluster;
-use rdkafka::producer::{DefaultProducerContext, FutureProducer, FutureRecord};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use tokio::time::{sleep, timeout};
 
@@ -24,9 +22,6 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-type Mock = MockCluster<'static, DefaultProducerContext>;
-type Call = Box<dyn FnOnce(&Mock) + Send>;
-
 /// A cluster with a topic, and a group without a position.
 pub(crate) struct Cluster {
     bootstrap: String,
@@ -34,13 +29,7 @@ pub(crate) struct Cluster {
     pub(crate) group: String,
     reader: BaseConsumer,
     producer: FutureProducer,
-    mock: Option<MockThread>,
-}
-
-/// A mock cluster. It belongs to a thread, since its type can be neither sent nor shared.
-struct MockThread {
-    calls: Option<mpsc::Sender<Call>>,
-    thread: Option<JoinHandle<()>>,
+    mock: Option<KafkaMock>,
 }
 
 /// A position of the group.
@@ -69,19 +58,8 @@ pub(crate) async fn clusters(test: &str) -> Vec<Cluster> {
 impl Cluster {
     /// Starts a mock cluster.
     pub(crate) fn start() -> Self {
-        let (calls, received) = mpsc::channel::<Call>();
-        let (ready, bootstrap) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let mock = MockCluster::new(1).expect("a mock cluster");
-            mock.create_topic("orders", PARTITIONS, 1).expect("a topic");
-            ready.send(mock.bootstrap_servers()).expect("the test waits");
-            for call in received {
-                call(&mock);
-            }
-        });
-        let bootstrap = bootstrap.recv().expect("the cluster starts");
-        let mock = MockThread { calls: Some(calls), thread: Some(thread) };
-        Self::of(bootstrap, "orders".to_owned(), Some(mock))
+        let mock = KafkaMock::start("orders", PARTITIONS);
+        Self::of(mock.bootstrap().to_owned(), "orders".to_owned(), Some(mock))
     }
 
     /// Creates a topic in a real cluster.
@@ -95,7 +73,7 @@ impl Cluster {
         Self::of(bootstrap.to_owned(), topic, None)
     }
 
-    fn of(bootstrap: String, topic: String, mock: Option<MockThread>) -> Self {
+    fn of(bootstrap: String, topic: String, mock: Option<KafkaMock>) -> Self {
         let group = format!("{topic}-invoices");
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", &bootstrap);
@@ -153,13 +131,9 @@ impl Cluster {
     /// Calls the mock cluster, and returns after that.
     pub(crate) fn call<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&Mock) -> T + Send + 'static,
+        call: impl FnOnce(&MockBrokers) -> T + Send + 'static,
     ) -> T {
-        let (done, result) = mpsc::channel();
-        let calls = self.mock.as_ref().and_then(|mock| mock.calls.as_ref());
-        let call = move |mock: &Mock| drop(done.send(call(mock)));
-        calls.expect("a mock cluster").send(Box::new(call)).expect("the cluster runs");
-        result.recv().expect("the cluster runs")
+        self.mock.as_ref().expect("a mock cluster").call(call)
     }
 
     /// Returns the position of each partition; `None` if the brokers do not answer.
@@ -212,14 +186,5 @@ impl Cluster {
         let lag = |it: Committed| it.end - it.offset.unwrap_or(0);
         let lag = self.positions().into_iter().map(lag).sum::<i64>();
         u64::try_from(lag).expect("no position past the end")
-    }
-}
-
-impl Drop for MockThread {
-    fn drop(&mut self) {
-        self.calls = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

@@ -102,8 +102,8 @@ async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_ord
     settled().await;
     let parked = "SELECT string_agg(message_id || ' ' || reason, ', ' ORDER BY number)
         FROM hapax_dead_letters";
-    let behind = (7..next).map(|number| format!(", c-{number:03} blocked"));
-    let expected = format!("c-006 rejected{}", behind.collect::<String>());
+    let later = (7..next).map(|number| format!(", c-{number:03} blocked"));
+    let expected = format!("c-006 rejected{}", later.collect::<String>());
     assert_eq!(database.sql("postgres", parked).await, expected);
 
     // To the queue of the consumer, whatever the routing key was.

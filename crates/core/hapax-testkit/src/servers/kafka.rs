@@ -1,0 +1,76 @@
+//! A cluster of librdkafka's mock brokers: it has groups, commits and their metadata, lost members and injected
+//! errors. It keeps its log in memory, and has neither transactions nor TLS.
+
+use std::fmt;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+
+/// The mock brokers.
+pub type MockBrokers = MockCluster<'static, DefaultProducerContext>;
+
+type Call = Box<dyn FnOnce(&MockBrokers) + Send>;
+
+/// A mock cluster of one broker. It runs in a thread of its own, since its type can be neither sent nor shared.
+/// Other processes can connect to it.
+pub struct KafkaMock {
+    bootstrap: String,
+    /// `None` only while the value is dropped.
+    calls: Option<mpsc::Sender<Call>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for KafkaMock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KafkaMock").field("bootstrap", &self.bootstrap).finish_non_exhaustive()
+    }
+}
+
+impl KafkaMock {
+    /// Starts a cluster with a topic of some partitions.
+    #[must_use]
+    pub fn start(topic: &str, partitions: i32) -> Self {
+        let topic = topic.to_owned();
+        let (calls, received) = mpsc::channel::<Call>();
+        let (ready, bootstrap) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mock = MockCluster::new(1).expect("a mock cluster");
+            mock.create_topic(&topic, partitions, 1).expect("a topic");
+            ready.send(mock.bootstrap_servers()).expect("the test waits");
+            for call in received {
+                call(&mock);
+            }
+        });
+        let bootstrap = bootstrap.recv().expect("the cluster starts");
+        Self { bootstrap, calls: Some(calls), thread: Some(thread) }
+    }
+
+    /// Returns `HOST:PORT` of the broker.
+    #[must_use]
+    pub fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// Calls a function of the mock brokers, and returns its result.
+    pub fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&MockBrokers) -> T + Send + 'static,
+    ) -> T {
+        let (done, result) = mpsc::channel();
+        let call = move |mock: &MockBrokers| drop(done.send(call(mock)));
+        let calls = self.calls.as_ref().expect("the cluster runs");
+        calls.send(Box::new(call)).expect("the cluster runs");
+        result.recv().expect("the cluster runs")
+    }
+}
+
+impl Drop for KafkaMock {
+    fn drop(&mut self) {
+        self.calls = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
