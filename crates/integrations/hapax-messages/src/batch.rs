@@ -198,6 +198,12 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         step: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>>;
 
+    /// Checks whether the database answers.
+    ///
+    /// # Errors
+    /// [`BatchError`].
+    fn check(&self) -> BoxFuture<'_, Result<(), BatchError>>;
+
     /// Removes ids whose retention has ended, and what was counted for them, at most `limit` of each.
     /// Returns the number removed; 0 if the operators of the database remove them.
     ///

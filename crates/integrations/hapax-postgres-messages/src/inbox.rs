@@ -562,6 +562,13 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         })
     }
 
+    fn check(&self) -> BoxFuture<'_, Result<(), BatchError>> {
+        Box::pin(async move {
+            let mut connection = self.shared.connect(self.settings).await?;
+            connection.run("SELECT", &[]).await.map(drop).map_err(failed)
+        })
+    }
+
     fn purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
         Box::pin(async move {
             if !self.purges {

@@ -239,8 +239,7 @@ impl BatchState {
             while let Some(ended) = tasks.try_join_next() {
                 note_ended(ended, self.inbox.consumer());
             }
-            // The sender is in `self`.
-            let _ = database.wait_for(|is_up| *is_up).await;
+            self.until_database_is_up(&mut database).await;
             let Some(slots) = self.slots.take(&self.transactions).await else { return };
             let Some(max) = NonZeroUsize::new(slots.len()) else { return };
             let max = self.memory.free(max).await;
@@ -263,6 +262,18 @@ impl BatchState {
                 self.enqueue(received, slots, &mut partitions, tasks);
             } else {
                 self.begin(received, slots, tasks);
+            }
+        }
+    }
+
+    /// Waits until the database answers. It is asked for that: messages whose deliveries have ended meanwhile
+    /// are dropped without another transaction, so that none of them may notice it.
+    async fn until_database_is_up(&self, database: &mut watch::Receiver<bool>) {
+        while !*database.borrow_and_update() {
+            tokio::select! {
+                // The sender is in `self`.
+                _ = database.changed() => {}
+                () = sleep(AFTER_ERROR) => self.note_database(&self.inbox.check().await),
             }
         }
     }

@@ -11,7 +11,7 @@ use hapax_messages::{
 };
 use hapax_testkit::messages::MemoryBroker;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::world::{HOUR, message};
 
@@ -85,6 +85,10 @@ impl BatchInbox for Sizes {
         Box::pin(async { Ok(EntryState::New) })
     }
 
+    fn check(&self) -> BoxFuture<'_, Result<(), BatchError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn purge(&self, limit: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
         let mut purges = self.purges.lock().unwrap();
         let full = purges.len() < 3;
@@ -97,6 +101,8 @@ impl BatchInbox for Sizes {
 #[derive(Debug, Default)]
 struct Away {
     calls: Mutex<Vec<&'static str>>,
+    /// Whether the database is away in the first transaction and the first check, and the handler does not fail.
+    is_away_first: bool,
 }
 
 impl Away {
@@ -129,7 +135,15 @@ impl BatchInbox for Away {
         batch: Vec<BatchItem>,
         _: bool,
     ) -> BoxFuture<'_, Result<Vec<EntryState>, BatchError>> {
-        let applied = match self.call("apply") {
+        let call = self.call("apply");
+        if self.is_away_first {
+            let applied = match call {
+                1 => Err(BatchError::Unavailable("away".into())),
+                _ => Ok(vec![EntryState::New; batch.len()]),
+            };
+            return Box::pin(std::future::ready(applied));
+        }
+        let applied = match call {
             1 | 2 => Err(BatchError::Handler(MessageFailure::retry("no"))),
             _ => Ok(vec![EntryState::New; batch.len()]),
         };
@@ -163,9 +177,37 @@ impl BatchInbox for Away {
         panic!("parked: {dead_letter:?}")
     }
 
+    fn check(&self) -> BoxFuture<'_, Result<(), BatchError>> {
+        let is_away = self.is_away_first && self.call("check") == 1;
+        let checked = match is_away {
+            true => Err(BatchError::Unavailable("away".into())),
+            false => Ok(()),
+        };
+        Box::pin(std::future::ready(checked))
+    }
+
     fn purge(&self, _: u32) -> BoxFuture<'_, Result<u64, BatchError>> {
         Box::pin(std::future::ready(Ok(0)))
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_are_received_after_an_outage_in_which_every_delivery_ended() {
+    let broker = MemoryBroker::default();
+    let inbox = Arc::new(Away { is_away_first: true, ..Away::default() });
+    (0..3).for_each(|number| broker.send(message(&format!("m-{number}"))));
+    let source = Arc::new(broker.clone());
+    let consumer = BatchConsumer::new(inbox.clone(), source, BatchOptions::default()).unwrap();
+    let monitor = consumer.monitor();
+    let running = tokio::spawn(consumer.run(std::future::pending()));
+    while !monitor.stats().store_is_down {
+        sleep(Duration::from_millis(1)).await;
+    }
+    broker.redeliver();
+    timeout(HOUR, broker.emptied()).await.expect("messages are received again");
+    running.abort();
+    let calls = inbox.calls.lock().unwrap();
+    assert_eq!(calls[..3], ["apply", "check", "check"]);
 }
 
 #[tokio::test(start_paused = true)]
