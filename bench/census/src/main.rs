@@ -9,7 +9,7 @@
 //! walks without pauses.
 //!
 //! Then, in each round (40), clients claim for two seconds without a census and as long with one
-//! under way, in turn one or the other first: the ratio holds when the machine's speed drifts. The
+//! in progress, in turn one or the other first: the ratio holds when the machine's speed drifts. The
 //! table has medians of the rounds, and their ratios. Stores: memory, file, redis, postgres, tiered;
 //! default all. The program fails where the three are not found within ten minutes.
 
@@ -105,13 +105,13 @@ async fn measure(name: &str, records: u64, rounds: u64) -> Result<String, Failur
     for round in 0..rounds {
         let mut took = [Vec::new(), Vec::new()];
         for phase in [round % 2, 1 - round % 2] {
-            let under_way = phase == 1;
-            let load = Load::start(if under_way { &watched } else { &bare });
-            match under_way {
+            let in_progress = phase == 1;
+            let load = Load::start(if in_progress { &watched } else { &bare });
+            match in_progress {
                 false => sleep(SPAN).await,
                 true => walk_for_a_span(&place, store, &watched, &census).await?,
             }
-            took[usize::from(under_way)] = load.stop().await?;
+            took[usize::from(in_progress)] = load.stop().await?;
         }
         let [off, on] = took;
         let at = |part| [quantile(&off, part), quantile(&on, part)];

@@ -17,7 +17,7 @@ use crate::{Outcome, PAYLOAD};
 /// Messages that are published at a time.
 const PUBLISHED: usize = 256;
 
-/// Channels of the sink to RabbitMQ, each of which has one message under way.
+/// Channels of the sink to RabbitMQ, each of which has one message in progress.
 const CHANNELS: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 const PARTITIONS: i32 = 4;

@@ -71,7 +71,7 @@ struct Fixed {
     reason: &'static str,
 }
 
-const CONSUMER: [Fixed; 4] = [
+const CONSUMER: [Fixed; 5] = [
     Fixed {
         name: "enable.auto.commit",
         value: "false",
@@ -86,6 +86,11 @@ const CONSUMER: [Fixed; 4] = [
         name: "auto.offset.reset",
         value: "error",
         reason: "a group would skip or repeat records; set start_at for a new group",
+    },
+    Fixed {
+        name: "check.crcs",
+        value: "false",
+        reason: "the client passes over records whose checksum is wrong",
     },
     Fixed {
         name: "group.protocol",
@@ -159,10 +164,16 @@ impl Properties {
         Ok(config)
     }
 
-    /// Returns `max.poll.interval.ms`.
-    pub(crate) fn max_poll_interval(&self) -> Result<Duration, KafkaStartError> {
-        let name = "max.poll.interval.ms";
-        let Some(text) = self.0.get(name) else { return Ok(Duration::from_secs(300)) };
+    /// Returns the longest time of a drain, within which the process has to poll again.
+    pub(crate) fn longest_drain(&self) -> Result<Duration, KafkaStartError> {
+        let interval = self.milliseconds("max.poll.interval.ms", 300_000)?;
+        // The last commit may wait for a coordinator.
+        let session = self.milliseconds("session.timeout.ms", 45_000)?;
+        Ok((interval / 2).min(interval.saturating_sub(session)))
+    }
+
+    fn milliseconds(&self, name: &'static str, default: u64) -> Result<Duration, KafkaStartError> {
+        let Some(text) = self.0.get(name) else { return Ok(Duration::from_millis(default)) };
         text.parse().map(Duration::from_millis).map_err(|_| KafkaStartError::Property {
             name,
             expected: "a number of milliseconds",
@@ -227,6 +238,7 @@ mod tests {
             ("enable.auto.commit", "true"),
             ("enable.auto.offset.store", "true"),
             ("auto.offset.reset", "earliest"),
+            ("check.crcs", "true"),
             ("partition.assignment.strategy", "cooperative-sticky"),
             ("partition.assignment.strategy", "range,cooperative-sticky"),
             ("group.protocol", "consumer"),

@@ -2,50 +2,54 @@
 //! [`MessageSink`](hapax_messages::MessageSink).
 //!
 //! # Guarantees
-//! - *Source*: the committed position of a partition never passes a record that is not acknowledged.
-//!   Records behind it that are finished already are received again after a crash or a rebalance, and
-//!   are duplicates then: their ids are in the store of the inbox.
-//! - One thread polls, whatever handlers do. A partition with 10,000 unfinished records or 64 MiB of them
-//!   pauses, and the others continue.
+//! - *Source*: the committed offset of a partition never passes a record that is not acknowledged. Later
+//!   records that are acknowledged already are received again after a crash or a rebalance, and are
+//!   duplicates then: their ids are in the store of the inbox.
+//! - One thread polls. Neither handlers nor requests to brokers or databases delay it. A partition with
+//!   10,000 unacknowledged records or 64 MiB of them pauses, and the others continue, also if the leader of
+//!   one does not answer.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
-//! - Partitions that are *revoked*, because a member joins or leaves, are drained: nothing is delivered,
-//!   deliveries under way may end for a time, what is finished is committed, and then the rest is fenced:
-//!   its acknowledgements are errors. Partitions that are *lost*, because the process was too slow, are
-//!   fenced at once.
-//! - Kafka does not tell that a record was delivered before. The metadata of a commit does: `open` with
-//!   an offset before which records may have been delivered, and `clean` after a drain. Metadata that are
-//!   missing, for instance of another program, mean `open`. Records that may have been delivered before
-//!   are marked ([`is_redelivery`]): batches count them and handle one at a time. In claim mode the store
-//!   knows them.
-//! - A position outside of its log stops the partition, and [`receive`] returns an error that says so. So
-//!   does the record before the position if its time is not that of the record that was handled: the
-//!   topic was created again. No position is ever moved by itself. For a group without a position
-//!   [`KafkaSourceBuilder::start_at`] decides.
+//! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,
+//!   deliveries in progress may end for a [time](KafkaSourceBuilder::drain_for), acknowledged records are
+//!   committed, and the deliveries that are left are fenced: their acknowledgements are errors. Partitions
+//!   that are *lost*, because the process was too slow, are fenced at once.
+//! - *Suspects*: Kafka does not mark a record that was delivered before. The metadata of each commit does:
+//!   `open` with an offset before which records may have been delivered, and `clean` after a drain. If the
+//!   metadata is missing or of another program, it counts as `open`. Records that may have been delivered
+//!   before are [redeliveries](hapax_messages::Delivery::is_redelivery): in batch mode their attempts are
+//!   counted, and they are handled one at a time. In claim mode the store has their attempts.
+//! - A committed offset outside of its log stops the partition, and [`receive`] returns an error with the
+//!   cause. So does a record before the committed offset with another timestamp than the record that was
+//!   handled: the topic was created again. No offset is ever reset by the source.
+//!   [`KafkaSourceBuilder::start_at`] applies to partitions without a committed offset.
 //! - *Positions mode* ([`KafkaSourceBuilder::positions`]): the positions are in the database of the
 //!   handler's rows, and advance in their transactions. A record has one effect, however often it is
-//!   delivered. A member that gets a partition takes its position, which waits for a transaction of
-//!   the previous member and fences it. The group's positions follow.
+//!   delivered. The member to which a partition is assigned acquires its position: that waits for a
+//!   transaction of the previous owner, and fences it. The committed offsets follow.
 //! - *Sink*: [`publish`](hapax_messages::MessageSink::publish) returns after all replicas in sync have
 //!   the record.
 //!
-//! Kafka itself does not promise:
+//! Kafka itself does not guarantee:
 //!
 //! - that a record which it has confirmed survives a power loss: brokers confirm records that are in
 //!   memory. Give topics three replicas on hosts that do not fail together, and `min.insync.replicas=2`.
-//! - that a producer publishes a message once: a relay publishes again what was not confirmed. So an inbox
-//!   knows ids by the header `message-id`, for as long as its own retention. With
+//! - that a producer publishes a message once: a relay publishes again each message that was not confirmed.
+//!   So an inbox keeps ids from the header `message-id`, for its retention. With
 //!   [`IdRule::Position`](hapax_messages::IdRule::Position) such a message has two ids.
 //! - an order over partitions, or of a key when the number of partitions changes.
-//! - that a topic which was created again is another one: its name is the same, and clients do not see
-//!   its id. It is found by positions and times as above, unless the new topic has a record of the same
-//!   time at the same offset, or the record before the position was compacted.
+//! - a way to tell a topic that was created again from the one before: its name is the same, and clients
+//!   cannot read its id. It is detected by offsets and timestamps as above, unless the new topic has a
+//!   record of the same timestamp at the same offset, or the record before the committed offset was
+//!   compacted.
 //!
-//! Kafka transactions are not used: nothing that is available to the tests of this crate can test them.
-//! Records of other producers' aborted transactions are not received (`isolation.level`).
-//!
-//! A record without a value has an empty payload. A header whose name is not UTF-8 is left out, with a
-//! warning: the client panics at it, so that a program whose panics abort must not receive such records.
+//! # Limits
+//! - Kafka transactions are not used: nothing that is available to the tests of this crate can test them.
+//!   Records of other producers' aborted transactions are not received (`isolation.level`).
+//! - If the last offsets of a partition are those of transaction markers, and retention deletes the records
+//!   before them, the partition stops as if records were lost: reset the committed offset.
+//! - A record without a value has an empty payload. A header whose name is not UTF-8 is left out, with a
+//!   warning: the client panics at it, so that a program whose panics abort must not receive such records.
 //!
 //! # Properties
 //! Properties are those of librdkafka. These are rejected:
@@ -54,6 +58,7 @@
 //! | --- | --- | --- |
 //! | `enable.auto.commit`, `enable.auto.offset.store` | false | the client would commit records that are not handled |
 //! | `auto.offset.reset` | error | a group would skip or repeat records |
+//! | `check.crcs` | false | the client passes over records whose checksum is wrong |
 //! | `partition.assignment.strategy` | `range`, `roundrobin` | a commit during a cooperative rebalance may lose the assignment |
 //! | `group.protocol` | classic | the other protocol has no eager assignment |
 //! | `group.id` | that of the source | |
@@ -117,7 +122,6 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`is_redelivery`]: hapax_messages::Delivery::is_redelivery
 //! [`receive`]: hapax_messages::MessageSource::receive
 
 mod config;

@@ -22,20 +22,28 @@ use crate::config::{KafkaStartError, Properties, is_topic};
 /// - A topic that does not exist is a temporary error, because it may be created: the message is
 ///   published again later.
 /// - A record over a limit of client, topic or broker, an invalid name of a topic, and a header name
-///   that is empty or has a zero byte are permanently rejected.
+///   that is empty or has a zero byte are permanently rejected. A broker rejects a whole batch if it is over
+///   the limit: its messages are published again, each in a batch of its own, whose rejection decides.
 /// - A producer with a fatal error is replaced. Its messages are not confirmed.
 /// - Kafka has no deduplication by ids, so that [`OutgoingMessage::broker_id`] is not used.
 #[derive(Clone)]
 pub struct KafkaSink {
-    config: Arc<ClientConfig>,
-    producer: Arc<Mutex<Numbered>>,
+    batches: Arc<Producer>,
+    /// Publishes each message in a batch of its own. It connects when it is used.
+    singles: Arc<Producer>,
 }
 
 type KafkaProducer = FutureProducer<SinkContext>;
 
-/// A producer, and how many there were before it.
+/// A producer that is replaced after a fatal error.
+struct Producer {
+    config: ClientConfig,
+    current: Mutex<Option<Generation>>,
+}
+
+/// A producer, and the number of those before it.
 #[derive(Clone)]
-struct Numbered {
+struct Generation {
     number: u64,
     producer: KafkaProducer,
 }
@@ -68,12 +76,11 @@ impl KafkaSink {
         properties: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, KafkaStartError> {
         let config = Properties::new(properties).producer()?;
-        let producer = Numbered { number: 0, producer: create(&config)? };
-        Ok(Self { config: Arc::new(config), producer: Arc::new(Mutex::new(producer)) })
-    }
-
-    fn producer(&self) -> Numbered {
-        self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut single = config.clone();
+        single.set("batch.num.messages", "1");
+        let (batches, singles) = (Producer::new(config), Producer::new(single));
+        batches.current().map_err(KafkaStartError::Client)?;
+        Ok(Self { batches: Arc::new(batches), singles: Arc::new(singles) })
     }
 
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
@@ -84,36 +91,78 @@ impl KafkaSink {
                 message.destination
             )));
         }
+        let headers = headers(message)?;
+        match self.batches.send(message, headers.clone()).await {
+            Err(Failure::Broker(error)) if is_too_large(&error) => {
+                self.singles.send(message, headers).await.map_err(|failure| failed(failure.error()))
+            }
+            sent => sent.map_err(|failure| failed(failure.error())),
+        }
+    }
+}
+
+/// Error of a publication.
+enum Failure {
+    /// The client did not accept the message.
+    Client(KafkaError),
+    /// The broker rejected the batch of the message, or did not confirm it.
+    Broker(KafkaError),
+}
+
+impl Failure {
+    fn error(self) -> KafkaError {
+        match self {
+            Self::Client(error) | Self::Broker(error) => error,
+        }
+    }
+}
+
+impl Producer {
+    fn new(config: ClientConfig) -> Self {
+        Self { config, current: Mutex::new(None) }
+    }
+
+    /// Returns the producer; creates it if there is none.
+    fn current(&self) -> Result<Generation, KafkaError> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(current) = &*current {
+            return Ok(current.clone());
+        }
+        let producer = self.config.create_with_context(SinkContext)?;
+        Ok(current.insert(Generation { number: 0, producer }).clone())
+    }
+
+    async fn send(&self, message: &OutgoingMessage, headers: OwnedHeaders) -> Result<(), Failure> {
         let mut record = FutureRecord::<[u8], [u8]>::to(&message.destination)
             .payload(&message.payload)
-            .headers(headers(message)?);
+            .headers(headers);
         if let Some(key) = &message.key {
             record = record.key(key.as_bytes());
         }
-        let current = self.producer();
-        let sent = match current.producer.send_result(record) {
+        let current = self.current().map_err(Failure::Client)?;
+        let failure = match current.producer.send_result(record) {
             Ok(confirmed) => match confirmed.await {
                 Ok(Ok(_)) => return Ok(()),
-                Ok(Err((error, _))) => error,
-                Err(_) => KafkaError::Canceled,
+                Ok(Err((error, _))) => Failure::Broker(error),
+                Err(_) => Failure::Broker(KafkaError::Canceled),
             },
-            Err((error, _)) => error,
+            Err((error, _)) => Failure::Client(error),
         };
         self.replace(&current);
-        Err(failed(sent))
+        Err(failure)
     }
 
     /// Replaces a producer that has a fatal error, unless another message has replaced it.
-    fn replace(&self, failed: &Numbered) {
+    fn replace(&self, failed: &Generation) {
         let Some((code, reason)) = failed.producer.client().fatal_error() else { return };
-        let mut current = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.number != failed.number {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.as_ref().is_some_and(|current| current.number != failed.number) {
             return;
         }
-        match create(&self.config) {
+        match self.config.create_with_context(SinkContext) {
             Ok(producer) => {
                 tracing::warn!(%code, reason, "a Kafka producer with a fatal error is replaced");
-                *current = Numbered { number: failed.number + 1, producer };
+                *current = Some(Generation { number: failed.number + 1, producer });
             }
             // The next message tries it again.
             Err(error) => tracing::warn!(%error, %code, "a Kafka producer was not replaced"),
@@ -121,8 +170,12 @@ impl KafkaSink {
     }
 }
 
-fn create(config: &ClientConfig) -> Result<KafkaProducer, KafkaStartError> {
-    config.create_with_context(SinkContext).map_err(KafkaStartError::Client)
+/// Returns whether a batch is over a limit of the topic or broker.
+fn is_too_large(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(RDKafkaErrorCode::MessageSizeTooLarge | RDKafkaErrorCode::MessageBatchTooLarge)
+    )
 }
 
 fn failed(error: KafkaError) -> PublishError {
@@ -146,8 +199,8 @@ fn headers(message: &OutgoingMessage) -> Result<OwnedHeaders, PublishError> {
         }
         if name.is_empty() || name.contains('\0') {
             return Err(PublishError::rejected(format!(
-                "the header {name:?}: expected a name without zero bytes, found another one: change it \
-                 where the message is written"
+                "expected a header's name of at least 1 byte without zero bytes, found {name:?}: change it where \
+                 the message is written"
             )));
         }
         headers = headers.insert(Header { key: name, value: Some(&value[..]) });

@@ -2,10 +2,11 @@
 
 mod context;
 mod delivery;
-mod mark;
+mod metadata;
 mod partition;
 mod poll;
 mod record;
+mod requests;
 mod state;
 
 use std::fmt;
@@ -19,22 +20,24 @@ use hapax_messages::{Delivery, MessageSource, PositionStore, SourceError, Source
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use tokio::runtime::Handle;
 
 use self::context::Context;
 use self::delivery::KafkaDelivery;
 use self::partition::PartitionLimits;
 use self::poll::Poller;
-use self::state::{DatabasePositions, Delivered, PollSettings, Shared};
+use self::state::{Delivered, PollSettings, Shared};
 use crate::config::{KafkaStartError, Properties, is_topic};
 
-/// Position at which a group without a position begins.
+/// Offset at which a partition begins that has no committed offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum KafkaStartAt {
-    /// The first record of each partition.
+    /// The first record.
     #[default]
     Earliest,
-    /// The records that are published after the group has got its partitions.
+    /// The end of the log at the time of the assignment. Earlier records are not received, those of a partition
+    /// that was added to the topic meanwhile included.
     Latest,
 }
 
@@ -46,7 +49,7 @@ pub struct StoppedPartition {
     pub topic: String,
     /// Number of the partition.
     pub partition: i32,
-    /// The error: the expected and the found position, and the remedy.
+    /// The error: the expected and the found offset, and the remedy.
     pub cause: String,
 }
 
@@ -62,22 +65,22 @@ pub struct KafkaSourceBuilder {
     is_ordered: bool,
     commit_every: Duration,
     drain_for: Option<Duration>,
-    check_after: Duration,
+    idle_check_after: Duration,
     request_timeout: Duration,
     positions: Option<Arc<dyn PositionStore>>,
 }
 
 impl KafkaSourceBuilder {
     /// Sets the store that has the positions of partitions: that of the inbox of a
-    /// [`BatchConsumer`](hapax_messages::BatchConsumer), which advances them. The group's positions are
-    /// committed too, so that its lag is seen, and for partitions that the store does not have yet.
+    /// [`BatchConsumer`](hapax_messages::BatchConsumer), which advances them. The offsets of the group are
+    /// committed too, so that its lag is visible, and for partitions that the store does not have yet.
     pub fn positions(mut self, store: Arc<dyn PositionStore>) -> Self {
         self.positions = Some(store);
         self
     }
 
-    /// Sets the position at which a group without a position begins. Default
-    /// [`KafkaStartAt::Earliest`]. A group that has a position is never moved.
+    /// Sets the offset at which a partition begins that has no committed offset. Default
+    /// [`KafkaStartAt::Earliest`]. A committed offset is never changed by this.
     pub const fn start_at(mut self, start_at: KafkaStartAt) -> Self {
         self.start_at = start_at;
         self
@@ -90,22 +93,23 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the number of unfinished records at which a partition pauses. After a crash, as many
+    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, as many
     /// records may be suspects. Default 10,000; at least 1.
-    pub const fn max_unfinished(mut self, records: usize) -> Self {
+    pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
     }
 
-    /// Sets the bytes of unfinished records at which a partition pauses. Default 64 MiB; at least 1.
-    pub const fn max_unfinished_bytes(mut self, bytes: usize) -> Self {
+    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. A
+    /// process needs as much memory for each of its partitions.
+    pub const fn max_unacknowledged_bytes(mut self, bytes: usize) -> Self {
         self.limits.bytes = bytes;
         self
     }
 
-    /// Sets the number of records behind the first unfinished one, finished or not, at which a
-    /// partition pauses. They are received again after a crash, and are duplicates then. Default
-    /// 100,000; at least 1.
+    /// Sets the number of records from the first unacknowledged one on, acknowledged or not, at which a
+    /// partition pauses. They are received again after a crash; those that were acknowledged are duplicates
+    /// then. Default 100,000; at least 1.
     pub const fn max_ahead(mut self, records: usize) -> Self {
         self.limits.ahead = records;
         self
@@ -117,22 +121,22 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the longest time for which deliveries under way may end before their partitions go to
-    /// another process. The group waits meanwhile. Default 30 s, or half of `max.poll.interval.ms`
-    /// if that is shorter, which is also the limit.
+    /// Sets the longest time for which deliveries in progress may end before their partitions are assigned to
+    /// another process. The group waits meanwhile. Default 30 s, or the limit if that is shorter: half of
+    /// `max.poll.interval.ms`, and at most that less `session.timeout.ms`, for which the last commit may wait.
     pub const fn drain_for(mut self, time: Duration) -> Self {
         self.drain_for = Some(time);
         self
     }
 
-    /// Sets the time without records after which the source checks that a broker answers. Default
-    /// 10 s; at least 100 ms.
-    pub const fn check_after(mut self, time: Duration) -> Self {
-        self.check_after = time;
+    /// Sets the time without records after which the source checks that a broker answers, and that it still
+    /// owns its positions in a database. Default 10 s; at least 100 ms.
+    pub const fn idle_check_after(mut self, time: Duration) -> Self {
+        self.idle_check_after = time;
         self
     }
 
-    /// Sets the timeout of requests for positions and for the check of brokers. Default 5 s; at
+    /// Sets the timeout of requests for offsets and of the check of brokers. Default 5 s; at
     /// least 100 ms.
     pub const fn request_timeout(mut self, time: Duration) -> Self {
         self.request_timeout = time;
@@ -147,12 +151,6 @@ impl KafkaSourceBuilder {
         let config = self.properties.consumer(&self.group)?;
         let settings = self.settings()?;
         let (topics, group) = (self.topics, self.group);
-        let started = tokio::task::spawn_blocking(move || join(&config, topics, settings));
-        let shared = match started.await {
-            Ok(shared) => shared?,
-            // The runtime ends.
-            Err(_) => return Err(KafkaStartError::Client(KafkaError::Canceled)),
-        };
         let mut limits = SourceLimits::default();
         if self.is_ordered {
             limits = limits.with_order_keys();
@@ -160,7 +158,14 @@ impl KafkaSourceBuilder {
         if self.positions.is_some() {
             limits = limits.with_positions();
         }
-        Ok(KafkaSource { shared, limits, group })
+        let runtime = Handle::current();
+        // If this future is dropped, the source is too once it has joined, and leaves the group.
+        let started = tokio::task::spawn_blocking(move || {
+            let shared = join(&config, topics, settings, runtime)?;
+            Ok(KafkaSource { shared, limits, group })
+        });
+        // After an error the runtime ends.
+        started.await.unwrap_or(Err(KafkaStartError::Client(KafkaError::Canceled)))
     }
 
     fn settings(&self) -> Result<PollSettings, KafkaStartError> {
@@ -171,9 +176,11 @@ impl KafkaSourceBuilder {
             return Err(KafkaStartError::TopicName { found: "none".to_owned() });
         }
         let PartitionLimits { records, bytes, ahead } = self.limits;
-        for (name, found) in
-            [("max_unfinished", records), ("max_unfinished_bytes", bytes), ("max_ahead", ahead)]
-        {
+        for (name, found) in [
+            ("max_unacknowledged", records),
+            ("max_unacknowledged_bytes", bytes),
+            ("max_ahead", ahead),
+        ] {
             if found == 0 {
                 let (expected, found) = ("at least 1".to_owned(), "0".to_owned());
                 return Err(KafkaStartError::Limit { name, expected, found });
@@ -181,13 +188,13 @@ impl KafkaSourceBuilder {
         }
         let (short, long) = (Duration::from_millis(1), Duration::from_secs(60));
         let least = Duration::from_millis(100);
-        let half = self.properties.max_poll_interval()? / 2;
-        let drain_for = self.drain_for.unwrap_or(Duration::from_secs(30).min(half));
+        let longest_drain = self.properties.longest_drain()?;
+        let drain_for = self.drain_for.unwrap_or(Duration::from_secs(30).min(longest_drain));
         let longest = Duration::from_secs(24 * 60 * 60);
         for (name, found, from, to) in [
             ("commit_every", self.commit_every, short, long),
-            ("drain_for", drain_for, Duration::ZERO, half),
-            ("check_after", self.check_after, least, longest),
+            ("drain_for", drain_for, Duration::ZERO, longest_drain),
+            ("idle_check_after", self.idle_check_after, least, longest),
             ("request_timeout", self.request_timeout, least, long),
         ] {
             if found < from || found > to {
@@ -203,12 +210,9 @@ impl KafkaSourceBuilder {
             start_at: self.start_at,
             commit_every: self.commit_every,
             drain_for,
-            check_after: self.check_after,
+            idle_check_after: self.idle_check_after,
             request_timeout: self.request_timeout,
-            positions: self.positions.clone().map(|store| DatabasePositions {
-                store,
-                runtime: tokio::runtime::Handle::current(),
-            }),
+            positions: self.positions.clone(),
         })
     }
 }
@@ -218,10 +222,11 @@ fn join(
     config: &ClientConfig,
     topics: Vec<String>,
     settings: PollSettings,
+    runtime: Handle,
 ) -> Result<Arc<Shared>, KafkaStartError> {
     let shared = Arc::new(Shared::default());
     let timeout = settings.request_timeout;
-    let context = Context { shared: Arc::clone(&shared), settings };
+    let context = Context::new(Arc::clone(&shared), settings);
     let consumer: BaseConsumer<Context> =
         config.create_with_context(context).map_err(KafkaStartError::Client)?;
     for topic in &topics {
@@ -239,13 +244,13 @@ fn join(
     consumer.subscribe(&names).map_err(KafkaStartError::Client)?;
     // It has a name.
     let topic = topics.into_iter().next().unwrap_or_default();
-    let poller = Poller::new(consumer, topic);
+    let poller = Poller::new(consumer, topic, runtime);
     let thread = thread::Builder::new().name("hapax-kafka".to_owned());
     thread.spawn(move || poller.run()).map_err(KafkaStartError::Thread)?;
     Ok(shared)
 }
 
-/// A member of a consumer group. The crate's first page states what it promises.
+/// A member of a consumer group. The crate's first page states its guarantees.
 ///
 /// Call [`KafkaSource::close`] after the consumer has ended: a source that is only dropped leaves its
 /// group in the background, and the process may end before.
@@ -278,7 +283,7 @@ impl KafkaSource {
             is_ordered: false,
             commit_every: Duration::from_secs(1),
             drain_for: None,
-            check_after: Duration::from_secs(10),
+            idle_check_after: Duration::from_secs(10),
             request_timeout: Duration::from_secs(5),
             positions: None,
         }
@@ -299,8 +304,9 @@ impl KafkaSource {
     }
 
     /// Returns the partitions that are assigned to this process and not received, because their
-    /// positions are outside of their logs or their topics were created again. The position of the
-    /// group has to be set by an operator; it is read when partitions are assigned the next time.
+    /// offsets are outside of their logs or their topics were created again. An operator has to set the
+    /// committed offset of the group, or the position in the database; it is read when partitions are
+    /// assigned the next time.
     #[must_use]
     pub fn stopped_partitions(&self) -> Vec<StoppedPartition> {
         let state = self.shared.lock();
@@ -312,7 +318,7 @@ impl KafkaSource {
         stopped.collect()
     }
 
-    /// Ends deliveries, commits, and leaves the group. Deliveries under way may end for the time of a
+    /// Ends deliveries, commits, and leaves the group. Deliveries in progress may end for the time of a
     /// drain; those that are left are fenced. Returns once the process has left; dropping the future
     /// does not stop that.
     pub async fn close(&self) {
@@ -335,17 +341,13 @@ impl MessageSource for KafkaSource {
         max: NonZeroUsize,
     ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
-            // Records are delivered in the moment in which the future ends: a dropped one loses none.
+            // Records are delivered by the poll in which the future ends: a dropped one loses none.
             let received = self.shared.wait(|state| {
                 let delivered = state.deliver(max);
                 if !delivered.is_empty() {
                     return Some(Ok(delivered));
                 }
-                if let Some(error) = state.take_error() {
-                    return Some(Err(SourceError::new(error)));
-                }
-                let closed = "expected an open source, found one that was closed";
-                state.is_closed.then(|| Err(SourceError::new(closed)))
+                state.take_error().map(|error| Err(SourceError::new(error)))
             });
             let delivery = |it: Delivered| -> Box<dyn Delivery> {
                 Box::new(KafkaDelivery::new(Arc::clone(&self.shared), it))

@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 const RETENTION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// Swaps under way while the file is filled: enough for the largest commits.
+/// Swaps in progress while the file is filled: enough for the largest commits.
 const FILLERS: usize = 2048;
 
 /// Duration of the consumer before and after the kill.

@@ -32,6 +32,9 @@ const LONG_WAIT: Duration = Duration::from_secs(60);
 /// Number of attempts to acknowledge a message; after that the broker delivers it again.
 const ACKNOWLEDGE_ATTEMPTS: u32 = 3;
 
+/// Interval at which a message that waits checks whether its delivery has ended.
+const CHECK_ENDED_EVERY: Duration = Duration::from_millis(250);
+
 /// Least ratio of the broker's delivery limit to `max_crashes`, under which a warning is logged: so many
 /// messages that end their process may be among those that were received.
 const LIMIT_FACTOR: NonZeroU32 = NonZeroU32::MIN.saturating_add(3);
@@ -51,7 +54,7 @@ pub struct ConsumerLimits {
     /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
     /// received last, or a single large one, may exceed them. Default 64 MiB.
     pub max_unacknowledged_bytes: NonZeroUsize,
-    /// Time for messages under way to end in a shutdown. Default 25 s. After that they are dropped,
+    /// Time for messages in progress to end in a shutdown. Default 25 s. After that they are dropped,
     /// as in a crash.
     pub drain_timeout: Duration,
 }
@@ -206,8 +209,8 @@ impl Consumer {
     }
 
     /// Receives and handles messages until `shutdown` ends. Then nothing more is received; messages
-    /// under way end, and all others are dropped, so that the broker delivers them again. Returns
-    /// whether every message under way has ended in time, and none by a panic.
+    /// in progress end, and all others are dropped, so that the broker delivers them again. Returns
+    /// whether every message in progress has ended in time, and none by a panic.
     ///
     /// Drain the engine afterwards: [`Idempotency::drain`](hapax_core::Idempotency::drain).
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
@@ -317,7 +320,7 @@ pub(crate) async fn acquire_all(
             Ok(all) => return all.ok(),
             Err(_) => tracing::warn!(
                 consumer,
-                "a message whose owner died waits for handlers under way, one of which may hang: \
+                "a message whose owner died waits for handlers in progress, one of which may hang: \
                  nothing else is handled meanwhile"
             ),
         }
@@ -460,15 +463,18 @@ impl ConsumerState {
             {
                 return;
             }
+            // The record has what the next owner needs, which waits for the end of this delivery.
+            let may_end = matches!(cause, HoldCause::Retry | HoldCause::InFlight);
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,
+                () = until_ended(&**delivery), if may_end => return,
                 () = sleep(pause) => {}
             }
         }
     }
 
-    /// Gives the message to the broker for a pause. Returns false if it stays here. After an error there may
+    /// Returns the message to the broker for a pause. Returns false if it stays here. After an error there may
     /// be a second copy of it at the broker, which is a duplicate.
     async fn delay(&self, delivery: &Arc<dyn Delivery>, pause: Duration) -> bool {
         match delivery.delay(pause).await {
@@ -521,5 +527,13 @@ impl ConsumerState {
             }
             sleep(AFTER_ERROR).await;
         }
+    }
+}
+
+/// Waits until a delivery has ended. A source may wait for messages that are not dropped: a member of a Kafka
+/// group, before it gives up its partitions.
+pub(crate) async fn until_ended(delivery: &dyn Delivery) {
+    while !delivery.has_ended() {
+        sleep(CHECK_ENDED_EVERY).await;
     }
 }

@@ -132,7 +132,7 @@ pub use outbox::{
     OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
     OutboxPosition, OutboxQuery, OutboxWriters,
 };
-pub use partition::{Partition, PositionError, PositionStep, PositionStore, TakenPosition};
+pub use partition::{AcquiredPosition, Partition, PositionError, PositionStep, PositionStore};
 pub use relay::{Relay, RelayError, RelayLimits, RelayMonitor, RelayStats};
 pub use sink::{MessageSink, OutgoingMessage, PublishError};
 pub use source::{Delivery, MessageSource, SourceError, SourceLimits};

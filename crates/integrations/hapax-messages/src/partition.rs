@@ -19,16 +19,16 @@ impl fmt::Display for Partition {
     }
 }
 
-/// A position that was taken: the partition belongs to the process that took it, until another one
-/// takes it.
+/// A position that was acquired: the partition belongs to the process that acquired it, until another one
+/// does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TakenPosition {
+pub struct AcquiredPosition {
     /// Offset of the next record to handle.
     pub next: u64,
-    /// Time of the last record that was handled, in milliseconds, if there was one. The record before
-    /// `next` has another time if the topic was created again.
-    pub handled_millis: Option<i64>,
-    /// Fencing token of the owner. Each take has a larger one.
+    /// Timestamp of the last record that was handled, in milliseconds, if there was one. The record before
+    /// `next` has another timestamp if the topic was created again.
+    pub handled_timestamp_ms: Option<i64>,
+    /// Fencing token of the owner, which no other owner has.
     pub fence: u64,
     /// Whether there was no position before.
     pub is_new: bool,
@@ -45,14 +45,14 @@ pub struct PositionStep {
     pub from: u64,
     /// Position after it: the offset after that of the record.
     pub to: u64,
-    /// Time of the record, in milliseconds.
-    pub millis: i64,
+    /// Timestamp of the record, in milliseconds.
+    pub timestamp_ms: i64,
 }
 
 impl PositionStep {
-    /// Returns the step over all records of `steps`, which follow each other; `None` if they do not, or
-    /// if there are none.
-    pub fn over<'a>(mut steps: impl Iterator<Item = &'a Self>) -> Option<Self> {
+    /// Merges steps that follow each other into one; `None` if they do not follow each other, or if there
+    /// are none.
+    pub fn merge<'a>(mut steps: impl Iterator<Item = &'a Self>) -> Option<Self> {
         let mut whole = steps.next()?.clone();
         for step in steps {
             let follows = step.from == whole.to
@@ -61,15 +61,15 @@ impl PositionStep {
             if !follows {
                 return None;
             }
-            (whole.to, whole.millis) = (step.to, step.millis);
+            (whole.to, whole.timestamp_ms) = (step.to, step.timestamp_ms);
         }
         Some(whole)
     }
 }
 
-/// Error of a store of positions. Nothing was taken, or it is taken again.
+/// Error of a store of positions. After an error of [`PositionStore::acquire`] the position may have been acquired.
 #[derive(Debug, thiserror::Error)]
-#[error("the position of the partition could not be taken: {0}")]
+#[error("expected the position of a partition, found an error: {0}")]
 pub struct PositionError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl PositionError {
@@ -81,17 +81,28 @@ impl PositionError {
 
 /// The positions of a consumer, in the database that has the rows of its handler.
 pub trait PositionStore: fmt::Debug + Send + Sync + 'static {
-    /// Takes a partition: from now on no step of another owner is committed. Waits for a
-    /// transaction of the previous owner that is under way. `first` is the position of a partition that
+    /// Acquires a partition: from now on no step of another owner is committed. Waits for a
+    /// transaction of the previous owner that is in progress. `first` is the position of a partition that
     /// has none.
     ///
     /// # Errors
     /// [`PositionError`]; the caller calls again after a pause.
-    fn take<'a>(
+    fn acquire<'a>(
         &'a self,
         partition: &'a Partition,
         first: u64,
-    ) -> BoxFuture<'a, Result<TakenPosition, PositionError>>;
+    ) -> BoxFuture<'a, Result<AcquiredPosition, PositionError>>;
+
+    /// Returns whether the owner with this fencing token still has the partition. Another owner may have it, or
+    /// an operator may have set its position.
+    ///
+    /// # Errors
+    /// [`PositionError`].
+    fn is_owner<'a>(
+        &'a self,
+        partition: &'a Partition,
+        fence: u64,
+    ) -> BoxFuture<'a, Result<bool, PositionError>>;
 }
 
 #[cfg(test)]
@@ -100,18 +111,24 @@ mod tests {
 
     fn step(from: u64, to: u64) -> PositionStep {
         let partition = Partition { topic: "orders".to_owned(), number: 1 };
-        PositionStep { partition, fence: 7, from, to, millis: 1_000 + i64::try_from(to).unwrap() }
+        PositionStep {
+            partition,
+            fence: 7,
+            from,
+            to,
+            timestamp_ms: 1_000 + i64::try_from(to).unwrap(),
+        }
     }
 
     #[test]
-    fn steps_are_joined_if_they_follow_each_other() {
-        let joined = |steps: &[PositionStep]| PositionStep::over(steps.iter());
+    fn steps_that_follow_each_other_are_merged() {
+        let merged = |steps: &[PositionStep]| PositionStep::merge(steps.iter());
         // The offset 3 is that of no record.
         let steps = [step(2, 3), step(3, 5), step(5, 6)];
-        let whole = joined(&steps).unwrap();
-        assert_eq!((whole.from, whole.to, whole.millis), (2, 6, 1_006));
-        assert_eq!(joined(&[step(2, 3), step(4, 5)]), None);
-        assert_eq!(joined(&[step(2, 3), PositionStep { fence: 8, ..step(3, 4) }]), None);
-        assert_eq!(joined(&[]), None);
+        let whole = merged(&steps).unwrap();
+        assert_eq!((whole.from, whole.to, whole.timestamp_ms), (2, 6, 1_006));
+        assert_eq!(merged(&[step(2, 3), step(4, 5)]), None);
+        assert_eq!(merged(&[step(2, 3), PositionStep { fence: 8, ..step(3, 4) }]), None);
+        assert_eq!(merged(&[]), None);
     }
 }

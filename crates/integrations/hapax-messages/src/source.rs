@@ -133,10 +133,10 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Ends the deliveries of the partition, whose position another owner has taken, or an operator has
-    /// set. A source to which the partition is still assigned takes the position again, and continues
+    /// Ends the deliveries of the partition, whose position another owner has acquired, or an operator has
+    /// set. A source to which the partition is still assigned acquires the position again, and continues
     /// there. By default nothing is done.
-    fn take_position_again(&self) {}
+    fn acquire_position_again(&self) {}
 
     /// Acknowledges the message: the broker does not deliver it again.
     ///

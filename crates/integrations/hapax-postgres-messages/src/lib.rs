@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `hapax_inbox` | |
 //! | `hapax_inbox_insert`, `hapax_inbox_park`, `hapax_inbox_attempt`, `hapax_inbox_failed` | [`PgInbox`], for a [`BatchConsumer`](hapax_messages::BatchConsumer) |
-//! | `hapax_position_take`, `hapax_position_advance` | [`PgInbox::advance_positions`], for a source with positions |
+//! | `hapax_position_acquire`, `hapax_position_advance` | [`PgInbox::advance_positions`], for a source with positions |
 //! | `hapax_outbox_put`, `hapax_outbox_put_text`, `hapax_outbox_put_all` | [`put_messages`] |
 //! | `hapax_outbox_poll` and others | [`PgOutbox`], for a [`Relay`](hapax_messages::Relay) |
 //! | `hapax_dead_letter_put`, `hapax_dead_letter_remove`, `hapax_dead_letter_redrive`, `hapax_dead_letter_drop`, `hapax_outbox_redrive` | [`PgDeadLetterStore`] |
@@ -35,7 +35,7 @@
 //!
 //! # Positions
 //! Where a broker has a log, such as Kafka, `hapax_positions` has a row for each consumer and partition in
-//! the place of ids, or beside them. Its owner takes it by `hapax_position_take`, and calls
+//! the place of ids, or beside them. Its owner acquires it by `hapax_position_acquire`, and calls
 //! `hapax_position_advance` first in each transaction. `hapax_position_set` is for operators.
 //!
 //! # Outbox

@@ -140,7 +140,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Cancels the request under way: the client closes the connection.
+        // Cancels the request in progress: the client closes the connection.
         self.task.abort();
     }
 }

@@ -106,7 +106,7 @@ pub struct ScenarioPolicy {
     pub docs: Option<&'static str>,
     /// The one origin whose pages may read rejections, with credentials.
     pub cors: Option<&'static str>,
-    /// Time that a drain waits for requests under way.
+    /// Time that a drain waits for requests in progress.
     pub grace: Duration,
 }
 

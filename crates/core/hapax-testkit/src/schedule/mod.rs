@@ -102,7 +102,7 @@ rules! {
     queues_are_counted
     one_of_many_insertions_of_a_key_is_kept
     one_of_many_postponements_is_applied
-    a_postponement_under_way_hides_no_entry
+    a_postponement_in_progress_hides_no_entry
     a_dropped_insertion_is_applied_completely_or_not_at_all
 }
 

@@ -106,7 +106,7 @@ where
 }
 
 /// An entry that is being postponed is on the page of all entries, with one of its due times.
-pub async fn a_postponement_under_way_hides_no_entry<F: StoreFixture>(fixture: &F)
+pub async fn a_postponement_in_progress_hides_no_entry<F: StoreFixture>(fixture: &F)
 where
     F::Store: Schedule,
 {

@@ -13,7 +13,7 @@ pub type MockBrokers = MockCluster<'static, DefaultProducerContext>;
 
 type Call = Box<dyn FnOnce(&MockBrokers) + Send>;
 
-/// A mock cluster of one broker. It runs in a thread of its own, since its type can be neither sent nor shared.
+/// A mock cluster. It runs in a thread of its own, since its type can be neither sent nor shared.
 /// Other processes can connect to it.
 pub struct KafkaMock {
     bootstrap: String,
@@ -29,14 +29,20 @@ impl fmt::Debug for KafkaMock {
 }
 
 impl KafkaMock {
-    /// Starts a cluster with a topic of some partitions.
+    /// Starts a cluster of one broker with a topic of some partitions.
     #[must_use]
     pub fn start(topic: &str, partitions: i32) -> Self {
+        Self::with_brokers(1, topic, partitions)
+    }
+
+    /// Starts a cluster of some brokers, whose ids count from 1.
+    #[must_use]
+    pub fn with_brokers(brokers: i32, topic: &str, partitions: i32) -> Self {
         let topic = topic.to_owned();
         let (calls, received) = mpsc::channel::<Call>();
         let (ready, bootstrap) = mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let mock = MockCluster::new(1).expect("a mock cluster");
+            let mock = MockCluster::new(brokers).expect("a mock cluster");
             mock.create_topic(&topic, partitions, 1).expect("a topic");
             ready.send(mock.bootstrap_servers()).expect("the test waits");
             for call in received {
@@ -47,7 +53,7 @@ impl KafkaMock {
         Self { bootstrap, calls: Some(calls), thread: Some(thread) }
     }
 
-    /// Returns `HOST:PORT` of the broker.
+    /// Returns `HOST:PORT,…` of the brokers.
     #[must_use]
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap

@@ -87,7 +87,7 @@ bugs! {
     ReconcileReplacesLeaseId,
     /// A hook's verdict counts, although the record has changed.
     AcceptsLateVerdicts,
-    /// A hook is called as soon as the lease lapses, while the owner's requests may be under way.
+    /// A hook is called as soon as the lease lapses, while the owner's requests may be in progress.
     CallsHookTooSoon,
     /// An operator's decision counts for an execution that the operator never saw.
     DecidesUnseenExecution,

@@ -396,7 +396,7 @@ impl Ledger {
             .is_some_and(|one| one.running == Some(process))
     }
 
-    /// Returns whether any execution of a key is under way in `process`.
+    /// Returns whether any execution of a key is in progress in `process`.
     pub(super) fn busy_in(&self, key: u8, process: u8) -> bool {
         self.executions.iter().any(|one| one.key == key && one.running == Some(process))
     }

@@ -40,7 +40,7 @@ pub(super) struct KeyModel {
     /// The strictest policy of the executions of this generation.
     pub(super) strict: OnUnknown,
     pub(super) request: u8,
-    /// End of the owner's lease, or of the reconcile request under way.
+    /// End of the owner's lease, or of the reconcile request in progress.
     pub(super) lease_until: u64,
     pub(super) reconciling: bool,
     pub(super) keep_until: u64,
@@ -136,7 +136,7 @@ pub(super) struct ModelExecution {
     /// True if its lease was dropped without a write, as in a crash, or if its record is as a crash
     /// left it, because a takeover was withdrawn.
     pub(super) dropped: bool,
-    /// Process in which it is under way.
+    /// Process in which it is in progress.
     pub(super) running: Option<u8>,
 }
 

@@ -152,7 +152,7 @@ pub(super) struct SimWrite {
     pub(super) meaning: SwapPurpose,
     /// True once one of its swaps was written.
     pub(super) landed: bool,
-    /// Ownership until the end of an execution is written: until then it is under way.
+    /// Ownership until the end of an execution is written: until then it is in progress.
     pub(super) ownership: Option<Ownership>,
 }
 
@@ -179,7 +179,7 @@ pub(super) struct Reply {
 #[derive(Debug, Default)]
 pub(super) struct Process {
     pub(super) epoch: u32,
-    /// The executions under way in this process; two workers share one process.
+    /// The executions in progress in this process; two workers share one process.
     pub(super) executions: Executions,
     pub(super) paused_until: u64,
     pub(super) left: u32,
@@ -201,7 +201,7 @@ pub(super) enum Activity {
     Over,
 }
 
-/// An execution under way.
+/// An execution in progress.
 #[derive(Debug)]
 pub(super) struct SimExecution {
     pub(super) ownership: Ownership,

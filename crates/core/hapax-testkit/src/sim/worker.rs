@@ -45,7 +45,7 @@ impl World {
                     }
                     _ => false,
                 };
-                // The engine awaits a renewal under way. A worker that does not must do no harm.
+                // The engine awaits a renewal in progress. A worker that does not must do no harm.
                 if finish || self.chance(300) {
                     self.finish(worker);
                 }

@@ -58,7 +58,7 @@ pub(super) struct World {
     pub(super) looks: Vec<(Snapshot, KeyModel)>,
     pub(super) operators: Vec<super::operator::Operator>,
     pub(super) downstream: super::downstream::Downstream,
-    /// True after the last operation: no more faults happen, and requests under way end.
+    /// True after the last operation: no more faults happen, and requests in progress end.
     pub(super) calm: bool,
     stepped_back: u64,
 }

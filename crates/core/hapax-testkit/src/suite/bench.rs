@@ -173,7 +173,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
         self.reaps.load(Ordering::Relaxed)
     }
 
-    /// Returns whether a call of `reap` failed: it may be under way yet, concurrent with later
+    /// Returns whether a call of `reap` failed: it may be in progress yet, concurrent with later
     /// ones.
     pub(crate) fn reaps_failed(&self) -> bool {
         self.failed_reaps.load(Ordering::Relaxed) > 0
@@ -190,7 +190,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
     }
 
     /// Returns whether reaping removes a record that is due. That may take a moment if the store
-    /// expires records automatically, or if an earlier call may be under way.
+    /// expires records automatically, or if an earlier call may be in progress.
     pub(crate) async fn reaps_away(&self, key: &OperationId) -> bool {
         for _ in 0..MAX_ATTEMPTS {
             self.reap_all().await;

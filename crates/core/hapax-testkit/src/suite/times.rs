@@ -196,7 +196,7 @@ pub async fn reaping_stops_at_its_limit<F: StoreFixture>(fixture: &F) {
         if left == 0 {
             break;
         }
-        // A failed call may be under way, and reaps what this one leaves out.
+        // A failed call may be in progress, and reaps what this one leaves out.
         let sure = !F::REAPS_AUTOMATICALLY && !bench.reaps_failed();
         assert!(reaped.more || !sure, "{left} records are due, but `more` is false");
         assert!(calls <= 200, "reap returned `more`, but removed nothing");

@@ -123,31 +123,33 @@ fn run(seed: u64, atomic: bool) -> Vec<HistoryEntry> {
     let entropy = SeededEntropy::new(seed);
     let mut stored = None;
     let mut time = 0;
-    let mut under_way: Vec<(u64, Invocation, Option<StoreReply>)> = Vec::new();
+    let mut in_progress: Vec<(u64, Invocation, Option<StoreReply>)> = Vec::new();
     let mut history = Vec::new();
     let mut last = [None; 5];
     while history.len() < 55 {
         time += 1;
-        if under_way.len() < 5 {
+        if in_progress.len() < 5 {
             let expected = last[entropy.below(5) as usize];
             let call = match entropy.below(4) {
                 0 => Invocation::Load,
                 _ => Invocation::Swap { expected, write_id: WriteId::fresh(&entropy).unwrap() },
             };
-            under_way.push((time, call, None));
+            in_progress.push((time, call, None));
             continue;
         }
         let which = entropy.below(5) as usize;
-        let (called, call, answer) = under_way[which];
+        let (called, call, answer) = in_progress[which];
         match (call, answer) {
-            (Invocation::Load, None) => under_way[which].2 = Some(StoreReply::Found(stored)),
+            (Invocation::Load, None) => in_progress[which].2 = Some(StoreReply::Found(stored)),
             (Invocation::Swap { expected, write_id }, None) if expected == stored => {
                 if atomic {
                     stored = Some(write_id);
                 }
-                under_way[which].2 = Some(StoreReply::Stored);
+                in_progress[which].2 = Some(StoreReply::Stored);
             }
-            (Invocation::Swap { .. }, None) => under_way[which].2 = Some(StoreReply::Found(stored)),
+            (Invocation::Swap { .. }, None) => {
+                in_progress[which].2 = Some(StoreReply::Found(stored))
+            }
             (_, Some(answer)) => {
                 if let (false, Invocation::Swap { write_id, .. }, StoreReply::Stored) =
                     (atomic, call, answer)
@@ -158,13 +160,13 @@ fn run(seed: u64, atomic: bool) -> Vec<HistoryEntry> {
                 let lost = entropy.below(6) == 0;
                 let answer = if lost { StoreReply::Ambiguous } else { answer };
                 history.push(at(called, time, call, answer));
-                under_way.remove(which);
+                in_progress.remove(which);
             }
         }
     }
     // What was not answered by the end may have happened.
     history.extend(
-        under_way
+        in_progress
             .into_iter()
             .map(|(called, call, _)| at(called, time, call, StoreReply::Ambiguous)),
     );

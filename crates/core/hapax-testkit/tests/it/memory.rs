@@ -109,7 +109,7 @@ async fn a_full_store_rejects_new_keys_until_old_ones_are_reaped() {
 }
 
 #[tokio::test]
-async fn executions_under_way_are_recorded_when_new_keys_are_rejected() {
+async fn executions_in_progress_are_recorded_when_new_keys_are_rejected() {
     let capacity = MemoryCapacity { records: 1_000_000, bytes: 100_000 };
     let store = MemoryStore::new(Arc::new(ManualClock::default()), capacity);
     let entropy = SeededEntropy::new(1);
@@ -123,7 +123,7 @@ async fn executions_under_way_are_recorded_when_new_keys_are_rejected() {
     }
     assert!(held.len() > 50, "only {} records in 100,000 bytes", held.len());
     let big = completion(&entropy, &held[0], 12_000);
-    assert!(expect_stored(&store, &big).await, "the last eighth is for what is under way");
+    assert!(expect_stored(&store, &big).await, "the last eighth is for what is in progress");
     assert!(!expect_stored(&store, &completion(&entropy, &held[1], 12_000)).await);
     assert!(expect_stored(&store, &completion(&entropy, &held[1], 0)).await);
 

@@ -1,8 +1,8 @@
-//! Calls of the client: assignments, revocations and results of commits. All of them run on the
-//! polling thread.
+//! Callbacks of the client, which run on the polling thread, and its assignments and commits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::park_timeout;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionLi
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 
-use super::mark::Mark;
+use super::metadata::CommitMetadata;
 use super::partition::{Commit, Partition};
 use super::state::{PartitionKey, PollSettings, Shared};
 
@@ -28,6 +28,7 @@ const LAST_COMMIT: Duration = Duration::from_millis(500);
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) settings: PollSettings,
+    rebalances: AtomicU64,
 }
 
 impl ClientContext for Context {
@@ -44,6 +45,7 @@ impl ConsumerContext for Context {
         error: RDKafkaRespErr,
         partitions: &mut TopicPartitionList,
     ) {
+        self.rebalances.fetch_add(1, Ordering::Relaxed);
         match error {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
                 self.assigned(consumer, partitions);
@@ -54,15 +56,18 @@ impl ConsumerContext for Context {
 }
 
 impl Context {
-    /// Notes new partitions. The polling thread reads their positions, and then fetches them.
+    pub(super) fn new(shared: Arc<Shared>, settings: PollSettings) -> Self {
+        Self { shared, settings, rebalances: AtomicU64::new(0) }
+    }
+
+    /// Begins an assignment. The polling thread requests the first offsets, and then fetches the partitions.
     fn assigned(&self, consumer: &BaseConsumer<Self>, partitions: &TopicPartitionList) {
-        {
-            let mut state = self.shared.lock();
-            state.fence();
-            state.epoch += 1;
-            state.unresolved = partitions.elements().iter().map(key).collect();
-            state.is_assigned = state.is_resolved();
+        let assigned = partitions.elements().iter().map(key).collect();
+        let mut state = self.shared.lock();
+        if !state.is_closing {
+            state.begin_assignment(assigned);
         }
+        drop(state);
         self.shared.notify();
         // Answers the assignment, so that the client continues.
         if let Err(error) = assign(consumer, &TopicPartitionList::new()) {
@@ -70,12 +75,24 @@ impl Context {
         }
     }
 
+    /// Returns the number of assignments and revocations so far.
+    pub(super) fn rebalances(&self) -> u64 {
+        self.rebalances.load(Ordering::Relaxed)
+    }
+
     /// Ends the assignment. Partitions that are lost may have another owner: their deliveries are
-    /// fenced at once. Of revoked ones, deliveries under way end first, and what is finished is
+    /// fenced at once. Of revoked ones, deliveries in progress end first, and acknowledged records are
     /// committed: until this function returns, no other process gets them.
-    pub(super) fn revoked(&self, consumer: &BaseConsumer<Self>) {
+    fn revoked(&self, consumer: &BaseConsumer<Self>) {
         self.shared.lock().is_draining = true;
-        if self.drain(consumer) {
+        let is_drained = self.drain(consumer);
+        if !is_drained {
+            self.shared.lock().fence();
+        }
+        // The client sends a commit under the generation in which it can: this one must not follow those of
+        // the next owner.
+        self.shared.wait_committed();
+        if is_drained {
             self.commit_last(consumer);
         }
         self.shared.lock().fence();
@@ -86,7 +103,7 @@ impl Context {
         }
     }
 
-    /// Waits until deliveries under way have ended, or for the time of a drain. Returns false if the
+    /// Waits until deliveries in progress have ended, or for the time of a drain. Returns false if the
     /// partitions are lost.
     fn drain(&self, consumer: &BaseConsumer<Self>) -> bool {
         let deadline = Instant::now() + self.settings.drain_for;
@@ -104,8 +121,10 @@ impl Context {
         loop {
             let commits: Vec<_> = {
                 let state = self.shared.lock();
-                let last = state.partitions.iter().map(|(key, it)| (key.clone(), it.last_commit()));
-                last.filter_map(|(key, commit)| Some((key, commit?))).collect()
+                let last =
+                    state.partitions.iter().map(|(key, it)| (key, it.epoch, it.last_commit()));
+                last.filter_map(|(key, epoch, commit)| Some((key.clone(), epoch, commit?)))
+                    .collect()
             };
             let Err(error) = self.commit(consumer, &commits) else { return };
             if !is_temporary(&error) || Instant::now() >= deadline {
@@ -120,29 +139,33 @@ impl Context {
     /// answer: it calls nothing after a commit for which no caller waits.
     ///
     /// A request has one topic, because the client returns no error if only a part of a request
-    /// failed, such as a topic that was deleted.
+    /// failed, such as a topic that was deleted. After an error, the other topics are committed all the same.
     pub(super) fn commit(
         &self,
         consumer: &BaseConsumer<Self>,
-        commits: &[(PartitionKey, Commit)],
+        commits: &[(PartitionKey, u64, Commit)],
     ) -> KafkaResult<()> {
-        for commits in commits.chunk_by(|(one, _), (next, _)| one.0 == next.0) {
+        let mut result = Ok(());
+        for commits in commits.chunk_by(|(one, ..), (next, ..)| one.0 == next.0) {
             let mut list = TopicPartitionList::with_capacity(commits.len());
-            for ((topic, number), commit) in commits {
+            for ((topic, number), _, commit) in commits {
                 let mut element = list.add_partition(topic, *number);
                 element.set_offset(Offset::Offset(commit.offset))?;
-                element.set_metadata(commit.mark.to_string());
+                element.set_metadata(commit.metadata.to_string());
             }
-            consumer.commit(&list, CommitMode::Sync)?;
+            if let Err(error) = consumer.commit(&list, CommitMode::Sync) {
+                result = result.and(Err(error));
+                continue;
+            }
             let mut state = self.shared.lock();
-            for (key, commit) in commits {
-                if let Some(partition) = state.partitions.get_mut(key) {
+            for (key, epoch, commit) in commits {
+                if let Some(partition) = state.owned(key, *epoch) {
                     partition.committed(*commit);
                 }
             }
         }
         self.shared.notify();
-        Ok(())
+        result
     }
 }
 
@@ -183,13 +206,13 @@ pub(super) fn key(element: &TopicPartitionListElem<'_>) -> PartitionKey {
 /// Returns the commit that the broker has of a partition, if any.
 pub(super) fn stored(element: &TopicPartitionListElem<'_>) -> Option<Commit> {
     let Offset::Offset(offset) = element.offset() else { return None };
-    // The client panics if another program has stored bytes that are no text.
-    let mark = catch_unwind(AssertUnwindSafe(|| Mark::parse(element.metadata())));
-    Some(Commit { offset, mark: mark.unwrap_or(Mark::Unknown) })
+    // The client panics if another program has stored bytes that are not UTF-8.
+    let metadata = catch_unwind(AssertUnwindSafe(|| CommitMetadata::parse(element.metadata())));
+    Some(Commit { offset, metadata: metadata.unwrap_or(CommitMetadata::Unknown) })
 }
 
-/// Returns the list of the partitions that are fetched, with their positions.
-pub(super) fn positions<'a>(
+/// Returns the list of the partitions that are fetched, with the offsets from which they are.
+pub(super) fn fetched<'a>(
     partitions: impl Iterator<Item = (&'a PartitionKey, &'a Partition)>,
 ) -> KafkaResult<TopicPartitionList> {
     let mut list = TopicPartitionList::new();

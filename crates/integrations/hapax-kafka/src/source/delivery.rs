@@ -16,16 +16,16 @@ pub(super) struct KafkaDelivery {
     delivered: Delivered,
     /// The step over the record, if the position is in a database.
     step: Option<PositionStep>,
-    is_finished: AtomicBool,
+    is_acknowledged: AtomicBool,
 }
 
 impl KafkaDelivery {
     pub(super) fn new(shared: Arc<Shared>, delivered: Delivered) -> Self {
         let step = step(&delivered);
-        Self { shared, delivered, step, is_finished: AtomicBool::new(false) }
+        Self { shared, delivered, step, is_acknowledged: AtomicBool::new(false) }
     }
 
-    fn fenced(&self) -> SourceError {
+    fn stale(&self) -> SourceError {
         let (topic, partition) = &self.delivered.key;
         SourceError::new(format!(
             "expected the partition {partition} of {topic} to be assigned to this process, found that \
@@ -45,7 +45,7 @@ fn step(
         partition: Partition { topic: topic.clone(), number: u32::try_from(*number).ok()? },
         from: position(record.from)?,
         to: position(offset.saturating_add(1))?,
-        millis: record.millis,
+        timestamp_ms: record.timestamp_ms,
     })
 }
 
@@ -66,19 +66,19 @@ impl Delivery for KafkaDelivery {
         self.step.as_ref()
     }
 
-    fn take_position_again(&self) {
-        self.shared.take_again(&self.delivered.key, self.delivered.epoch);
+    fn acquire_position_again(&self) {
+        self.shared.open_again(&self.delivered.key, self.delivered.epoch);
     }
 
-    /// Marks the record as finished. The polling thread commits it, after all records before it.
+    /// Acknowledges the record. The polling thread commits it, once all records before it are acknowledged.
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
             let Delivered { key, epoch, offset, record, .. } = &self.delivered;
-            // Before the flag: a record that is marked as finished is not returned.
-            if !self.shared.finish(key, *epoch, *offset, record.bytes) {
-                return Err(self.fenced());
+            // Before the flag: a record with the flag is not returned when it is dropped.
+            if !self.shared.acknowledge(key, *epoch, *offset, record.bytes) {
+                return Err(self.stale());
             }
-            self.is_finished.store(true, Ordering::Relaxed);
+            self.is_acknowledged.store(true, Ordering::Relaxed);
             Ok(())
         })
     }
@@ -88,7 +88,7 @@ impl Delivery for KafkaDelivery {
         Box::pin(async move {
             match self.shared.is_owned(&self.delivered.key, self.delivered.epoch) {
                 true => Ok(()),
-                false => Err(self.fenced()),
+                false => Err(self.stale()),
             }
         })
     }
@@ -96,14 +96,14 @@ impl Delivery for KafkaDelivery {
 
 impl Drop for KafkaDelivery {
     fn drop(&mut self) {
-        if *self.is_finished.get_mut() {
+        if *self.is_acknowledged.get_mut() {
             return;
         }
-        let Record { message, bytes, millis, from, .. } = &mut self.delivered.record;
+        let Record { message, bytes, timestamp_ms, from, .. } = &mut self.delivered.record;
         let record = Record {
             message: std::mem::take(message),
             bytes: *bytes,
-            millis: *millis,
+            timestamp_ms: *timestamp_ms,
             from: *from,
             is_redelivery: true,
         };

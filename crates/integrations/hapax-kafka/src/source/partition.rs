@@ -1,25 +1,26 @@
 //! The state of one partition: which records were delivered, and which offset may be committed. It
 //! performs no I/O.
 //!
-//! 1. `base` is the position to commit. Each record before it is finished.
+//! 1. Each record before the offset to commit (`base`) is acknowledged.
 //! 2. A record is delivered only if the broker has confirmed a commit whose metadata contains its
-//!    offset ([`Mark::Open`]). So the next owner knows which records may have been started.
-//! 3. A delivery belongs to an assignment. After the assignment has ended, it changes nothing.
+//!    offset ([`CommitMetadata::Open`]). So the next owner knows which records may have been started.
+//! 3. A delivery belongs to an assignment. After the assignment has ended, the delivery changes nothing.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
-use hapax_messages::{Message, TakenPosition};
+use hapax_messages::{AcquiredPosition, Message};
 
-use super::mark::Mark;
+use super::metadata::CommitMetadata;
 
 /// Limits of a partition.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartitionLimits {
-    /// Unfinished records at which the partition pauses, and number of records that a commit opens.
+    /// Unacknowledged records at which the partition pauses, and number of records that a commit opens.
     pub(super) records: usize,
-    /// Bytes of unfinished records at which it pauses.
+    /// Bytes of unacknowledged records at which it pauses.
     pub(super) bytes: usize,
-    /// Records behind the first unfinished one, finished or not, at which it pauses.
+    /// Records from the first unacknowledged one on, acknowledged or not, at which it pauses.
     pub(super) ahead: usize,
 }
 
@@ -28,25 +29,26 @@ pub(super) struct PartitionLimits {
 pub(super) struct Record {
     pub(super) message: Message,
     pub(super) bytes: usize,
-    pub(super) millis: i64,
+    /// In milliseconds; -1 if the record has none.
+    pub(super) timestamp_ms: i64,
     /// Offset after that of the record before it.
     pub(super) from: i64,
     pub(super) is_redelivery: bool,
 }
 
-/// A record that was not finished before its predecessor was.
+/// A record from the offset to commit on.
 #[derive(Debug)]
 struct Tracked {
     offset: i64,
-    millis: i64,
-    is_finished: bool,
+    timestamp_ms: i64,
+    is_acknowledged: bool,
 }
 
-/// A position with its metadata, as it is committed.
+/// An offset with its metadata, as it is committed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Commit {
     pub(super) offset: i64,
-    pub(super) mark: Mark,
+    pub(super) metadata: CommitMetadata,
 }
 
 /// A partition that is assigned to this process.
@@ -57,36 +59,38 @@ pub(super) struct Partition {
     pub(super) epoch: u64,
     /// Fencing token of this process, if the position is in a database.
     pub(super) fence: Option<u64>,
+    /// The offset to commit.
     base: i64,
-    /// Time of the record before `base`, in milliseconds.
-    base_millis: Option<i64>,
+    /// Timestamp of the record before `base`, in milliseconds.
+    base_timestamp_ms: Option<i64>,
     /// The next offset to receive.
     next: i64,
     /// Records from `base` on, by offset.
     tracked: VecDeque<Tracked>,
     ready: BTreeMap<i64, Record>,
-    unfinished: usize,
+    unacknowledged: usize,
+    /// Bytes of the unacknowledged records.
     bytes: usize,
     delivered: usize,
     /// Offset after the last record that was ever delivered.
     delivered_end: i64,
-    /// Records before this offset may have been started by an earlier owner.
-    suspects_end: i64,
-    /// The position that the broker has confirmed.
+    /// Offsets of the records that an earlier owner may have started.
+    suspects: Range<i64>,
+    /// The commit that the broker has confirmed.
     committed: Option<Commit>,
     is_paused: bool,
-    /// The record before the position, which shows whether the topic is still the same one.
-    probe: Option<Probe>,
+    /// The record before the first one to handle, by which a topic that was created again is detected.
+    topic_check: Option<TopicCheck>,
 }
 
-/// Offset and time of a record that was committed.
+/// Offset and timestamp of a record that was handled.
 #[derive(Clone, Copy, Debug)]
-struct Probe {
+struct TopicCheck {
     offset: i64,
-    millis: i64,
+    timestamp_ms: i64,
 }
 
-/// The record before the position is another one than the record that was handled.
+/// Error: at the offset of a record that was handled there is another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recreated {
     pub(super) offset: i64,
@@ -104,52 +108,56 @@ impl Partition {
         stored: Option<Commit>,
         log: (i64, i64),
     ) -> Self {
-        let suspects_end = stored.map_or(base, |stored| match stored.mark {
-            Mark::Open { end, .. } => end,
-            Mark::Clean { .. } => base,
-            // As many as an owner without a mark may have had.
-            Mark::Unknown => base.saturating_add(offsets(limits.records)),
+        let suspects = stored.map_or(base..base, |stored| match stored.metadata {
+            // An operator may have set an earlier position: the records before the commit were acknowledged.
+            CommitMetadata::Open { end, .. } => stored.offset..end,
+            CommitMetadata::Clean { .. } => base..base,
+            // As many as an owner without metadata may have had.
+            CommitMetadata::Unknown => base..base.saturating_add(offsets(limits.records)),
         });
         // No process has started a record that is not in the log yet.
-        let suspects_end = suspects_end.min(log.1);
-        let millis = stored.and_then(|stored| stored.mark.millis());
-        let probe = millis.map(|millis| Probe { offset: base.saturating_sub(1), millis });
+        let suspects = suspects.start..suspects.end.min(log.1);
+        let timestamp_ms = stored.and_then(|stored| stored.metadata.timestamp_ms());
+        let topic_check = timestamp_ms
+            .map(|timestamp_ms| TopicCheck { offset: base.saturating_sub(1), timestamp_ms });
         Self {
             limits,
             epoch,
             fence: None,
             base,
-            base_millis: millis,
+            base_timestamp_ms: timestamp_ms,
             next: base,
             tracked: VecDeque::new(),
             ready: BTreeMap::new(),
-            unfinished: 0,
+            unacknowledged: 0,
             bytes: 0,
             delivered: 0,
             delivered_end: base,
-            suspects_end,
+            suspects,
             committed: stored,
             is_paused: false,
-            probe: probe.filter(|probe| probe.offset >= log.0),
+            topic_check: topic_check.filter(|check| check.offset >= log.0),
         }
     }
 
-    /// Sets the fencing token and the time of the record before the position, which are those of a
+    /// Sets the fencing token and the timestamp of the record before the position, which are those of a
     /// position in a database. `first` is the offset of the log's first record.
-    pub(super) fn taken(mut self, taken: TakenPosition, first: i64) -> Self {
-        self.fence = Some(taken.fence);
-        if !taken.is_new {
-            self.base_millis = taken.handled_millis;
+    pub(super) fn with_position(mut self, position: AcquiredPosition, first: i64) -> Self {
+        self.fence = Some(position.fence);
+        if !position.is_new {
+            self.base_timestamp_ms = position.handled_timestamp_ms;
             let offset = self.base.saturating_sub(1);
-            let probe = taken.handled_millis.map(|millis| Probe { offset, millis });
-            self.probe = probe.filter(|probe| probe.offset >= first);
+            let check = position
+                .handled_timestamp_ms
+                .map(|timestamp_ms| TopicCheck { offset, timestamp_ms });
+            self.topic_check = check.filter(|check| check.offset >= first);
         }
         self
     }
 
     /// Returns the offset from which the partition has to be fetched.
     pub(super) fn fetch_from(&self) -> i64 {
-        self.probe.map_or(self.next, |probe| probe.offset)
+        self.topic_check.map_or(self.next, |check| check.offset)
     }
 
     /// Returns the next offset to receive.
@@ -157,30 +165,31 @@ impl Partition {
         self.next
     }
 
-    /// Takes a record that was fetched. Ignores one that it has.
+    /// Adds a record that was fetched. Ignores one that was added before.
     ///
     /// # Errors
-    /// [`Recreated`] if the record before the position is not the one that was handled.
+    /// [`Recreated`] if the record before the first one to handle is not the one that was handled.
     pub(super) fn accept(&mut self, offset: i64, mut record: Record) -> Result<(), Recreated> {
         // A log without that record, which may have been compacted, shows nothing.
-        if let Some(Probe { offset: at, millis }) = self.probe.take()
+        if let Some(TopicCheck { offset: at, timestamp_ms }) = self.topic_check.take()
             && at == offset
-            && millis != record.millis
+            && timestamp_ms != record.timestamp_ms
         {
-            return Err(Recreated { offset, expected: millis, found: record.millis });
+            return Err(Recreated { offset, expected: timestamp_ms, found: record.timestamp_ms });
         }
         if offset < self.next {
             return Ok(());
         }
-        record.is_redelivery |= offset < self.suspects_end;
+        record.is_redelivery |= self.suspects.contains(&offset);
         record.from = self.next;
         if self.tracked.is_empty() {
             // The offsets between are those of no records.
             self.base = offset;
         }
         self.next = offset.saturating_add(1);
-        self.tracked.push_back(Tracked { offset, millis: record.millis, is_finished: false });
-        self.unfinished += 1;
+        let timestamp_ms = record.timestamp_ms;
+        self.tracked.push_back(Tracked { offset, timestamp_ms, is_acknowledged: false });
+        self.unacknowledged += 1;
         self.bytes = self.bytes.saturating_add(record.bytes);
         self.ready.insert(offset, record);
         Ok(())
@@ -188,9 +197,9 @@ impl Partition {
 
     /// Delivers the first record that is ready, if the broker has confirmed that it may be.
     pub(super) fn deliver(&mut self) -> Option<(i64, Record)> {
-        let end = match self.committed?.mark {
-            Mark::Open { end, .. } => end,
-            Mark::Clean { .. } | Mark::Unknown => return None,
+        let end = match self.committed?.metadata {
+            CommitMetadata::Open { end, .. } => end,
+            CommitMetadata::Clean { .. } | CommitMetadata::Unknown => return None,
         };
         let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
         let (offset, record) = entry.remove_entry();
@@ -206,26 +215,31 @@ impl Partition {
         self.ready.insert(offset, record);
     }
 
-    /// Marks a delivered record of this size as finished.
-    pub(super) fn finish(&mut self, offset: i64, bytes: usize) {
+    /// Acknowledges a delivered record of this size.
+    pub(super) fn acknowledge(&mut self, offset: i64, bytes: usize) {
         let at = self.tracked.partition_point(|it| it.offset < offset);
         let Some(tracked) = self.tracked.get_mut(at).filter(|it| it.offset == offset) else {
             return;
         };
-        if std::mem::replace(&mut tracked.is_finished, true) {
+        if std::mem::replace(&mut tracked.is_acknowledged, true) {
             return;
         }
         self.delivered = self.delivered.saturating_sub(1);
-        self.unfinished = self.unfinished.saturating_sub(1);
+        self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
-        while let Some(first) = self.tracked.front().filter(|it| it.is_finished) {
+        while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
             self.base = first.offset.saturating_add(1);
-            self.base_millis = Some(first.millis);
+            self.base_timestamp_ms = Some(first.timestamp_ms);
             self.tracked.pop_front();
         }
     }
 
-    /// Returns the number of records that are delivered and neither finished nor returned.
+    /// Returns whether every record that was received is acknowledged.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.unacknowledged == 0
+    }
+
+    /// Returns the number of records that are delivered and neither acknowledged nor returned.
     pub(super) const fn delivered(&self) -> usize {
         self.delivered
     }
@@ -233,48 +247,62 @@ impl Partition {
     /// Returns whether a record waits for a commit that opens it.
     pub(super) fn is_blocked(&self) -> bool {
         let Some((first, _)) = self.ready.first_key_value() else { return false };
-        match self.committed.map(|it| it.mark) {
-            Some(Mark::Open { end, .. }) => *first >= end,
+        match self.committed.map(|it| it.metadata) {
+            Some(CommitMetadata::Open { end, .. }) => *first >= end,
             _ => true,
         }
     }
 
-    /// Returns what has to be committed, if the broker has something else.
+    /// Returns the commit to send; `None` if the broker has it.
     pub(super) fn commit(&self) -> Option<Commit> {
         let wanted = self.wanted();
         (self.committed != Some(wanted)).then_some(wanted)
     }
 
     fn wanted(&self) -> Commit {
-        let millis = self.base_millis;
-        let confirmed = self.committed.map(|it| it.mark);
-        let mark = match (self.ready.first_key_value(), confirmed) {
+        let timestamp_ms = self.base_timestamp_ms;
+        let confirmed = self.committed.map(|it| it.metadata);
+        let metadata = match (self.ready.first_key_value(), confirmed) {
             (Some((first, _)), confirmed) => {
                 let room = offsets(self.limits.records);
                 let end = match confirmed {
-                    Some(Mark::Open { end, .. }) if first.saturating_add(room / 2) < end => end,
+                    Some(CommitMetadata::Open { end, .. })
+                        if first.saturating_add(room / 2) < end =>
+                    {
+                        end
+                    }
                     _ => first.saturating_add(room).max(self.delivered_end),
                 };
-                Mark::Open { end, millis }
+                CommitMetadata::Open { end, timestamp_ms }
             }
-            (None, Some(Mark::Open { end, .. })) => Mark::Open { end, millis },
+            (None, Some(CommitMetadata::Open { end, .. })) => {
+                CommitMetadata::Open { end, timestamp_ms }
+            }
             // Nothing was delivered since the assignment.
-            (None, Some(Mark::Clean { .. }) | None) => Mark::Clean { millis },
-            (None, Some(Mark::Unknown)) => Mark::Open { end: self.suspects_end, millis },
+            (None, Some(CommitMetadata::Clean { .. }) | None) => {
+                CommitMetadata::Clean { timestamp_ms }
+            }
+            (None, Some(CommitMetadata::Unknown)) => {
+                CommitMetadata::Open { end: self.suspects.end, timestamp_ms }
+            }
         };
-        Commit { offset: self.base, mark }
+        Commit { offset: self.base, metadata }
     }
 
-    /// Returns the last commit of an assignment: clean if no delivered record is unfinished, and no
+    /// Returns the last commit of an assignment: clean if no delivered record is unacknowledged, and no
     /// suspect is left.
     pub(super) fn last_commit(&self) -> Option<Commit> {
-        let millis = self.base_millis;
-        let mark =
-            match self.delivered == 0 && self.suspects_end <= self.base.max(self.delivered_end) {
-                true => Mark::Clean { millis },
-                false => Mark::Open { end: self.delivered_end.max(self.suspects_end), millis },
-            };
-        let last = Commit { offset: self.base, mark };
+        let timestamp_ms = self.base_timestamp_ms;
+        let handled_end = self.base.max(self.delivered_end);
+        let has_suspects = self.suspects.end > handled_end && !self.suspects.is_empty();
+        let metadata = match self.delivered == 0 && !has_suspects {
+            true => CommitMetadata::Clean { timestamp_ms },
+            false => {
+                let end = self.delivered_end.max(self.suspects.end);
+                CommitMetadata::Open { end, timestamp_ms }
+            }
+        };
+        let last = Commit { offset: self.base, metadata };
         (self.committed != Some(last)).then_some(last)
     }
 
@@ -283,22 +311,23 @@ impl Partition {
         self.committed = Some(commit);
     }
 
-    /// Returns whether to pause (`Some(true)`) or to resume the partition, and notes it.
-    pub(super) fn turn(&mut self) -> Option<bool> {
+    /// Updates whether the partition is paused. Returns whether to pause (`Some(true)`) or to resume it; `None` for
+    /// no change.
+    pub(super) fn update_paused(&mut self) -> Option<bool> {
         let PartitionLimits { records, bytes, ahead } = self.limits;
         let is_over = |part: usize| {
-            self.unfinished >= (records / part).max(1)
+            self.unacknowledged >= (records / part).max(1)
                 || self.bytes >= (bytes / part).max(1)
                 || self.tracked.len() >= (ahead / part).max(1)
         };
-        let turned = match self.is_paused {
+        let change = match self.is_paused {
             false => is_over(1).then_some(true),
             true => (!is_over(2)).then_some(false),
         };
-        if let Some(is_paused) = turned {
+        if let Some(is_paused) = change {
             self.is_paused = is_paused;
         }
-        turned
+        change
     }
 
     /// Notes that the client fetches the partition again.
@@ -320,12 +349,12 @@ mod tests {
 
     fn record(offset: i64) -> Record {
         let message = Message::new("kafka://orders", "x");
-        Record { message, bytes: 10, millis: TIME + offset, from: 0, is_redelivery: false }
+        Record { message, bytes: 10, timestamp_ms: TIME + offset, from: 0, is_redelivery: false }
     }
 
     fn open(offset: i64, end: i64) -> Commit {
-        let millis = (offset > 0).then_some(TIME + offset - 1);
-        Commit { offset, mark: Mark::Open { end, millis } }
+        let timestamp_ms = (offset > 0).then_some(TIME + offset - 1);
+        Commit { offset, metadata: CommitMetadata::Open { end, timestamp_ms } }
     }
 
     /// Sends the commit that is wanted.
@@ -343,7 +372,7 @@ mod tests {
     #[test]
     fn nothing_is_delivered_before_a_commit_that_opens_it_is_confirmed() {
         let mut partition = Partition::new(LIMITS, 1, 0, None, (0, 0));
-        let clean = Commit { offset: 0, mark: Mark::Clean { millis: None } };
+        let clean = Commit { offset: 0, metadata: CommitMetadata::Clean { timestamp_ms: None } };
         assert_eq!(commit(&mut partition), Some(clean));
         for offset in 0..6 {
             partition.accept(offset, record(offset)).unwrap();
@@ -360,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_position_does_not_pass_an_unfinished_record() {
+    fn the_committed_offset_does_not_pass_an_unacknowledged_record() {
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 0));
         // The offset 3 is that of no record.
         for offset in [0, 1, 2, 4] {
@@ -368,21 +397,21 @@ mod tests {
         }
         assert_eq!(deliver(&mut partition).len(), 4);
         for offset in [2, 1, 2, 4] {
-            partition.finish(offset, 10);
+            partition.acknowledge(offset, 10);
             assert_eq!(partition.commit(), None);
         }
         assert_eq!(partition.last_commit(), Some(open(0, 5)));
-        partition.finish(0, 10);
+        partition.acknowledge(0, 10);
         assert_eq!(commit(&mut partition), Some(open(5, 8)));
-        let clean = Mark::Clean { millis: Some(TIME + 4) };
-        assert_eq!(partition.last_commit(), Some(Commit { offset: 5, mark: clean }));
+        let clean = CommitMetadata::Clean { timestamp_ms: Some(TIME + 4) };
+        assert_eq!(partition.last_commit(), Some(Commit { offset: 5, metadata: clean }));
         assert_eq!((partition.delivered(), partition.bytes, partition.tracked.len()), (0, 0, 0));
     }
 
     #[test]
     fn records_that_an_earlier_owner_may_have_started_are_suspects() {
-        let unknown = Commit { offset: 2, mark: Mark::Unknown };
-        let clean = Commit { offset: 2, mark: Mark::Clean { millis: None } };
+        let unknown = Commit { offset: 2, metadata: CommitMetadata::Unknown };
+        let clean = Commit { offset: 2, metadata: CommitMetadata::Clean { timestamp_ms: None } };
         for (stored, end, suspects) in [
             (Some(open(2, 4)), 9, 2),
             (Some(open(2, 90)), 4, 2),
@@ -396,7 +425,9 @@ mod tests {
             }
             let mut delivered = Vec::new();
             while let Some(commit) = commit(&mut partition) {
-                assert!(commit.offset == 2 && matches!(commit.mark, Mark::Open { .. }));
+                assert!(
+                    commit.offset == 2 && matches!(commit.metadata, CommitMetadata::Open { .. })
+                );
                 delivered.extend(deliver(&mut partition));
             }
             delivered.extend(deliver(&mut partition));
@@ -406,16 +437,31 @@ mod tests {
     }
 
     #[test]
+    fn records_before_the_commit_are_no_suspects_after_a_rewind() {
+        let mut partition = Partition::new(LIMITS, 1, 0, Some(open(4, 6)), (0, 9));
+        for offset in 0..8 {
+            partition.accept(offset, record(offset)).unwrap();
+        }
+        let mut delivered = Vec::new();
+        while let Some(commit) = commit(&mut partition) {
+            partition.committed(commit);
+            delivered.extend(deliver(&mut partition));
+        }
+        let suspects: Vec<_> = delivered.iter().filter(|it| it.1).map(|it| it.0).collect();
+        assert_eq!((delivered.len(), suspects), (8, vec![4, 5]));
+    }
+
+    #[test]
     fn suspects_that_are_left_stay_suspects_for_the_next_owner() {
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 6)), (0, 9));
         partition.accept(0, record(0)).unwrap();
         assert_eq!(deliver(&mut partition), [(0, true)]);
-        partition.finish(0, 10);
+        partition.acknowledge(0, 10);
         assert_eq!(partition.last_commit(), Some(open(1, 6)));
     }
 
     #[test]
-    fn a_returned_record_is_delivered_again_before_later_ones() {
+    fn a_rechange_record_is_delivered_again_before_later_ones() {
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 0));
         for offset in 0..3 {
             partition.accept(offset, record(offset)).unwrap();
@@ -433,31 +479,31 @@ mod tests {
         for offset in 0..3 {
             partition.accept(offset, record(offset)).unwrap();
         }
-        assert_eq!(partition.turn(), None);
+        assert_eq!(partition.update_paused(), None);
         partition.accept(3, record(3)).unwrap();
-        assert_eq!((partition.turn(), partition.turn()), (Some(true), None));
+        assert_eq!((partition.update_paused(), partition.update_paused()), (Some(true), None));
         deliver(&mut partition);
-        for (offset, turned) in [(1, None), (2, None), (3, Some(false))] {
-            partition.finish(offset, 10);
-            assert_eq!(partition.turn(), turned, "{offset}");
+        for (offset, change) in [(1, None), (2, None), (3, Some(false))] {
+            partition.acknowledge(offset, 10);
+            assert_eq!(partition.update_paused(), change, "{offset}");
         }
         partition.accept(4, Record { bytes: 990, ..record(4) }).unwrap();
-        assert_eq!(partition.turn(), Some(true), "bytes");
+        assert_eq!(partition.update_paused(), Some(true), "bytes");
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..6 {
             partition.accept(offset, record(offset)).unwrap();
             deliver(&mut partition);
             if offset > 0 {
-                partition.finish(offset, 10);
+                partition.acknowledge(offset, 10);
             }
         }
-        assert_eq!(partition.turn(), Some(true), "ahead of the first unfinished one");
-        partition.finish(0, 10);
-        assert_eq!(partition.turn(), Some(false));
+        assert_eq!(partition.update_paused(), Some(true), "ahead of the first unacknowledged one");
+        partition.acknowledge(0, 10);
+        assert_eq!(partition.update_paused(), Some(false));
     }
 
     #[test]
-    fn another_record_before_the_position_is_found() {
+    fn another_record_before_the_first_one_to_handle_is_detected() {
         let stored = Some(open(3, 3));
         let mut same = Partition::new(LIMITS, 1, 3, stored, (0, 5));
         assert_eq!((same.fetch_from(), same.next()), (2, 3));

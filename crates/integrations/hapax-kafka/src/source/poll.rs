@@ -1,39 +1,58 @@
-//! The thread that polls the client. Nothing else polls it, and no handler blocks it.
+//! The thread that polls the client. Nothing else polls it, and neither handlers nor requests delay it.
 
 use std::sync::Arc;
+use std::thread::park_timeout;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::topic_partition_list::TopicPartitionList;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::KafkaStartAt;
-use super::context::{Context, RETRY, assign, key, positions, stored};
-use super::mark::Mark;
-use super::partition::{Commit, Partition, Recreated};
+use super::context::{Context, RETRY, assign, fetched};
+use super::partition::{Partition, Recreated};
 use super::record::record;
-use super::state::{DatabasePositions, PartitionKey, Shared, Taken};
+use super::requests::Requests;
+use super::state::{CheckedLogs, Log, Opened, PartitionKey, PollSettings, Shared};
 
 /// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Records that are taken before commits and pauses.
+/// Most records that are received between two updates of commits and pauses.
 const BATCH: usize = 256;
 
-/// Pause before positions are read again.
-const AFTER_ERROR: Duration = Duration::from_secs(1);
+/// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
+/// requested: each change of the assignment drops records that the client has fetched.
+const OPEN_TOGETHER: Duration = Duration::from_secs(1);
+
+/// Pause between two requests of logs.
+const CHECK_LOGS_EVERY: Duration = Duration::from_secs(1);
+
+/// Time for which commits fail until that is an error of the source: they fail while the group rebalances.
+const COMMIT_ALARM: Duration = Duration::from_secs(10);
+
+/// Interval at which the end of requests is checked, in which the client is used.
+const END: Duration = Duration::from_millis(10);
 
 /// The polling thread.
 pub(super) struct Poller {
-    consumer: BaseConsumer<Context>,
+    consumer: Arc<BaseConsumer<Context>>,
+    requests: Requests,
     shared: Arc<Shared>,
     topic: String,
     commit_at: Instant,
     retry_at: Instant,
-    resolve_at: Instant,
-    check_at: Instant,
+    /// Time of the first of the commits that fail.
+    commits_fail_since: Option<Instant>,
+    /// Time at which the first of the partitions was opened that wait for others.
+    opened_since: Option<Instant>,
+    /// Time at which logs are requested, if the client has lost offsets.
+    check_logs_at: Option<Instant>,
+    logs_checked_at: Option<Instant>,
+    check_broker_at: Instant,
+    check_owner_at: Instant,
 }
 
 /// Marks the source as closed, also after a panic.
@@ -51,11 +70,25 @@ impl Drop for CloseOnDrop {
 
 impl Poller {
     /// Creates the thread's state. `topic` is one of the topics, by which the brokers are checked.
-    pub(super) fn new(consumer: BaseConsumer<Context>, topic: String) -> Self {
+    pub(super) fn new(consumer: BaseConsumer<Context>, topic: String, runtime: Handle) -> Self {
+        let consumer = Arc::new(consumer);
         let shared = Arc::clone(&consumer.context().shared);
         let now = Instant::now();
-        let check_at = now + consumer.context().settings.check_after;
-        Self { consumer, shared, topic, commit_at: now, retry_at: now, resolve_at: now, check_at }
+        let check_at = now + consumer.context().settings.idle_check_after;
+        Self {
+            requests: Requests::new(&consumer, runtime),
+            consumer,
+            shared,
+            topic,
+            commit_at: now,
+            retry_at: now,
+            commits_fail_since: None,
+            opened_since: None,
+            check_logs_at: None,
+            logs_checked_at: None,
+            check_broker_at: check_at,
+            check_owner_at: check_at,
+        }
     }
 
     /// Polls until the source is closed, and leaves the group.
@@ -63,18 +96,44 @@ impl Poller {
         let _closed = CloseOnDrop(Arc::clone(&self.shared));
         while !self.shared.lock().is_closing {
             self.poll();
-            self.resolve();
-            self.open_taken();
-            self.turn();
+            self.check_logs();
+            self.open();
+            self.update_paused();
             self.commit();
+            self.check_broker();
+            self.check_owner();
         }
-        self.consumer.context().revoked(&self.consumer);
-        // Leaves the group.
-        drop(self.consumer);
+        self.leave();
+        // Requests that are in progress use the client: a client that has ended answers no commit.
+        self.shared.wait_committed();
+        let mut consumer = self.consumer;
+        while let Err(used) = Arc::try_unwrap(consumer) {
+            consumer = used;
+            park_timeout(END);
+        }
     }
 
-    fn context(&self) -> &Context {
-        self.consumer.context()
+    /// Leaves the group, after its partitions were revoked.
+    ///
+    /// The client must not be closed while an assignment or a revocation waits for the answer of its callback: it
+    /// ends without that answer, and a late one is waited for without end, or fails an assertion. Once the client
+    /// has answered `unsubscribe`, it calls back for no other reason than what is in the queue.
+    fn leave(&self) {
+        self.consumer.unsubscribe();
+        loop {
+            let rebalances = self.consumer.context().rebalances();
+            while self.consumer.poll(END).is_some() {}
+            if self.consumer.context().rebalances() == rebalances {
+                break;
+            }
+        }
+        if let Err(error) = assign(&self.consumer, &TopicPartitionList::new()) {
+            tracing::debug!(%error, "the partitions of a group were not left");
+        }
+    }
+
+    fn settings(&self) -> &PollSettings {
+        &self.consumer.context().settings
     }
 
     fn poll(&mut self) {
@@ -88,7 +147,7 @@ impl Poller {
                         self.assign();
                         break;
                     }
-                    self.check_at = Instant::now() + self.context().settings.check_after;
+                    self.check_broker_at = Instant::now() + self.settings().idle_check_after;
                 }
                 Some(Err(error)) => {
                     self.failed(&error);
@@ -98,10 +157,9 @@ impl Poller {
             }
         }
         self.shared.notify();
-        self.check();
     }
 
-    /// Takes a record. Returns false if its partition is stopped, and has to be fetched no longer.
+    /// Adds a record. Returns false if its partition is stopped, and has to be fetched no longer.
     fn accept(&self, message: &BorrowedMessage<'_>) -> bool {
         let key = (message.topic().to_owned(), message.partition());
         let mut state = self.shared.lock();
@@ -113,13 +171,13 @@ impl Poller {
         if let Err(Recreated { offset, expected, found }) =
             partition.accept(message.offset(), record(message))
         {
-            let remedy = self.context().settings.remedy();
+            let remedy = self.settings().remedy();
             state.stop(
                 key,
                 format!(
-                    "expected the record {offset} of time {expected} that was handled before, found \
-                     one of time {found}: the topic was created again; {remedy}, so that its records are \
-                     handled"
+                    "expected the record {offset} with the timestamp {expected} that was handled before, \
+                     found one with the timestamp {found}: the topic was created again; {remedy}, so that \
+                     its records are handled"
                 ),
             );
             return false;
@@ -128,15 +186,24 @@ impl Poller {
     }
 
     fn failed(&mut self, error: &KafkaError) {
+        if let Some((code, reason)) = self.consumer.client().fatal_error() {
+            let error = format!(
+                "expected a Kafka client without a fatal error, found {code}: {reason}: start the source again"
+            );
+            return self.shared.end(error);
+        }
+        if matches!(error, KafkaError::PartitionEOF(_)) {
+            return;
+        }
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
-                self.check_positions();
+                let earliest = self.logs_checked_at.map(|at| at + CHECK_LOGS_EVERY);
+                self.check_logs_at = Some(earliest.unwrap_or_else(Instant::now));
             }
-            // The client connects again; the check of the brokers shows what lasts.
+            // The client connects again; the check of the brokers reports what lasts.
             Some(
                 RDKafkaErrorCode::BrokerTransportFailure
                 | RDKafkaErrorCode::OperationTimedOut
-                | RDKafkaErrorCode::PartitionEOF
                 // The loss of the assignment follows.
                 | RDKafkaErrorCode::PollExceeded,
             ) => tracing::debug!(%error, "a Kafka client reports an error"),
@@ -146,237 +213,201 @@ impl Poller {
 
     /// Checks that a broker answers, if no record came for a time: the client reports no broker that
     /// accepts connections and does not answer.
-    fn check(&mut self) {
+    fn check_broker(&mut self) {
         let now = Instant::now();
-        if now < self.check_at {
-            return;
-        }
-        self.check_at = now + self.context().settings.check_after;
-        let timeout = self.context().settings.request_timeout;
-        if let Err(error) = self.consumer.fetch_metadata(Some(&self.topic), timeout) {
-            self.shared.fail(format!(
-                "expected an answer of the Kafka brokers within {timeout:?}, found an error: {error}: \
-                 check that they run and can be reached"
-            ));
+        if now >= self.check_broker_at {
+            // Later than the last check has ended.
+            let settings = self.settings();
+            self.check_broker_at = now + settings.idle_check_after.max(settings.request_timeout);
+            self.requests.check_broker(self.topic.clone());
         }
     }
 
-    /// Reads the positions of partitions that were assigned, and fetches these.
-    fn resolve(&mut self) {
-        let unresolved: Vec<PartitionKey> = {
-            let state = self.shared.lock();
-            if state.unresolved.is_empty() || Instant::now() < self.resolve_at {
+    /// Checks whether this process still owns the positions of partitions without records.
+    fn check_owner(&mut self) {
+        let now = Instant::now();
+        if now < self.check_owner_at {
+            return;
+        }
+        self.check_owner_at = now + self.settings().idle_check_after;
+        let state = self.shared.lock();
+        let idle = state.partitions.iter().filter(|(_, partition)| partition.is_idle());
+        let idle = idle.filter_map(|(key, it)| Some((key.clone(), it.epoch, it.fence?)));
+        let idle: Vec<_> = idle.collect();
+        drop(state);
+        if !idle.is_empty() {
+            self.requests.check_owner(idle);
+        }
+    }
+
+    /// Requests the first offsets of assigned partitions, and fetches those whose first offset is known.
+    fn open(&mut self) {
+        let (opened, is_opening) = {
+            let mut state = self.shared.lock();
+            if let Some((number, keys)) = state.begin_opening() {
+                self.requests.open(number, keys);
+            }
+            if state.opened.is_empty() {
+                self.opened_since = None;
                 return;
             }
-            state.unresolved.iter().cloned().collect()
-        };
-        self.resolve_at = Instant::now() + AFTER_ERROR;
-        let mut list = TopicPartitionList::new();
-        for (topic, number) in &unresolved {
-            list.add_partition(topic, *number);
-        }
-        let timeout = self.context().settings.request_timeout;
-        let list = match self.consumer.committed_offsets(list, timeout) {
-            Ok(list) => list,
-            Err(error) => {
-                let error = format!("expected the positions of the group, found an error: {error}");
-                return self.shared.fail(error);
+            let now = Instant::now();
+            let since = *self.opened_since.get_or_insert(now);
+            if state.is_opening() && now < since + OPEN_TOGETHER {
+                return;
             }
+            self.opened_since = None;
+            (std::mem::take(&mut state.opened), state.is_opening())
         };
-        for element in list.elements() {
-            let read = element.error().map(|()| stored(&element));
-            if let Err(error) = read.and_then(|stored| self.open(key(&element), stored)) {
-                let (topic, number) = key(&element);
-                self.shared.fail(format!(
-                    "expected the position of partition {number} of {topic}, found an error: {error}"
-                ));
-            }
-        }
-        self.assign();
-    }
-
-    /// Returns the offsets of the first record and of the end of a log.
-    fn log(&self, (topic, number): &PartitionKey) -> Result<(i64, i64), KafkaError> {
-        let timeout = self.context().settings.request_timeout;
-        self.consumer.fetch_watermarks(topic, *number, timeout)
-    }
-
-    /// Creates the state of a partition from its position and its log, or begins to take its position
-    /// in the database.
-    fn open(&self, key: PartitionKey, stored: Option<Commit>) -> Result<(), KafkaError> {
-        let settings = &self.context().settings;
-        let log = self.log(&key)?;
-        let base = match (stored, settings.start_at) {
-            (Some(stored), _) => stored.offset,
-            (None, KafkaStartAt::Earliest) => log.0,
-            (None, KafkaStartAt::Latest) => log.1,
-        };
-        if let Some(positions) = &settings.positions {
-            self.take(positions, key, stored, base);
-            return Ok(());
-        }
-        let mut state = self.shared.lock();
-        if let Some(cause) = outside(base, log, settings.remedy()) {
-            state.stop(key, cause);
-        } else {
-            let partition = Partition::new(settings.limits, state.epoch, base, stored, log);
-            state.insert(key, partition);
-        }
-        Ok(())
-    }
-
-    /// Begins to take the position of a partition, which waits for a transaction of its previous owner.
-    fn take(
-        &self,
-        positions: &DatabasePositions,
-        key: PartitionKey,
-        stored: Option<Commit>,
-        first: i64,
-    ) {
-        let number = self.shared.lock().begin_take(key.clone());
-        let (shared, store) = (Arc::clone(&self.shared), Arc::clone(&positions.store));
-        positions.runtime.spawn(async move {
-            // A broker counts from 0.
-            let partition = hapax_messages::Partition {
-                topic: key.0.clone(),
-                number: u32::try_from(key.1).unwrap_or(0),
-            };
-            let taken = store.take(&partition, u64::try_from(first).unwrap_or(0)).await;
-            shared.took(number, key, stored, taken);
-        });
-    }
-
-    /// Fetches the partitions whose positions were taken in the database.
-    fn open_taken(&self) {
-        let taken = std::mem::take(&mut self.shared.lock().taken);
-        if taken.is_empty() {
-            return;
-        }
-        let settings = &self.context().settings;
-        for Taken { key, stored, position } in taken {
-            // Read after the position, which another owner may have advanced until it was taken.
-            let log = match self.log(&key) {
-                Ok(log) => log,
-                Err(error) => {
-                    let (topic, number) = &key;
-                    let text = format!(
-                        "expected the log of partition {number} of {topic}, found an error: {error}"
-                    );
-                    self.shared.lock().unresolved.insert(key);
-                    self.shared.fail(text);
+        tracing::debug!(partitions = opened.len(), is_opening, "partitions are opened");
+        let settings = self.settings();
+        {
+            let mut state = self.shared.lock();
+            for Opened { key, first, stored, position, log } in opened {
+                if let Some(cause) = outside(first, log, settings.remedy()) {
+                    state.stop(key, cause);
                     continue;
                 }
-            };
-            let base = i64::try_from(position.next).unwrap_or(i64::MAX);
-            // Records behind a position without a commit may have been delivered before.
-            let stored = match position.is_new {
-                true => stored,
-                false => stored.or(Some(Commit { offset: base, mark: Mark::Unknown })),
-            };
-            let mut state = self.shared.lock();
-            if let Some(cause) = outside(base, log, settings.remedy()) {
-                state.stop(key, cause);
-            } else {
-                let partition = Partition::new(settings.limits, state.epoch, base, stored, log);
-                state.insert(key, partition.taken(position, log.0));
+                let partition = Partition::new(settings.limits, state.epoch, first, stored, log);
+                let partition = match position {
+                    Some(position) => partition.with_position(position, log.0),
+                    None => partition,
+                };
+                state.partitions.insert(key, partition);
             }
         }
         self.assign();
     }
 
     /// Stops the partitions whose next record is not in their log, and fetches the others again: the
-    /// client has dropped positions.
-    fn check_positions(&mut self) {
-        let next: Vec<_> = {
-            let state = self.shared.lock();
-            state
-                .partitions
-                .iter()
-                .map(|(key, partition)| (key.clone(), partition.next()))
-                .collect()
+    /// client has lost offsets.
+    fn check_logs(&mut self) {
+        let now = Instant::now();
+        let Some(CheckedLogs { logs, is_complete }) = self.shared.lock().logs.take() else {
+            if self.check_logs_at.is_some_and(|at| at <= now) {
+                self.check_logs_at = None;
+                self.logs_checked_at = Some(now);
+                let state = self.shared.lock();
+                let fetched = state.partitions.iter().map(|(key, it)| (key.clone(), it.epoch));
+                let fetched: Vec<_> = fetched.collect();
+                drop(state);
+                self.requests.check_logs(fetched);
+            }
+            return;
         };
-        let timeout = self.context().settings.request_timeout;
-        for (key, next) in next {
-            match self.consumer.fetch_watermarks(&key.0, key.1, timeout) {
-                Ok(log) => {
-                    let remedy = self.context().settings.remedy();
-                    if let Some(cause) = outside(next, log, remedy) {
-                        self.shared.lock().stop(key, cause);
-                    }
-                }
-                Err(error) => self.shared.fail(format!(
-                    "expected the first and last offsets of partition {} of {}, found an error: {error}",
-                    key.1, key.0
-                )),
+        if !is_complete {
+            self.check_logs_at = Some(now + CHECK_LOGS_EVERY);
+        }
+        let remedy = self.settings().remedy();
+        let mut state = self.shared.lock();
+        for (key, epoch, log) in logs {
+            let Some(next) = state.owned(&key, epoch).map(|partition| partition.next()) else {
+                continue;
+            };
+            if let Some(cause) = outside(next, log, remedy) {
+                state.stop(key, cause);
             }
         }
+        drop(state);
         self.assign();
     }
 
-    /// Fetches all partitions from their positions.
+    /// Fetches all partitions from their next records.
     fn assign(&self) {
-        let mut state = self.shared.lock();
-        for partition in state.partitions.values_mut() {
-            partition.resumed();
-        }
-        let assigned = positions(state.partitions.iter());
-        if let Err(error) = assigned.and_then(|list| assign(&self.consumer, &list)) {
-            drop(state);
+        let list = {
+            let mut state = self.shared.lock();
+            for partition in state.partitions.values_mut() {
+                partition.resumed();
+            }
+            fetched(state.partitions.iter())
+        };
+        // The client keeps the pause of a partition that is assigned again.
+        let assigned = list.and_then(|list| {
+            assign(&self.consumer, &list)?;
+            self.consumer.resume(&list)
+        });
+        if let Err(error) = assigned {
             return self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
+        let mut state = self.shared.lock();
         state.is_assigned = state.is_resolved();
+        drop(state);
+        self.shared.notify();
     }
 
     /// Pauses partitions that have too many records, and resumes those that have not.
-    fn turn(&self) {
-        let mut state = self.shared.lock();
-        for ((topic, number), partition) in &mut state.partitions {
-            let Some(pauses) = partition.turn() else { continue };
+    fn update_paused(&self) {
+        let changes: Vec<(PartitionKey, bool)> = {
+            let mut state = self.shared.lock();
+            let partitions = state.partitions.iter_mut();
+            partitions.filter_map(|(key, it)| Some((key.clone(), it.update_paused()?))).collect()
+        };
+        for ((topic, number), pauses) in changes {
             let mut list = TopicPartitionList::new();
-            list.add_partition(topic, *number);
-            let turned = match pauses {
+            list.add_partition(&topic, number);
+            let changed = match pauses {
                 true => self.consumer.pause(&list),
                 false => self.consumer.resume(&list),
             };
-            if let Err(error) = turned {
+            if let Err(error) = changed {
                 tracing::debug!(%error, topic, number, "a partition was not paused or resumed");
             }
         }
     }
 
-    /// Commits what is finished, and opens records that wait for it.
+    /// Commits acknowledged records, and opens records that wait for it.
     fn commit(&mut self) {
         let now = Instant::now();
+        let mut state = self.shared.lock();
+        let result = state.commit_result.take();
+        if state.is_committing {
+            return;
+        }
+        match result {
+            Some(Ok(())) => self.commits_fail_since = None,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a commit failed: it is sent again");
+                self.retry_at = now + RETRY;
+                let since = *self.commits_fail_since.get_or_insert(now);
+                if now >= since + COMMIT_ALARM {
+                    self.commits_fail_since = Some(now);
+                    drop(state);
+                    return self.shared.fail(format!(
+                        "expected commits of the group's offsets, found errors for {COMMIT_ALARM:?}, the \
+                         last one: {error}: check the brokers, the topics, and the permissions of the user; \
+                         they are sent again"
+                    ));
+                }
+            }
+            None => {}
+        }
         if now < self.retry_at {
             return;
         }
         let is_due = now >= self.commit_at;
+        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.is_blocked());
+        let wanted = wanted.filter_map(|(key, it)| Some((key.clone(), it.epoch, it.commit()?)));
+        let commits: Vec<_> = wanted.collect();
+        drop(state);
         if is_due {
-            self.commit_at = now + self.context().settings.commit_every;
+            self.commit_at = now + self.settings().commit_every;
         }
-        let commits: Vec<_> = {
-            let state = self.shared.lock();
-            let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.is_blocked());
-            wanted.filter_map(|(key, it)| Some((key.clone(), it.commit()?))).collect()
-        };
-        if let Err(error) = self.context().commit(&self.consumer, &commits) {
-            // For instance while the group is rebalancing.
-            tracing::debug!(%error, "a commit failed: it is sent again");
-            self.retry_at = Instant::now() + RETRY;
+        if !commits.is_empty() {
+            self.requests.commit(commits);
         }
     }
 }
 
-/// Returns why a position cannot be fetched, if it is outside of the log.
-fn outside(position: i64, (low, high): (i64, i64), remedy: &str) -> Option<String> {
-    let cause = if position > high {
+/// Returns why an offset cannot be fetched, if it is outside of the log.
+fn outside(offset: i64, (low, high): Log, remedy: &str) -> Option<String> {
+    let cause = if offset > high {
         "the topic was created again, or has lost records"
-    } else if position < low {
+    } else if offset < low {
         "records were deleted before they were handled"
     } else {
         return None;
     };
     Some(format!(
-        "expected a position from {low} to {high}, found {position}: {cause}; {remedy} to continue"
+        "expected an offset from {low} to {high}, found {offset}: {cause}; {remedy} to continue"
     ))
 }

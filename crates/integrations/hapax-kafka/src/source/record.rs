@@ -12,11 +12,14 @@ use super::partition::Record;
 /// Copies a record out of the client's memory.
 pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
     let topic = borrowed.topic();
-    let millis = match borrowed.timestamp() {
+    let timestamp_ms = match borrowed.timestamp() {
         KafkaTimestamp::NotAvailable => -1,
-        KafkaTimestamp::CreateTime(millis) | KafkaTimestamp::LogAppendTime(millis) => millis,
+        KafkaTimestamp::CreateTime(timestamp) | KafkaTimestamp::LogAppendTime(timestamp) => {
+            timestamp
+        }
     };
-    let stored_at = Timestamp::from_micros(u64::try_from(millis).unwrap_or(0).saturating_mul(1000));
+    let micros = u64::try_from(timestamp_ms).unwrap_or(0).saturating_mul(1000);
+    let stored_at = Timestamp::from_micros(micros);
     let payload = Bytes::copy_from_slice(borrowed.payload().unwrap_or_default());
     let mut message = Message::new(format!("kafka://{topic}"), payload).with_position(Position {
         topic: topic.to_owned(),
@@ -24,7 +27,7 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
         offset: u64::try_from(borrowed.offset()).unwrap_or(0),
         stored_at,
     });
-    if millis >= 0 {
+    if timestamp_ms >= 0 {
         message = message.published_at(stored_at);
     }
     if let Some(key) = borrowed.key() {
@@ -32,17 +35,20 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
     }
     message.headers = headers(borrowed);
     let bytes = message.bytes();
-    Record { message, bytes, millis, from: borrowed.offset(), is_redelivery: false }
+    Record { message, bytes, timestamp_ms, from: borrowed.offset(), is_redelivery: false }
 }
 
-/// Returns the key of a record as text. Keys that are equal give the same, and others another one.
+/// Prefix of an order key in base 16.
+const BASE16: &str = "base16:";
+
+/// Returns the order key of a record's key. Different keys have different order keys.
 fn order_key(key: &[u8]) -> String {
     match std::str::from_utf8(key) {
         // A database would not store a zero byte.
-        Ok(text) if !text.contains('\0') => text.to_owned(),
+        Ok(text) if !text.contains('\0') && !text.starts_with(BASE16) => text.to_owned(),
         _ => {
             let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-            format!("base16:{hex}")
+            format!("{BASE16}{hex}")
         }
     }
 }
@@ -76,9 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_are_no_text_stay_different() {
+    fn keys_that_are_not_utf8_stay_different() {
         assert_eq!(order_key("ä 1".as_bytes()), "ä 1");
         assert_eq!(order_key(&[0xff, 0]), "base16:ff00");
         assert_ne!(order_key(b"a\0"), order_key(b"a"));
+        assert_ne!(order_key(b"base16:ff"), order_key(b"\xff"));
     }
 }

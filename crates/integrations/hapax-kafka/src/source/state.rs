@@ -1,65 +1,94 @@
-//! State that the polling thread, receivers and deliveries share.
+//! State that the polling thread, requests, receivers and deliveries share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error as _;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hapax_messages::{PositionError, PositionStore, TakenPosition};
-use tokio::runtime::Handle;
+use hapax_messages::{AcquiredPosition, PositionStore};
+use rdkafka::error::KafkaResult;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::partition::{Commit, Partition, PartitionLimits, Record};
 
 /// Topic and number of a partition.
 pub(super) type PartitionKey = (String, i32);
 
+/// Pause before partitions that were not opened are opened again.
+const OPEN_RETRY: Duration = Duration::from_secs(1);
+
 /// State of a source that its parts share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Signals a thread that drains: a delivery has ended.
-    delivery_ended: Condvar,
+    /// Signals the polling thread, which waits in a callback, that a delivery or a commit has ended.
+    ended: Condvar,
     /// Wakes receivers and those who wait for an assignment or the end.
     changed: Notify,
 }
 
+/// An assigned partition is in one of `unopened`, `opening`, `opened`, `partitions` and `stopped`.
 #[derive(Debug, Default)]
 pub(super) struct State {
+    /// Partitions that are fetched.
     pub(super) partitions: BTreeMap<PartitionKey, Partition>,
-    /// Assigned partitions whose position was not read yet.
-    pub(super) unresolved: BTreeSet<PartitionKey>,
-    /// Assigned partitions whose position is being taken in the database, each with the number of the
-    /// call.
-    taking: BTreeMap<PartitionKey, u64>,
-    /// Number of the last of these calls.
-    takes: u64,
-    /// Assigned partitions whose position was taken in the database, and that are not fetched yet.
-    pub(super) taken: Vec<Taken>,
-    /// Assigned partitions that are not received, and why.
+    /// Partitions whose first offset is not known.
+    unopened: BTreeSet<PartitionKey>,
+    /// Time before which these are not opened, after an error.
+    open_after: Option<Instant>,
+    /// Partitions whose first offset is being requested, each with the number of the request.
+    opening: BTreeMap<PartitionKey, u64>,
+    /// Number of the last of these requests.
+    openings: u64,
+    /// Partitions whose first offset is known, and that are not fetched yet.
+    pub(super) opened: Vec<Opened>,
+    /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
     /// Number of the last assignment.
     pub(super) epoch: u64,
     /// Nothing is delivered while partitions are being revoked.
     pub(super) is_draining: bool,
-    /// Whether partitions, possibly none, are assigned.
+    /// Whether partitions, possibly none, are assigned, and the first offsets of all are known.
     pub(super) is_assigned: bool,
+    /// Whether a commit is in progress.
+    pub(super) is_committing: bool,
+    /// Result of the last commit, until the polling thread reads it.
+    pub(super) commit_result: Option<KafkaResult<()>>,
+    /// Logs that were requested after the client had lost its offsets, until the polling thread reads them.
+    pub(super) logs: Option<CheckedLogs>,
     pub(super) is_closing: bool,
     pub(super) is_closed: bool,
+    /// The error that has ended the client.
+    fatal: Option<String>,
     /// The last partition of which a record was delivered.
-    turn: Option<PartitionKey>,
+    last_delivered: Option<PartitionKey>,
     /// An error that no receiver has returned yet.
     error: Option<String>,
 }
 
-/// A partition whose position was taken in the database.
+/// Offsets of the first record and of the end of a log.
+pub(super) type Log = (i64, i64);
+
+/// A partition whose first offset is known.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct Opened {
     pub(super) key: PartitionKey,
+    /// The first offset to handle.
+    pub(super) first: i64,
     /// The commit that the broker has.
     pub(super) stored: Option<Commit>,
-    pub(super) position: TakenPosition,
+    /// The position that was acquired in the database.
+    pub(super) position: Option<AcquiredPosition>,
+    pub(super) log: Log,
+}
+
+/// The logs of partitions that are fetched, each with the number of its assignment.
+#[derive(Debug)]
+pub(super) struct CheckedLogs {
+    pub(super) logs: Vec<(PartitionKey, u64, Log)>,
+    /// Whether each request was answered.
+    pub(super) is_complete: bool,
 }
 
 /// A record and where it belongs.
@@ -95,34 +124,66 @@ impl Shared {
         }
     }
 
-    /// Notes an error, which the next receiver returns.
+    /// Stores an error, which the next receiver returns.
     pub(super) fn fail(&self, error: String) {
         tracing::warn!(%error, "a Kafka source failed");
         self.lock().error = Some(error);
         self.notify();
     }
 
+    /// Ends the source because of an error after which the client receives nothing more.
+    pub(super) fn end(&self, error: String) {
+        tracing::error!(%error, "a Kafka source has ended");
+        let mut state = self.lock();
+        state.is_closing = true;
+        state.fatal.get_or_insert(error);
+        drop(state);
+        self.notify();
+    }
+
     /// Waits until no delivery is left, or for the time. Returns whether none is left.
     pub(super) fn wait_drained(&self, time: Duration) -> bool {
         let state = self.lock();
-        let waited = self.delivery_ended.wait_timeout_while(state, time, |state| {
+        let waited = self.ended.wait_timeout_while(state, time, |state| {
             state.partitions.values().any(|partition| partition.delivered() > 0)
         });
         let (_state, result) = waited.unwrap_or_else(PoisonError::into_inner);
         !result.timed_out()
     }
 
-    /// Marks a record as finished. Returns false if its assignment has ended.
-    pub(super) fn finish(&self, key: &PartitionKey, epoch: u64, offset: i64, bytes: usize) -> bool {
-        let found = match self.lock().owned(key, epoch) {
+    /// Waits until no commit is in progress.
+    pub(super) fn wait_committed(&self) {
+        let waited = self.ended.wait_while(self.lock(), |state| state.is_committing);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Ends the commit that is in progress.
+    pub(super) fn end_commit(&self, result: Option<KafkaResult<()>>) {
+        let mut state = self.lock();
+        state.is_committing = false;
+        state.commit_result = result;
+        drop(state);
+        self.ended.notify_all();
+        self.notify();
+    }
+
+    /// Acknowledges a record. Returns false if its assignment has ended.
+    pub(super) fn acknowledge(
+        &self,
+        key: &PartitionKey,
+        epoch: u64,
+        offset: i64,
+        bytes: usize,
+    ) -> bool {
+        let is_acknowledged = match self.lock().owned(key, epoch) {
             Some(partition) => {
-                partition.finish(offset, bytes);
+                partition.acknowledge(offset, bytes);
                 true
             }
             None => false,
         };
-        self.delivery_ended.notify_all();
-        found
+        self.ended.notify_all();
+        is_acknowledged
     }
 
     /// Returns a record, which is delivered again if its assignment has not ended.
@@ -130,7 +191,7 @@ impl Shared {
         if let Some(partition) = self.lock().owned(key, epoch) {
             partition.restore(offset, record);
         }
-        self.delivery_ended.notify_all();
+        self.ended.notify_all();
         self.notify();
     }
 
@@ -141,96 +202,116 @@ impl Shared {
         !state.is_draining && state.owned(key, epoch).is_some()
     }
 
-    /// Ends the deliveries of a partition, whose position is taken again.
-    pub(super) fn take_again(&self, key: &PartitionKey, epoch: u64) {
+    /// Returns whether a delivery is of the current assignment.
+    pub(super) fn is_owned(&self, key: &PartitionKey, epoch: u64) -> bool {
+        self.lock().owned(key, epoch).is_some()
+    }
+
+    /// Ends the deliveries of a partition, and opens it again.
+    pub(super) fn open_again(&self, key: &PartitionKey, epoch: u64) {
         let mut state = self.lock();
         if state.owned(key, epoch).is_some() {
             state.partitions.remove(key);
             // Deliveries of before are not those of the partition that is created next.
             state.epoch += 1;
-            state.unresolved.insert(key.clone());
+            state.unopened.insert(key.clone());
             state.is_assigned = false;
         }
         drop(state);
-        self.delivery_ended.notify_all();
+        self.ended.notify_all();
         self.notify();
     }
 
-    /// Notes the result of the call with this number.
-    pub(super) fn took(
-        &self,
-        number: u64,
-        key: PartitionKey,
-        stored: Option<Commit>,
-        taken: Result<TakenPosition, PositionError>,
-    ) {
+    /// Stores the result of a request with this number. Returns false if its assignment has ended: if the
+    /// position of a partition was acquired from its new owner, that owner acquires it again.
+    pub(super) fn opened(&self, number: u64, key: PartitionKey, opened: Option<Opened>) -> bool {
         let mut state = self.lock();
-        // The assignment has ended meanwhile. If the partition has another owner, this call has fenced it:
-        // it takes the position again.
-        if state.taking.get(&key) != Some(&number) {
-            return;
+        if state.opening.get(&key) != Some(&number) {
+            return false;
         }
-        state.taking.remove(&key);
-        match taken {
-            Ok(position) => state.taken.push(Taken { key, stored, position }),
-            Err(error) => {
-                let cause = error.source().map_or(String::new(), |cause| format!(": {cause}"));
-                let text = format!("{error}{cause}: it is taken again");
-                state.unresolved.insert(key);
-                drop(state);
-                self.fail(text);
+        state.opening.remove(&key);
+        match opened {
+            Some(opened) => state.opened.push(opened),
+            None => {
+                state.unopened.insert(key);
+                state.open_after = Some(Instant::now() + OPEN_RETRY);
             }
         }
-    }
-
-    /// Returns whether a delivery is of the current assignment.
-    pub(super) fn is_owned(&self, key: &PartitionKey, epoch: u64) -> bool {
-        self.lock().owned(key, epoch).is_some()
+        true
     }
 }
 
 impl State {
-    fn owned(&mut self, key: &PartitionKey, epoch: u64) -> Option<&mut Partition> {
+    /// Returns a partition, if it is of this assignment.
+    pub(super) fn owned(&mut self, key: &PartitionKey, epoch: u64) -> Option<&mut Partition> {
         self.partitions.get_mut(key).filter(|partition| partition.epoch == epoch)
+    }
+
+    /// Begins an assignment.
+    pub(super) fn begin_assignment(&mut self, assigned: BTreeSet<PartitionKey>) {
+        self.fence();
+        self.epoch += 1;
+        self.is_assigned = assigned.is_empty();
+        self.unopened = assigned;
     }
 
     /// Ends all assignments: later acknowledgements are errors.
     pub(super) fn fence(&mut self) {
         self.partitions.clear();
-        self.unresolved.clear();
-        self.taking.clear();
-        self.taken.clear();
+        self.unopened.clear();
+        self.open_after = None;
+        self.opening.clear();
+        self.opened.clear();
         self.stopped.clear();
+        self.logs = None;
         self.is_draining = false;
         self.is_assigned = false;
     }
 
-    /// Returns whether the position of every assigned partition is known.
+    /// Returns whether the first offset of every assigned partition is known.
     pub(super) fn is_resolved(&self) -> bool {
-        self.unresolved.is_empty() && self.taking.is_empty() && self.taken.is_empty()
+        self.unopened.is_empty() && self.opening.is_empty() && self.opened.is_empty()
     }
 
-    /// Notes that the position of a partition is being taken. Returns the number of the call.
-    pub(super) fn begin_take(&mut self, key: PartitionKey) -> u64 {
-        self.takes += 1;
-        self.unresolved.remove(&key);
-        self.taking.insert(key, self.takes);
-        self.takes
+    /// Returns whether first offsets are being requested.
+    pub(super) fn is_opening(&self) -> bool {
+        !self.opening.is_empty()
     }
 
-    /// Stops a partition, and says why.
+    /// Begins a request for the first offsets of partitions. Returns its number and these; `None` if there is
+    /// nothing to request now.
+    pub(super) fn begin_opening(&mut self) -> Option<(u64, Vec<PartitionKey>)> {
+        let is_early = self.open_after.is_some_and(|after| Instant::now() < after);
+        if self.unopened.is_empty() || is_early {
+            return None;
+        }
+        self.open_after = None;
+        self.openings += 1;
+        let keys: Vec<_> = std::mem::take(&mut self.unopened).into_iter().collect();
+        self.opening.extend(keys.iter().map(|key| (key.clone(), self.openings)));
+        Some((self.openings, keys))
+    }
+
+    /// Stops a partition, with the cause.
     pub(super) fn stop(&mut self, key: PartitionKey, cause: String) {
         let error = format!("the partition {} of {} is stopped: {cause}", key.1, key.0);
         tracing::error!(%error, "a partition is not received");
         self.partitions.remove(&key);
-        self.unresolved.remove(&key);
         self.stopped.insert(key, cause);
         self.error = Some(error);
     }
 
-    /// Returns an error that was not returned yet.
+    /// Returns an error that was not returned yet, or that the source is closed.
     pub(super) fn take_error(&mut self) -> Option<String> {
-        self.error.take()
+        if let Some(error) = self.error.take() {
+            return Some(error);
+        }
+        match &self.fatal {
+            Some(fatal) => Some(fatal.clone()),
+            None => self
+                .is_closed
+                .then(|| "expected an open source, found one that was closed".to_owned()),
+        }
     }
 
     /// Delivers up to `max` records, one of each partition in turn.
@@ -240,7 +321,7 @@ impl State {
             return delivered;
         }
         let mut keys: Vec<_> = self.partitions.keys().cloned().collect();
-        let begin = keys.partition_point(|key| Some(key) <= self.turn.as_ref());
+        let begin = keys.partition_point(|key| Some(key) <= self.last_delivered.as_ref());
         keys.rotate_left(begin);
         while delivered.len() < max.get() && !keys.is_empty() {
             keys.retain(|key| {
@@ -255,15 +336,9 @@ impl State {
             });
         }
         if let Some(last) = delivered.last() {
-            self.turn = Some(last.key.clone());
+            self.last_delivered = Some(last.key.clone());
         }
         delivered
-    }
-
-    /// Creates the state of a partition.
-    pub(super) fn insert(&mut self, key: PartitionKey, partition: Partition) {
-        self.unresolved.remove(&key);
-        self.partitions.insert(key, partition);
     }
 }
 
@@ -274,17 +349,10 @@ pub(super) struct PollSettings {
     pub(super) start_at: super::KafkaStartAt,
     pub(super) commit_every: Duration,
     pub(super) drain_for: Duration,
-    pub(super) check_after: Duration,
+    pub(super) idle_check_after: Duration,
     pub(super) request_timeout: Duration,
-    pub(super) positions: Option<DatabasePositions>,
-}
-
-/// Positions in a database.
-#[derive(Clone, Debug)]
-pub(super) struct DatabasePositions {
-    pub(super) store: Arc<dyn PositionStore>,
-    /// Runs the calls of the store: none blocks the polling thread.
-    pub(super) runtime: Handle,
+    /// The store of positions, in positions mode.
+    pub(super) positions: Option<Arc<dyn PositionStore>>,
 }
 
 impl PollSettings {
@@ -292,7 +360,7 @@ impl PollSettings {
     pub(super) const fn remedy(&self) -> &'static str {
         match self.positions {
             Some(_) => "set the position by hapax_position_set",
-            None => "reset the position of the group",
+            None => "reset the committed offset of the group",
         }
     }
 }

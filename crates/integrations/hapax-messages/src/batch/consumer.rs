@@ -1,9 +1,9 @@
 //! The consumer of batches.
 
+mod database;
 mod partitions;
 mod single;
 
-use std::convert::Infallible;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
 use crate::consumer::{
     ConsumerStats, Counters, MemoryBudget, Slot, acquire_all, check_delivery_limit, drain,
-    note_ended,
+    note_ended, until_ended,
 };
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
 use crate::handler::describe;
@@ -37,12 +37,6 @@ const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// Pause before a message whose id an open transaction has inserted is tried again.
 const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(500);
-
-/// Ids that one purge removes, the pause before the next one, and that after a purge which found
-/// fewer.
-const PURGE: u32 = 10_000;
-const NEXT_PURGE: Duration = Duration::from_secs(1);
-const PURGE_EVERY: Duration = Duration::from_secs(60);
 
 /// Times that a transaction which the database aborted is run again at once.
 const RERUNS: u32 = 3;
@@ -159,9 +153,9 @@ impl BatchConsumer {
         BatchMonitor { shared: Arc::clone(&self.shared) }
     }
 
-    /// Receives and handles messages until `shutdown` ends. Then batches under way end, and all
+    /// Receives and handles messages until `shutdown` ends. Then batches in progress end, and all
     /// other messages are dropped, so that the broker delivers them again. Returns whether every
-    /// batch under way has ended in time, and none by a panic.
+    /// batch in progress has ended in time, and none by a panic.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> bool {
         let shared = self.shared;
         let mut tasks = JoinSet::new();
@@ -206,31 +200,6 @@ impl BatchMonitor {
 }
 
 impl BatchState {
-    /// Removes ids whose retention has ended. Does not end.
-    async fn purge(&self) -> Infallible {
-        loop {
-            let purged = self.inbox.purge(PURGE).await;
-            let is_rest = purged.as_ref().is_ok_and(|removed| *removed >= u64::from(PURGE));
-            match purged {
-                Ok(0) => {}
-                Ok(removed) => tracing::debug!(
-                    consumer = self.inbox.consumer(),
-                    removed,
-                    "ids whose retention has ended were removed"
-                ),
-                // Messages are handled all the same, but the table grows.
-                Err(error) => tracing::warn!(
-                    consumer = self.inbox.consumer(),
-                    ?error,
-                    "ids whose retention has ended were not removed, and the table of ids grows: run the SQL of \
-                     `hapax messages migrations --service-role NAME`, if a privilege is missing; it is tried \
-                     again in a minute"
-                ),
-            }
-            sleep(if is_rest { NEXT_PURGE } else { PURGE_EVERY }).await;
-        }
-    }
-
     /// Receives messages, each batch driven by a task. Does not end by itself.
     async fn receive(self: &Arc<Self>, tasks: &mut JoinSet<()>) {
         let mut database = self.database_is_up.subscribe();
@@ -262,18 +231,6 @@ impl BatchState {
                 self.enqueue(received, slots, &mut partitions, tasks);
             } else {
                 self.begin(received, slots, tasks);
-            }
-        }
-    }
-
-    /// Waits until the database answers. It is asked for that: messages whose deliveries have ended meanwhile
-    /// are dropped without another transaction, so that none of them may notice it.
-    async fn until_database_is_up(&self, database: &mut watch::Receiver<bool>) {
-        while !*database.borrow_and_update() {
-            tokio::select! {
-                // The sender is in `self`.
-                _ = database.changed() => {}
-                () = sleep(AFTER_ERROR) => self.note_database(&self.inbox.check().await),
             }
         }
     }
@@ -361,6 +318,16 @@ impl BatchState {
         }
     }
 
+    /// Pauses before the next attempt of a message. Returns false if the consumer drains, or if the delivery has
+    /// ended and the database has what the next owner needs.
+    async fn pause_before(&self, item: &BatchItem, tried: &Tried, pause: Duration) -> bool {
+        tokio::select! {
+            biased;
+            () = until_ended(&*item.delivery), if tried.may_end() => false,
+            continues = self.pause(pause) => continues,
+        }
+    }
+
     async fn permits(&self, all: bool) -> Option<OwnedSemaphorePermit> {
         let mut draining = self.is_draining.subscribe();
         let acquire = async {
@@ -388,7 +355,7 @@ impl BatchState {
     }
 
     async fn retry(&self, Retry { item, pause, tried }: Retry) {
-        if self.pause(pause).await {
+        if self.pause_before(&item, &tried, pause).await {
             self.deliver_single(item, false, tried).await;
         }
     }
@@ -441,7 +408,7 @@ impl BatchState {
                 }
                 BatchError::Fenced => {
                     if let Some(item) = part.first() {
-                        item.delivery.take_position_again();
+                        item.delivery.acquire_position_again();
                     }
                 }
                 BatchError::Handler(_) | BatchError::InProgress if part.len() > 1 => {
@@ -562,28 +529,6 @@ impl BatchState {
             }
             Err(error) => again(&error),
         }
-    }
-
-    fn note_database<T>(&self, result: &Result<T, BatchError>) {
-        let (is_up, error) = match result {
-            Err(BatchError::Unavailable(error)) => (false, describe(&**error)),
-            _ => (true, String::new()),
-        };
-        self.database_is_up.send_if_modified(|was_up| {
-            let changed = *was_up != is_up;
-            if changed && is_up {
-                tracing::info!(consumer = self.inbox.consumer(), "messages are received again");
-            } else if changed {
-                tracing::warn!(
-                    consumer = self.inbox.consumer(),
-                    error,
-                    "the database is unavailable: no messages are received, and unacknowledged \
-                     ones are held"
-                );
-            }
-            *was_up = is_up;
-            changed
-        });
     }
 
     /// Acknowledges a message. If that fails, it is delivered again, and is a duplicate then.

@@ -21,7 +21,7 @@ pub struct BatchConsumerLimits {
     /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
     /// received last, or a single large one, may exceed them. Default 64 MiB.
     pub max_unacknowledged_bytes: NonZeroUsize,
-    /// Time for batches under way to end in a shutdown. Default 25 s.
+    /// Time for batches in progress to end in a shutdown. Default 25 s.
     pub drain_timeout: Duration,
 }
 

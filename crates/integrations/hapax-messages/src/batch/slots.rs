@@ -57,7 +57,7 @@ impl Slots {
                 () = sleep(GATHER) => {}
             }
             // Messages that wait for a retry have slots for longer. While all transactions are
-            // under way, a smaller batch would only wait for one.
+            // in progress, a smaller batch would only wait for one.
             if transactions.available_permits() > 0 {
                 return None;
             }

@@ -372,7 +372,7 @@ impl Processing<'_> {
             // which another process may have stored just now, this one is handled before it; with the
             // answer that one still exists, which is gone, this one is parked behind nothing and its
             // own dead letter blocks the key. Nothing changes between the answer and the handler, or
-            // this dead letter: messages of one key, redriven ones included, are under way one at a
+            // this dead letter: messages of one key, redriven ones included, are in progress one at a
             // time, or the source keeps no order.
             let (consumer, is_redriven) = (&*inbox.consumer, self.redriven.is_some());
             let dead_letter = dead_letter_id(consumer, Some(&self.id), message);

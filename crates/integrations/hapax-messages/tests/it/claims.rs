@@ -126,7 +126,7 @@ async fn a_message_that_kills_its_process_is_parked_and_no_other_one() {
     }
     let process = world.process(options, poisoned(&world.effects, &begun));
     world.broker.emptied().await;
-    // The first crash took down what was under way with it; after that the suspect was alone.
+    // The first crash took down what was in progress with it; after that the suspect was alone.
     assert_eq!(world.effects(), once(innocent()));
     let expected =
         "expected an attempt to end, found that its process ended each time: the message \

@@ -177,7 +177,7 @@ async fn a_handler_that_panics_is_retried_and_then_parked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_what_is_under_way_and_leaves_the_rest_to_the_broker() {
+async fn a_shutdown_ends_what_is_in_progress_and_leaves_the_rest_to_the_broker() {
     let world = World::new();
     let begun = Arc::new(Notify::new());
     let effects = Arc::clone(&world.effects);
@@ -209,7 +209,7 @@ async fn a_shutdown_ends_what_is_under_way_and_leaves_the_rest_to_the_broker() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_that_takes_too_long_drops_what_is_under_way() {
+async fn a_shutdown_that_takes_too_long_drops_what_is_in_progress() {
     let world = World::new();
     world.send("poison");
     let begun = Arc::new(Notify::new());
@@ -327,6 +327,30 @@ async fn the_bytes_of_the_retention_are_logged_at_start_and_by_the_rate_of_the_f
         .map(|line| line.split(" consumer=").next().unwrap().to_owned())
         .collect();
     assert_eq!(found, [start, first, day]);
+    assert!(process.stop().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_waits_for_its_next_attempt_is_dropped_when_its_delivery_ends() {
+    let world = World::new();
+    let handler = |_: MessageExecution| {
+        std::future::ready(Err(MessageFailure::retry_after(Duration::from_secs(600), "no")))
+    };
+    let process = world.process(InboxBuilder::reexecute, handler);
+    world.send("m-1");
+    let unacknowledged = async |expected: u64| {
+        while process.monitor.stats().unacknowledged != expected {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    unacknowledged(1).await;
+    sleep(Duration::from_secs(1)).await;
+    let begun = Instant::now();
+    world.broker.redeliver();
+    unacknowledged(2).await;
+    unacknowledged(1).await;
+    // Long before the next attempt.
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert!(process.stop().await);
 }
 

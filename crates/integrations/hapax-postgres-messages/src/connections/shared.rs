@@ -112,7 +112,7 @@ impl Executor for SharedClient {
     }
 }
 
-/// A statement under way: it abandons the connection if it is dropped before its end.
+/// A statement in progress: it abandons the connection if it is dropped before its end.
 struct Running<'a> {
     shared: &'a SharedClient,
     is_ended: bool,

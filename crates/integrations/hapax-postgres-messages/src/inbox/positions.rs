@@ -2,16 +2,20 @@
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
-    BatchError, BatchItem, DeadLetter, EntryState, Partition, PositionError, PositionStep,
-    PositionStore, TakenPosition,
+    AcquiredPosition, BatchError, BatchItem, DeadLetter, EntryState, Partition, PositionError,
+    PositionStep, PositionStore,
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
 
 use super::{InboxSettings, InboxTable, PgInbox, failed, milliseconds, other_rows};
 use crate::connections::{ConnectCause, TimedConnection};
 
-const TAKE: &str = "SELECT t.next_offset, t.handled_millis, t.fence, t.is_new::text
-    FROM hapax_position_take($1, $2, $3::integer, $4) t";
+const ACQUIRE: &str = "SELECT a.next_offset, a.handled_timestamp_ms, a.fence, a.is_new::text
+    FROM hapax_position_acquire($1, $2, $3::integer, $4) a";
+const IS_OWNER: &str = "SELECT EXISTS (
+        SELECT FROM hapax_positions
+        WHERE consumer = $1 AND topic = $2 AND partition = $3::integer AND fence = $4
+    )::text";
 /// The states follow the step: the transaction of an earlier owner may have stored a dead letter.
 const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
         CASE a.state WHEN 'advanced' THEN hapax_dead_letter_states($1, $8, $9, $10) END,
@@ -77,7 +81,7 @@ impl<C: Executor + 'static> InboxTable<C> {
     ) -> Result<Advanced, BatchError> {
         let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
         // Steps that do not follow each other cannot begin at the position.
-        let step = steps.and_then(|steps| PositionStep::over(steps.into_iter()));
+        let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
         let step = step.ok_or(BatchError::Fenced)?;
         let stepped = batch.iter().map(|item| Stepped {
             order_key: item.message().key.as_deref(),
@@ -106,7 +110,7 @@ impl<C: Executor + 'static> InboxTable<C> {
             offset(step.fence),
             offset(step.from),
             offset(step.to),
-            SqlParameter::Integer(Some(step.millis)),
+            SqlParameter::Integer(Some(step.timestamp_ms)),
             SqlParameter::Texts(&keys),
             SqlParameter::ByteStrings(&letters),
             SqlParameter::Text(Some(&redriven)),
@@ -148,25 +152,36 @@ fn offset(offset: u64) -> SqlParameter<'static> {
 }
 
 impl<C: Executor + 'static> PositionStore for PgInbox<C> {
-    fn take<'a>(
+    fn acquire<'a>(
         &'a self,
         partition: &'a Partition,
         first: u64,
-    ) -> BoxFuture<'a, Result<TakenPosition, PositionError>> {
+    ) -> BoxFuture<'a, Result<AcquiredPosition, PositionError>> {
         Box::pin(async move {
-            let taken = self.shared.take(partition, first, self.settings).await;
-            taken.map_err(PositionError::new)
+            let acquired = self.shared.acquire(partition, first, self.settings).await;
+            acquired.map_err(PositionError::new)
+        })
+    }
+
+    fn is_owner<'a>(
+        &'a self,
+        partition: &'a Partition,
+        fence: u64,
+    ) -> BoxFuture<'a, Result<bool, PositionError>> {
+        Box::pin(async move {
+            let is_owner = self.shared.is_owner(partition, fence, self.settings).await;
+            is_owner.map_err(PositionError::new)
         })
     }
 }
 
 impl<C: Executor + 'static> InboxTable<C> {
-    async fn take(
+    async fn acquire(
         &self,
         partition: &Partition,
         first: u64,
         settings: InboxSettings,
-    ) -> Result<TakenPosition, ConnectCause> {
+    ) -> Result<AcquiredPosition, ConnectCause> {
         let mut connection =
             TimedConnection::connect(&self.connections, settings.statement).await?;
         let parameters = [
@@ -175,19 +190,39 @@ impl<C: Executor + 'static> InboxTable<C> {
             SqlParameter::Integer(Some(partition.number.into())),
             offset(first),
         ];
-        let rows = connection.run(TAKE, &parameters).await?;
+        let rows = connection.run(ACQUIRE, &parameters).await?;
         let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
-        let taken = row.and_then(|[next, millis, fence, is_new]| {
-            Some(TakenPosition {
+        let acquired = row.and_then(|[next, timestamp_ms, fence, is_new]| {
+            Some(AcquiredPosition {
                 next: u64::try_from(next.integer()?).ok()?,
-                handled_millis: millis.integer(),
+                handled_timestamp_ms: timestamp_ms.integer(),
                 fence: u64::try_from(fence.integer()?).ok()?,
                 is_new: is_new.text()? == "true",
             })
         });
-        taken.ok_or_else(|| {
-            "expected a position of hapax_position_take, found other rows: run the migrations"
+        acquired.ok_or_else(|| {
+            "expected a position of hapax_position_acquire, found other rows: run the migrations"
                 .into()
         })
+    }
+
+    async fn is_owner(
+        &self,
+        partition: &Partition,
+        fence: u64,
+        settings: InboxSettings,
+    ) -> Result<bool, ConnectCause> {
+        let mut connection =
+            TimedConnection::connect(&self.connections, settings.statement).await?;
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Text(Some(&partition.topic)),
+            SqlParameter::Integer(Some(partition.number.into())),
+            offset(fence),
+        ];
+        let rows = connection.run(IS_OWNER, &parameters).await?;
+        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 1]>::try_from(row).ok());
+        let is_owner = row.and_then(|[is_owner]| is_owner.text());
+        is_owner.map(|it| it == "true").ok_or_else(|| "expected a row, found none".into())
     }
 }

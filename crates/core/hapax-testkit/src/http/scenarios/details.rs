@@ -225,7 +225,7 @@ pub async fn w23_while_draining_new_requests_get_503(arena: ScenarioContext) {
     gate.open();
     first.await.unwrap().is_first(201, "1");
     tokio::time::timeout(crate::http::TIMEOUT, drained).await.unwrap().unwrap();
-    // The outcome of the request under way is recorded.
+    // The outcome of the request in progress is recorded.
     drop(stage);
     let stage = arena.start(ScenarioPolicy::default(), counting(&runs)).await;
     stage.send(stage.post("k")).await.is_replay(201, "1");

@@ -122,7 +122,7 @@ pub async fn w10_a_client_that_disconnects_during_its_request_executes_nothing(
     let post = stage.post("k").header("authorization", &caller);
     let answer = stage.until(&post, |answer| answer.status != 409).await;
     answer.is_first(201, "1");
-    // After this, all requests under way have ended.
+    // After this, all requests in progress have ended.
     stage.end().await;
     assert_eq!(runs.count(), 1);
 }

@@ -111,7 +111,7 @@ async fn waits<F: BrokerFixture>() -> bool {
     stats.received == 1
 }
 
-/// A consumer that shuts down while messages are received, under way and waiting leaves them to the
+/// A consumer that shuts down while messages are received, in progress and waiting leaves them to the
 /// next one, and each has one effect.
 pub async fn a_shutdown_loses_no_message<F: BrokerFixture>() {
     let bench = Bench::<F>::start().await;
@@ -236,7 +236,7 @@ impl Process {
     async fn stop(self) {
         let _ = self.stop.send(());
         let ended = timeout(TIMEOUT, self.consumer).await.expect("it ends").expect("no panic");
-        assert!(ended, "messages under way have not ended in time");
+        assert!(ended, "messages in progress have not ended in time");
         timeout(TIMEOUT, self.engine.drain()).await.expect("it ends");
     }
 }

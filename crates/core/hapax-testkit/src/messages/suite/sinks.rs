@@ -160,7 +160,7 @@ pub async fn no_confirmed_message_is_lost_with_its_connection<F: BrokerFixture>(
                 published.is_ok().then_some(id)
             });
         }
-        // Some are confirmed, and others under way.
+        // Some are confirmed, and others in progress.
         let first = publishing.join_next().await.expect("it has tasks").expect("no panic");
         bench.broker.cut();
         confirmed.extend(publishing.join_all().await.into_iter().chain([first]).flatten());

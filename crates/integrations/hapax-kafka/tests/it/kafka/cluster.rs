@@ -56,14 +56,18 @@ pub(crate) async fn clusters(test: &str) -> Vec<Cluster> {
 }
 
 impl Cluster {
-    /// Starts a mock cluster.
+    /// Starts a mock cluster of one broker.
     pub(crate) fn start() -> Self {
-        let mock = KafkaMock::start("orders", PARTITIONS);
+        Self::mock(KafkaMock::start("orders", PARTITIONS))
+    }
+
+    /// Connects to a mock cluster with the topic `orders`.
+    pub(crate) fn mock(mock: KafkaMock) -> Self {
         Self::of(mock.bootstrap().to_owned(), "orders".to_owned(), Some(mock))
     }
 
     /// Creates a topic in a real cluster.
-    async fn connect(bootstrap: &str, test: &str) -> Self {
+    pub(crate) async fn connect(bootstrap: &str, test: &str) -> Self {
         let topic = format!("hapax-{test}-{}", std::process::id());
         let admin: AdminClient<DefaultClientContext> =
             ClientConfig::new().set("bootstrap.servers", bootstrap).create().expect("a client");
@@ -99,7 +103,7 @@ impl Cluster {
         KafkaSource::builder(properties, [&self.topic], &self.group)
             .commit_every(Duration::from_millis(50))
             .drain_for(Duration::from_secs(1))
-            .check_after(Duration::from_secs(1))
+            .idle_check_after(Duration::from_secs(1))
             .request_timeout(Duration::from_secs(1))
     }
 
@@ -112,10 +116,19 @@ impl Cluster {
 
     /// Publishes records to a partition.
     pub(crate) async fn publish(&self, partition: i32, payloads: impl IntoIterator<Item = String>) {
-        for payload in payloads {
-            let record = FutureRecord::to(&self.topic).partition(partition).key("k");
-            let sent = self.producer.send(record.payload(&payload), TIMEOUT).await;
-            sent.expect("the broker confirms");
+        let sent: Vec<_> = payloads
+            .into_iter()
+            .map(|payload| {
+                let record = FutureRecord::to(&self.topic).partition(partition).key("k");
+                self.producer.send_result(record.payload(&payload)).expect("the client accepts it")
+            })
+            .collect();
+        for sent in sent {
+            timeout(TIMEOUT, sent)
+                .await
+                .expect("an answer")
+                .expect("a client")
+                .expect("it is confirmed");
         }
     }
 

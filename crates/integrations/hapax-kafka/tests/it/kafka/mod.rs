@@ -1,5 +1,6 @@
 //! Each test has its own cluster.
 
 pub(crate) mod cluster;
+mod faults;
 mod source;
 mod suite;

@@ -53,13 +53,13 @@ async fn settings_that_cannot_work_are_refused() {
     let cluster = Cluster::start();
     let builder = cluster.source();
     for (name, builder) in [
-        ("max_unfinished", builder.clone().max_unfinished(0)),
-        ("max_unfinished_bytes", builder.clone().max_unfinished_bytes(0)),
+        ("max_unacknowledged", builder.clone().max_unacknowledged(0)),
+        ("max_unacknowledged_bytes", builder.clone().max_unacknowledged_bytes(0)),
         ("max_ahead", builder.clone().max_ahead(0)),
         ("commit_every", builder.clone().commit_every(Duration::ZERO)),
         // More than half of max.poll.interval.ms.
         ("drain_for", builder.clone().drain_for(Duration::from_millis(3001))),
-        ("check_after", builder.clone().check_after(Duration::ZERO)),
+        ("idle_check_after", builder.clone().idle_check_after(Duration::ZERO)),
         ("request_timeout", builder.clone().request_timeout(Duration::from_secs(61))),
     ] {
         let error = builder.start().await.unwrap_err();
@@ -91,7 +91,7 @@ async fn the_position_tells_the_next_owner_what_may_have_been_started() {
             received[at].acknowledge().await.unwrap();
         }
         cluster.until(0, |it| it.offset == Some(1)).await;
-        // Its owner ends with two records under way, which are fenced after the time of a drain.
+        // Its owner ends with two records in progress, which are fenced after the time of a drain.
         source.close().await;
         let error = received[1].acknowledge().await.unwrap_err().to_string();
         assert!(error.contains("it was revoked or lost"), "{error}");
@@ -158,7 +158,7 @@ async fn a_position_outside_of_the_log_stops_its_partition() {
         cluster.commit(0, 17, "");
         let source = cluster.started(cluster.source()).await;
         let found = error(&source).await;
-        assert!(found.contains("expected a position from 0 to 2, found 17"), "{found}");
+        assert!(found.contains("expected an offset from 0 to 2, found 17"), "{found}");
         let received = receive(&source, 2).await;
         assert!(received.iter().all(|it| it.message().position.as_ref().unwrap().partition == 1));
         let stopped = source.stopped_partitions();
@@ -207,7 +207,7 @@ async fn a_new_group_begins_where_it_is_told() {
 async fn a_partition_with_too_many_records_pauses_and_others_continue() {
     for cluster in clusters("a_partition_with_too_many").await {
         cluster.publish(0, texts(0..40)).await;
-        let source = cluster.started(cluster.source().max_unfinished(8)).await;
+        let source = cluster.started(cluster.source().max_unacknowledged(8)).await;
         let mut first = receive(&source, 8).await;
         cluster.publish(1, texts(0..1)).await;
         // Records of the first partition that were taken together with the eighth come too.

@@ -33,7 +33,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Work of a handler beside its effect, so that faults meet messages under way.
+/// Work of a handler beside its effect, so that faults meet messages in progress.
 const WORK: Duration = Duration::from_millis(20);
 
 /// Payload of the message that ends its process.
@@ -60,6 +60,8 @@ pub(crate) enum Mode {
     Batches,
     /// Positions mode, without ids.
     Positions,
+    /// Positions mode, with ids.
+    PositionsWithIds,
 }
 
 /// A process.
@@ -137,6 +139,7 @@ async fn role_of_a_consumer() {
     let mut source = KafkaSource::builder(properties, [topic], group)
         .order_by_key()
         .commit_every(Duration::from_millis(100))
+        .idle_check_after(Duration::from_secs(1))
         .drain_for(Duration::from_secs(1));
     // A transaction of a frozen process delays the next owner for no longer.
     let inbox = PgInbox::new("orders", connections(&pool(&config)), HOUR, Batches)
@@ -144,20 +147,23 @@ async fn role_of_a_consumer() {
         .transaction_timeout(Duration::from_secs(2));
     let inbox = match mode {
         "Positions" => Arc::new(inbox.advance_positions_without_ids()),
+        "PositionsWithIds" => Arc::new(inbox.advance_positions()),
         _ => Arc::new(inbox),
     };
-    if mode == "Positions" {
+    if mode.starts_with("Positions") {
         source = source.positions(Arc::clone(&inbox) as _);
     }
     let source = Arc::new(source.start().await.unwrap());
     let ended = match mode {
         "Claims" => claims(Arc::clone(&source) as _, config, shutdown).await,
         "AckFirst" => claims(Arc::new(AckFirst(Arc::clone(&source))), config, shutdown).await,
-        "Batches" | "Positions" => batches(Arc::clone(&source) as _, inbox, shutdown).await,
+        "Batches" | "Positions" | "PositionsWithIds" => {
+            batches(Arc::clone(&source) as _, inbox, shutdown).await
+        }
         other => panic!("{other}"),
     };
     source.close().await;
-    assert!(ended, "messages under way have ended");
+    assert!(ended, "messages in progress have ended");
 }
 
 fn pool(config: &Config) -> Pool {

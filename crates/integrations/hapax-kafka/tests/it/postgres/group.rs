@@ -105,6 +105,28 @@ async fn the_lag_returns_to_zero(mode: Mode) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_position_that_is_set_while_no_record_comes_is_acquired_again() {
+    let world = World::start().await;
+    let process = world.process(Mode::Positions);
+    for number in 0..12 {
+        world.publish(&format!("m-{number}"), number, "x").await;
+    }
+    world.finished().await;
+    const HANDLED: &str = "SELECT count(*) FROM effects";
+    const SET: &str = "
+        SELECT count(hapax_position_set(consumer, topic, partition, 0)) FROM hapax_positions";
+    assert_eq!(world.count(HANDLED).await, 12);
+    assert_eq!(world.count(SET).await, 3);
+    let handled_again = async {
+        while world.count(HANDLED).await < 24 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LIMIT, handled_again).await.expect("the records are handled again");
+    process.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_position_that_is_committed_too_early_is_found() {
     let world = World::start().await;
     let publishing = world.publish_all_the_time();

@@ -31,6 +31,14 @@ pub(super) struct Tried {
     is_noted: bool,
 }
 
+impl Tried {
+    /// Returns whether the message may be dropped during a pause. An attempt that was counted goes on, and a
+    /// failure is noted, or the attempt would count as a crash.
+    pub(super) fn may_end(&self) -> bool {
+        self.counted.is_none() && (self.last_error.is_none() || self.is_noted)
+    }
+}
+
 /// A message that is tried alone after a pause.
 pub(super) struct Retry {
     pub(super) item: BatchItem,
@@ -55,7 +63,7 @@ impl BatchState {
                 None
             }
             Single::Lost => {
-                item.delivery.take_position_again();
+                item.delivery.acquire_position_again();
                 None
             }
             Single::Again(pause, cause) => {
@@ -78,7 +86,7 @@ impl BatchState {
                 self.single(&item, is_old, first_at, &mut tried).await
             };
             let Some(pause) = self.conclude(&item, single).await else { return };
-            if !self.pause(pause).await {
+            if !self.pause_before(&item, &tried, pause).await {
                 return;
             }
         }
@@ -158,7 +166,7 @@ impl BatchState {
             let reason = DeadLetterReason::NoId;
             match self.park(None, delivery, reason, 0, error, self.clock.now()).await {
                 Single::Done(finish) => return self.finish(delivery, finish).await,
-                Single::Lost => return delivery.take_position_again(),
+                Single::Lost => return delivery.acquire_position_again(),
                 Single::Again(pause, cause) => {
                     self.counters.held(cause);
                     if !self.pause(pause).await {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
-    BatchItem, Delivery, Message, MessageId, MessageSource, Partition, PositionStep, PositionStore,
-    SourceError, SourceLimits, TakenPosition,
+    AcquiredPosition, BatchItem, Delivery, Message, MessageId, MessageSource, Partition,
+    PositionStep, PositionStore, SourceError, SourceLimits,
 };
 use tokio::sync::Notify;
 
@@ -16,7 +16,7 @@ pub(super) fn partition() -> Partition {
     Partition { topic: "orders".to_owned(), number: 0 }
 }
 
-/// A log with its reader, which takes the position when it begins, and when a step was fenced.
+/// A log with its reader, which acquires the position when it begins, and when a step was fenced.
 #[derive(Clone, Debug)]
 pub(super) struct Log {
     positions: Arc<dyn PositionStore>,
@@ -26,9 +26,9 @@ pub(super) struct Log {
 #[derive(Debug, Default)]
 struct LogState {
     records: Mutex<Vec<Message>>,
-    reader: Mutex<Option<TakenPosition>>,
-    /// Number of times that the position was taken.
-    takes: AtomicU64,
+    reader: Mutex<Option<AcquiredPosition>>,
+    /// Number of times that the position was acquired.
+    acquisitions: AtomicU64,
     /// Number of records that are acknowledged.
     acknowledged: AtomicU64,
     changed: Notify,
@@ -44,8 +44,8 @@ impl Log {
         self.shared.changed.notify_waiters();
     }
 
-    pub(super) fn takes(&self) -> u64 {
-        self.shared.takes.load(Ordering::SeqCst)
+    pub(super) fn acquisitions(&self) -> u64 {
+        self.shared.acquisitions.load(Ordering::SeqCst)
     }
 
     /// Waits until this number of records is acknowledged.
@@ -67,9 +67,9 @@ impl MessageSource for Log {
                 let changed = self.shared.changed.notified();
                 let reader = *self.shared.reader.lock().unwrap();
                 let Some(mut position) = reader else {
-                    let taken = self.positions.take(&partition(), 0).await;
-                    *self.shared.reader.lock().unwrap() = Some(taken.map_err(SourceError::new)?);
-                    self.shared.takes.fetch_add(1, Ordering::SeqCst);
+                    let acquired = self.positions.acquire(&partition(), 0).await;
+                    *self.shared.reader.lock().unwrap() = Some(acquired.map_err(SourceError::new)?);
+                    self.shared.acquisitions.fetch_add(1, Ordering::SeqCst);
                     continue;
                 };
                 let first = usize::try_from(position.next).unwrap();
@@ -100,7 +100,13 @@ impl MessageSource for Log {
 
 /// The step over one record.
 pub(super) fn step(fence: u64, from: u64) -> PositionStep {
-    PositionStep { partition: partition(), fence, from, to: from + 1, millis: 1_790_000_000_000 }
+    PositionStep {
+        partition: partition(),
+        fence,
+        from,
+        to: from + 1,
+        timestamp_ms: 1_790_000_000_000,
+    }
 }
 
 /// Returns the item of a record, for an inbox without a consumer.
@@ -135,7 +141,7 @@ impl Delivery for Record {
         Some(&self.step)
     }
 
-    fn take_position_again(&self) {
+    fn acquire_position_again(&self) {
         let mut reader = self.shared.reader.lock().unwrap();
         if reader.is_some_and(|reader| reader.fence == self.step.fence) {
             *reader = None;

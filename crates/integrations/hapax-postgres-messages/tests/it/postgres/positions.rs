@@ -224,9 +224,9 @@ async fn another_payload_under_an_id_is_parked_and_its_neighbours_are_handled() 
 async fn a_stale_owner_has_no_effect_and_a_step_is_taken_once() {
     let server = server().await;
     let inbox = inbox(&server, write).advance_positions_without_ids();
-    let stale = inbox.take(&partition(), 5).await.unwrap();
+    let stale = inbox.acquire(&partition(), 5).await.unwrap();
     assert!(stale.is_new && stale.next == 5);
-    let owner = inbox.take(&partition(), 0).await.unwrap();
+    let owner = inbox.acquire(&partition(), 0).await.unwrap();
     assert!(!owner.is_new && owner.next == 5 && owner.fence > stale.fence);
     let fenced = inbox.apply(vec![item(stale.fence, 5)], false).await;
     assert!(matches!(fenced, Err(BatchError::Fenced)), "{fenced:?}");
@@ -242,8 +242,8 @@ async fn a_stale_owner_has_no_effect_and_a_step_is_taken_once() {
         assert!(matches!(fenced, Err(BatchError::Fenced)), "{fenced:?}");
     }
     assert_eq!(server.sql("postgres", IN_ORDER).await, "m-5 m-6");
-    let next = inbox.take(&partition(), 0).await.unwrap();
-    assert_eq!((next.next, next.handled_millis), (7, Some(1_790_000_000_000)));
+    let next = inbox.acquire(&partition(), 0).await.unwrap();
+    assert_eq!((next.next, next.handled_timestamp_ms), (7, Some(1_790_000_000_000)));
 }
 
 /// The function that advances positions without its checks: an error, which a check has to find.
@@ -261,8 +261,8 @@ async fn a_step_without_a_check_of_the_owner_is_found() {
     let server = server().await;
     server.sql("postgres", UNCHECKED).await;
     let inbox = inbox(&server, write).advance_positions_without_ids();
-    let stale = inbox.take(&partition(), 5).await.unwrap();
-    let owner = inbox.take(&partition(), 5).await.unwrap();
+    let stale = inbox.acquire(&partition(), 5).await.unwrap();
+    let owner = inbox.acquire(&partition(), 5).await.unwrap();
     for fence in [owner.fence, stale.fence] {
         inbox.apply(vec![item(fence, 5)], false).await.unwrap();
     }
@@ -283,7 +283,7 @@ async fn a_take_waits_for_the_transaction_of_the_previous_owner() {
         })
     });
     let inbox = Arc::new(inbox(&server, handler).advance_positions_without_ids());
-    let owner = inbox.take(&partition(), 0).await.unwrap();
+    let owner = inbox.acquire(&partition(), 0).await.unwrap();
     let applying = tokio::spawn({
         let inbox = Arc::clone(&inbox);
         async move { inbox.apply(vec![item(owner.fence, 0)], false).await }
@@ -291,10 +291,10 @@ async fn a_take_waits_for_the_transaction_of_the_previous_owner() {
     begun.notified().await;
     let taking = tokio::spawn({
         let inbox = Arc::clone(&inbox);
-        async move { inbox.take(&partition(), 0).await }
+        async move { inbox.acquire(&partition(), 0).await }
     });
     let waiting = "SELECT count(*) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_position_take%'
+        WHERE wait_event_type = 'Lock' AND query LIKE '%hapax_position_acquire%'
             AND pid <> pg_backend_pid()";
     until("the take waits", async || server.sql("postgres", waiting).await == "1").await;
     go.notify_one();
@@ -303,18 +303,18 @@ async fn a_take_waits_for_the_transaction_of_the_previous_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_that_an_operator_sets_is_taken_again() {
+async fn a_position_that_an_operator_sets_is_acquired_again() {
     let server = server().await;
     let running = run(inbox(&server, write).advance_positions_without_ids());
     for id in 0..3 {
         running.log.publish(message(id, None));
     }
     running.log.acknowledged(3).await;
-    assert_eq!(running.log.takes(), 1);
+    assert_eq!(running.log.acquisitions(), 1);
     server.sql("postgres", "SELECT hapax_position_set('orders', 'orders', 0, 1)").await;
     running.log.publish(message(3, None));
     running.log.acknowledged(6).await;
-    assert_eq!(running.log.takes(), 2);
+    assert_eq!(running.log.acquisitions(), 2);
     running.stop().await;
     assert_eq!(server.sql("postgres", IN_ORDER).await, "0 1 2 1 2 3");
 }

@@ -1,0 +1,267 @@
+//! Requests to brokers and database, in tasks beside the polling thread, which none of them delays.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::sync::{Arc, Weak};
+
+use futures_util::stream::{self, StreamExt as _};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::error::{KafkaError, KafkaResult};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use tokio::runtime::Handle;
+
+use super::KafkaStartAt;
+use super::context::{Context, key, stored};
+use super::metadata::CommitMetadata;
+use super::partition::Commit;
+use super::state::{CheckedLogs, Log, Opened, PartitionKey, PollSettings, Shared};
+
+/// Most partitions whose requests are in progress at the same time. A broker that does not answer delays the
+/// partitions of others by little.
+const CONCURRENT: usize = 8;
+
+/// Requests of one source.
+#[derive(Clone)]
+pub(super) struct Requests {
+    /// The polling thread owns the client, and ends it.
+    consumer: Weak<BaseConsumer<Context>>,
+    shared: Arc<Shared>,
+    settings: Arc<PollSettings>,
+    runtime: Handle,
+}
+
+/// A commit that is in progress. If it is dropped, because the runtime ends, it ends without a result.
+struct CommitInProgress(Option<Arc<Shared>>);
+
+impl CommitInProgress {
+    fn end(mut self, result: KafkaResult<()>) {
+        if let Some(shared) = self.0.take() {
+            shared.end_commit(Some(result));
+        }
+    }
+}
+
+impl Drop for CommitInProgress {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            shared.end_commit(None);
+        }
+    }
+}
+
+impl Requests {
+    pub(super) fn new(consumer: &Arc<BaseConsumer<Context>>, runtime: Handle) -> Self {
+        let context = consumer.context();
+        Self {
+            consumer: Arc::downgrade(consumer),
+            shared: Arc::clone(&context.shared),
+            settings: Arc::new(context.settings.clone()),
+            runtime,
+        }
+    }
+
+    /// Calls a function of the client that blocks.
+    async fn call<T: Send + 'static>(
+        &self,
+        function: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
+    ) -> KafkaResult<T> {
+        let consumer = Weak::clone(&self.consumer);
+        let called = self.runtime.spawn_blocking(move || match consumer.upgrade() {
+            Some(consumer) => function(&consumer),
+            None => Err(KafkaError::Canceled),
+        });
+        called.await.unwrap_or(Err(KafkaError::Canceled))
+    }
+
+    /// Commits, and stores the result ([`Shared::end_commit`]). One commit is in progress at a time.
+    pub(super) fn commit(&self, commits: Vec<(PartitionKey, u64, Commit)>) {
+        self.shared.lock().is_committing = true;
+        let in_progress = CommitInProgress(Some(Arc::clone(&self.shared)));
+        let consumer = Weak::clone(&self.consumer);
+        self.runtime.spawn_blocking(move || {
+            if let Some(consumer) = consumer.upgrade() {
+                in_progress.end(consumer.context().commit(&consumer, &commits));
+            }
+        });
+    }
+
+    /// Requests the first offsets of partitions, and acquires their positions, if these are in a database.
+    pub(super) fn open(&self, number: u64, keys: Vec<PartitionKey>) {
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            let committed = this.committed(keys).await;
+            let open = |(key, stored): (PartitionKey, Result<_, String>)| {
+                let this = &this;
+                async move {
+                    let opened = match stored {
+                        Ok(stored) => this.open_partition(&key, stored).await,
+                        Err(error) => Err(error),
+                    };
+                    (key, opened)
+                }
+            };
+            let mut opened = stream::iter(committed).map(open).buffer_unordered(CONCURRENT).boxed();
+            let mut errors = Vec::new();
+            while let Some((key, opened)) = opened.next().await {
+                let (opened, error) = match opened {
+                    Ok(opened) => (Some(opened), None),
+                    Err(error) => (None, Some(format!("partition {} of {}: {error}", key.1, key.0))),
+                };
+                // An error of an assignment that has ended is not one of the source.
+                if this.shared.opened(number, key, opened) {
+                    errors.extend(error);
+                }
+            }
+            if let Some(first) = errors.first() {
+                this.shared.fail(format!(
+                    "expected the first offsets of all partitions, found {} errors, the first one: {first}: \
+                     they are requested again",
+                    errors.len()
+                ));
+            }
+        });
+    }
+
+    /// Requests the commits that the brokers have of partitions.
+    async fn committed(
+        &self,
+        keys: Vec<PartitionKey>,
+    ) -> Vec<(PartitionKey, Result<Option<Commit>, String>)> {
+        let (timeout, requested) = (self.settings.request_timeout, keys.clone());
+        let committed = self.call(move |consumer| {
+            let mut list = TopicPartitionList::with_capacity(requested.len());
+            for (topic, number) in &requested {
+                list.add_partition(topic, *number);
+            }
+            let list = consumer.committed_offsets(list, timeout)?;
+            let elements = list.elements();
+            let committed = elements.iter().map(|element| {
+                let committed = element.error().map(|()| stored(element));
+                (key(element), committed.map_err(|error| error.to_string()))
+            });
+            Ok(committed.collect::<BTreeMap<_, _>>())
+        });
+        let mut committed = committed.await.map_err(|error| error.to_string());
+        let of = |key: PartitionKey| {
+            let found = match &mut committed {
+                Ok(committed) => committed.remove(&key),
+                Err(error) => Some(Err(error.clone())),
+            };
+            (key, found.unwrap_or_else(|| Err("the broker has not answered for it".to_owned())))
+        };
+        keys.into_iter().map(of).collect()
+    }
+
+    /// Requests the offsets of the first record and of the end of a log.
+    async fn log(&self, (topic, number): &PartitionKey) -> KafkaResult<Log> {
+        let (topic, number, timeout) = (topic.clone(), *number, self.settings.request_timeout);
+        self.call(move |consumer| consumer.fetch_watermarks(&topic, number, timeout)).await
+    }
+
+    async fn open_partition(
+        &self,
+        key: &PartitionKey,
+        stored: Option<Commit>,
+    ) -> Result<Opened, String> {
+        let text = |error: KafkaError| error.to_string();
+        let log = self.log(key).await.map_err(text)?;
+        let first = match (stored, self.settings.start_at) {
+            (Some(stored), _) => stored.offset,
+            (None, KafkaStartAt::Earliest) => log.0,
+            (None, KafkaStartAt::Latest) => log.1,
+        };
+        let key = key.clone();
+        let Some(positions) = &self.settings.positions else {
+            return Ok(Opened { key, first, stored, position: None, log });
+        };
+        // Waits for a transaction of the previous owner.
+        let acquired = positions.acquire(&database(&key), u64::try_from(first).unwrap_or(0)).await;
+        let position = acquired.map_err(|error| match error.source() {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        })?;
+        let first = i64::try_from(position.next).unwrap_or(i64::MAX);
+        // Records from a position on that has no commit may have been delivered before.
+        let stored = match position.is_new {
+            true => stored,
+            false => stored.or(Some(Commit { offset: first, metadata: CommitMetadata::Unknown })),
+        };
+        // Again: the previous owner may have advanced the position until it was acquired.
+        let log = self.log(&key).await.map_err(text)?;
+        Ok(Opened { key, first, stored, position: Some(position), log })
+    }
+
+    /// Requests the logs of partitions, of which the client may have lost its offsets.
+    pub(super) fn check_logs(&self, partitions: Vec<(PartitionKey, u64)>) {
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            let check = |(key, epoch): (PartitionKey, u64)| {
+                let this = &this;
+                async move {
+                    let log = this.log(&key).await;
+                    (key, epoch, log)
+                }
+            };
+            let mut checks = stream::iter(partitions).map(check).buffer_unordered(CONCURRENT).boxed();
+            let mut checked = CheckedLogs { logs: Vec::new(), is_complete: true };
+            while let Some((key, epoch, log)) = checks.next().await {
+                match log {
+                    Ok(log) => checked.logs.push((key, epoch, log)),
+                    Err(error) => {
+                        checked.is_complete = false;
+                        this.shared.fail(format!(
+                            "expected the log of partition {} of {}, found an error: {error}: it is \
+                             requested again",
+                            key.1, key.0
+                        ));
+                    }
+                }
+            }
+            this.shared.lock().logs = Some(checked);
+        });
+    }
+
+    /// Checks that a broker answers.
+    pub(super) fn check_broker(&self, topic: String) {
+        let (this, timeout) = (self.clone(), self.settings.request_timeout);
+        self.runtime.spawn(async move {
+            let answer =
+                this.call(move |it| it.fetch_metadata(Some(&topic), timeout).map(drop)).await;
+            if let Err(error) = answer
+                && !matches!(error, KafkaError::Canceled)
+            {
+                this.shared.fail(format!(
+                    "expected an answer of the Kafka brokers within {timeout:?}, found an error: {error}: \
+                     check that they run and can be reached"
+                ));
+            }
+        });
+    }
+
+    /// Checks that this process still owns the positions of partitions, of which no step fails because they
+    /// have no records. Those of another owner are acquired again.
+    pub(super) fn check_owner(&self, partitions: Vec<(PartitionKey, u64, u64)>) {
+        let Some(positions) = self.settings.positions.clone() else { return };
+        let shared = Arc::clone(&self.shared);
+        self.runtime.spawn(async move {
+            let check = |(key, epoch, fence): (PartitionKey, u64, u64)| {
+                let (shared, positions) = (&shared, &positions);
+                async move {
+                    match positions.is_owner(&database(&key), fence).await {
+                        Ok(true) => {}
+                        Ok(false) => shared.open_again(&key, epoch),
+                        Err(error) => tracing::debug!(%error, "an owner was not checked"),
+                    }
+                }
+            };
+            stream::iter(partitions).for_each_concurrent(1, check).await;
+        });
+    }
+}
+
+/// Returns the name of a partition in a store of positions.
+fn database((topic, number): &PartitionKey) -> hapax_messages::Partition {
+    // A broker counts from 0.
+    let number = u32::try_from(*number).unwrap_or(0);
+    hapax_messages::Partition { topic: topic.clone(), number }
+}
