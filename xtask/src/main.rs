@@ -131,7 +131,7 @@ enum Command {
     /// Runs each of them in a release build, one after the other, and names those that failed.
     /// `test` runs the same tests for seconds.
     Soak {
-        /// Run only: copies, bank, sagas, stalls, standbys, histories, flips, emptied, properties
+        /// Run only: copies, bank, sagas, stalls, brokers, standbys, histories, flips, emptied, properties
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
         /// Seed of those that take one

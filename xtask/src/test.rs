@@ -23,6 +23,12 @@ struct Count {
     ignored: u64,
 }
 
+/// Variables that name servers which the set-up does not install, and the tests that need them.
+const OPTIONAL: [(&str, &str); 2] = [
+    ("KAFKA_BOOTSTRAP", "Kafka on a real cluster"),
+    ("TANSU", "restarts and TLS of a Kafka broker"),
+];
+
 /// Runs every test, except those of the servers in `skip`.
 pub(crate) fn run(skip: &Skip) -> Outcome {
     setup::run(skip)?;
@@ -31,7 +37,9 @@ pub(crate) fn run(skip: &Skip) -> Outcome {
     let (said, documented) =
         Run::cargo().args(["test", "--doc", "--no-fail-fast"]).args(EVERYTHING).tee();
     let outcome = tested.and(documented);
-    let verdict = verdict(skip, outcome.is_ok(), programs, Count::told(&said));
+    let unset: Vec<_> =
+        OPTIONAL.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
+    let verdict = verdict(skip, &unset, outcome.is_ok(), programs, Count::told(&said));
     match outcome {
         Ok(()) => println!("\n{verdict}"),
         Err(failure) => return Err(Failure::new(format!("{failure}\n{verdict}"))),
@@ -136,7 +144,13 @@ impl Count {
 }
 
 /// Returns one line: which tests ran, how many passed, which were left out and why.
-fn verdict(skip: &Skip, succeeded: bool, programs: Count, documentation: Count) -> String {
+fn verdict(
+    skip: &Skip,
+    unset: &[(&str, &str)],
+    succeeded: bool,
+    programs: Count,
+    documentation: Count,
+) -> String {
     let all = programs.and(documentation);
     let word = if succeeded { "ok" } else { "FAILED" };
     let examples = format!("{} documentation examples", documentation.passed);
@@ -144,6 +158,7 @@ fn verdict(skip: &Skip, succeeded: bool, programs: Count, documentation: Count) 
     if !skip.is_empty() {
         out.push(format!("all tests of {}, because --skip said so", skip.joined()));
     }
+    out.extend(unset.iter().map(|(name, what)| format!("{what}, because {name} is not set")));
     if all.ignored > 0 {
         out.push(format!("{} marked as ignored", all.ignored));
     }
@@ -179,13 +194,14 @@ mod tests {
     fn the_verdict_says_all_of_it() {
         let count = |passed, failed| Count { passed, failed, ignored: 0 };
         assert_eq!(
-            verdict(&Skip::default(), true, count(5, 0), count(2, 0)),
+            verdict(&Skip::default(), &[], true, count(5, 0), count(2, 0)),
             "test ok: 5 tests passed, 0 failed; 2 documentation examples; left out: nothing"
         );
         assert_eq!(
-            verdict(&Skip::redis(), false, count(5, 1), count(2, 0)),
+            verdict(&Skip::redis(), &OPTIONAL[1..], false, count(5, 1), count(2, 0)),
             "test FAILED: 5 tests passed, 1 failed; 2 documentation examples; left out: all \
-             tests of redis, because --skip said so"
+             tests of redis, because --skip said so, and restarts and TLS of a Kafka broker, because \
+             TANSU is not set"
         );
     }
 }

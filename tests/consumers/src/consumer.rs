@@ -33,7 +33,7 @@ pub(crate) const CONSUMER: &str = "orders";
 /// Time after which another process gets the messages of a dead one.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
-/// Duration of the work of a handler beside its effect, so that faults meet messages under way.
+/// Duration of the work of a handler beside its effect, so that faults meet messages in progress.
 const WORK: Duration = Duration::from_millis(20);
 
 /// Arguments of a consumer's process.
@@ -62,7 +62,7 @@ pub struct ConsumerArgs {
     pub plant: Option<PlantedBug>,
 }
 
-/// Runs a consumer until SIGTERM. Returns whether every message under way ended in time.
+/// Runs a consumer until SIGTERM. Returns whether every message in progress ended in time.
 ///
 /// # Errors
 /// [`ConsumersError`] if the consumer does not start.

@@ -47,7 +47,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        // Accepts no new connections. Requests under way continue, as on a separate host.
+        // Accepts no new connections. Requests in progress continue, as on a separate host.
         self.accepting.abort();
     }
 }

@@ -73,7 +73,7 @@ fn declare(
     idempotency: &Idempotency,
     provider: &Provider,
 ) -> Result<Function<String, PayError>, Box<dyn Error>> {
-    // The request of a crashed process may still be under way to the provider: after a lapse the
+    // The request of a crashed process may still be in progress to the provider: after a lapse the
     // hook is called only when it must have arrived.
     let hook = HookTiming { after: Duration::from_secs(60), timeout: Duration::from_secs(5) };
     let provider = provider.clone();

@@ -52,7 +52,7 @@ pub struct ClaimRequest {
     pub hook: Option<HookTiming>,
     /// True if the hook may be called now.
     pub may_reconcile: bool,
-    /// Executions under way in this process.
+    /// Executions in progress in this process.
     pub executions: Executions,
     /// The operation as operators see it.
     pub description: Option<bytes::Bytes>,
@@ -108,7 +108,7 @@ pub struct Replay {
     pub deferred: bool,
 }
 
-/// Purpose of the swap under way.
+/// Purpose of the swap in progress.
 #[derive(Clone, Copy, Debug)]
 enum Intent {
     Execute,
@@ -116,7 +116,7 @@ enum Intent {
     Conclude,
 }
 
-/// A claim under way.
+/// A claim in progress.
 #[derive(Debug)]
 pub struct ClaimExchange {
     key: OperationId,
@@ -415,7 +415,7 @@ pub struct Resolved {
     pub was: Snapshot,
 }
 
-/// A write under way: an owner's or an operator's.
+/// A write in progress: an owner's or an operator's.
 #[derive(Debug)]
 pub struct WriteExchange {
     key: OperationId,

@@ -85,13 +85,13 @@ pub struct ClaimEvent<'a> {
     /// True if the hook may be called now. A claim that waited for another call does not call
     /// again.
     pub may_reconcile: bool,
-    /// Executions and claims of this key that are under way in the claimer's process.
+    /// Executions and claims of this key that are in progress in the claimer's process.
     pub local: &'a [LocalExecution],
     /// True if the claim continues an existing record, and creates none.
     pub adopts: bool,
 }
 
-/// An execution, or a claim that may become one, under way in the claimer's process. Its owner is
+/// An execution, or a claim that may become one, in progress in the claimer's process. Its owner is
 /// alive even if its lease has lapsed by the store's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalExecution {

@@ -30,7 +30,7 @@ pub struct MemoryCapacity {
     /// The number of records.
     pub records: usize,
     /// Bytes, as far as they can be counted. New keys are rejected at seven eighths of them, so
-    /// that executions under way can still be recorded.
+    /// that executions in progress can still be recorded.
     pub bytes: usize,
 }
 

@@ -5,7 +5,7 @@
 //!
 //! 1. A swap whose write id the record already has counts as [`Swapped::Stored`]. So a swap whose
 //!    reply was lost is resolved by sending *the same swap* again. A load proves nothing: the first
-//!    swap may still be under way.
+//!    swap may still be in progress.
 //! 2. A record past its `keep_until` is still returned, with its write id, until it is reaped.
 //! 3. `now`, fences and deadlines come from the store's clock, so that the clocks of callers need
 //!    not agree.

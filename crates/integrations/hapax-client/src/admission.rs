@@ -41,7 +41,7 @@ pub(crate) struct TryPermit {
     _permit: Option<OwnedSemaphorePermit>,
     is_resumed: bool,
     has_tokens: bool,
-    is_under_way: bool,
+    is_in_progress: bool,
 }
 
 impl Admission {
@@ -110,9 +110,9 @@ impl Admission {
         permit: Option<OwnedSemaphorePermit>,
         is_resumed: bool,
     ) -> TryPermit {
-        let (has_tokens, is_under_way) = (false, false);
+        let (has_tokens, is_in_progress) = (false, false);
         let admission = Arc::clone(self);
-        TryPermit { admission, _permit: permit, is_resumed, has_tokens, is_under_way }
+        TryPermit { admission, _permit: permit, is_resumed, has_tokens, is_in_progress }
     }
 
     /// Waits for the tokens of a retry.
@@ -148,12 +148,12 @@ impl TryPermit {
 
     /// Begins the try.
     pub(crate) const fn begin(&mut self) {
-        self.is_under_way = true;
+        self.is_in_progress = true;
     }
 
     /// Ends the try.
     pub(crate) fn end(mut self, failed: bool) {
-        (self.is_under_way, self.has_tokens) = (false, false);
+        (self.is_in_progress, self.has_tokens) = (false, false);
         self.admission.budget().ended(failed);
     }
 }
@@ -164,7 +164,7 @@ impl Drop for TryPermit {
         if self.is_resumed {
             budget.end_resumed();
         }
-        if self.is_under_way {
+        if self.is_in_progress {
             budget.ended(true);
         } else if self.has_tokens {
             budget.put_back();

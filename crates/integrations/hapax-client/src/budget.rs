@@ -36,7 +36,7 @@ pub(crate) struct Budget {
     next: Option<Instant>,
     /// Whether the last try had no response; `None` before the first one has ended.
     failing: Option<bool>,
-    /// Tries of resumed operations under way.
+    /// Tries of resumed operations in progress.
     resumed: usize,
     /// Time at which the last one of the denied operations is due again.
     last_due: Option<Instant>,
@@ -74,7 +74,7 @@ impl Budget {
         self.failing = Some(failed);
     }
 
-    /// Begins a try of a resumed operation, if few of them are under way. A server that fails gets one
+    /// Begins a try of a resumed operation, if few of them are in progress. A server that fails gets one
     /// only if a retry would be admitted.
     pub(crate) fn begin_resumed(&mut self, now: Instant) -> bool {
         let limit = match self.failing {

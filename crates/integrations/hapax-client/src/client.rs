@@ -124,7 +124,7 @@ impl Client {
     }
 
     /// Closes the client. Calls that wait end with [`SendError::Closed`](crate::SendError::Closed). Requests
-    /// under way may end within `drain`, and their writes within another `drain`; the rest is left to
+    /// in progress may end within `drain`, and their writes within another `drain`; the rest is left to
     /// [`resume`](Self::resume). Returns true if nothing was left.
     pub async fn close(self, drain: Duration) -> bool {
         self.inner.closed.send_replace(true);

@@ -158,7 +158,7 @@ impl OutgoingRequest {
 
     /// Sends the request, repeatedly if necessary, and returns its response once the journal has it. If the
     /// journal has an operation of this name already, nothing is sent for a response that is stored; an
-    /// operation under way is waited for; one that stopped is tried again, if that can have no second effect.
+    /// operation in progress is waited for; one that stopped is tried again, if that can have no second effect.
     /// Dropping the future does not stop the operation.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ pub struct ServerStats {
 #[non_exhaustive]
 pub struct ClientCensus {
     /// Operations that are tried, or wait for their next try.
-    pub under_way: u64,
+    pub in_progress: u64,
     /// Operations that ended without a response because their key was too old.
     pub expired: u64,
     /// Other operations that ended without a response and may have happened.
@@ -156,10 +156,10 @@ impl Client {
 impl ClientCensus {
     fn count(&mut self, view: &SagaView) {
         // Before its first save it has just begun.
-        let Some(log) = &view.log else { return self.under_way += 1 };
+        let Some(log) = &view.log else { return self.in_progress += 1 };
         let arrived = log.steps.first().is_some_and(|step| step.forward.arrived);
         let counter = match &log.stuck {
-            None => &mut self.under_way,
+            None => &mut self.in_progress,
             Some(stuck) if stuck.reason == StuckReason::KeyExpired => &mut self.expired,
             Some(_) if arrived => &mut self.unknown,
             Some(_) => &mut self.not_sent,

@@ -59,7 +59,7 @@ pub enum Code {
     OutcomePending,
     /// `draining`, 503: this server is shutting down.
     Draining,
-    /// `overloaded`, 503: too much is under way.
+    /// `overloaded`, 503: too much is in progress.
     Overloaded,
     /// `handler-failed`, 500: the handler panicked; the request may have happened.
     HandlerFailed,
@@ -175,7 +175,7 @@ impl Code {
             }
             Self::OutcomePending => ("outcome-pending", "The outcome cannot be given yet"),
             Self::Draining => ("draining", "The server is shutting down"),
-            Self::Overloaded => ("overloaded", "Too much is under way"),
+            Self::Overloaded => ("overloaded", "Too much is in progress"),
             Self::HandlerFailed => ("handler-failed", "The handler failed"),
             Self::UpstreamUnreachable => {
                 ("upstream-unreachable", "The upstream could not be reached")

@@ -21,9 +21,9 @@
 //!   retention.
 //! - that an acknowledgement which it has confirmed survives: a server that is killed delivers
 //!   messages of the last seconds again (measured with 2.9). Inboxes drop them.
-//! - an order of messages that are under way together: those of a process that ended, or whose
+//! - an order of messages that are in progress together: those of a process that ended, or whose
 //!   request was interrupted, are delivered again after `ack_wait`, behind later ones. So a source
-//!   with order keys has one message under way.
+//!   with order keys has one message in progress.
 //! - that a header arrives with white space at its ends: its clients remove it. The sink rejects
 //!   such an id, order key or header.
 //!

@@ -72,10 +72,10 @@ pub enum NatsStartError {
         /// The limit of unacknowledged messages.
         found: i64,
     },
-    /// The messages have order keys, and the consumer may have several of them under way.
+    /// The messages have order keys, and the consumer may have several of them in progress.
     #[error(
         "the consumer {consumer}: expected max_ack_pending 1 for messages with order keys, found \
-         {found}: after a restart the server delivers those behind before those under way; set it to \
+         {found}: after a restart the server delivers those behind before those in progress; set it to \
          1, or use no order key and number the messages"
     )]
     Order {
@@ -173,7 +173,7 @@ impl NatsSourceBuilder {
     }
 
     /// Sets the origin of order keys, for an ordered inbox. The consumer then delivers one message
-    /// at a time, of all keys and to all processes (`max_ack_pending` 1). With several under way, the
+    /// at a time, of all keys and to all processes (`max_ack_pending` 1). With several in progress, the
     /// messages of a process that ends are delivered again after `ack_wait`, and so behind later ones of
     /// their keys. For an order at a higher rate use one consumer for each part of the
     /// subjects, or number the messages (sequences).

@@ -25,7 +25,7 @@ type Api = State<Arc<OperatorsState>>;
 
 /// Calls of the API: method, path, purpose.
 pub(crate) const INDEX: [(&str, &str, &str); 16] = [
-    ("GET", "/api/stats", "what is under way, and what was counted"),
+    ("GET", "/api/stats", "what is in progress, and what was counted"),
     (
         "GET",
         "/api/keys",

@@ -53,7 +53,7 @@ pub struct Census {
 #[derive(Default)]
 struct CensusState {
     entries: HashMap<OperationId, CensusEntry>,
-    /// The number of the walk under way.
+    /// The number of the walk in progress.
     walk: u64,
     /// The beginning of the last whole walk.
     as_of: Option<Timestamp>,

@@ -130,7 +130,7 @@ pub enum OperatorError {
         /// The time at which it was released, RFC 3339.
         at: String,
     },
-    /// An execution is under way.
+    /// An execution is in progress.
     #[error(
         "expected an undecided record, found one in flight: wait until its lease lapses, or set `force`"
     )]

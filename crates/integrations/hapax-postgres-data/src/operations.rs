@@ -60,7 +60,7 @@ pub enum IdentifiedUpdate<R> {
 /// # Guarantees
 /// - Those of [`VersionedRows`].
 /// - An id is stored if and only if its update is made: one statement does both.
-/// - This suffices after a lost reply, even if the statement is still under way, because the
+/// - This suffices after a lost reply, even if the statement is still in progress, because the
 ///   statement expects a version. If it is executed before the operation is sent again, the
 ///   repetition finds the id. If it is executed afterwards, it finds another version and does
 ///   nothing.

@@ -51,7 +51,7 @@ pub struct RabbitSinkBuilder {
 /// - A message that a queue rejects, because it is full and has `x-overflow: reject-publish`, is a
 ///   temporary error, as is an exchange that does not exist.
 /// - The client gives a returned message to whichever confirmation comes next. So each channel has one
-///   message under way, and the sink has several channels.
+///   message in progress, and the sink has several channels.
 #[derive(Clone)]
 pub struct RabbitSink {
     shared: Arc<SinkState>,

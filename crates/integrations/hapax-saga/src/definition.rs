@@ -138,7 +138,7 @@ impl Saga<(), (), ()> {
     }
 }
 
-/// A definition under way.
+/// A definition in progress.
 #[must_use = "a definition without a flow is no saga"]
 pub struct SagaBuilder<S> {
     name: &'static str,
@@ -382,7 +382,7 @@ impl<S: Send + Sync + 'static> SagaBuilder<S> {
     }
 }
 
-/// A step under way, which ends with [`undo`](Self::undo) or [`no_undo`](Self::no_undo).
+/// A step in progress, which ends with [`undo`](Self::undo) or [`no_undo`](Self::no_undo).
 #[must_use = "a step that does not end with `undo` or `no_undo` is not defined"]
 pub struct StepBuilder<'a, S, A, R, E> {
     saga: &'a mut SagaBuilder<S>,

@@ -188,7 +188,7 @@ pub enum DefinitionError {
         /// The name.
         name: &'static str,
     },
-    /// A key may be forgotten while a try of its step, or of its undo, is still under way.
+    /// A key may be forgotten while a try of its step, or of its undo, is still in progress.
     #[error(
         "expected a lifetime of the key of `{name}` above the timeout of a try, {timeout:?}, found {lifetime:?}: lower the timeout of `retry` or `undo_retry`"
     )]

@@ -267,7 +267,7 @@ impl Future for Requested<'_> {
         if let Some(request) = self.request.take() {
             if state.open.is_some() {
                 let detail = format!(
-                    "expected one step at a time, found a request of `{}` while another is under way: await each, then `retry`",
+                    "expected one step at a time, found a request of `{}` while another is in progress: await each, then `retry`",
                     request.name
                 );
                 state.fault = Some((StuckCause { reason: StuckReason::Diverged, detail }, None));

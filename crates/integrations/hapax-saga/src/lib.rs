@@ -60,7 +60,7 @@
 //!   awaits what it starts.
 //! - *A suspended machine whose wall clock is not set afterwards*, such as a virtual machine without a time
 //!   service: leases seem held and keys young. A wall clock that steps forward makes keys older, ends pauses and
-//!   settle times under way early, and gives up calls under way if it steps by more than their timeout. A pause
+//!   settle times in progress early, and gives up calls in progress if it steps by more than their timeout. A pause
 //!   that is set after the step may last longer by it.
 //! - *More than the store promises.* With a record that the store loses, the saga is lost, and the same
 //!   start begins another one.

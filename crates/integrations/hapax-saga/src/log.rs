@@ -108,14 +108,14 @@ pub struct Tries {
     pub begun: u32,
     /// Begin of the first of these tries: the retry's time counts from it.
     pub since: Option<LogTime>,
-    /// True while a try is under way, or until the next execution if its process died.
+    /// True while a try is in progress, or until the next execution if its process died.
     pub open: bool,
     /// True if a try that has ended, or whose process died, may have had an effect.
     pub arrived: bool,
     /// Begin of the first try that may have had an effect: the lifetime of the step's key counts from it.
     pub first: Option<LogTime>,
     /// Time until which the last try may have called: its end, or the takeover from its process. Its
-    /// begin while it is under way.
+    /// begin while it is in progress.
     pub last: Option<LogTime>,
     /// Time before which no further try begins; of a pause, its end.
     pub retry_at: Option<LogTime>,

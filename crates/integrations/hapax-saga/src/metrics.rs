@@ -62,7 +62,7 @@ impl SagaStats {
                 definition.steps.iter().map(sample)
             })
         };
-        let help = "Calls of a step or its undo that are under way.";
+        let help = "Calls of a step or its undo that are in progress.";
         family(out, "hapax_saga_step_running", help, each("", |it| it.running).collect())?;
         let forward = each(",direction=\"forward\"", |it| it.tries);
         let tries = forward.chain(each(",direction=\"undo\"", |it| it.undo_tries));

@@ -18,7 +18,7 @@ use crate::run::SagaEnd;
 const UNFINISHED: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Time for which the record of a withdrawn start is kept. If it expired while copies of the claim and
-/// of the entry are under way, both could arrive later and start the saga.
+/// of the entry are in progress, both could arrive later and start the saga.
 const WITHDRAWN: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The format of outcomes.

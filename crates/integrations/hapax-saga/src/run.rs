@@ -50,7 +50,7 @@ enum State {
     Ended,
 }
 
-/// The effect under way.
+/// The effect in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pending {
     Save(AfterSave),
@@ -155,7 +155,7 @@ impl Run {
 
     /// Returns the next effect; pending while the flow waits for something else than a step.
     ///
-    /// It must not be called while an effect is under way whose event is still to come.
+    /// It must not be called while an effect is in progress whose event is still to come.
     pub fn advance(&mut self, cx: &mut Context<'_>, now: LogTime) -> Poll<Effect> {
         if let Some((step, direction, fault)) = self.fault.take() {
             return Poll::Ready(self.stuck(Some(step), direction, fault, now));
@@ -290,7 +290,7 @@ impl Run {
                     self.cancel(reason);
                 }
             }
-            // An event of another effect is ignored; the one under way stays pending.
+            // An event of another effect is ignored; the one in progress stays pending.
             (pending, _) => self.pending = pending,
         }
     }

@@ -338,11 +338,11 @@ impl Sagas {
     }
 
     /// Drives what is due, until `shutdown` resolves. Then what runs is parked, due now, so that
-    /// other nodes continue at once; this waits up to `drain` for calls under way, and for writes of
+    /// other nodes continue at once; this waits up to `drain` for calls in progress, and for writes of
     /// the engine that the store has not accepted yet. Returns whether all runs have ended and
     /// nothing is left to be written. The engine [drains](Idempotency::drain) all that uses it.
     ///
-    /// The end is that of these sagas and of their clones: another call of `run`, under way or later, drives
+    /// The end is that of these sagas and of their clones: another call of `run`, in progress or later, drives
     /// nothing more, and ends like this one. To go on, build others.
     pub async fn run(&self, shutdown: impl Future<Output = ()>, drain: Duration) -> bool {
         let node = &self.node;

@@ -55,7 +55,7 @@ pub struct DefinitionStats {
 pub struct StepStats {
     /// Its name.
     pub name: &'static str,
-    /// Calls that are under way now, in either direction.
+    /// Calls that are in progress now, in either direction.
     pub running: u64,
     /// Tries.
     pub tries: u64,
@@ -104,7 +104,7 @@ struct StepCounters {
     stuck: AtomicU64,
 }
 
-/// A run or a call under way, until this is dropped.
+/// A run or a call in progress, until this is dropped.
 pub(crate) struct Running {
     counters: Arc<DefinitionCounters>,
     step: Option<&'static str>,

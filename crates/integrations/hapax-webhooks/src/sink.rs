@@ -43,7 +43,7 @@ use crate::secret::SigningSecrets;
 /// | none in time, or one that breaks off | is published again |
 /// | 413, 422, 431, and others of [`RejectedStatuses`] | is permanently rejected |
 ///
-/// Each message under way has a connection, which is reused afterwards: limit their number by
+/// Each message in progress has a connection, which is reused afterwards: limit their number by
 /// [`RelayLimits::in_flight`](hapax_messages::RelayLimits::in_flight). Dropping the future of a
 /// message closes its connection.
 ///

@@ -20,7 +20,7 @@ use self::args::{CallCommand, JournalArgs, SendArgs, ServerArgs};
 use crate::exit::{CliError, with_causes};
 use crate::keys;
 
-/// Time for requests under way when the program ends.
+/// Time for requests in progress when the program ends.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// The largest body of a response that the journal has.
@@ -234,10 +234,10 @@ async fn resume(
         let begun = Instant::now();
         let left = client.pending().await.map_err(|error| failure(&error))?;
         // Others are left to calls that declare their servers.
-        let is_under_way = |it: &PendingOperation| {
+        let is_in_progress = |it: &PendingOperation| {
             it.state == PendingState::UnderWay && client.is_declared(&it.url)
         };
-        if !left.iter().any(is_under_way) || until <= Instant::now() {
+        if !left.iter().any(is_in_progress) || until <= Instant::now() {
             break left;
         }
         sleep(pause.max(begun.elapsed() * READS)).await;
@@ -251,7 +251,7 @@ async fn resume(
     if let Some(error) = failed {
         return Err(failure(&error));
     }
-    // Of these nothing was sent, or they are under way: the next call continues them.
+    // Of these nothing was sent, or they are in progress: the next call continues them.
     let continues = |it: &PendingOperation| match &it.state {
         PendingState::Stopped { reason, .. } => reason == "exhausted" && !it.may_have_happened,
         PendingState::Unreadable { .. } => false,

@@ -77,7 +77,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     consumer
         .run(async {
             shutdown.requested().await;
-            tracing::info!("shutdown: waiting for requests under way");
+            tracing::info!("shutdown: waiting for requests in progress");
         })
         .await;
     source.close().await;

@@ -79,7 +79,7 @@ pub(crate) async fn run(args: GatewayArgs) -> Result<ExitCode, CliError> {
     tokio::select! {
         _ended = gateway.shutdown() => Ok(ExitCode::SUCCESS),
         signal = signals.another(first + ONE_SIGNAL) => {
-            tracing::warn!("second signal to end: requests under way are cut off");
+            tracing::warn!("second signal to end: requests in progress are cut off");
             Ok(ExitCode::from(128 + signal))
         }
     }

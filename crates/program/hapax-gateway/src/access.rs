@@ -39,7 +39,7 @@ enum Message {
     Flush(oneshot::Sender<()>),
 }
 
-/// A request under way. If it is dropped without a response, its line has the outcome `unanswered`:
+/// A request in progress. If it is dropped without a response, its line has the outcome `unanswered`:
 /// the connection ended before the response began.
 #[derive(Debug)]
 pub(crate) struct AccessEntry {

@@ -35,7 +35,7 @@ use request::{auth_headers, from_another};
 /// upstream, so it is part of the memory of a connection.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// Auth requests that may be under way; others wait for a permit, within their timeout.
+/// Auth requests that may be in progress; others wait for a permit, within their timeout.
 const CONCURRENT: usize = 256;
 
 /// Connections that are about to be closed still count for a moment.

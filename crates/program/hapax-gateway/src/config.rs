@@ -72,7 +72,7 @@ pub struct Config {
     pub store_wait: Duration,
     /// Number of duplicates of one key that may wait. Default 100.
     pub max_waiters: usize,
-    /// Time that requests under way may take to finish at shutdown. Default 25 s.
+    /// Time that requests in progress may take to finish at shutdown. Default 25 s.
     pub drain_timeout: Duration,
     /// Time at shutdown during which requests are still accepted while `/readyz` is already 503.
     /// Default none.
@@ -92,7 +92,7 @@ pub struct Config {
 /// Limits of connections and memory, and timeouts of clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerLimits {
-    /// Connections of clients; each request under way on an HTTP/2 connection beyond its first
+    /// Connections of clients; each request in progress on an HTTP/2 connection beyond its first
     /// counts as one. If the limit is reached, the oldest connection that has sent no byte is
     /// closed for a new one; without such a connection, new ones wait. Default 1,024.
     pub connections: usize,

@@ -31,7 +31,7 @@ use crate::store::{MeasuredStore, OpenStore, StoreFinding, StoreOpenError, Store
 pub use reload::ReloadError;
 use reload::ReloadState;
 
-/// Requests to the upstream that may be under way for each connection: its own, and one of a client
+/// Requests to the upstream that may be in progress for each connection: its own, and one of a client
 /// that has disconnected.
 const UNDER_WAY: usize = 2;
 
@@ -200,7 +200,7 @@ impl RunningGateway {
         self.admin_addr
     }
 
-    /// Returns the engine, which counts the operations under way.
+    /// Returns the engine, which counts the operations in progress.
     #[must_use]
     pub const fn engine(&self) -> &Idempotency {
         &self.engine
@@ -224,7 +224,7 @@ impl RunningGateway {
         self.certificates.read_again().await
     }
 
-    /// Applies `config` to new requests. Requests under way keep the configuration that they began
+    /// Applies `config` to new requests. Requests in progress keep the configuration that they began
     /// with.
     ///
     /// A configuration with a change that needs a restart is rejected as a whole.
@@ -241,7 +241,7 @@ impl RunningGateway {
     /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that load
     ///    balancers choose other servers before any request is rejected.
     /// 1. No new connections are accepted; new requests on open connections get 503 `draining`.
-    /// 2. Requests under way may end within `drain_timeout`, and their outcomes are recorded.
+    /// 2. Requests in progress may end within `drain_timeout`, and their outcomes are recorded.
     /// 3. Requests that have not ended by then are cut off. If a request was sent to the upstream,
     ///    its outcome is recorded as unknown; otherwise its key is released.
     /// 4. Deferred writes get one more store timeout; then everything is closed.

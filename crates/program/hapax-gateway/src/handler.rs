@@ -77,7 +77,7 @@ impl ProxyHandler for RequestHandler {
 
     async fn overloaded(self: Arc<Self>, peer: Peer, request: Request<Incoming>) -> Response<Body> {
         let mut entry = self.access.as_ref().map(|log| log.begin(&request));
-        let detail = format!("Too many requests are under way. {NOTHING}");
+        let detail = format!("Too many requests are in progress. {NOTHING}");
         let problem = Problem::new(Code::Overloaded, detail).retry_after(Duration::from_secs(1));
         let snapshot = self.current.load_full();
         let route =

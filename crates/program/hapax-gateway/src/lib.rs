@@ -14,7 +14,7 @@
 //!    silently break a guarantee of the store.
 //! 6. It speaks HTTP/1.1 and HTTP/2 on both sides, with or without TLS ([`Transport`]).
 //!    [`manual::proxy`] describes the details.
-//! 7. At shutdown it drains: it records the outcomes of requests under way, and records as unknown
+//! 7. At shutdown it drains: it records the outcomes of requests in progress, and records as unknown
 //!    those that do not end in time.
 //!
 //! It is not a load balancer (it has one upstream) and not an HTTP cache (it stores only responses

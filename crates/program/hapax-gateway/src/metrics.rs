@@ -150,7 +150,7 @@ impl Metrics {
         head(out, name, "counter", "Expired records that were removed.")?;
         writeln!(out, "{name} {}", self.reaped.load(Relaxed))?;
         for (name, help, value) in [
-            ("hapax_in_flight", "Executions under way.", gauges.engine.in_flight),
+            ("hapax_in_flight", "Executions in progress.", gauges.engine.in_flight),
             ("hapax_waiting", "Duplicates that wait for an execution.", gauges.engine.waiting),
             (
                 "hapax_held_back",

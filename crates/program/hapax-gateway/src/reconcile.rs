@@ -38,7 +38,7 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Response header of the service: the status of the operation's own response.
 const IDEMPOTENCY_STATUS: HeaderName = HeaderName::from_static("idempotency-status");
 
-/// Largest number of reconcile requests under way.
+/// Largest number of reconcile requests in progress.
 const CONCURRENT: usize = 256;
 
 /// Responses that are read at once; others wait in order, unread, within the timeout of their
@@ -89,7 +89,7 @@ impl ReconcileReply {
                 format!("could not be reached: {error}")
             }
             Self::Failed(UpstreamError::Broken(error)) => format!("broke off: {error}"),
-            Self::Failed(UpstreamError::Busy) => "has too many requests under way".to_owned(),
+            Self::Failed(UpstreamError::Busy) => "has too many requests in progress".to_owned(),
             Self::Failed(UpstreamError::Timeout | UpstreamError::Upload(_)) | Self::TimedOut => {
                 format!("gave no response within {ANSWER:?}")
             }

@@ -133,7 +133,7 @@ pub(crate) struct SharedResources {
     pub(crate) layer: IdempotencyLayer,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) upstreams: Arc<Upstreams>,
-    /// Requests to the upstream that may be under way.
+    /// Requests to the upstream that may be in progress.
     pub(crate) concurrent: usize,
     /// Settings of connections to upstreams.
     pub(crate) connect: ConnectOptions,

@@ -3,7 +3,7 @@
 //! 1. A connection takes a permit. If none is left, the oldest sheddable connection is closed, so
 //!    that a new one does not wait long for an idle peer. The listener decides which connections
 //!    are sheddable, and after which time: connections of clients that have sent no byte, and
-//!    connections of operators without a request under way. A connection that was just accepted is
+//!    connections of operators without a request in progress. A connection that was just accepted is
 //!    not shed: its first byte may be on its way.
 //! 2. A peer has a limit of permits. At the limit, its own oldest sheddable connection is closed
 //!    for a new one; without such a connection, the new one is closed. Permits that its HTTP/2

@@ -7,7 +7,7 @@
 //! 3. A [`listener`] limits connections and their memory, and sheds idle ones.
 //! 4. Both sides use HTTP/1.1 and HTTP/2, with TLS or without; [certificates](tls) can be replaced
 //!    while the proxy runs.
-//! 5. A [`Shutdown`] finishes requests under way first.
+//! 5. A [`Shutdown`] finishes requests in progress first.
 //!
 //! ```
 //! # use std::{error::Error, sync::Arc, time::Duration};

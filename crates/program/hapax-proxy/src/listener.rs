@@ -34,7 +34,7 @@ const SILENT: Duration = Duration::from_secs(1);
 
 /// Memory of one connection: heads of requests and responses, buffers (those of TLS included) on
 /// either side, and bodies of up to 16 KiB. An HTTP/2 connection counts as more if it may have more
-/// than four requests open, and each request under way on it beyond the first counts as another
+/// than four requests open, and each request in progress on it beyond the first counts as another
 /// connection.
 pub const PER_CONNECTION: usize = 192 << 10;
 

@@ -1,4 +1,4 @@
-//! Phases of the shutdown, and the requests under way.
+//! Phases of the shutdown, and the requests in progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +14,13 @@ pub enum ShutdownPhase {
     /// Requests are accepted, and readiness probes fail, so that load balancers choose other
     /// servers.
     Leaving,
-    /// Requests under way finish; new ones are rejected.
+    /// Requests in progress finish; new ones are rejected.
     Draining,
     /// Connections are closed once their pending bytes are written.
     Closing,
 }
 
-/// The phase and the number of requests under way. Clones share them.
+/// The phase and the number of requests in progress. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown {
     phase: watch::Sender<ShutdownPhase>,
@@ -58,7 +58,7 @@ impl Shutdown {
     }
 }
 
-/// A request under way; dropping it ends the count.
+/// A request in progress; dropping it ends the count.
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<AtomicUsize>);
 

@@ -63,7 +63,7 @@ const MAX_BUFFER: usize = 128 * 1024;
 /// Largest number of header fields of a response, in each version of HTTP.
 const MAX_FIELDS: usize = crate::guard::MAX_FIELDS;
 
-/// Reason for which requests under way are cut off.
+/// Reason for which requests in progress are cut off.
 const ENDING: &str = "the gateway is shutting down";
 
 /// A server that requests are forwarded to. Clones are cheap and share connections.
@@ -88,7 +88,7 @@ struct Inner {
 /// Reasons for which there is no response.
 #[derive(Debug)]
 pub enum UpstreamError {
-    /// Too many requests are under way already. Nothing was sent.
+    /// Too many requests are in progress already. Nothing was sent.
     Busy,
     /// Nothing was sent.
     Unreachable(BodyError),
@@ -103,7 +103,7 @@ pub enum UpstreamError {
 impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Busy => "Too many requests to the upstream are under way. Nothing was sent.",
+            Self::Busy => "Too many requests to the upstream are in progress. Nothing was sent.",
             Self::Unreachable(_) => "The upstream could not be reached. Nothing was sent.",
             Self::Broken(_) => "The upstream broke off: the request may have taken effect.",
             Self::Timeout => "No answer came in time: the request may have taken effect.",
@@ -152,7 +152,7 @@ impl Upstream {
         Self { inner: Arc::clone(&self.inner), timeout }
     }
 
-    /// Returns whether another clone exists or has a request under way.
+    /// Returns whether another clone exists or has a request in progress.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -175,7 +175,7 @@ impl Upstream {
         self.inner.pool.prune();
     }
 
-    /// Ends every request under way, now and from now on. The outcome of those that were sent is
+    /// Ends every request in progress, now and from now on. The outcome of those that were sent is
     /// unknown.
     pub fn cut(&self) {
         self.inner.cut.send_replace(true);

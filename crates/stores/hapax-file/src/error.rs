@@ -150,7 +150,7 @@ pub enum FileStoreError {
     /// The store was closed.
     #[error("the store is closed: open it again")]
     Closed,
-    /// New keys are rejected so that requests under way can still be recorded.
+    /// New keys are rejected so that requests in progress can still be recorded.
     #[error("only {free} bytes are free on the disk, new keys need {needed}: free disk space")]
     DiskFull {
         /// Free bytes.

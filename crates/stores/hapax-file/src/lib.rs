@@ -1,7 +1,7 @@
 //! Hapax in one file: a durable store for one process, with nothing to set up.
 //!
 //! 1. Acknowledged writes are on disk: claims and outcomes are synced before they are answered.
-//!    Requests that wait while a commit is under way share the next one.
+//!    Requests that wait while a commit is in progress share the next one.
 //! 2. One process at a time. A second one is rejected with the process that has the file,
 //!    [`OpenError::InUse`]. Replicas that have a file each execute a key once each, and nothing detects
 //!    that: they need a store on a server.
@@ -9,7 +9,7 @@
 //!    secret the database is lost; a missing secret is never replaced silently.
 //! 4. Opening the file begins an epoch. The process that had it before has ended, so all leases of
 //!    that process have lapsed, and their keys can be taken over at once.
-//! 5. Below [`FileOptions::min_free_bytes`] new keys are rejected, and requests under way are still
+//! 5. Below [`FileOptions::min_free_bytes`] new keys are rejected, and requests in progress are still
 //!    recorded. When the disk is full nevertheless, a reserve of 16 MiB is released for them; it is
 //!    made again once there is space. Replays need no space. After a write that failed, the
 //!    database is reopened automatically, with a pause between attempts that doubles from 0.1 to 5

@@ -264,7 +264,7 @@ impl FileStore {
         let made_at = options.clock.now();
         let check = check(secret.as_ref());
         let adopted = match database::adopt(&database, &check, made_at) {
-            // Recording requests under way is worth more than the writes of an opening, but without
+            // Recording requests in progress is worth more than the writes of an opening, but without
             // the opening nothing can be recorded.
             Err(error) if error.is_full() && backing.release_reserve().unwrap_or(false) => {
                 database::close(Some(database));
@@ -283,7 +283,7 @@ impl FileStore {
             tracing::warn!(
                 %error,
                 "the reserve of 16 MiB (PATH.reserve) cannot be made: free disk space, or requests \
-                 under way cannot be recorded when the disk is full"
+                 in progress cannot be recorded when the disk is full"
             );
         }
         let reserve = reserve.is_ok();

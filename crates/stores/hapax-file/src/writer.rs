@@ -12,7 +12,7 @@
 //!   requests queued behind it were not applied: `Unavailable`. Then the database is reopened,
 //!   because neither the engine's state nor the kernel's cache reflects the disk any more.
 //! - Full disk: the reserve is released at the first write that fails for lack of space, so that
-//!   requests under way can be recorded. Once it is used up, writes are `Unavailable` for a pause
+//!   requests in progress can be recorded. Once it is used up, writes are `Unavailable` for a pause
 //!   that doubles, and requests that only read, such as replays, are answered as before.
 //! - A caller that is gone changes nothing: its write is applied, and the answer is dropped.
 //!
@@ -117,7 +117,7 @@ impl Pause {
     }
 }
 
-/// A removal under way, over several commits.
+/// A removal in progress, over several commits.
 pub(crate) struct Reap {
     left: u32,
     removed: u32,
@@ -175,7 +175,7 @@ impl Writer {
         self.settle(ended)
     }
 
-    /// Releases the reserve on a full disk, once, for requests under way. After that writes pause,
+    /// Releases the reserve on a full disk, once, for requests in progress. After that writes pause,
     /// longer each time, and reads continue. The first write that succeeds ends the pauses.
     fn notice(&mut self, ended: &BatchEnd) {
         let now = self.shared.clock.now();
@@ -187,7 +187,7 @@ impl Writer {
                     && matches!(self.backing.release_reserve(), Ok(true))
                 {
                     tracing::warn!(
-                        "the disk is full: the reserve was released, so that requests under way can \
+                        "the disk is full: the reserve was released, so that requests in progress can \
                          be recorded; free disk space"
                     );
                     return;

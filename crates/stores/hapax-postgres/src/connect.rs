@@ -24,7 +24,7 @@ pub(crate) struct Prepared {
 
 /// Checks the server, migrates the tables, and ensures that all processes use the same secret.
 ///
-/// Dropping the future closes the connection, which rolls back what was under way on it.
+/// Dropping the future closes the connection, which rolls back what was in progress on it.
 pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, PostgresConnectError> {
     let options = &setup.options;
     let mut link = PgConnection::reach(setup).await?;

@@ -93,7 +93,7 @@ impl PostgresConnectError {
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         match self {
-            // A failover is under way: a host becomes the primary, or its standby connects.
+            // A failover is in progress: a host becomes the primary, or its standby connects.
             Self::TimedOut | Self::Standby | Self::Unconfirmed => true,
             Self::Connect(error) | Self::Query(error) | Self::Migration(error) => is_away(error),
             _ => false,

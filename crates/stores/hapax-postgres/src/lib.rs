@@ -1,7 +1,7 @@
 //! Hapax on PostgreSQL: a durable store that any number of processes share.
 //!
 //! 1. Acknowledged writes are committed. A request costs two transactions, a claim and a
-//!    completion; requests that wait while one is under way share the next one.
+//!    completion; requests that wait while one is in progress share the next one.
 //! 2. Any number of processes use the same tables: gateways, services, workers. Only the server's
 //!    clock is used.
 //! 3. [`Transactional`](hapax_core::Transactional): a record can commit with the caller's own

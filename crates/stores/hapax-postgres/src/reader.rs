@@ -1,4 +1,4 @@
-//! The task that loads. While a statement is under way loads queue, and then all are sent in one.
+//! The task that loads. While a statement is in progress loads queue, and then all are sent in one.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The tasks that write: swaps of records, and changes of the schedule.
 //!
-//! 1. While a batch is under way writes queue, and then all are sent in one statement, at most one
+//! 1. While a batch is in progress writes queue, and then all are sent in one statement, at most one
 //!    per operation id.
 //! 2. A batch that the server rejects did not happen; each write of it is sent alone, so that only
 //!    the one that caused the rejection fails. If the answer to a batch is lost, each write of it is

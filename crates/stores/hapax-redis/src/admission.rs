@@ -75,7 +75,7 @@ mod tests {
     use super::{Admission, QueueLimits, RequestLimit};
 
     #[test]
-    fn requests_under_way_are_admitted_where_new_keys_are_not() {
+    fn requests_in_progress_are_admitted_where_new_keys_are_not() {
         let limit = RequestLimit::new(QueueLimits { items: 16, bytes: 1_000 });
         let inside: Vec<_> = (0..14).map(|_| limit.enter(10, Admission::NewKey).unwrap()).collect();
         assert!(limit.enter(0, Admission::NewKey).is_err());

@@ -168,7 +168,7 @@ impl RequestFailure {
 
 /// Classifies an error of a request that was passed to a cluster's client.
 ///
-/// When the client cannot learn the slot owners, it returns that error to every request under way,
+/// When the client cannot learn the slot owners, it returns that error to every request in progress,
 /// also to those that a node is executing. So an error means that nothing was done only if it can
 /// only be a node's answer to the request itself.
 #[cfg(feature = "cluster")]
@@ -219,7 +219,7 @@ pub(crate) fn classify(error: RedisError) -> RequestFailure {
             Some("HAPAX" | "WRONGTYPE") => return RequestFailure::Foreign,
             // The script's own codes, see swap.lua: its write was rejected.
             Some("NOTWRITTEN" | "NOTREAD") => true,
-            // No memory, no disk, too few replicas, another script under way, not logged in.
+            // No memory, no disk, too few replicas, another script in progress, not logged in.
             Some("OOM" | "MISCONF" | "NOREPLICAS" | "BUSY" | "NOAUTH") => true,
             _ => false,
         },

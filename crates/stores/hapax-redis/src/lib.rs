@@ -101,7 +101,7 @@
 //!
 //! A request is executed at most once: it is sent again only where a node answered that it did not
 //! process it, because its slot is elsewhere or being moved. When the client cannot learn the slot
-//! owners, it returns that error to every request under way. Therefore most errors of a write are
+//! owners, it returns that error to every request in progress. Therefore most errors of a write are
 //! *ambiguous*, also a plain rejection such as `CLUSTERDOWN` or `OOM`. A request is *unavailable*
 //! only if it was never passed to the client, or was only redirected from node to node.
 //!

@@ -5,11 +5,11 @@
 //! caller that was answered before a call began must not have seen a newer state. All calls to the
 //! authority pass through this table, so the table can check this:
 //!
-//! 1. Every call on a key is counted in the key's row while it is under way. Everything it learns
+//! 1. Every call on a key is counted in the key's row while it is in progress. Everything it learns
 //!    that may contradict the cache is noted in the row *before* it returns.
 //! 2. A note that is made while the cache may contain an entry makes the key *avoided* until every
 //!    such entry has expired. The entry is removed too, but correctness does not depend on the
-//!    removal: a put may be under way, and the cache may not answer.
+//!    removal: a put may be in progress, and the cache may not answer.
 //! 3. A note ends the *epoch* of the row. A call that began in an earlier epoch cannot determine
 //!    whether its result is older or newer than the note, so it puts nothing. (A claim that found
 //!    an entry before the note may still be answered with it: the claim began before the noting
@@ -54,10 +54,10 @@ struct Shard {
 
 #[derive(Debug, Default)]
 struct Row {
-    /// Calls under way.
+    /// Calls in progress.
     calls: usize,
     epoch: u64,
-    /// Puts under way.
+    /// Puts in progress.
     puts: usize,
     /// The finished record in the cache, put by this process or found there, and the end of its
     /// entry.
@@ -69,7 +69,7 @@ struct Row {
     queued: bool,
 }
 
-/// A call under way. Dropping it ends the call.
+/// A call in progress. Dropping it ends the call.
 #[derive(Debug)]
 pub(crate) struct KeyCall {
     keys: Arc<KeyTable>,

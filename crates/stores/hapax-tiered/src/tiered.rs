@@ -302,7 +302,7 @@ impl Drop for PendingClaim<'_> {
     }
 }
 
-/// A put under way. If it may still arrive late, unnoticed, the key is avoided.
+/// A put in progress. If it may still arrive late, unnoticed, the key is avoided.
 struct Putting {
     call: KeyCall,
     until: Instant,

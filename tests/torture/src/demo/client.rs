@@ -138,7 +138,7 @@ impl ClientPool {
     }
 }
 
-/// A payment under way.
+/// A payment in progress.
 #[derive(Debug)]
 struct Payment {
     key: String,

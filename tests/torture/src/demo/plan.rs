@@ -1,7 +1,7 @@
 //! The plan of faults, which a seed distributes to payments.
 //!
 //! Faults are shuffled, not drawn independently, so that even a short run has every fault, with the
-//! same shares for every seed. The seed does not decide timing: the requests that are under way
+//! same shares for every seed. The seed does not decide timing: the requests that are in progress
 //! when a process is killed.
 
 use serde::{Deserialize, Serialize};

@@ -10,7 +10,7 @@
 //!
 //! It prints `ready ADDRESS` once it listens, `rested ORDER` when a stall is over, and `holding
 //! ORDER` when a request is charged and not answered, the worst instant for a kill. When its
-//! standard input ends, it accepts no more requests, finishes those under way, whose charges may
+//! standard input ends, it accepts no more requests, finishes those in progress, whose charges may
 //! come late, and exits. So it does not outlive the demo either.
 
 use std::io::{self, Write as _};
@@ -38,7 +38,7 @@ use super::plan::{Fault, Plan};
 use super::times;
 use crate::dice::Dice;
 
-/// The limit of requests under way; more are answered 503.
+/// The limit of requests in progress; more are answered 503.
 const MAX_WORK: u32 = 1024;
 
 /// The limit of a request body, in bytes.
@@ -92,7 +92,7 @@ pub(crate) async fn run(args: ServiceArgs) -> io::Result<()> {
         () = input_ended() => {}
     }
     close.send_replace(true);
-    // Once all permits are free, no request is under way. New requests get none from here on.
+    // Once all permits are free, no request is in progress. New requests get none from here on.
     let _ = service.work.acquire_many(MAX_WORK).await;
     Ok(())
 }

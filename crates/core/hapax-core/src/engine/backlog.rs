@@ -28,7 +28,7 @@ pub(super) struct Backlog {
 pub(super) struct Size {
     pub(super) entries: usize,
     pub(super) bytes: usize,
-    /// Exchanges with the store under way, whether or not their callers are still there.
+    /// Exchanges with the store in progress, whether or not their callers are still there.
     active_exchanges: usize,
 }
 
@@ -57,7 +57,7 @@ impl Backlog {
         self.lock().get(key).cloned()
     }
 
-    /// Resolves when nothing is deferred and no exchange is under way.
+    /// Resolves when nothing is deferred and no exchange is in progress.
     pub(super) async fn empty(&self) {
         // The sender is part of `self`, so it outlives the wait and this cannot fail.
         let quiet = |size: &Size| size.entries == 0 && size.active_exchanges == 0;
@@ -102,7 +102,7 @@ impl Backlog {
     }
 }
 
-/// An exchange under way.
+/// An exchange in progress.
 #[derive(Debug)]
 pub(super) struct ActiveExchange(Arc<Backlog>);
 
@@ -146,7 +146,7 @@ impl Drop for BacklogEntry {
 pub(super) struct DeferredWrite {
     pub(super) ownership: Ownership,
     pub(super) action: OwnerAction,
-    /// The exchange under way and its unanswered swap, if one was sent.
+    /// The exchange in progress and its unanswered swap, if one was sent.
     pub(super) sent: Option<(WriteExchange, Box<Swap>)>,
 }
 
@@ -173,7 +173,7 @@ impl EngineState {
         let inner = Arc::clone(self);
         self.runtime.spawn(async move {
             let key = entry.key;
-            // This call drops the ownership: the execution leaves the executions under way before
+            // This call drops the ownership: the execution leaves the executions in progress before
             // waiters are woken.
             let written = inner.write_until_known(write).await;
             // The outcome is in the store before it leaves the backlog: a duplicate finds it in one

@@ -32,9 +32,9 @@ pub enum Claim {
     Execute(Lease),
     /// The caller replays this outcome.
     Replay(Replay),
-    /// Another execution is under way: the caller retries later.
+    /// Another execution is in progress: the caller retries later.
     InFlight {
-        /// Time for which it has been under way.
+        /// Time for which it has been in progress.
         elapsed: Duration,
         /// Time until its lease lapses.
         remaining: Duration,
@@ -169,7 +169,7 @@ pub(super) enum ClaimProgress {
 /// Reasons to wait.
 #[derive(Clone, Copy)]
 pub(super) enum Pending {
-    /// An execution is under way.
+    /// An execution is in progress.
     InFlight { elapsed: Duration, remaining: Duration },
     /// Another claim calls the hook, until then.
     Reconciling { until: Instant, reconcile_at: Option<Instant> },
@@ -195,7 +195,7 @@ fn until(moment: Instant) -> Duration {
     moment.saturating_duration_since(Instant::now())
 }
 
-/// A claim under way: the values that each further exchange needs, and the end of its wait.
+/// A claim in progress: the values that each further exchange needs, and the end of its wait.
 #[derive(Clone, Debug)]
 pub(super) struct ClaimCall {
     pub(super) inner: Arc<EngineState>,
@@ -229,7 +229,7 @@ impl ClaimCall {
             };
             progress = match self.once(claim.clone(), seen, request).await {
                 Ok(progress) => progress,
-                // The operation was under way when it was last seen, so it was requested before.
+                // The operation was in progress when it was last seen, so it was requested before.
                 Err(ClaimError::Store(error)) => return Err(ClaimError::Interrupted(error)),
                 Err(ClaimError::Overloaded) => return Ok(pending.into()),
                 Err(error) => return Err(error),
@@ -281,7 +281,7 @@ impl ClaimCall {
                 Claim::Mismatch
             }));
         }
-        // A first execution under way in this process counts like a record in the store: nothing
+        // A first execution in progress in this process counts like a record in the store: nothing
         // may execute beside it without a claim.
         let executes = inner.executions.executes(key);
         if inner.overloaded() {
@@ -292,7 +292,7 @@ impl ClaimCall {
         }
         let seen = match seen {
             // A claim that expects no record would take over where the record of the execution
-            // under way has expired and was removed.
+            // in progress has expired and was removed.
             None if executes => Some(inner.load(key).await.map_err(ClaimError::Interrupted)?),
             seen => seen,
         };

@@ -37,7 +37,7 @@ pub struct EngineLimits {
     /// Bytes of deferred outcomes; at that number, claims are rejected, and executions that end
     /// wait before their result is returned. Default 64 MiB.
     pub deferred_bytes: usize,
-    /// Claims with an exchange under way; further ones wait for a permit, in order, within the
+    /// Claims with an exchange in progress; further ones wait for a permit, in order, within the
     /// timeout of the store. Each may return an outcome of any size, so this bounds memory. At
     /// least 1. Default 1,024.
     pub claims: usize,
@@ -58,7 +58,7 @@ impl Default for EngineLimits {
 /// The current load of this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {
-    /// Leases of executions under way.
+    /// Leases of executions in progress.
     pub in_flight: usize,
     /// Duplicates that wait.
     pub waiting: usize,
@@ -90,7 +90,7 @@ pub(super) struct EngineState {
     pub(super) waiters: Arc<Waiters>,
     pub(super) executions: Executions,
     pub(super) backlog: Arc<Backlog>,
-    /// Permits of claims with an exchange under way.
+    /// Permits of claims with an exchange in progress.
     pub(super) permits: Arc<Semaphore>,
     pub(super) in_flight: AtomicUsize,
     pub(super) timer: Timer,
@@ -283,7 +283,7 @@ impl Idempotency {
         written.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
-    /// Resolves when nothing is deferred, no exchange is under way and no function executes or is
+    /// Resolves when nothing is deferred, no exchange is in progress and no function executes or is
     /// being called. Await it with a timeout before a process ends: while the store is unavailable,
     /// a function hangs or a call waits, it does not resolve.
     ///

@@ -188,7 +188,7 @@ impl Lease {
     /// one that drives timers, and a runtime of one thread runs nothing meanwhile. Use
     /// `tokio::task::spawn_blocking` for such operations.
     ///
-    /// Dropping the future drops the operation and stops renewals; a renewal under way continues on
+    /// Dropping the future drops the operation and stops renewals; a renewal in progress continues on
     /// its task.
     pub fn keep_alive<F: Future>(
         &self,
@@ -445,7 +445,7 @@ impl LeaseState {
     }
 
     /// Resumes renewals unless the run has `ended`. This may be called late, when another run is
-    /// under way, whose pause must stay.
+    /// in progress, whose pause must stay.
     pub(super) async fn resume_renewal_unless(&self, ended: &AtomicBool) {
         let _guard = self.ownership.lock().await;
         if !ended.load(Ordering::Relaxed) {
@@ -529,7 +529,7 @@ impl LeaseState {
             let stuck = match written {
                 Ok(WriteResult::Recorded(seen)) => {
                     let until = seen.stored.as_ref().and_then(|stored| stored.keep_until);
-                    // The execution leaves the executions under way before waiters are woken.
+                    // The execution leaves the executions in progress before waiters are woken.
                     drop(ownership);
                     inner.waiters.wake(&self.key, Some(seen));
                     return Ok(until);
@@ -552,7 +552,7 @@ impl LeaseState {
     }
 
     /// Defers an end. The execution keeps its memory until the backlog has memory for one more
-    /// outcome: that bounds deferred outcomes, however many executions were under way.
+    /// outcome: that bounds deferred outcomes, however many executions were in progress.
     fn defer_end(
         &self,
         stuck: DeferredWrite,

@@ -8,14 +8,14 @@ use tokio::runtime::Handle;
 use super::lease::{FinishError, LeaseState};
 use super::timer::{Due, TimerEntry};
 
-/// The renewals of a lease during an operation. Dropping it ends them; a renewal under way continues
+/// The renewals of a lease during an operation. Dropping it ends them; a renewal in progress continues
 /// on its task.
 #[derive(Debug)]
 pub(super) struct Renewal(
     #[expect(dead_code, reason = "it keeps the lease alive")] Arc<RenewedLease>,
 );
 
-/// A lease whose operation is under way.
+/// A lease whose operation is in progress.
 #[derive(Debug)]
 struct RenewedLease {
     lease: Arc<LeaseState>,

@@ -34,7 +34,7 @@ struct Queue {
     last: u64,
     /// Time at which the task wakes; `None` while it waits for an entry.
     wakes_at: Option<Instant>,
-    /// Number of drains under way.
+    /// Number of drains in progress.
     drains: usize,
 }
 
@@ -120,7 +120,7 @@ impl Timer {
     }
 }
 
-/// A drain under way, until it is dropped.
+/// A drain in progress, until it is dropped.
 #[derive(Debug)]
 pub(super) struct TimerDrain(Arc<SharedQueue>);
 

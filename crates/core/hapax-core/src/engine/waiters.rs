@@ -180,7 +180,7 @@ fn watch_record<'a>(notify: Option<&'a dyn Notify>, key: &'a OperationId) -> Box
     notify.map_or_else(|| Box::pin(pending()) as BoxFuture<'a, ()>, |notify| notify.written(key))
 }
 
-/// Returns whether an execution or a reconciliation is under way.
+/// Returns whether an execution or a reconciliation is in progress.
 pub(super) fn is_live(seen: &Snapshot) -> bool {
     seen.stored.as_ref().is_some_and(|stored| {
         let busy = matches!(

@@ -1,4 +1,4 @@
-//! The executions under way in one process, by key.
+//! The executions in progress in one process, by key.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,7 +11,7 @@ use crate::record::{LeaseId, RecordState};
 use crate::scope::OperationId;
 use crate::store::{Snapshot, StoredRecord};
 
-/// A registry of the executions under way in one process, and of the claims that may become one.
+/// A registry of the executions in progress in one process, and of the claims that may become one.
 ///
 /// A claim enters before the first copy of its swap is sent, and leaves when its result is not an
 /// execution; an execution leaves when its last [`Ownership`] is dropped. So if a record has a
@@ -29,20 +29,20 @@ impl fmt::Debug for Executions {
 }
 
 impl Executions {
-    /// Returns whether an execution of `key` is under way, so that its claim has a result.
+    /// Returns whether an execution of `key` is in progress, so that its claim has a result.
     #[must_use]
     pub fn executes(&self, key: &OperationId) -> bool {
         self.lock().get(key).is_some_and(|locals| locals.iter().any(|local| local.executes))
     }
 
-    /// Returns whether `seen` is the record of an execution under way here, or lacks the record of
+    /// Returns whether `seen` is the record of an execution in progress here, or lacks the record of
     /// one.
     #[must_use]
     pub fn runs(&self, key: &OperationId, seen: &Snapshot) -> bool {
         self.lock().get(key).is_some_and(|locals| runs_here(seen, locals, &[]))
     }
 
-    /// Returns the executions and claims under way for `key`.
+    /// Returns the executions and claims in progress for `key`.
     pub(super) fn of(&self, key: &OperationId) -> Vec<LocalExecution> {
         self.lock().get(key).cloned().unwrap_or_default()
     }
@@ -100,7 +100,7 @@ impl Drop for ExecutionEntry {
 }
 
 impl ClaimExchange {
-    /// Leaves the executions under way, as dropping the claim does: for a claim that ends without a
+    /// Leaves the executions in progress, as dropping the claim does: for a claim that ends without a
     /// reply to its last swap, which was not applied.
     pub fn unregister(&mut self) {
         self.entered.clear();

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_under_way_are_admitted_where_new_keys_are_not() {
+    fn requests_in_progress_are_admitted_where_new_keys_are_not() {
         let limits = QueueLimits { items: 16, bytes: 1_000 };
         assert!(limits.admits(13, 0, 875, Admission::NewKey));
         assert!(!limits.admits(14, 0, 0, Admission::NewKey));

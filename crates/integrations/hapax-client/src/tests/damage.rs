@@ -99,7 +99,7 @@ async fn operations_that_cannot_be_read_are_listed_with_what_is_known_and_hide_n
     }
     assert_eq!(pending[2].state, PendingState::UnderWay);
     let census = second.census().await.unwrap();
-    assert_eq!((census.under_way, census.unreadable), (1, 2));
+    assert_eq!((census.in_progress, census.unreadable), (1, 2));
     let resumed = second.resume().await.unwrap();
     assert_eq!((resumed.pending, resumed.not_continued, resumed.expired), (1, 2, 0));
 }

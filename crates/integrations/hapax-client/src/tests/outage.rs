@@ -31,7 +31,7 @@ async fn callers_of_a_silent_server_delay_no_other_and_write_little() {
     sleep(Duration::from_secs(20)).await;
     let (writes, tries) = (store.writes() - before, dead.tries());
     assert_eq!(tries, 1_024, "tries at once");
-    // Each of those under way renews its lease, every ten seconds.
+    // Each of those in progress renews its lease, every ten seconds.
     assert!(writes <= 20 * 5 + 3 * 1_024, "{writes} writes");
 }
 

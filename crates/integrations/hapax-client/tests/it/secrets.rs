@@ -66,7 +66,7 @@ fn value(text: &str) -> HeaderValue {
 }
 
 /// Sends operations that end in every way, with credentials of every kind: one is answered after a
-/// rejected token, one was rejected by the server, one is under way, one may have happened, and one was
+/// rejected token, one was rejected by the server, one is in progress, one may have happened, and one was
 /// not sent, because its credentials cannot be had. Returns the `Debug` forms of all that it got.
 pub(crate) async fn send_all(store: impl Inspect) -> Written {
     let bank = Bank::start().await;

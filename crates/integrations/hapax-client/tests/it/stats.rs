@@ -39,7 +39,7 @@ async fn tries_are_counted_by_server_and_operations_by_their_end() {
     assert!((late.responded, late.unknown) == (0, 0) && late.not_sent > 0, "{late:?}");
     assert_eq!((stats.finished, stats.expired, stats.stopped), (1, 0, 2));
     let census = client.census().await.unwrap();
-    assert_eq!((census.under_way, census.expired, census.unknown, census.not_sent), (0, 0, 1, 1));
+    assert_eq!((census.in_progress, census.expired, census.unknown, census.not_sent), (0, 0, 1, 1));
     assert!(census.oldest >= Duration::from_millis(300), "{census:?}");
 }
 
@@ -68,5 +68,5 @@ async fn an_expired_operation_and_a_denied_retry_are_counted() {
         }
     };
     tokio::time::timeout(LONG, denied).await.unwrap();
-    assert_eq!(client.census().await.unwrap().under_way, 150);
+    assert_eq!(client.census().await.unwrap().in_progress, 150);
 }

@@ -30,7 +30,7 @@ async fn due_in(store: &MemoryStore) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_whose_caller_was_killed_continues_after_a_lease() {
     let (bank, store) = (Bank::start().await, store());
-    // A pause that is shorter than the lease, and then a try under way.
+    // A pause that is shorter than the lease, and then a try in progress.
     bank.act([Act::Answer(answer(503, &["retry-after: 2"], "")), Act::Silent]);
     process(async || {
         let client = open(&store, &bank).await;

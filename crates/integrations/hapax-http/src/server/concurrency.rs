@@ -9,7 +9,7 @@
 //! 3. The limit is that of this process. Several processes allow as many times as much.
 //!
 //! There is an entry for each key in flight and none for others. The memory is bounded by [`MOST`],
-//! and by any bound of the requests under way.
+//! and by any bound of the requests in progress.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;

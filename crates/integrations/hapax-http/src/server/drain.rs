@@ -1,4 +1,4 @@
-//! Drain: the count of requests under way, and the end of new ones.
+//! Drain: the count of requests in progress, and the end of new ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ struct State {
 pub struct DrainReport {
     /// Number of requests that did not finish within the grace and were cut off.
     pub cut_off: usize,
-    /// The requests that were under way at the end of the drain: their handlers did not end, or
+    /// The requests that were in progress at the end of the drain: their handlers did not end, or
     /// their outcomes wait for memory of the backlog.
     pub left: usize,
 }

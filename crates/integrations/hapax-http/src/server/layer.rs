@@ -120,7 +120,7 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Drains the layer: new requests get 503 `draining`; requests under way may end within
+    /// Drains the layer: new requests get 503 `draining`; requests in progress may end within
     /// `grace`; then they are cut off, and their outcomes recorded as unknown.
     ///
     /// A request with a key counts until its outcome is recorded or deferred. The drain does not
@@ -128,7 +128,7 @@ impl IdempotencyLayer {
     /// clients, streamed, or too large to store. The server's own shutdown does, with its own
     /// limit: a client that does not read would delay it without end.
     ///
-    /// Resolves when no request is under way, at the latest twice the engine's
+    /// Resolves when no request is in progress, at the latest twice the engine's
     /// [`store_timeout`](Idempotency::store_timeout) after the grace: later requests are not
     /// recorded, and their leases lapse unless they end after all. [`Idempotency::drain`] waits for
     /// writes that are deferred. Dropping this future stops waiting, not draining.

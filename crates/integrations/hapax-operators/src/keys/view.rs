@@ -19,7 +19,7 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StateView {
-    /// An execution is under way.
+    /// An execution is in progress.
     InFlight,
     /// The operation happened, and its outcome is replayed.
     Done,

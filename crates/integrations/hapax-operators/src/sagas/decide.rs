@@ -88,7 +88,7 @@ struct Line<'a> {
     code: Option<&'static str>,
 }
 
-/// A decision under way.
+/// A decision in progress.
 struct Case {
     number: String,
     id: SagaId,

@@ -205,11 +205,11 @@ pub struct TriesView {
     pub key: Option<String>,
     /// Tries that began.
     pub tries: u32,
-    /// True while one is under way, or its process has died.
+    /// True while one is in progress, or its process has died.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
-    /// Time until which the last one was under way: its end, or the takeover from its process; its
-    /// begin while it is under way, and for an undo.
+    /// Time until which the last one was in progress: its end, or the takeover from its process; its
+    /// begin while it is in progress, and for an undo.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last: Option<String>,
     /// Time before which there is no further one.

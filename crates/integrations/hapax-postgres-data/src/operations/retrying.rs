@@ -133,7 +133,7 @@ impl UpdateLog {
     /// `connect` makes a connection, or takes one from a pool: one at first, and another after one was
     /// lost. It must be outside of a transaction.
     ///
-    /// The future may be dropped at any await: an update under way continues on its own task, which
+    /// The future may be dropped at any await: an update in progress continues on its own task, which
     /// needs a tokio runtime. It waits for another transaction until shortly before the deadline,
     /// by a `lock_timeout` for this one statement (the session's own applies if it is shorter), so
     /// the connection is free again soon. If several locks are needed, the limit applies to each.

@@ -133,7 +133,7 @@ async fn sagas_that_have_shut_down_drive_nothing_more() {
     }
     let drain = Duration::from_secs(25);
     assert!(process.sagas.run(std::future::ready(()), drain).await);
-    // The run that was under way has ended too.
+    // The run that was in progress has ended too.
     tokio::time::timeout(drain, process.task).await.unwrap().unwrap();
     let view = async || {
         let (sagas, _) = operator(&world).list(None, NonZeroU32::MAX).await.unwrap();

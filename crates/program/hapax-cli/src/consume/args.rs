@@ -182,7 +182,7 @@ pub(super) struct LimitArgs {
     /// a producer may send a message again
     #[arg(long, value_name = "DUR", default_value = "30d", value_parser = crate::duration)]
     pub(super) retention: Duration,
-    /// Time for requests under way to end in a shutdown, at least --timeout
+    /// Time for requests in progress to end in a shutdown, at least --timeout
     #[arg(long, value_name = "DUR", default_value = "25s", value_parser = crate::duration)]
     pub(super) drain_timeout: Duration,
 }

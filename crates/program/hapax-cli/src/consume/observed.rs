@@ -48,7 +48,7 @@ impl Observed for ConsumeMonitor {
             ),
             (
                 "consume_suspects_total",
-                "Messages under way in a process that died, each of which is handled alone.",
+                "Messages in progress in a process that died, each of which is handled alone.",
                 stats.suspects,
             ),
             (

@@ -101,7 +101,7 @@ pub(super) enum KeysCommand {
     },
     /// Remove records that have expired
     ///
-    /// A record is removed one lease after it has expired, since copies of a write may be under way
+    /// A record is removed one lease after it has expired, since copies of a write may be in progress
     /// until then.
     Purge {
         #[command(flatten)]

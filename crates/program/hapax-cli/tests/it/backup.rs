@@ -42,7 +42,7 @@ fn a_backup_of_a_running_gateway_restores_earlier_records_only() {
     let asked = send(gateway.address, "done", "x");
     upstream.next().answer("201 Created", "first");
     receive(&asked).unwrap();
-    let under_way = send(gateway.address, "under-way", "x");
+    let in_progress = send(gateway.address, "under-way", "x");
     let executing = upstream.next();
 
     let backup = folder.path().join("backup.db");
@@ -53,7 +53,7 @@ fn a_backup_of_a_running_gateway_restores_earlier_records_only() {
     assert_eq!((&logged["records"], &logged["path"]), (&2.into(), &text(&backup).into()));
     // The gateway goes on, and what it does now is not in the backup.
     executing.answer("201 Created", "second");
-    assert_eq!(receive(&under_way).unwrap().status, 201);
+    assert_eq!(receive(&in_progress).unwrap().status, 201);
     let asked = send(gateway.address, "later", "x");
     upstream.next().answer("201 Created", "third");
     receive(&asked).unwrap();

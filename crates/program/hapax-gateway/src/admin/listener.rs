@@ -1,6 +1,6 @@
 //! Listener for operators: few connections, none of which can be occupied indefinitely.
 //!
-//! 1. If all permits are taken, the oldest connection without a request under way is closed: one
+//! 1. If all permits are taken, the oldest connection without a request in progress is closed: one
 //!    that has sent nothing, half a head, or an earlier request.
 //! 2. Requests other than probes have fewer permits than there are connections, so a probe always
 //!    finds one.
@@ -42,7 +42,7 @@ const REQUESTS: usize = 48;
 /// Paths of health probes, for which permits are reserved.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
-/// Time without a request under way after which a connection may be closed for another one.
+/// Time without a request in progress after which a connection may be closed for another one.
 const IDLE: Duration = Duration::from_millis(200);
 
 /// Time that a shed connection may take to end.
@@ -55,7 +55,7 @@ const HEAD: Duration = Duration::from_secs(10);
 const STALL: Duration = Duration::from_secs(10);
 
 /// Serves each request with the `app` of its arrival until the gateway closes, then finishes the
-/// requests under way. Dropping the future ends all of them.
+/// requests in progress. Dropping the future ends all of them.
 pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, shutdown: Shutdown) {
     let permits = ConnectionLimit::new(CONNECTIONS, "operators", IDLE);
     let requests = Arc::new(Semaphore::new(REQUESTS));
@@ -86,7 +86,7 @@ pub(super) async fn serve(listener: TcpListener, app: watch::Receiver<Router>, s
     while connections.join_next().await.is_some() {}
 }
 
-/// Whether a connection has a request under way. Clones are of the same connection.
+/// Whether a connection has a request in progress. Clones are of the same connection.
 #[derive(Clone, Debug)]
 struct Idle(Arc<IdleState>);
 
@@ -106,7 +106,7 @@ impl Idle {
         Self(Arc::new(IdleState { sheddable: Arc::clone(sheddable), source, shed, entry }))
     }
 
-    /// Counts a request as under way until the result is dropped.
+    /// Counts a request as in progress until the result is dropped.
     fn begin(&self) -> ActiveProbe {
         self.set(None);
         ActiveProbe(self.clone())
@@ -122,7 +122,7 @@ impl Idle {
     }
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Debug)]
 struct ActiveProbe(Idle);
 
@@ -196,7 +196,7 @@ async fn answer(
         Ok(place) => Some(place),
         Err(_) if PROBES.contains(&request.uri().path()) => None,
         Err(_) => {
-            let reason = "too many requests are under way: retry in a second";
+            let reason = "too many requests are in progress: retry in a second";
             return Ok(hapax_operators::error(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "overloaded",

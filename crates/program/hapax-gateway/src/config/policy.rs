@@ -208,7 +208,7 @@ impl PolicyConfig {
 
     fn engine(&self, hook: bool) -> Result<Policy, ConfigError> {
         let Self { lease, retention, on_unknown, in_flight, upstream_timeout, .. } = *self;
-        // A request of a crashed owner may still be under way for as long as the upstream's
+        // A request of a crashed owner may still be in progress for as long as the upstream's
         // timeout.
         let hook = hook.then_some(HookTiming { after: upstream_timeout, timeout: ANSWER + MARGIN });
         let terms = Terms { lease, retention, on_unknown };

@@ -398,7 +398,7 @@ async fn a_client_that_disconnects_cancels_its_auth_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_waits_for_auth_requests_under_way() {
+async fn a_drain_waits_for_auth_requests_in_progress() {
     let upstream = Upstream::counting().await;
     let (endpoint, mut begun) = patient().await;
     let mut config = asking(&upstream, &endpoint);

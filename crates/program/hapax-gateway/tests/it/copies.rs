@@ -97,7 +97,7 @@ async fn rejected_duplicates_get_409_or_the_same_bytes() {
             }
         }
     }
-    assert!(rejected > keys(), "copies met an execution under way: {rejected}");
+    assert!(rejected > keys(), "copies met an execution in progress: {rejected}");
     let executions = executions.lock().unwrap();
     assert_eq!(executions.len(), keys());
     assert!(executions.values().all(|count| *count == 1));

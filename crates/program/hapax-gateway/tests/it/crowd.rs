@@ -130,7 +130,7 @@ async fn http2_requests_of_a_peer_count_against_its_limit() {
     for _ in 0..2 {
         assert_eq!(post(address, "/", "k", "x").await.status, 200);
     }
-    assert!(seen.try_recv().is_err(), "a fifth request of the peer is under way");
+    assert!(seen.try_recv().is_err(), "a fifth request of the peer is in progress");
     gate.add_permits(8);
     assert!(asked.join_all().await.iter().all(|answer| answer.status == 200));
 }

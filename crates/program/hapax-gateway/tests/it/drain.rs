@@ -31,7 +31,7 @@ async fn patient() -> (Upstream, Begun) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_finishes_requests_under_way_and_rejects_new_ones() {
+async fn a_drain_finishes_requests_in_progress_and_rejects_new_ones() {
     let (upstream, mut begun) = patient().await;
     let gateway = start(config(upstream.url())).await;
     let address = gateway.local_addr();

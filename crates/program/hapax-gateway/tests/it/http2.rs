@@ -254,7 +254,7 @@ async fn a_drain_finishes_open_streams_and_accepts_no_new_ones() {
     while TcpStream::connect(address).await.is_ok() {
         tokio::task::yield_now().await;
     }
-    // Who has nothing under way is told to go, and goes.
+    // Who has nothing in progress is told to go, and goes.
     let Two { send: _kept, driver } = idle;
     tokio::time::timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
     // Who has something hears the same, and its answer comes.
@@ -320,7 +320,7 @@ async fn a_client_that_resets_most_requests_is_disconnected() {
         else {
             break;
         };
-        // Once it is under way.
+        // Once it is in progress.
         let begun = tokio::time::timeout(Duration::from_secs(10), begun.recv()).await;
         if begun.is_err() {
             break;

@@ -133,7 +133,7 @@ async fn observed_duplicates_in_flight_and_disconnected_clients_are_counted() {
         raw
     };
     let mut first = send("k").await;
-    until("it is under way", || upstream.seen().len() == 1).await;
+    until("it is in progress", || upstream.seen().len() == 1).await;
     let mut copy = send("k").await;
     counted(&gateway, "hapax_would_total outcome=\"wait\"", 1).await;
     until("so is its copy", || upstream.seen().len() == 2).await;
@@ -142,7 +142,7 @@ async fn observed_duplicates_in_flight_and_disconnected_clients_are_counted() {
     counted(&gateway, EXECUTE, 1).await;
     // Protected, it would have gone on to its end.
     let gone = send("gone").await;
-    until("it is under way", || upstream.seen().len() == 3).await;
+    until("it is in progress", || upstream.seen().len() == 3).await;
     drop(gone);
     counted(&gateway, EXECUTE, 2).await;
     gate.add_permits(2);

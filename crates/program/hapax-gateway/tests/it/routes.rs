@@ -187,9 +187,9 @@ async fn a_reload_applies_completely_and_to_new_requests_only() {
     config.policy.docs_url = Some(DocsUrl::new("https://docs.example/old").unwrap());
     let gateway = start(config.clone()).await;
     let address = gateway.local_addr();
-    let mut under_way = Raw::connect(address).await;
-    under_way.send(request("POST", "/", &[("idempotency-key", "k")], "x")).await;
-    until("it is under way", || slow.seen().len() == 1).await;
+    let mut in_progress = Raw::connect(address).await;
+    in_progress.send(request("POST", "/", &[("idempotency-key", "k")], "x")).await;
+    until("it is in progress", || slow.seen().len() == 1).await;
 
     let mut next = config.clone();
     next.upstream = other.url();
@@ -201,12 +201,12 @@ async fn a_reload_applies_completely_and_to_new_requests_only() {
     assert_eq!(post(address, "/", "new", "x").await.status, 201);
     let missing = post_with(address, "/", &[], "x").await;
     assert_eq!(missing.json()["type"], "https://docs.example/new#missing-key");
-    // The one under way ends as it began, and its record has the terms of its claim.
+    // The one in progress ends as it began, and its record has the terms of its claim.
     gate.add_permits(1);
-    assert_eq!(under_way.answer().await.status, 500);
-    under_way.send(request("POST", "/", &[("idempotency-key", "k")], "x")).await;
+    assert_eq!(in_progress.answer().await.status, 500);
+    in_progress.send(request("POST", "/", &[("idempotency-key", "k")], "x")).await;
     // Of the two policies for what is unknown the stricter counts.
-    assert_eq!(under_way.answer().await.code(), "outcome-unknown");
+    assert_eq!(in_progress.answer().await.code(), "outcome-unknown");
     assert_eq!((slow.seen().len(), other.seen().len()), (1, 1));
 
     // What cannot be changes nothing, not even what could.
@@ -248,7 +248,7 @@ async fn a_drain_cuts_off_requests_of_an_earlier_configuration() {
     let gateway = start(config.clone()).await;
     let mut raw = Raw::connect(gateway.local_addr()).await;
     raw.send(request("POST", "/", &[("idempotency-key", "k")], "x")).await;
-    until("it is under way", || hangs.seen().len() == 1).await;
+    until("it is in progress", || hangs.seen().len() == 1).await;
     config.upstream = other.url();
     config.drain_timeout = Duration::from_millis(50);
     gateway.reload(config).unwrap();
@@ -280,7 +280,7 @@ async fn the_limit_of_keys_in_flight_affects_one_caller_only() {
     };
     first.send(send("1", "Bearer a")).await;
     second.send(send("2", "Bearer a")).await;
-    until("both are under way", || upstream.seen().len() == 2).await;
+    until("both are in progress", || upstream.seen().len() == 2).await;
     let ask = async |key: &str, caller: &str| {
         post_with(address, "/", &[("idempotency-key", key), ("authorization", caller)], "x").await
     };

@@ -1,15 +1,15 @@
 //! Connections of HTTP/2.
 //!
 //! 1. The memory of a connection is limited by its permits. With its first permit it may have four
-//!    requests open and one of them under way. It takes more permits at its beginning, for the
+//!    requests open and one of them in progress. It takes more permits at its beginning, for the
 //!    configured number of open requests, if at least half of all permits are free. Each request
-//!    under way beyond the first takes one more. All of them count for the limit of its peer.
+//!    in progress beyond the first takes one more. All of them count for the limit of its peer.
 //! 2. A client that receives nothing of a response for `stall` loses the connection: a response
 //!    that only waits for its client cannot be ended alone.
 //! 3. A client that resets most of its requests loses the connection as well. Executions that were
 //!    claimed for it continue, as they do when a client disconnects.
 //! 4. A connection without a request for `head_timeout` gets a GOAWAY, as every connection does
-//!    when a drain begins; requests under way finish.
+//!    when a drain begins; requests in progress finish.
 
 mod activity;
 
@@ -53,7 +53,7 @@ const MORE_WINDOW: u32 = 2 * PER_CONNECTION as u32;
 const PIECE: usize = 16 * 1024;
 const SEND_BUFFER: usize = 8 * 1024;
 
-/// Memory of an open request: its head until it is under way, the end of its response afterwards.
+/// Memory of an open request: its head until it is in progress, the end of its response afterwards.
 const STREAM: usize = PIECE + SEND_BUFFER;
 const _: () = assert!(STREAM >= MAX_LIST as usize);
 
@@ -62,7 +62,7 @@ const _: () = assert!(STREAM >= MAX_LIST as usize);
 const RESETS: usize = 20;
 const PROVOKED: usize = 100;
 
-/// Time that a client may take to close after a GOAWAY, with no request under way.
+/// Time that a client may take to close after a GOAWAY, with no request in progress.
 const LEAVE: Duration = Duration::from_secs(1);
 
 /// Pause before a request tries again to get a permit within its peer's limit.

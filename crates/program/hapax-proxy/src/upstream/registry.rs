@@ -1,10 +1,10 @@
-//! Upstreams that may have requests under way.
+//! Upstreams that may have requests in progress.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Upstream;
 
-/// Upstreams of the configuration in force, and those of earlier ones with requests under way.
+/// Upstreams of the configuration in force, and those of earlier ones with requests in progress.
 #[derive(Debug, Default)]
 pub struct Upstreams {
     all: Mutex<Vec<Upstream>>,
@@ -24,7 +24,7 @@ impl Upstreams {
         all.iter().for_each(Upstream::prune);
     }
 
-    /// Ends every request under way at all upstreams.
+    /// Ends every request in progress at all upstreams.
     pub fn cut(&self) {
         self.all().iter().for_each(Upstream::cut);
     }

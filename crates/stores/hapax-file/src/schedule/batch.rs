@@ -96,7 +96,7 @@ impl<'t> EntryTables<'t> {
         if terms.no_writes {
             return Ok(Err(StoreError::unavailable(FileStoreError::ReserveUsed)));
         }
-        // The last bytes are for operations under way, not for a new one.
+        // The last bytes are for operations in progress, not for a new one.
         if let (true, Some(DiskFull { free, needed })) = (is_new, terms.full) {
             return Ok(Err(StoreError::unavailable(FileStoreError::DiskFull { free, needed })));
         }

@@ -20,12 +20,12 @@ async fn a_restored_backup_has_finished_records_and_makes_those_in_flight_unknow
     let directory = tempfile::tempdir().unwrap();
     let (path, backup) = (directory.path().join("hapax.db"), directory.path().join("backup.db"));
     let store = FileStore::open(FileOptions::new(&path)).unwrap();
-    let (done, mut under_way) = (claim(1), claim(2));
-    under_way.draft.record.terms.on_unknown = OnUnknown::Block;
-    under_way.draft.keep = None;
+    let (done, mut in_progress) = (claim(1), claim(2));
+    in_progress.draft.record.terms.on_unknown = OnUnknown::Block;
+    in_progress.draft.keep = None;
     expect_stored(&store, &done).await;
     expect_stored(&store, &complete(&done, 1001, b"answer")).await;
-    expect_stored(&store, &under_way).await;
+    expect_stored(&store, &in_progress).await;
     store.insert(entry(2, Duration::ZERO)).await.unwrap();
     let scheduled = entries(&store).await;
     assert_eq!(store.backup(&backup).await.unwrap(), 2);
@@ -36,7 +36,7 @@ async fn a_restored_backup_has_finished_records_and_makes_those_in_flight_unknow
     store.remove(entry(2, Duration::ZERO).key).await.unwrap();
     store.insert(entry(3, Duration::ZERO)).await.unwrap();
     let later = entries(&store).await;
-    expect_stored(&store, &complete(&under_way, 1002, b"late")).await;
+    expect_stored(&store, &complete(&in_progress, 1002, b"late")).await;
     let fence = load(&store, 2).await.unwrap().fence;
     let identity = store.identity();
     store.close().await;

@@ -20,7 +20,7 @@ pub(crate) fn open(change: impl FnOnce(FileOptions) -> FileOptions) -> (Medium, 
     (medium, Arc::new(store))
 }
 
-/// Sends, and returns once `queued` requests wait behind the commit under way.
+/// Sends, and returns once `queued` requests wait behind the commit in progress.
 pub(crate) async fn send(store: &Arc<FileStore>, swap: Swap, queued: usize) -> JoinHandle<Answer> {
     let sender = Arc::clone(store);
     let task = tokio::spawn(async move { sender.swap(swap).await });
@@ -122,11 +122,11 @@ async fn a_load_sees_durable_writes_only() {
 async fn dropped_callers_cancel_no_write() {
     let (medium, store) = open(|options| options);
     medium.hold();
-    let under_way = send_first(&store, &medium, claim(1)).await;
+    let in_progress = send_first(&store, &medium, claim(1)).await;
     let waiting = send(&store, claim(2), 1).await;
-    under_way.abort();
+    in_progress.abort();
     waiting.abort();
-    assert!(under_way.await.is_err() && waiting.await.is_err());
+    assert!(in_progress.await.is_err() && waiting.await.is_err());
     medium.release();
     expect_stored(&*store, &claim(3)).await;
     assert!(load(&*store, 1).await.is_some());
@@ -248,7 +248,7 @@ async fn swaps_are_served_while_records_are_reaped() {
     let operations = medium.operations();
     until(|| medium.operations() > operations).await;
     let swap = send(&store, claim(1000), 1).await;
-    // The commit under way, and the next one, each with two syncs: the swap is in that one.
+    // The commit in progress, and the next one, each with two syncs: the swap is in that one.
     medium.let_through(4);
     swap.await.unwrap().unwrap();
     assert!(!reaping.is_finished(), "the reaper held the disk for long");
@@ -272,17 +272,17 @@ async fn fill(store: &FileStore, from: u64) -> u64 {
 #[tokio::test]
 async fn on_a_full_disk_the_reserve_stores_completions_and_replays_continue() {
     let (medium, store) = open(|options| options.min_free_bytes(1));
-    let (done, under_way) = (claim(1), claim(2));
+    let (done, in_progress) = (claim(1), claim(2));
     expect_stored(&*store, &done).await;
     expect_stored(&*store, &complete(&done, 1001, b"answer")).await;
-    expect_stored(&*store, &under_way).await;
+    expect_stored(&*store, &in_progress).await;
     assert!(medium.reserved().is_some());
-    // Full, and the file system says so: new keys are rejected, whatever is under way is recorded.
+    // Full, and the file system says so: new keys are rejected, whatever is in progress is recorded.
     medium.set_room(0);
     medium.set_free(0);
     assert!(matches!(store.swap(claim(3)).await, Err(StoreError::Unavailable(_))));
     let large = vec![b'x'; 64 << 10];
-    let completed = insist(&store, &complete(&under_way, 1002, &large)).await;
+    let completed = insist(&store, &complete(&in_progress, 1002, &large)).await;
     assert!(matches!(completed, Swapped::Stored(_)), "{completed:?}");
     assert!(medium.reserved().is_none(), "the reserve made room");
     // Replays need no room at all.
@@ -311,15 +311,15 @@ async fn until_reserved(store: &FileStore, medium: &Medium) {
 #[tokio::test]
 async fn with_the_reserve_used_up_writes_pause_and_replays_are_answered() {
     let (medium, store) = open(|options| options.min_free_bytes(0));
-    let (done, under_way) = (claim(1), claim(2));
+    let (done, in_progress) = (claim(1), claim(2));
     expect_stored(&*store, &done).await;
     expect_stored(&*store, &complete(&done, 1001, b"answer")).await;
-    expect_stored(&*store, &under_way).await;
+    expect_stored(&*store, &in_progress).await;
     medium.set_room(0);
     fill(&store, 10_000).await;
     assert!(medium.reserved().is_none());
     // Larger than the reserve.
-    let large = complete(&under_way, 1002, &vec![b'x'; 2 << 20]);
+    let large = complete(&in_progress, 1002, &vec![b'x'; 2 << 20]);
     // Each that finds no room is a failed write; what comes in the pause after it is none.
     let mut answered = 0;
     for _ in 0..200 {

@@ -22,7 +22,7 @@ const LATER: Duration = Duration::from_secs(86_400);
 /// Enough for trees of branches and leaves.
 const ENTRIES: u64 = 400;
 
-/// Begins a change, and returns once `queued` requests wait behind the commit under way.
+/// Begins a change, and returns once `queued` requests wait behind the commit in progress.
 async fn change<T: Send + 'static>(
     store: &Arc<FileStore>,
     queued: usize,

@@ -62,7 +62,7 @@ async fn hunt(minutes: f64, processes: u64) -> Result<ExitCode, Box<dyn Error + 
 async fn one(url: &str, number: u64, time: Duration) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut stores = Vec::new();
     for lanes in [1, 2] {
-        // Small batches, so that many are under way with the same keys.
+        // Small batches, so that many are in progress with the same keys.
         let options: hapax_postgres::PostgresOptions = url.parse()?;
         let options = options.lanes(lanes).batch(8).timeout(Duration::from_secs(20));
         stores.push(Arc::new(PostgresStore::connect(options).await?));

@@ -60,7 +60,7 @@ async fn ledger_and_sagas_agree_although_the_process_is_killed() {
         bank.kill().await;
         let unfinished = "SELECT count(DISTINCT reference) > (SELECT count(*) FROM ledger
             WHERE entry <> 'debit') FROM ledger";
-        assert_eq!(server.sql("postgres", unfinished).await, "t", "no transfer was under way");
+        assert_eq!(server.sql("postgres", unfinished).await, "t", "no transfer was in progress");
         bank = start().await;
     }
     clearing.answers.add_permits(10_000);

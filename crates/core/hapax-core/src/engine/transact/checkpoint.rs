@@ -35,7 +35,7 @@ pub enum CheckpointCommit {
 impl LeaseHandle {
     /// Returns the handle by which an operation takes a transaction, which ends by
     /// [`commit`](Self::commit) or [`roll_back`](Self::roll_back). The lease is not renewed while the
-    /// transaction is under way: see [`crate::transaction`].
+    /// transaction is in progress: see [`crate::transaction`].
     #[must_use]
     pub fn begin(&self, backend: &TransactionBackend) -> TxHandle {
         let TransactionBackend { database, terms } = backend;

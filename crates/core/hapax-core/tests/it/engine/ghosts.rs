@@ -16,7 +16,7 @@ use super::{TestClock, Text, key, own, policy};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A store that applies the first swap a second time: while the second swap is under way, after the
+/// A store that applies the first swap a second time: while the second swap is in progress, after the
 /// record of the first one was reaped. It is then unavailable for one swap.
 #[derive(Debug)]
 struct AppliesTwice {

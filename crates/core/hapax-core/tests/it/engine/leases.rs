@@ -232,7 +232,7 @@ async fn the_hook_decides_an_unknown_operation() {
     reconciling.hook = Some(hook);
     let lease = own(&world.process(), &reconciling).await;
     tokio::time::sleep(LEASE + Duration::from_secs(59)).await;
-    // The crashed owner's requests may still be under way.
+    // The crashed owner's requests may still be in progress.
     let early = claim(&process, "a", &reconciling).await;
     let second = Some(Duration::from_secs(1));
     assert!(

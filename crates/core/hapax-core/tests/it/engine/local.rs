@@ -92,7 +92,7 @@ async fn a_claim_that_times_out_takes_nothing_from_a_running_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_under_way_is_not_taken_over_by_another_of_the_same_process() {
+async fn a_claim_in_progress_is_not_taken_over_by_another_of_the_same_process() {
     let (world, clock) = world();
     let (process, policy) = (world.process(), policy(OnUnknown::Reexecute));
     // The swap is applied, and its reply does not arrive before its lease has lapsed.

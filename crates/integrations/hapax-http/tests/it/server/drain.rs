@@ -17,7 +17,7 @@ use super::world::{
 const GRACE: Duration = Duration::from_secs(25);
 
 #[tokio::test(start_paused = true)]
-async fn wire_23_a_drain_rejects_new_requests_and_finishes_those_under_way() {
+async fn wire_23_a_drain_rejects_new_requests_and_finishes_those_in_progress() {
     let world = World::new();
     let (runs, go) = (Runs::default(), Signal::new());
     let handler = (runs.clone(), go.clone());

@@ -64,7 +64,7 @@ async fn a_consumer_that_would_lose_messages_is_rejected() {
 }
 
 #[tokio::test]
-async fn with_order_keys_a_message_that_was_under_way_comes_before_those_behind_it() {
+async fn with_order_keys_a_message_that_was_in_progress_comes_before_those_behind_it() {
     let server = NatsServer::start().await;
     let context = context(&server).await;
     let start = || {

@@ -380,7 +380,7 @@ impl Increment for VersionedRows {
     }
 }
 
-/// What was counted once nothing is under way any more.
+/// What was counted once nothing is in progress any more.
 async fn counted_at_last(server: &PostgresServer) -> String {
     until(server, ALONE).await;
     counted(server).await

@@ -163,7 +163,7 @@ fn continues(w: &World, saga: usize, last: &Log, log: &Log) {
         if last.undone.is_some() && step.undone != last.undone {
             fail("the end of an undo changed");
         }
-        // A try that was under way is taken back if it was not called: by a shutdown or a cancellation
+        // A try that was in progress is taken back if it was not called: by a shutdown or a cancellation
         // between its save and its call.
         let is_less = |now: &Tries, last: &Tries| {
             let taken_back = last.open && !now.open && now.begun + 1 == last.begun;

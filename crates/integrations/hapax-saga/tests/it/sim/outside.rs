@@ -316,7 +316,7 @@ impl World {
     }
 
     /// Returns whether a step happened, for an operator, who also ensures that no try up to this
-    /// fence will. `None`: a call may be under way.
+    /// fence will. `None`: a call may be in progress.
     pub(crate) fn inspect(&self, saga: usize, step: &StepLog, fence: u64) -> Option<Option<u64>> {
         let mut outside = self.outside.borrow_mut();
         let facts = outside.steps.entry((saga, step.name.clone(), step.nth)).or_default();

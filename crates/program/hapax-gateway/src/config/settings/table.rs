@@ -157,7 +157,7 @@ settings! {
     /// Memory of the whole process: 192 KiB for each of `max_connections`, 32 MiB for the program,
     /// and the rest for the store, deferred outcomes, and bodies
     max_memory: Size, Fixed => (|it| it.limits.memory);
-    /// Connections of clients; each request under way on an HTTP/2 connection after its first
+    /// Connections of clients; each request in progress on an HTTP/2 connection after its first
     /// counts as one more. At the limit, the oldest connection that has sent nothing is closed for
     /// a new one; without such a one, new ones wait
     max_connections: Connections, Fixed => (|it| it.limits.connections);
@@ -178,7 +178,7 @@ settings! {
     /// Time for which a start waits for a store whose server is unreachable or starting up; 0s
     /// fails at once. Until then connections wait, and /readyz is 503
     store_wait: Time => (|it| it.store_wait);
-    /// On SIGTERM or SIGINT (Ctrl-C): time in which requests under way may finish; a second signal,
+    /// On SIGTERM or SIGINT (Ctrl-C): time in which requests in progress may finish; a second signal,
     /// at least a second later, ends at once
     drain_timeout: Time => (|it| it.drain_timeout);
     /// On SIGTERM or SIGINT: time for which requests are still accepted while /readyz is already

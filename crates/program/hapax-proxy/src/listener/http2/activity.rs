@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// Requests that a client may reset; beyond this number, no more than those that were answered.
 const MAX_RESETS: usize = 100;
 
-/// Requests under way on one connection, and their progress.
+/// Requests in progress on one connection, and their progress.
 #[derive(Debug)]
 pub(super) struct Activity {
     since: Instant,
@@ -29,7 +29,7 @@ pub(super) struct Activity {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ConnectionState {
     Alive,
-    /// No request has been under way for too long.
+    /// No request has been in progress for too long.
     Idle,
     /// The client has received nothing of a response for too long.
     Stalled,
@@ -83,7 +83,7 @@ impl Activity {
         self.abused.notified().await;
     }
 
-    /// Counts a request as under way until the last clone is dropped.
+    /// Counts a request as in progress until the last clone is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> StreamActivity {
         self.busy.fetch_add(1, Ordering::AcqRel);
         StreamActivity(Arc::new(Request {
@@ -96,7 +96,7 @@ impl Activity {
     pub(super) fn watch(self: &Arc<Self>) -> ResponsePace {
         let turn = Arc::new(AtomicU64::new(OURS));
         let mut answers = self.answers();
-        // Bounded by the responses under way and those that just ended.
+        // Bounded by the responses in progress and those that just ended.
         answers.retain(|answer| answer.strong_count() > 0);
         answers.push(Arc::downgrade(&turn));
         drop(answers);
@@ -123,7 +123,7 @@ impl Activity {
     }
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Clone, Debug)]
 pub(super) struct StreamActivity(Arc<Request>);
 

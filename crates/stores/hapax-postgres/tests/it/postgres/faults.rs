@@ -85,7 +85,7 @@ async fn the_queue_is_bounded_and_rejects_claims_before_completions() {
         claims.spawn(async move { store.swap(claim(of)).await });
     };
     send(1);
-    // Alone, so that it is known how many are under way.
+    // Alone, so that it is known how many are in progress.
     while store.stats().batches < 2 {
         tokio::task::yield_now().await;
     }
@@ -99,7 +99,7 @@ async fn the_queue_is_bounded_and_rejects_claims_before_completions() {
         }
         _ => false,
     };
-    // One is under way, fourteen wait, the others are refused.
+    // One is in progress, fourteen wait, the others are refused.
     let mut refused = 0;
     while refused < 84 {
         let answer = claims.join_next().await.expect("more than that are refused").unwrap();

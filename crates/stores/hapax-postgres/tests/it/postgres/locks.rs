@@ -123,7 +123,7 @@ async fn a_row_that_another_client_inserts_delays_one_batch_only() {
         "00".repeat(16)
     );
     other.batch_execute(&insert).await.unwrap();
-    // In one batch, most likely: while this one is under way the others queue.
+    // In one batch, most likely: while this one is in progress the others queue.
     let mut together = JoinSet::new();
     for swap in [claim(3), stuck.clone(), free] {
         let store = Arc::clone(&store);
@@ -145,7 +145,7 @@ async fn no_two_processes_deadlock() {
     let server = PostgresServer::start().await;
     let mut stores = Vec::new();
     for lanes in [1, 2, 1, 3] {
-        // Small batches, so that many are under way with the same keys.
+        // Small batches, so that many are in progress with the same keys.
         let options = at(&server).lanes(lanes).batch(8).timeout(Duration::from_secs(10));
         stores.push(Arc::new(PostgresStore::connect(options).await.unwrap()));
     }

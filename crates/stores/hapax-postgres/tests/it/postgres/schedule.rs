@@ -100,7 +100,7 @@ async fn changes_that_wait_share_a_transaction() {
         let store = Arc::clone(&store);
         callers.spawn(async move { store.insert(entry(of, Duration::ZERO)).await });
     }
-    // One is under way, or all of them; none is answered.
+    // One is in progress, or all of them; none is answered.
     while store.stats().schedule_batches < 2 {
         tokio::task::yield_now().await;
     }

@@ -220,7 +220,7 @@ impl Process {
     /// Returns whether the transaction of an order was committed. It never is after that.
     pub(super) async fn is_ordered(&self, round: &Round) -> bool {
         let client = self.own.get().await.unwrap();
-        // This waits for a transaction under way, since both insert one key.
+        // This waits for a transaction in progress, since both insert one key.
         let insert = "INSERT INTO orders VALUES ($1, 'nobody') ON CONFLICT DO NOTHING";
         client.execute(insert, &[&round.key]).await.unwrap();
         let made_by = "SELECT made_by FROM orders WHERE saga = $1";

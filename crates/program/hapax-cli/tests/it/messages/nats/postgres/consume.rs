@@ -171,7 +171,7 @@ async fn a_consumer_that_is_killed_at_any_moment_loses_no_message_of_a_failing_s
     assert_eq!(service.kills(), 6);
     let given = service.given();
     assert_eq!(given.len(), 8, "{given:?}");
-    // A message is posted once more for each fault, or if it was under way in a process that died.
+    // A message is posted once more for each fault, or if it was in progress in a process that died.
     let faults: u32 = given.values().sum();
     let most = effects.len() + (faults + 7 * 16) as usize;
     let received = service.received().len();
@@ -279,7 +279,7 @@ async fn a_consumer_obeys_retry_after_and_limits_and_ends_after_its_requests() {
     );
     assert!(service.received_of("m-3").is_empty());
 
-    // The request that is under way ends, and its message is acknowledged.
+    // The request that is in progress ends, and its message is acknowledged.
     service.reply("m-4", &[Reply::Held]);
     consume.publish("m-4", None, None).await;
     consume.until(|service| service.received_of("m-4").len() == 1).await;
