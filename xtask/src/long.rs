@@ -46,7 +46,8 @@ pub(crate) fn torture(kills: u64, images: u64, messages: u64, calls: u64, seed: 
     }
     if messages > 0 {
         Run::cargo()
-            .args(["run", "--release", "--package", "hapax-consumers", "--", "run"])
+            .args(["run", "--release", "--package", "hapax-consumers", "--features", "kafka", "--"])
+            .args(["run", "--broker", "nats", "--broker", "rabbitmq", "--broker", "kafka"])
             .args(["--messages", &messages.to_string(), "--seed", &seed])
             .show()?;
     }

@@ -15,20 +15,16 @@ use hapax_messages::{
     ConsumerLimits, Delivery, Inbox, Message, MessageExecution, MessageFailure,
     MessageReconcileCall, MessageSource, SourceError, SourceLimits,
 };
-use hapax_nats::NatsSource;
 use hapax_postgres::{PgTransactions, PgTx, PostgresOptions, PostgresStore};
 use hapax_postgres_messages::{BatchHandler, PgDeadLetterStore, PgInbox};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_postgres::Config;
 
+use crate::broker::{self, CONSUMER};
 use crate::database::{Connection, Database, EffectError, effect};
 use crate::faults::{Fault, FaultKind, Faults};
 use crate::{ConsumerMode, ConsumersError, PlantedBug, failed};
-
-/// Name of the stream and of its consumer.
-pub(crate) const STREAM: &str = "ORDERS";
-pub(crate) const CONSUMER: &str = "orders";
 
 /// Time after which another process gets the messages of a dead one.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
@@ -73,17 +69,15 @@ pub async fn consume(args: ConsumerArgs) -> Result<bool, ConsumersError> {
     };
     let database = Database::new(args.database.clone())?;
     let faults = Arc::new(Faults::new(args.happened, args.faults));
-    let context = hapax_nats::jetstream(&args.broker).await.map_err(failed("connecting"))?;
-    let source =
-        NatsSource::builder(context, STREAM, CONSUMER).ack_wait(LEASE).max_ack_pending(300);
+    let opened = broker::open(&args.broker).await?;
     let source = FaultySource {
-        source: Arc::new(source.start().await.map_err(failed("starting the source"))?),
+        source: Arc::clone(&opened.source),
         faults: Arc::clone(&faults),
         acks_first: args.plant == Some(PlantedBug::AckFirst),
     };
     let work = Arc::new(Work { database, faults, mode: args.mode, plant: args.plant });
     let config = args.database;
-    match args.mode {
+    let ended = match args.mode {
         ConsumerMode::ClaimsFile => {
             let store = FileStore::open(FileOptions::new(&args.store));
             let store = Arc::new(store.map_err(failed("opening the store"))?);
@@ -104,7 +98,9 @@ pub async fn consume(args: ConsumerArgs) -> Result<bool, ConsumersError> {
             claims(work, store, source, Some(backend), shutdown).await
         }
         ConsumerMode::Batch => batch(work, source, shutdown).await,
-    }
+    };
+    opened.close().await;
+    ended
 }
 
 async fn postgres(config: Config) -> Result<Arc<PostgresStore>, ConsumersError> {
@@ -312,6 +308,14 @@ impl Delivery for FaultyDelivery {
 
     fn is_redelivery(&self) -> bool {
         self.delivery.is_redelivery()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.delivery.has_ended()
+    }
+
+    fn delay(&self, pause: Duration) -> BoxFuture<'_, Result<bool, SourceError>> {
+        self.delivery.delay(pause)
     }
 
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {

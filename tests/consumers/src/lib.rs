@@ -1,6 +1,6 @@
 //! Kills and freezes message consumers under load, and checks that each message has one effect.
 //!
-//! A run has a private broker (NATS), a private database (PostgreSQL) and consumers, which are
+//! A run has a private broker ([`BrokerKind`]), a private database (PostgreSQL) and consumers, which are
 //! processes of their own. Messages are published beforehand, some of them twice. The run injects
 //! every fault of [`FaultKind`] at messages that the seed selects, kills and restarts the broker,
 //! takes the store away, and drops replies of the database. It ends when the broker has nothing
@@ -13,6 +13,7 @@
 //!
 //! With a [`PlantedBug`] the consumers are wrong: the run must report a violation.
 
+mod broker;
 mod consumer;
 mod database;
 mod faults;
@@ -22,6 +23,7 @@ mod run;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use broker::BrokerKind;
 pub use consumer::{ConsumerArgs, consume};
 pub use faults::{Fault, FaultKind};
 pub use report::ConsumersReport;
@@ -95,6 +97,8 @@ impl PlantedBug {
 pub struct ConsumersOptions {
     /// The program of this package, which runs as the consumers.
     pub program: PathBuf,
+    /// Kind of the broker.
+    pub broker: BrokerKind,
     /// Mode of the consumers.
     pub mode: ConsumerMode,
     /// Number of messages with different ids.

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hapax_consumers::{ConsumerArgs, ConsumerMode, ConsumersOptions, PlantedBug, consume, run};
+use hapax_consumers::{
+    BrokerKind, ConsumerArgs, ConsumerMode, ConsumersOptions, PlantedBug, consume, run,
+};
 
 /// Kills and freezes message consumers under load, and checks that each message has one effect.
 #[derive(Parser)]
@@ -18,6 +20,9 @@ enum Cli {
 
 #[derive(clap::Args)]
 struct RunArgs {
+    /// Brokers
+    #[arg(long, value_enum, default_value = "nats")]
+    broker: Vec<BrokerKind>,
     /// Modes; all of them if none is given
     #[arg(long)]
     mode: Vec<ConsumerMode>,
@@ -74,10 +79,13 @@ async fn all(args: RunArgs) -> ExitCode {
     };
     let modes = if args.mode.is_empty() { ConsumerMode::ALL.to_vec() } else { args.mode };
     let mut kept = true;
-    for mode in modes {
+    for (broker, mode) in
+        args.broker.iter().flat_map(|it| modes.iter().map(move |mode| (*it, *mode)))
+    {
         let begun = tokio::time::Instant::now();
         let options = ConsumersOptions {
             program: program.clone(),
+            broker,
             mode,
             messages: args.messages,
             duplicates: args.duplicates,
@@ -89,11 +97,12 @@ async fn all(args: RunArgs) -> ExitCode {
         };
         match run(&options).await {
             Ok(report) => {
-                println!("{} ({} s)\n{report}", mode.name(), begun.elapsed().as_secs());
+                let seconds = begun.elapsed().as_secs();
+                println!("{} on {} ({seconds} s)\n{report}", mode.name(), broker.name());
                 kept &= report.violations.is_empty();
             }
             Err(error) => {
-                eprintln!("{}: {error}", mode.name());
+                eprintln!("{} on {}: {error}", mode.name(), broker.name());
                 kept = false;
             }
         }

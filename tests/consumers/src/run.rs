@@ -5,20 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use async_nats::HeaderMap;
-use async_nats::jetstream::Context;
-use async_nats::jetstream::consumer::PullConsumer;
 use hapax_file::{FileOptions, FileStore};
 use hapax_testkit::SeededEntropy;
 use hapax_testkit::faults::{FaultProxy, FaultProxyRates};
-use hapax_testkit::servers::{NatsServer, PostgresServer};
+use hapax_testkit::servers::PostgresServer;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 
-use crate::consumer::{CONSUMER, LEASE, STREAM};
+use crate::broker::{Broker, id};
+use crate::consumer::LEASE;
 use crate::database::TABLES;
 use crate::faults::{Fault, FaultKind, marker};
 use crate::report::ConsumersReport;
@@ -64,8 +62,7 @@ struct Run<'a> {
     database: PostgresServer,
     observer: Client,
     proxy: FaultProxy,
-    broker: NatsServer,
-    context: Context,
+    broker: Broker,
     dice: SeededEntropy,
     faults: Vec<Fault>,
     consumers: Vec<Option<Child>>,
@@ -78,15 +75,12 @@ impl<'a> Run<'a> {
     async fn start(options: &'a ConsumersOptions) -> Result<Self, ConsumersError> {
         let folder = tempfile::tempdir().map_err(failed("creating a folder"))?;
         std::fs::create_dir(folder.path().join("happened")).map_err(failed("creating a folder"))?;
-        let (database, broker) = (PostgresServer::start().await, NatsServer::start().await);
+        let (database, broker) =
+            (PostgresServer::start().await, Broker::start(options.broker).await?);
         database.sql("postgres", hapax_postgres_messages::message_migrations()).await;
         database.sql("postgres", TABLES).await;
         let proxy = FaultProxy::before(database.address(), options.seed).await;
         let proxy = proxy.map_err(failed("starting the proxy"))?;
-        let context = hapax_nats::jetstream(&broker.url()).await.map_err(failed("connecting"))?;
-        hapax_nats::create_stream(&context, STREAM, &["orders.>"])
-            .await
-            .map_err(failed("creating the stream"))?;
         let observer = connect(&database).await?;
         let dice = SeededEntropy::new(options.seed);
         let faults = plan(options, &dice);
@@ -99,7 +93,6 @@ impl<'a> Run<'a> {
             observer,
             proxy,
             broker,
-            context,
             dice,
             faults,
             consumers,
@@ -117,20 +110,7 @@ impl<'a> Run<'a> {
                 numbers.insert(usize::try_from(place).unwrap_or(0), number);
             }
         }
-        // The client limits the publications that are not confirmed.
-        for numbers in numbers.chunks(1000) {
-            let mut confirmations = Vec::with_capacity(numbers.len());
-            for number in numbers {
-                let mut headers = HeaderMap::new();
-                headers.insert("message-id", id(*number).as_str());
-                let payload = format!("{{\"order\":{number}}}").into();
-                let published = self.context.publish_with_headers("orders.new", headers, payload);
-                confirmations.push(published.await.map_err(failed("publishing"))?);
-            }
-            for confirmation in confirmations {
-                confirmation.await.map_err(failed("publishing"))?;
-            }
-        }
+        self.broker.publish(&numbers).await?;
         self.report.published = numbers.len() as u64;
         Ok(())
     }
@@ -144,19 +124,20 @@ impl<'a> Run<'a> {
             let done = self.distinct().await? * 100 / self.options.messages;
             self.lose_replies();
             if self.report.broker_restarts == 0 && done >= 20 {
-                self.restart_broker().await;
+                self.broker.restart(BROKER_AWAY).await;
+                self.report.broker_restarts += 1;
             }
             if self.report.outages == 0 && done >= 40 {
                 self.outage().await?;
             }
             // The broker's figures lag behind, so they have to stay at zero for a time.
-            if self.backlog().await > 0 {
+            if self.broker.backlog().await > 0 {
                 calm_since = None;
             } else if calm_since.get_or_insert_with(Instant::now).elapsed() > LEASE {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                let left = self.backlog().await;
+                let left = self.broker.backlog().await;
                 self.violation(format!("the broker still has {left} messages to deliver"));
                 return Ok(());
             }
@@ -268,13 +249,6 @@ impl<'a> Run<'a> {
         self.proxy.set(FaultProxyRates { lose_reply, ..FaultProxyRates::default() });
     }
 
-    async fn restart_broker(&mut self) {
-        self.broker.kill().await;
-        sleep(BROKER_AWAY).await;
-        self.broker.restart().await;
-        self.report.broker_restarts += 1;
-    }
-
     /// Takes the store away: the database is killed, or another process opens the file.
     async fn outage(&mut self) -> Result<(), ConsumersError> {
         let end = Instant::now() + self.options.outage;
@@ -301,17 +275,6 @@ impl<'a> Run<'a> {
         }
         self.report.outages += 1;
         Ok(())
-    }
-
-    /// Returns the number of messages that the broker has to deliver, or waits to be acknowledged.
-    async fn backlog(&self) -> u64 {
-        let info = async {
-            let stream = self.context.get_stream(STREAM).await.ok()?;
-            let mut consumer: PullConsumer = stream.get_consumer(CONSUMER).await.ok()?;
-            let info = consumer.info().await.ok()?;
-            Some(info.num_pending + u64::try_from(info.num_ack_pending).unwrap_or(0))
-        };
-        timeout(Duration::from_secs(5), info).await.ok().flatten().unwrap_or(u64::MAX)
     }
 
     async fn end(&mut self) -> Result<(), ConsumersError> {
@@ -408,10 +371,6 @@ impl<'a> Run<'a> {
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(10)..].join("\n")
     }
-}
-
-fn id(number: u64) -> String {
-    format!("m-{number}")
 }
 
 /// Returns whether another process can write the effect of a message at which one is frozen.

@@ -4,9 +4,13 @@
 use std::fmt;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
+use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 /// The mock brokers.
 pub type MockBrokers = MockCluster<'static, DefaultProducerContext>;
@@ -57,6 +61,28 @@ impl KafkaMock {
     #[must_use]
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
+    }
+
+    /// Returns the number of records that a group has not committed; `None` if the brokers do not answer. Blocks.
+    #[must_use]
+    pub fn lag(&self, group: &str, topic: &str, partitions: i32) -> Option<u64> {
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).set("group.id", group);
+        let reader: BaseConsumer = config.create().ok()?;
+        let mut list = TopicPartitionList::new();
+        list.add_partition_range(topic, 0, partitions - 1);
+        let committed = reader.committed_offsets(list, TIMEOUT).ok()?;
+        let mut lag = 0;
+        for element in committed.elements() {
+            let log = reader.fetch_watermarks(topic, element.partition(), TIMEOUT).ok()?;
+            let first = match element.offset() {
+                Offset::Offset(offset) => offset,
+                _ => log.0,
+            };
+            lag += u64::try_from(log.1 - first).ok()?;
+        }
+        Some(lag)
     }
 
     /// Calls a function of the mock brokers, and returns its result.

@@ -1,0 +1,3 @@
+//! Tests with a mock cluster of Kafka; those in `postgres` need PostgreSQL too.
+
+mod postgres;

@@ -1,0 +1,3 @@
+//! Tests that need a RabbitMQ server; those in `postgres` need PostgreSQL too.
+
+mod postgres;
