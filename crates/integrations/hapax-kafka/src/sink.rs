@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
@@ -38,12 +39,12 @@ type KafkaProducer = FutureProducer<SinkContext>;
 /// A producer that is replaced after a fatal error.
 struct Producer {
     config: ClientConfig,
-    current: Mutex<Option<Generation>>,
+    current: Mutex<Option<NumberedProducer>>,
 }
 
 /// A producer, and the number of those before it.
 #[derive(Clone)]
-struct Generation {
+struct NumberedProducer {
     number: u64,
     producer: KafkaProducer,
 }
@@ -81,6 +82,22 @@ impl KafkaSink {
         let (batches, singles) = (Producer::new(config), Producer::new(single));
         batches.current().map_err(KafkaStartError::Client)?;
         Ok(Self { batches: Arc::new(batches), singles: Arc::new(singles) })
+    }
+
+    /// Checks that a broker answers within a time.
+    ///
+    /// # Errors
+    /// [`PublishError::NotAcknowledged`].
+    pub async fn check_brokers(&self, timeout: Duration) -> Result<(), PublishError> {
+        let current = self.batches.current().map_err(PublishError::not_acknowledged)?;
+        let check = move || current.producer.client().fetch_metadata(None, timeout).map(drop);
+        let checked = tokio::task::spawn_blocking(check).await;
+        checked.unwrap_or(Err(KafkaError::Canceled)).map_err(|error| {
+            PublishError::not_acknowledged(format!(
+                "expected an answer of the Kafka brokers within {timeout:?}, found an error: {error}: check \
+                 that they run and can be reached"
+            ))
+        })
     }
 
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
@@ -123,13 +140,13 @@ impl Producer {
     }
 
     /// Returns the producer; creates it if there is none.
-    fn current(&self) -> Result<Generation, KafkaError> {
+    fn current(&self) -> Result<NumberedProducer, KafkaError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(current) = &*current {
             return Ok(current.clone());
         }
         let producer = self.config.create_with_context(SinkContext)?;
-        Ok(current.insert(Generation { number: 0, producer }).clone())
+        Ok(current.insert(NumberedProducer { number: 0, producer }).clone())
     }
 
     async fn send(&self, message: &OutgoingMessage, headers: OwnedHeaders) -> Result<(), Failure> {
@@ -153,7 +170,7 @@ impl Producer {
     }
 
     /// Replaces a producer that has a fatal error, unless another message has replaced it.
-    fn replace(&self, failed: &Generation) {
+    fn replace(&self, failed: &NumberedProducer) {
         let Some((code, reason)) = failed.producer.client().fatal_error() else { return };
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.as_ref().is_some_and(|current| current.number != failed.number) {
@@ -162,7 +179,7 @@ impl Producer {
         match self.config.create_with_context(SinkContext) {
             Ok(producer) => {
                 tracing::warn!(%code, reason, "a Kafka producer with a fatal error is replaced");
-                *current = Some(Generation { number: failed.number + 1, producer });
+                *current = Some(NumberedProducer { number: failed.number + 1, producer });
             }
             // The next message tries it again.
             Err(error) => tracing::warn!(%error, %code, "a Kafka producer was not replaced"),

@@ -12,6 +12,8 @@ use hapax_rabbitmq::RabbitSink;
 
 use super::HiddenUrl;
 use crate::exit::{CliError, of};
+#[cfg(feature = "kafka")]
+use crate::keys::TIMEOUT;
 
 /// Connects to the broker of a URL. At RabbitMQ, destinations are queues.
 pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliError> {
@@ -23,7 +25,7 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
             Ok(Arc::new(sink))
         }
         Some("amqp" | "amqps") => Ok(Arc::new(rabbit_sink(url, "", NonZeroUsize::MIN).await?)),
-        Some("kafka") => kafka_sink(url, None),
+        Some("kafka") => kafka_sink(url, None).await,
         _ => Err(CliError::usage(
             "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found \
              another URL",
@@ -34,7 +36,7 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
 /// Creates a producer for the brokers of `kafka://HOST[:PORT],…`, with the time within which they must
 /// acknowledge a message.
 #[cfg(feature = "kafka")]
-pub(crate) fn kafka_sink(
+pub(crate) async fn kafka_sink(
     url: &HiddenUrl,
     timeout: Option<Duration>,
 ) -> Result<Arc<dyn MessageSink>, CliError> {
@@ -50,12 +52,16 @@ pub(crate) fn kafka_sink(
         // The client gives up first, so that its error says why.
         properties.push(("message.timeout.ms", (timeout * 9 / 10).as_millis().max(1).to_string()));
     }
-    Ok(Arc::new(KafkaSink::new(properties).map_err(of("--to"))?))
+    let sink = KafkaSink::new(properties).map_err(of("--to"))?;
+    let checked = sink.check_brokers(TIMEOUT).await;
+    checked.map_err(|error| CliError::unavailable(format!("--to: {error}")))?;
+    Ok(Arc::new(sink))
 }
 
 /// Rejects a URL of Kafka.
 #[cfg(not(feature = "kafka"))]
-pub(crate) fn kafka_sink(
+#[allow(clippy::unused_async, reason = "as with the feature")]
+pub(crate) async fn kafka_sink(
     _url: &HiddenUrl,
     _timeout: Option<Duration>,
 ) -> Result<Arc<dyn MessageSink>, CliError> {

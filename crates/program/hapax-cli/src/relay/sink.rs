@@ -55,7 +55,9 @@ pub(super) async fn open(
                 return Ok((Arc::new(sink), channels));
             }
             let sink = match scheme.as_deref() {
-                Some("kafka") => crate::messages::kafka_sink(&args.to, Some(args.publish_timeout))?,
+                Some("kafka") => {
+                    crate::messages::kafka_sink(&args.to, Some(args.publish_timeout)).await?
+                }
                 _ => crate::messages::sink(&args.to).await?,
             };
             Ok((sink, RelayLimits::default().in_flight))

@@ -277,7 +277,7 @@ fn a_relay_with_a_wrong_endpoint_ends_with_one_line() {
         ("https://u:hidden@a.example/", &[][..], "--to: expected a URL without user name"),
         ("https://a.example/#hidden", &[], "--to: expected a URL without a fragment"),
         ("https://hidden:0/", &[], "--to: expected http://HOST/PATH or https://HOST/PATH"),
-        ("kafka://hidden", &[], "--to: expected nats://HOST"),
+        ("mqtt://hidden", &[], "--to: expected nats://HOST"),
         ("http://hidden", &[ca, &empty], "--to-ca: expected https://"),
         ("https://hidden", &[ca, &missing], "--to-ca: root certificates: "),
         ("http://hidden", &[secret, &missing], "--signing-secret-file: "),

@@ -106,7 +106,12 @@ async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_ord
     assert_eq!(blocking(|| relay.end()), Some(0));
     blocking(|| process.end());
 
-    let relay = ["relay", "--admin", "off", "--log-level", "off", "--from", &url, "--to", &from];
-    let (code, line) = blocking(|| refused(&relay));
-    assert!(code == 64 && line.contains("without a user and a topic"), "{code} {line}");
+    for (to, expected, text) in [
+        (&*from, 64, "without a user and a topic"),
+        ("kafka://127.0.0.1:1", 69, "expected an answer of the Kafka brokers"),
+    ] {
+        let relay = ["relay", "--admin", "off", "--log-level", "off", "--from", &url, "--to", to];
+        let (code, line) = blocking(|| refused(&relay));
+        assert!(code == expected && line.contains(text), "{code} {line}");
+    }
 }

@@ -495,6 +495,6 @@ async fn a_relay_without_tables_or_broker_ends_with_one_line() {
     assert!(line.contains("hapax messages migrations"), "{line}");
     let (code, line) = said(&full, "nats://127.0.0.1:1");
     assert!(code == 69 && line.contains("--to"), "{line}");
-    let (code, line) = said(&full, "kafka://127.0.0.1");
+    let (code, line) = said(&full, "mqtt://127.0.0.1");
     assert!(code == 64 && line.contains("--to: expected nats://HOST"), "{line}");
 }
