@@ -10,8 +10,10 @@ use rdkafka::error::KafkaError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KafkaStartError {
-    /// A property has a value with which messages would be lost or repeated.
-    #[error("the property {name}: expected {expected}, found {found:?}: {reason}")]
+    /// A property has a value that is not accepted.
+    #[error(
+        "the property {name}: expected {expected}, found {found:?}: {reason}; set an expected value, or remove it"
+    )]
     Property {
         /// Name of the property.
         name: &'static str,
@@ -145,7 +147,7 @@ impl Properties {
         config.set("group.id", group).set("partition.assignment.strategy", strategy);
         // The polling thread waits for answers to commits, for this time if there are none.
         self.unless_set(&mut config, "socket.timeout.ms", "10000");
-        // The client fetches ahead by itself; what it has is in memory twice.
+        // The client fetches uncommitted by itself; what it has is in memory twice.
         self.unless_set(&mut config, "queued.min.messages", "10000");
         self.unless_set(&mut config, "queued.max.messages.kbytes", "16384");
         // The pause after which it fetches again once that was exceeded: a second by default, in which a
@@ -233,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn properties_that_would_lose_or_repeat_messages_are_refused() {
+    fn properties_that_would_lose_or_repeat_messages_are_rejected() {
         for (name, value) in [
             ("enable.auto.commit", "true"),
             ("enable.auto.offset.store", "true"),

@@ -5,18 +5,19 @@
 //! - *Source*: the committed offset of a partition never passes a record that is not acknowledged. Later
 //!   records that are acknowledged already are received again after a crash or a rebalance, and are
 //!   duplicates then: their ids are in the store of the inbox.
-//! - One thread polls. Neither handlers nor requests to brokers or databases delay it. A partition with
+//! - One thread polls. Neither handlers nor requests to brokers or databases delay it, except while partitions
+//!   are revoked. A partition with
 //!   10,000 unacknowledged records or 64 MiB of them pauses, and the others continue, also if the leader of
 //!   one does not answer.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
 //! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,
-//!   deliveries in progress may end for a [time](KafkaSourceBuilder::drain_for), acknowledged records are
+//!   deliveries in progress have some [time](KafkaSourceBuilder::drain_for) to end, acknowledged records are
 //!   committed, and the deliveries that are left are fenced: their acknowledgements are errors. Partitions
 //!   that are *lost*, because the process was too slow, are fenced at once.
 //! - *Suspects*: Kafka does not mark a record that was delivered before. The metadata of each commit does:
-//!   `open` with an offset before which records may have been delivered, and `clean` after a drain. If the
-//!   metadata is missing or of another program, it counts as `open`. Records that may have been delivered
+//!   `open` with an offset before which records may have been delivered, and `clean` if none was left after a
+//!   drain. If the metadata is missing or of another program, it counts as `open`. Records that may have been delivered
 //!   before are [redeliveries](hapax_messages::Delivery::is_redelivery): in batch mode their attempts are
 //!   counted, and they are handled one at a time. In claim mode the store has their attempts.
 //! - A committed offset outside of its log stops the partition, and [`receive`] returns an error with the
@@ -52,7 +53,7 @@
 //!   warning: the client panics at it, so that a program whose panics abort must not receive such records.
 //!
 //! # Properties
-//! Properties are those of librdkafka. These are rejected:
+//! Properties are those of librdkafka. Other values than these are rejected:
 //!
 //! | property | required | reason |
 //! | --- | --- | --- |

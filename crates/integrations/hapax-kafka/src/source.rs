@@ -93,8 +93,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, as many
-    /// records may be suspects. Default 10,000; at least 1.
+    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, up to this number
+    /// and that of [`max_uncommitted`](Self::max_uncommitted) are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
@@ -110,8 +110,8 @@ impl KafkaSourceBuilder {
     /// Sets the number of records from the first unacknowledged one on, acknowledged or not, at which a
     /// partition pauses. They are received again after a crash; those that were acknowledged are duplicates
     /// then. Default 100,000; at least 1.
-    pub const fn max_ahead(mut self, records: usize) -> Self {
-        self.limits.ahead = records;
+    pub const fn max_uncommitted(mut self, records: usize) -> Self {
+        self.limits.uncommitted = records;
         self
     }
 
@@ -121,16 +121,18 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the longest time for which deliveries in progress may end before their partitions are assigned to
-    /// another process. The group waits meanwhile. Default 30 s, or the limit if that is shorter: half of
-    /// `max.poll.interval.ms`, and at most that less `session.timeout.ms`, for which the last commit may wait.
+    /// Sets the time that deliveries in progress have to end before their partitions are assigned to another
+    /// process. The group waits meanwhile. Default 30 s, or the limit if it is shorter. Limit: the smaller of
+    /// `max.poll.interval.ms / 2` and `max.poll.interval.ms - session.timeout.ms`, since the last commit may take
+    /// the time of a session.
     pub const fn drain_for(mut self, time: Duration) -> Self {
         self.drain_for = Some(time);
         self
     }
 
-    /// Sets the time without records after which the source checks that a broker answers, and that it still
-    /// owns its positions in a database. Default 10 s; at least 100 ms.
+    /// Sets the time without records after which the source checks that a broker answers; also the interval at
+    /// which it checks whether it owns the positions of partitions without unacknowledged records. Default 10 s;
+    /// at least 100 ms.
     pub const fn idle_check_after(mut self, time: Duration) -> Self {
         self.idle_check_after = time;
         self
@@ -175,11 +177,11 @@ impl KafkaSourceBuilder {
         if self.topics.is_empty() {
             return Err(KafkaStartError::TopicName { found: "none".to_owned() });
         }
-        let PartitionLimits { records, bytes, ahead } = self.limits;
+        let PartitionLimits { records, bytes, uncommitted } = self.limits;
         for (name, found) in [
             ("max_unacknowledged", records),
             ("max_unacknowledged_bytes", bytes),
-            ("max_ahead", ahead),
+            ("max_uncommitted", uncommitted),
         ] {
             if found == 0 {
                 let (expected, found) = ("at least 1".to_owned(), "0".to_owned());
@@ -278,7 +280,11 @@ impl KafkaSource {
             properties: Properties::new(properties),
             topics: topics.into_iter().map(Into::into).collect(),
             group: group.into(),
-            limits: PartitionLimits { records: 10_000, bytes: 64 * 1024 * 1024, ahead: 100_000 },
+            limits: PartitionLimits {
+                records: 10_000,
+                bytes: 64 * 1024 * 1024,
+                uncommitted: 100_000,
+            },
             start_at: KafkaStartAt::Earliest,
             is_ordered: false,
             commit_every: Duration::from_secs(1),
@@ -289,8 +295,8 @@ impl KafkaSource {
         }
     }
 
-    /// Waits until the group has assigned partitions to this process, possibly none, or the source is
-    /// closed.
+    /// Waits until the group has assigned partitions to this process, possibly none, and their first offsets are
+    /// known; or until the source is closed.
     pub async fn assigned(&self) {
         let is_assigned =
             |state: &mut state::State| (state.is_assigned || state.is_closed).then_some(());
@@ -318,8 +324,8 @@ impl KafkaSource {
         stopped.collect()
     }
 
-    /// Ends deliveries, commits, and leaves the group. Deliveries in progress may end for the time of a
-    /// drain; those that are left are fenced. Returns once the process has left; dropping the future
+    /// Ends deliveries, commits, and leaves the group. Deliveries in progress have the time of a
+    /// drain to end; those that are left are fenced. Returns once the process has left; dropping the future
     /// does not stop that.
     pub async fn close(&self) {
         self.shared.lock().is_closing = true;

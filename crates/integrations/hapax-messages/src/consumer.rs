@@ -455,8 +455,8 @@ impl ConsumerState {
                     }
                 }
             };
-            // The record has what the next delivery needs, except of other causes: a dead letter that is
-            // to be stored, and the calls of a hook. Behind a message with an order key others wait here.
+            // After these causes the record has what the next delivery needs. Otherwise a dead letter or a count
+            // of hook calls is only in this process. A message with an order key stays: later ones wait for it.
             if position.is_none()
                 && matches!(cause, HoldCause::Retry | HoldCause::InFlight)
                 && self.delay(delivery, pause).await
@@ -474,8 +474,8 @@ impl ConsumerState {
         }
     }
 
-    /// Returns the message to the broker for a pause. Returns false if it stays here. After an error there may
-    /// be a second copy of it at the broker, which is a duplicate.
+    /// Delays the message at the broker. Returns false if it stays unacknowledged. After an error the broker may
+    /// have a second copy of it, which is a duplicate.
     async fn delay(&self, delivery: &Arc<dyn Delivery>, pause: Duration) -> bool {
         match delivery.delay(pause).await {
             Ok(is_delayed) => is_delayed,

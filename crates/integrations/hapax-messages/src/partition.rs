@@ -34,7 +34,7 @@ pub struct AcquiredPosition {
     pub is_new: bool,
 }
 
-/// One step of a partition's position: over a record, and over the offsets of no records before it.
+/// Advance of a position past one record, and past the offsets before it that have no record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PositionStep {
     /// The partition.
@@ -45,7 +45,7 @@ pub struct PositionStep {
     pub from: u64,
     /// Position after it: the offset after that of the record.
     pub to: u64,
-    /// Timestamp of the record, in milliseconds.
+    /// Timestamp of the record, in milliseconds; -1 if the record has none.
     pub timestamp_ms: i64,
 }
 
@@ -69,7 +69,7 @@ impl PositionStep {
 
 /// Error of a store of positions. After an error of [`PositionStore::acquire`] the position may have been acquired.
 #[derive(Debug, thiserror::Error)]
-#[error("expected the position of a partition, found an error: {0}")]
+#[error("expected the position of a partition, found an error: {0}: check the database")]
 pub struct PositionError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl PositionError {

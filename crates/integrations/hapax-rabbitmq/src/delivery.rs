@@ -13,7 +13,7 @@ use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
 use crate::link::answered;
-use crate::source::{Returned, Shared};
+use crate::source::{ReceivedMessage, Shared};
 
 /// A message, until it is acknowledged or dropped.
 pub(crate) struct RabbitDelivery {
@@ -26,7 +26,7 @@ pub(crate) struct RabbitDelivery {
     received_at: Instant,
     is_redelivery: bool,
     /// Whether an acknowledgement was sent or may have been sent.
-    is_ending: AtomicBool,
+    may_be_acknowledged: AtomicBool,
     is_acknowledged: AtomicBool,
 }
 
@@ -40,10 +40,10 @@ impl RabbitDelivery {
     pub(crate) fn new(
         source: &Arc<Shared>,
         epoch: u64,
-        received: Returned,
+        received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
-        let Returned { delivery, message, received_at } = received;
+        let ReceivedMessage { delivery, message, received_at } = received;
         Self {
             source: Arc::downgrade(source),
             epoch,
@@ -51,14 +51,14 @@ impl RabbitDelivery {
             message,
             received_at,
             is_redelivery,
-            is_ending: AtomicBool::new(false),
+            may_be_acknowledged: AtomicBool::new(false),
             is_acknowledged: AtomicBool::new(false),
         }
     }
 
     async fn publish_to_delay_queue(&self, pause: Duration) -> Result<bool, SourceError> {
         let Some(source) = self.source.upgrade() else { return Ok(false) };
-        if !source.settings.delays(pause, self.received_at.elapsed()) {
+        if !source.settings.uses_delay_queue(pause, self.received_at.elapsed()) {
             return Ok(false);
         }
         // Without its channel the delivery cannot be acknowledged, and the copy would be a second one.
@@ -77,7 +77,7 @@ impl RabbitDelivery {
         let Some(delivery) = &self.delivery else { return Err(stale()) };
         // Before anything is sent, so that a future that is dropped leaves a message that is not
         // delivered here again: the acknowledgement is in the client's queue after the first poll.
-        self.is_ending.store(true, Ordering::SeqCst);
+        self.may_be_acknowledged.store(true, Ordering::SeqCst);
         match answered(delivery.acker.ack(BasicAckOptions::default())).await? {
             true => {
                 self.is_acknowledged.store(true, Ordering::SeqCst);
@@ -125,13 +125,13 @@ impl Delivery for RabbitDelivery {
 impl Drop for RabbitDelivery {
     fn drop(&mut self) {
         let Some(delivery) = self.delivery.take() else { return };
-        if self.is_ending.load(Ordering::SeqCst) || delivery.acker.poisoned() {
+        if self.may_be_acknowledged.load(Ordering::SeqCst) || delivery.acker.poisoned() {
             return;
         }
         // Without the source the connection ends, and the server delivers the message again.
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
-        let returned = Returned { delivery, message, received_at: self.received_at };
-        source.take_back(self.epoch, returned);
+        let dropped = ReceivedMessage { delivery, message, received_at: self.received_at };
+        source.keep_dropped(self.epoch, dropped);
     }
 }

@@ -1,4 +1,4 @@
-//! Frames of AMQP 0.9.1 from the server, with contents that the client library can parse.
+//! FrameRepair of AMQP 0.9.1 from the server, with contents that the client library can parse.
 //!
 //! RabbitMQ forwards what a producer has sent: short strings that are not UTF-8, tables nested as deep as a
 //! frame allows, and headers to which the server adds its own until they no longer fit into a frame. The
@@ -79,7 +79,7 @@ enum Property {
 ///
 /// Payloads of messages, and frames that break the protocol, are passed through.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameRepair {
     /// Bytes of a frame that has not arrived whole.
     partial: Vec<u8>,
     /// Number of the bytes that follow and are passed through.
@@ -91,7 +91,7 @@ pub(crate) struct Frames {
     frame_max: usize,
 }
 
-impl Frames {
+impl FrameRepair {
     /// Creates it for a client with a `frame_max` of its own; `None` or 0 for that of the server.
     pub(crate) fn new(frame_max: Option<u32>) -> Self {
         Self {

@@ -7,7 +7,7 @@
 //!   acknowledgement of an earlier channel is an error, and acknowledges nothing else.
 //! - *Source*: a message that a handler returns or that waits for its next attempt stays with this process. The
 //!   source sends no negative acknowledgement, which the server would count against the delivery limit.
-//! - *Delay queues*: a message without an order that waits for a [long
+//! - *Delay queues*, in claim mode: a message without an order that waits for a [long
 //!   pause](RabbitSourceBuilder::delay_from) is published to a delay queue, with confirm, and acknowledged
 //!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
 //!   are two copies, of which the inbox handles one.
@@ -22,7 +22,7 @@
 //!   messages before later ones.
 //! - *that each consumer has its own copy*: a queue has one copy of a message. Bind a queue for each
 //!   consumer to an exchange.
-//! - *a window of ids*: a message that is published twice is delivered twice. The inbox drops the second.
+//! - *deduplication by id*: a message that is published twice is delivered twice. The inbox drops the second.
 //! - *that an acknowledgement has arrived*: AMQP confirms none. One that is lost with its connection leads to
 //!   another delivery, which is a duplicate.
 //! - *that dead-lettering loses nothing*: by default the broker moves a message to a dead-letter exchange at
@@ -33,8 +33,8 @@
 //!   a majority of its nodes.
 //!
 //! # Delivery limit
-//! A quorum queue removes a message that came back too often. A crash counts against every message that the
-//! process had received, so that a limit removes messages that were never handled.
+//! A quorum queue removes a message that was returned to it too often. Before RabbitMQ 4.3 a crash counts against
+//! every message that the process had received, so that a limit removes messages that were never handled.
 //!
 //! | RabbitMQ | default limit | what counts |
 //! | --- | --- | --- |
@@ -69,15 +69,17 @@
 //!   does not apply that limit to them. An id or an order key in a header is left out too. The source logs a
 //!   warning.
 //!
-//! A header whose value is a table is left out of every message.
+//! - All properties are left out if they cannot be parsed.
+//!
+//! A header whose value is a table, a decimal or an array within an array is left out of every message.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the
 //! target `lapin::returned_messages`. Filter it where payloads must not be in a log; the program `hapax` does.
 //!
 //! # Settings that are checked
-//! [`RabbitSourceBuilder::start`] rejects a queue that does not exist, a missing permission, and the settings
-//! above. It creates no queue except delay queues, whose names are that of the queue, `.delay-` and a number of
+//! [`RabbitSourceBuilder::start`] rejects a queue that does not exist or cannot be consumed, a name of a queue over
+//! 220 bytes, and a `longest_handler` that is not below `consumer_timeout`. It creates no queue except delay queues, whose names are that of the queue, `.delay-` and a number of
 //! seconds, a power of two. They stay until someone deletes them: RabbitMQ deletes a quorum queue that expires
 //! with the messages in it.
 //!

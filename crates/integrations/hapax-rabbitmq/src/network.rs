@@ -18,7 +18,7 @@ use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties};
 use tokio::sync::oneshot;
 
-use crate::frames::Frames;
+use crate::frames::FrameRepair;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 64 << 10;
@@ -39,7 +39,7 @@ pub(crate) async fn connect(
     let (connected, attempt) = oneshot::channel();
     let stream = RepairedStream {
         server,
-        frames: Frames::new(uri.query.frame_max),
+        frames: FrameRepair::new(uri.query.frame_max),
         chunk: vec![0; CHUNK],
         repaired: Vec::new(),
         read: 0,
@@ -59,10 +59,10 @@ pub(crate) async fn connect(
     Ok(connection)
 }
 
-/// Bytes of a connection, of which those from the server are repaired ([`Frames`]).
+/// Bytes of a connection, of which those from the server are repaired ([`FrameRepair`]).
 struct RepairedStream {
     server: ServerStream,
-    frames: Frames,
+    frames: FrameRepair,
     /// Buffer for bytes from the server.
     chunk: Vec<u8>,
     /// Repaired bytes, of which the first `read` have been read.
@@ -75,7 +75,7 @@ struct RepairedStream {
 }
 
 impl RepairedStream {
-    fn is_given_up(&mut self, cx: &mut Context<'_>) -> bool {
+    fn is_cancelled(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(attempt) = &mut self.attempt else { return false };
         match attempt.poll_unpin(cx) {
             Poll::Pending => false,
@@ -83,7 +83,10 @@ impl RepairedStream {
                 self.attempt = None;
                 false
             }
-            Poll::Ready(Err(_)) => true,
+            Poll::Ready(Err(_)) => {
+                self.attempt = None;
+                true
+            }
         }
     }
 }
@@ -94,7 +97,7 @@ impl AsyncRead for RepairedStream {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        if self.is_given_up(cx) {
+        if self.is_cancelled(cx) {
             return Poll::Ready(Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
                 "the attempt to connect was given up",

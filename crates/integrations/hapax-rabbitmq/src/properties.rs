@@ -238,7 +238,7 @@ pub(crate) fn bytes(properties: &BasicProperties) -> usize {
     fn of_table(table: &FieldTable) -> usize {
         table.into_iter().map(|(name, value)| name.as_str().len() + 8 + of_value(value)).sum()
     }
-    // Each of the nine further properties that are short strings has at most 255 bytes.
+    // Each of the ten further properties that are short strings has at most 255 bytes.
     properties.headers().as_ref().map_or(0, of_table)
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// Returns whether a message that was received some time ago goes through a delay queue for a pause: the
     /// pause is long, or the server would close the channel during it.
-    pub(crate) fn delays(&self, pause: Duration, received_ago: Duration) -> bool {
+    pub(crate) fn uses_delay_queue(&self, pause: Duration, received_ago: Duration) -> bool {
         let Some(from) = self.delay_from else { return false };
         let held = received_ago.saturating_add(pause);
         pause >= from || self.consumer_timeout.is_some_and(|timeout| held >= timeout / 2)

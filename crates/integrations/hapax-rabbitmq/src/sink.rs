@@ -22,8 +22,7 @@ const DEFAULT_CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(15);
 /// Default of the time after which a message for no queue is rejected.
 const DEFAULT_UNROUTABLE_FOR: Duration = Duration::from_secs(30);
 
-/// Destinations without a queue whose first time is known. A further one replaces the one that is known
-/// for the longest time.
+/// Most destinations without a queue that are remembered. A further one replaces the oldest.
 const MAX_UNROUTABLE: usize = 1024;
 
 /// Builder of a [`RabbitSink`].
@@ -88,8 +87,8 @@ impl RabbitSinkBuilder {
         self
     }
 
-    /// Sets how long a destination has no queue until a message for it is rejected; before, it is a
-    /// temporary error. Default 30 s.
+    /// Sets the time without a queue after which messages for a destination are rejected; until then they are
+    /// temporary errors. Default 30 s.
     pub const fn unroutable_for(mut self, time: Duration) -> Self {
         self.unroutable_for = time;
         self

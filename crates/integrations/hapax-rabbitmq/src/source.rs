@@ -117,7 +117,7 @@ impl RabbitSourceBuilder {
             address,
             settings,
             state: tokio::sync::Mutex::new(state),
-            returned: Mutex::default(),
+            dropped: Mutex::default(),
             changed: Notify::new(),
         };
         Ok(RabbitSource { shared: Arc::new(shared) })
@@ -191,12 +191,12 @@ pub(crate) struct Shared {
     state: tokio::sync::Mutex<State>,
     /// Messages that were dropped without an acknowledgement, by channel and delivery tag. The source
     /// delivers them again before later messages. The server counts no delivery.
-    returned: Mutex<BTreeMap<(u64, u64), Returned>>,
+    dropped: Mutex<BTreeMap<(u64, u64), ReceivedMessage>>,
     changed: Notify,
 }
 
 /// A message that was received, and may be dropped.
-pub(crate) struct Returned {
+pub(crate) struct ReceivedMessage {
     pub(crate) delivery: LapinDelivery,
     pub(crate) message: Message,
     pub(crate) received_at: Instant,
@@ -223,7 +223,7 @@ impl Shared {
             let Some(link) = &mut state.link else {
                 return Err(SourceError::new("expected a connection, found none"));
             };
-            let mut received = self.take_returned(link, max);
+            let mut received = self.take_dropped(link, max);
             // There is no await between the removal of a message from the consumer and the return: a future
             // that is dropped loses no message.
             let mut ended = None;
@@ -290,7 +290,7 @@ impl Shared {
             Ok(link) => {
                 state.reconnects.succeeded();
                 // Those of earlier channels are delivered again by the server.
-                self.lock_returned().retain(|(epoch, _), _| *epoch == link.epoch);
+                self.lock_dropped().retain(|(epoch, _), _| *epoch == link.epoch);
                 state.link = Some(link);
                 Ok(())
             }
@@ -301,11 +301,11 @@ impl Shared {
         }
     }
 
-    fn take_returned(self: &Arc<Self>, link: &Link, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
+    fn take_dropped(self: &Arc<Self>, link: &Link, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
         let mut messages: Vec<Box<dyn Delivery>> = Vec::new();
-        let mut returned = self.lock_returned();
+        let mut dropped = self.lock_dropped();
         while messages.len() < max.get()
-            && let Some(((epoch, _), received)) = returned.pop_first()
+            && let Some(((epoch, _), received)) = dropped.pop_first()
         {
             if epoch == link.epoch {
                 let delivery = RabbitDelivery::new(self, epoch, received, true);
@@ -339,7 +339,7 @@ impl Shared {
             message = message.with_key(key.replace('\0', "\u{fffd}"));
         }
         let is_redelivery = delivery.redelivered;
-        let received = Returned { delivery, message, received_at: Instant::now() };
+        let received = ReceivedMessage { delivery, message, received_at: Instant::now() };
         Box::new(RabbitDelivery::new(self, link.epoch, received, is_redelivery))
     }
 
@@ -370,14 +370,14 @@ impl Shared {
     }
 
     /// Keeps a message that was dropped without an acknowledgement, to deliver it again.
-    pub(crate) fn take_back(&self, epoch: u64, returned: Returned) {
-        let tag = returned.delivery.delivery_tag;
-        self.lock_returned().insert((epoch, tag), returned);
+    pub(crate) fn keep_dropped(&self, epoch: u64, dropped: ReceivedMessage) {
+        let tag = dropped.delivery.delivery_tag;
+        self.lock_dropped().insert((epoch, tag), dropped);
         self.changed.notify_one();
     }
 
-    fn lock_returned(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Returned>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_dropped(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), ReceivedMessage>> {
+        self.dropped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

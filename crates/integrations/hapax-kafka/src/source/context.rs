@@ -67,10 +67,16 @@ impl Context {
         if !state.is_closing {
             state.begin_assignment(assigned);
         }
+        let is_closing = state.is_closing;
         drop(state);
         self.shared.notify();
-        // Answers the assignment, so that the client continues.
-        if let Err(error) = assign(consumer, &TopicPartitionList::new()) {
+        // Answers the assignment, so that the client continues. A client that is being closed may end before it
+        // has answered further requests.
+        let answered = match is_closing {
+            true => consumer.unassign(),
+            false => assign(consumer, &TopicPartitionList::new()),
+        };
+        if let Err(error) = answered {
             self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
     }
@@ -87,7 +93,7 @@ impl Context {
         self.shared.lock().is_draining = true;
         let is_drained = self.drain(consumer);
         if !is_drained {
-            self.shared.lock().fence();
+            self.shared.lock().end_assignment();
         }
         // The client sends a commit under the generation in which it can: this one must not follow those of
         // the next owner.
@@ -95,7 +101,7 @@ impl Context {
         if is_drained {
             self.commit_last(consumer);
         }
-        self.shared.lock().fence();
+        self.shared.lock().end_assignment();
         self.shared.notify();
         // The client waits by itself until all have stopped, before it takes part in the group again.
         if let Err(error) = consumer.unassign() {
@@ -139,7 +145,8 @@ impl Context {
     /// answer: it calls nothing after a commit for which no caller waits.
     ///
     /// A request has one topic, because the client returns no error if only a part of a request
-    /// failed, such as a topic that was deleted. After an error, the other topics are committed all the same.
+    /// failed, such as a topic that was deleted. After an error of a topic, the others are committed all the same;
+    /// after another error each of them might wait for the time of a session.
     pub(super) fn commit(
         &self,
         consumer: &BaseConsumer<Self>,
@@ -154,13 +161,16 @@ impl Context {
                 element.set_metadata(commit.metadata.to_string());
             }
             if let Err(error) = consumer.commit(&list, CommitMode::Sync) {
+                if !is_of_topic(&error) {
+                    return Err(error);
+                }
                 result = result.and(Err(error));
                 continue;
             }
             let mut state = self.shared.lock();
             for (key, epoch, commit) in commits {
                 if let Some(partition) = state.owned(key, *epoch) {
-                    partition.committed(*commit);
+                    partition.note_committed(*commit);
                 }
             }
         }
@@ -172,8 +182,8 @@ impl Context {
 /// Replaces the assignment, and waits until the client has stopped what it fetched before. The client
 /// ends the process by a failed assertion if its assignment changes again earlier (librdkafka issue 5573).
 ///
-/// Its main thread executes calls in the order of one queue: it answers the first question after it has sent
-/// the stops of all partitions, and the second after each has stopped. A client that is being closed would not
+/// Its main thread executes calls in the order of one queue: it answers the first call of `assignment` after it has
+/// sent the stops of all partitions, and the second one after each has stopped. A client that is being closed would not
 /// answer.
 pub(super) fn assign(
     consumer: &BaseConsumer<Context>,
@@ -183,6 +193,21 @@ pub(super) fn assign(
     consumer.assignment()?;
     consumer.assignment()?;
     Ok(())
+}
+
+/// Returns whether an error of a commit concerns a topic, and not the group.
+fn is_of_topic(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::TopicAuthorizationFailed
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::InvalidTopic
+                | RDKafkaErrorCode::OffsetMetadataTooLarge
+        )
+    )
 }
 
 /// Returns whether the same member may send a commit again.

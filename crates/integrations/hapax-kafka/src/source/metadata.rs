@@ -10,7 +10,7 @@ use std::fmt;
 pub(super) enum CommitMetadata {
     /// Records from the committed offset up to, and without, `end` may have been delivered.
     Open { end: i64, timestamp_ms: Option<i64> },
-    /// No record from the committed offset on was delivered, unless it was acknowledged or returned.
+    /// Each delivered record was acknowledged or returned; none is in progress.
     Clean { timestamp_ms: Option<i64> },
     /// The metadata is missing, or of another program.
     Unknown,

@@ -1,7 +1,7 @@
 //! The state of one partition: which records were delivered, and which offset may be committed. It
 //! performs no I/O.
 //!
-//! 1. Each record before the offset to commit (`base`) is acknowledged.
+//! 1. Each record before the offset to commit is acknowledged.
 //! 2. A record is delivered only if the broker has confirmed a commit whose metadata contains its
 //!    offset ([`CommitMetadata::Open`]). So the next owner knows which records may have been started.
 //! 3. A delivery belongs to an assignment. After the assignment has ended, the delivery changes nothing.
@@ -21,7 +21,7 @@ pub(super) struct PartitionLimits {
     /// Bytes of unacknowledged records at which it pauses.
     pub(super) bytes: usize,
     /// Records from the first unacknowledged one on, acknowledged or not, at which it pauses.
-    pub(super) ahead: usize,
+    pub(super) uncommitted: usize,
 }
 
 /// A record that was received and not delivered, or delivered and returned.
@@ -59,10 +59,9 @@ pub(super) struct Partition {
     pub(super) epoch: u64,
     /// Fencing token of this process, if the position is in a database.
     pub(super) fence: Option<u64>,
-    /// The offset to commit.
-    base: i64,
-    /// Timestamp of the record before `base`, in milliseconds.
-    base_timestamp_ms: Option<i64>,
+    offset_to_commit: i64,
+    /// Timestamp of the record before the offset to commit, in milliseconds.
+    handled_timestamp_ms: Option<i64>,
     /// The next offset to receive.
     next: i64,
     /// Records from `base` on, by offset.
@@ -99,44 +98,44 @@ pub(super) struct Recreated {
 }
 
 impl Partition {
-    /// Creates the state of a partition whose next record is at `base`. `stored` is the commit that
-    /// the broker has, if any, and `log` are the offsets of the log's first record and of its end.
+    /// Creates the state of a partition whose next record is at `first`. `committed` is the commit that
+    /// the broker has, if any, and `watermarks` are the offsets of the log's first record and of its end.
     pub(super) fn new(
         limits: PartitionLimits,
         epoch: u64,
-        base: i64,
-        stored: Option<Commit>,
-        log: (i64, i64),
+        first: i64,
+        committed: Option<Commit>,
+        watermarks: (i64, i64),
     ) -> Self {
-        let suspects = stored.map_or(base..base, |stored| match stored.metadata {
+        let suspects = committed.map_or(first..first, |stored| match stored.metadata {
             // An operator may have set an earlier position: the records before the commit were acknowledged.
             CommitMetadata::Open { end, .. } => stored.offset..end,
-            CommitMetadata::Clean { .. } => base..base,
+            CommitMetadata::Clean { .. } => first..first,
             // As many as an owner without metadata may have had.
-            CommitMetadata::Unknown => base..base.saturating_add(offsets(limits.records)),
+            CommitMetadata::Unknown => first..first.saturating_add(offsets(limits.records)),
         });
         // No process has started a record that is not in the log yet.
-        let suspects = suspects.start..suspects.end.min(log.1);
-        let timestamp_ms = stored.and_then(|stored| stored.metadata.timestamp_ms());
+        let suspects = suspects.start..suspects.end.min(watermarks.1);
+        let timestamp_ms = committed.and_then(|stored| stored.metadata.timestamp_ms());
         let topic_check = timestamp_ms
-            .map(|timestamp_ms| TopicCheck { offset: base.saturating_sub(1), timestamp_ms });
+            .map(|timestamp_ms| TopicCheck { offset: first.saturating_sub(1), timestamp_ms });
         Self {
             limits,
             epoch,
             fence: None,
-            base,
-            base_timestamp_ms: timestamp_ms,
-            next: base,
+            offset_to_commit: first,
+            handled_timestamp_ms: timestamp_ms,
+            next: first,
             tracked: VecDeque::new(),
             ready: BTreeMap::new(),
             unacknowledged: 0,
             bytes: 0,
             delivered: 0,
-            delivered_end: base,
+            delivered_end: first,
             suspects,
-            committed: stored,
+            committed,
             is_paused: false,
-            topic_check: topic_check.filter(|check| check.offset >= log.0),
+            topic_check: topic_check.filter(|check| check.offset >= watermarks.0),
         }
     }
 
@@ -145,8 +144,8 @@ impl Partition {
     pub(super) fn with_position(mut self, position: AcquiredPosition, first: i64) -> Self {
         self.fence = Some(position.fence);
         if !position.is_new {
-            self.base_timestamp_ms = position.handled_timestamp_ms;
-            let offset = self.base.saturating_sub(1);
+            self.handled_timestamp_ms = position.handled_timestamp_ms;
+            let offset = self.offset_to_commit.saturating_sub(1);
             let check = position
                 .handled_timestamp_ms
                 .map(|timestamp_ms| TopicCheck { offset, timestamp_ms });
@@ -184,7 +183,7 @@ impl Partition {
         record.from = self.next;
         if self.tracked.is_empty() {
             // The offsets between are those of no records.
-            self.base = offset;
+            self.offset_to_commit = offset;
         }
         self.next = offset.saturating_add(1);
         let timestamp_ms = record.timestamp_ms;
@@ -228,8 +227,8 @@ impl Partition {
         self.unacknowledged = self.unacknowledged.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
         while let Some(first) = self.tracked.front().filter(|it| it.is_acknowledged) {
-            self.base = first.offset.saturating_add(1);
-            self.base_timestamp_ms = Some(first.timestamp_ms);
+            self.offset_to_commit = first.offset.saturating_add(1);
+            self.handled_timestamp_ms = Some(first.timestamp_ms);
             self.tracked.pop_front();
         }
     }
@@ -245,7 +244,7 @@ impl Partition {
     }
 
     /// Returns whether a record waits for a commit that opens it.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(super) fn waits_for_commit(&self) -> bool {
         let Some((first, _)) = self.ready.first_key_value() else { return false };
         match self.committed.map(|it| it.metadata) {
             Some(CommitMetadata::Open { end, .. }) => *first >= end,
@@ -260,7 +259,7 @@ impl Partition {
     }
 
     fn wanted(&self) -> Commit {
-        let timestamp_ms = self.base_timestamp_ms;
+        let timestamp_ms = self.handled_timestamp_ms;
         let confirmed = self.committed.map(|it| it.metadata);
         let metadata = match (self.ready.first_key_value(), confirmed) {
             (Some((first, _)), confirmed) => {
@@ -286,14 +285,14 @@ impl Partition {
                 CommitMetadata::Open { end: self.suspects.end, timestamp_ms }
             }
         };
-        Commit { offset: self.base, metadata }
+        Commit { offset: self.offset_to_commit, metadata }
     }
 
     /// Returns the last commit of an assignment: clean if no delivered record is unacknowledged, and no
     /// suspect is left.
     pub(super) fn last_commit(&self) -> Option<Commit> {
-        let timestamp_ms = self.base_timestamp_ms;
-        let handled_end = self.base.max(self.delivered_end);
+        let timestamp_ms = self.handled_timestamp_ms;
+        let handled_end = self.offset_to_commit.max(self.delivered_end);
         let has_suspects = self.suspects.end > handled_end && !self.suspects.is_empty();
         let metadata = match self.delivered == 0 && !has_suspects {
             true => CommitMetadata::Clean { timestamp_ms },
@@ -302,23 +301,23 @@ impl Partition {
                 CommitMetadata::Open { end, timestamp_ms }
             }
         };
-        let last = Commit { offset: self.base, metadata };
+        let last = Commit { offset: self.offset_to_commit, metadata };
         (self.committed != Some(last)).then_some(last)
     }
 
     /// Notes that the broker has confirmed a commit.
-    pub(super) const fn committed(&mut self, commit: Commit) {
+    pub(super) const fn note_committed(&mut self, commit: Commit) {
         self.committed = Some(commit);
     }
 
     /// Updates whether the partition is paused. Returns whether to pause (`Some(true)`) or to resume it; `None` for
     /// no change.
     pub(super) fn update_paused(&mut self) -> Option<bool> {
-        let PartitionLimits { records, bytes, ahead } = self.limits;
+        let PartitionLimits { records, bytes, uncommitted } = self.limits;
         let is_over = |part: usize| {
             self.unacknowledged >= (records / part).max(1)
                 || self.bytes >= (bytes / part).max(1)
-                || self.tracked.len() >= (ahead / part).max(1)
+                || self.tracked.len() >= (uncommitted / part).max(1)
         };
         let change = match self.is_paused {
             false => is_over(1).then_some(true),
@@ -344,7 +343,7 @@ fn offsets(count: usize) -> i64 {
 mod tests {
     use super::*;
 
-    const LIMITS: PartitionLimits = PartitionLimits { records: 4, bytes: 1000, ahead: 6 };
+    const LIMITS: PartitionLimits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 6 };
     const TIME: i64 = 1_790_000_000_000;
 
     fn record(offset: i64) -> Record {
@@ -360,7 +359,7 @@ mod tests {
     /// Sends the commit that is wanted.
     fn commit(partition: &mut Partition) -> Option<Commit> {
         let commit = partition.commit()?;
-        partition.committed(commit);
+        partition.note_committed(commit);
         Some(commit)
     }
 
@@ -377,12 +376,12 @@ mod tests {
         for offset in 0..6 {
             partition.accept(offset, record(offset)).unwrap();
         }
-        assert!(partition.is_blocked() && deliver(&mut partition).is_empty());
+        assert!(partition.waits_for_commit() && deliver(&mut partition).is_empty());
         assert_eq!(partition.commit(), Some(open(0, 4)));
         assert!(deliver(&mut partition).is_empty(), "it is not confirmed");
         assert_eq!(commit(&mut partition), Some(open(0, 4)));
         assert_eq!(deliver(&mut partition), [(0, false), (1, false), (2, false), (3, false)]);
-        assert!(partition.is_blocked());
+        assert!(partition.waits_for_commit());
         assert_eq!(commit(&mut partition), Some(open(0, 8)));
         assert_eq!(deliver(&mut partition), [(4, false), (5, false)]);
         assert_eq!(partition.commit(), None);
@@ -444,7 +443,7 @@ mod tests {
         }
         let mut delivered = Vec::new();
         while let Some(commit) = commit(&mut partition) {
-            partition.committed(commit);
+            partition.note_committed(commit);
             delivered.extend(deliver(&mut partition));
         }
         let suspects: Vec<_> = delivered.iter().filter(|it| it.1).map(|it| it.0).collect();
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rechange_record_is_delivered_again_before_later_ones() {
+    fn a_returned_record_is_delivered_again_before_later_ones() {
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 8)), (0, 0));
         for offset in 0..3 {
             partition.accept(offset, record(offset)).unwrap();
@@ -474,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_partition_pauses_at_each_limit_and_resumes_at_half_of_it() {
-        let limits = PartitionLimits { records: 4, bytes: 1000, ahead: 100 };
+        let limits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 100 };
         let mut partition = Partition::new(limits, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..3 {
             partition.accept(offset, record(offset)).unwrap();

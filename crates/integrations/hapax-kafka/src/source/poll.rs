@@ -1,7 +1,6 @@
 //! The thread that polls the client. Nothing else polls it, and neither handlers nor requests delay it.
 
 use std::sync::Arc;
-use std::thread::park_timeout;
 use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -15,7 +14,7 @@ use super::context::{Context, RETRY, assign, fetched};
 use super::partition::{Partition, Recreated};
 use super::record::record;
 use super::requests::Requests;
-use super::state::{CheckedLogs, Log, Opened, PartitionKey, PollSettings, Shared};
+use super::state::{CheckedWatermarks, Opened, PartitionKey, PollSettings, Shared, Watermarks};
 
 /// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
 const POLL: Duration = Duration::from_millis(100);
@@ -27,14 +26,18 @@ const BATCH: usize = 256;
 /// requested: each change of the assignment drops records that the client has fetched.
 const OPEN_TOGETHER: Duration = Duration::from_secs(1);
 
-/// Pause between two requests of logs.
-const CHECK_LOGS_EVERY: Duration = Duration::from_secs(1);
+/// Pause between two requests of watermarks.
+const CHECK_WATERMARKS_EVERY: Duration = Duration::from_secs(1);
 
-/// Time for which commits fail until that is an error of the source: they fail while the group rebalances.
+/// Time of consecutive failed commits after which the source reports an error. Commits also fail during a
+/// rebalance.
 const COMMIT_ALARM: Duration = Duration::from_secs(10);
 
-/// Interval at which the end of requests is checked, in which the client is used.
+/// Interval at which the thread checks whether requests that use the client have ended.
 const END: Duration = Duration::from_millis(10);
+
+/// Longest time for which the source waits to join a group, which it then leaves.
+const LEAVE: Duration = Duration::from_secs(10);
 
 /// The polling thread.
 pub(super) struct Poller {
@@ -46,11 +49,17 @@ pub(super) struct Poller {
     retry_at: Instant,
     /// Time of the first of the commits that fail.
     commits_fail_since: Option<Instant>,
+    /// Number of the assignment of these.
+    commits_epoch: u64,
     /// Time at which the first of the partitions was opened that wait for others.
     opened_since: Option<Instant>,
-    /// Time at which logs are requested, if the client has lost offsets.
-    check_logs_at: Option<Instant>,
-    logs_checked_at: Option<Instant>,
+    /// Time at which watermarks are requested, if the client has lost offsets.
+    check_watermarks_at: Option<Instant>,
+    watermarks_checked_at: Option<Instant>,
+    /// Whether they are being requested.
+    is_checking_watermarks: bool,
+    /// Partitions whose leaders have not answered.
+    unanswered: Vec<(PartitionKey, u64)>,
     check_broker_at: Instant,
     check_owner_at: Instant,
 }
@@ -61,7 +70,7 @@ struct CloseOnDrop(Arc<Shared>);
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        state.fence();
+        state.end_assignment();
         state.is_closed = true;
         drop(state);
         self.0.notify();
@@ -83,9 +92,12 @@ impl Poller {
             commit_at: now,
             retry_at: now,
             commits_fail_since: None,
+            commits_epoch: 0,
             opened_since: None,
-            check_logs_at: None,
-            logs_checked_at: None,
+            check_watermarks_at: None,
+            watermarks_checked_at: None,
+            is_checking_watermarks: false,
+            unanswered: Vec::new(),
             check_broker_at: check_at,
             check_owner_at: check_at,
         }
@@ -96,7 +108,7 @@ impl Poller {
         let _closed = CloseOnDrop(Arc::clone(&self.shared));
         while !self.shared.lock().is_closing {
             self.poll();
-            self.check_logs();
+            self.check_watermarks();
             self.open();
             self.update_paused();
             self.commit();
@@ -104,26 +116,30 @@ impl Poller {
             self.check_owner();
         }
         self.leave();
-        // Requests that are in progress use the client: a client that has ended answers no commit.
+        // A client that has ended answers no commit.
         self.shared.wait_committed();
         let mut consumer = self.consumer;
         while let Err(used) = Arc::try_unwrap(consumer) {
             consumer = used;
-            park_timeout(END);
+            consumer.poll(END);
         }
     }
 
     /// Leaves the group, after its partitions were revoked.
     ///
     /// The client must not be closed while an assignment or a revocation waits for the answer of its callback: it
-    /// ends without that answer, and a late one is waited for without end, or fails an assertion. Once the client
-    /// has answered `unsubscribe`, it calls back for no other reason than what is in the queue.
+    /// ends without that answer, and a late one is waited for without end, or fails an assertion. The client
+    /// postpones `unsubscribe` while it joins the group, which other members may delay. Once it has no
+    /// subscription and its queue is empty, there is no further callback.
     fn leave(&self) {
         self.consumer.unsubscribe();
+        let deadline = Instant::now() + LEAVE;
         loop {
             let rebalances = self.consumer.context().rebalances();
             while self.consumer.poll(END).is_some() {}
-            if self.consumer.context().rebalances() == rebalances {
+            let is_subscribed = self.consumer.subscription().is_ok_and(|list| list.count() > 0);
+            let is_quiet = self.consumer.context().rebalances() == rebalances;
+            if is_quiet && (!is_subscribed || Instant::now() >= deadline) {
                 break;
             }
         }
@@ -197,8 +213,9 @@ impl Poller {
         }
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange) => {
-                let earliest = self.logs_checked_at.map(|at| at + CHECK_LOGS_EVERY);
-                self.check_logs_at = Some(earliest.unwrap_or_else(Instant::now));
+                let earliest = self.watermarks_checked_at.map(|at| at + CHECK_WATERMARKS_EVERY);
+                self.check_watermarks_at = Some(earliest.unwrap_or_else(Instant::now));
+                self.unanswered.clear();
             }
             // The client connects again; the check of the brokers reports what lasts.
             Some(
@@ -263,14 +280,16 @@ impl Poller {
         let settings = self.settings();
         {
             let mut state = self.shared.lock();
-            for Opened { key, first, stored, position, log } in opened {
-                if let Some(cause) = outside(first, log, settings.remedy()) {
+            for Opened { key, first, committed, position, watermarks } in opened {
+                if let Some(cause) = outside(first, watermarks, settings.remedy()) {
                     state.stop(key, cause);
                     continue;
                 }
-                let partition = Partition::new(settings.limits, state.epoch, first, stored, log);
+                let epoch = state.epoch;
+                let partition =
+                    Partition::new(settings.limits, epoch, first, committed, watermarks);
                 let partition = match position {
-                    Some(position) => partition.with_position(position, log.0),
+                    Some(position) => partition.with_position(position, watermarks.0),
                     None => partition,
                 };
                 state.partitions.insert(key, partition);
@@ -281,39 +300,54 @@ impl Poller {
 
     /// Stops the partitions whose next record is not in their log, and fetches the others again: the
     /// client has lost offsets.
-    fn check_logs(&mut self) {
+    fn check_watermarks(&mut self) {
         let now = Instant::now();
-        let Some(CheckedLogs { logs, is_complete }) = self.shared.lock().logs.take() else {
-            if self.check_logs_at.is_some_and(|at| at <= now) {
-                self.check_logs_at = None;
-                self.logs_checked_at = Some(now);
-                let state = self.shared.lock();
-                let fetched = state.partitions.iter().map(|(key, it)| (key.clone(), it.epoch));
-                let fetched: Vec<_> = fetched.collect();
-                drop(state);
-                self.requests.check_logs(fetched);
+        let Some(CheckedWatermarks { checked, unanswered }) = self.shared.lock().watermarks.take()
+        else {
+            if !self.is_checking_watermarks && self.check_watermarks_at.is_some_and(|at| at <= now)
+            {
+                self.is_checking_watermarks = true;
+                (self.check_watermarks_at, self.watermarks_checked_at) = (None, Some(now));
+                let mut requested = std::mem::take(&mut self.unanswered);
+                if requested.is_empty() {
+                    let state = self.shared.lock();
+                    let fetched = state.partitions.iter();
+                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.epoch)));
+                }
+                self.requests.check_watermarks(requested);
             }
             return;
         };
-        if !is_complete {
-            self.check_logs_at = Some(now + CHECK_LOGS_EVERY);
+        self.is_checking_watermarks = false;
+        if !unanswered.is_empty() {
+            self.unanswered = unanswered;
+            self.check_watermarks_at = Some(now + CHECK_WATERMARKS_EVERY);
         }
         let remedy = self.settings().remedy();
         let mut state = self.shared.lock();
-        for (key, epoch, log) in logs {
+        let mut is_current = false;
+        for (key, epoch, watermarks) in checked {
             let Some(next) = state.owned(&key, epoch).map(|partition| partition.next()) else {
                 continue;
             };
-            if let Some(cause) = outside(next, log, remedy) {
+            is_current = true;
+            if let Some(cause) = outside(next, watermarks, remedy) {
                 state.stop(key, cause);
             }
         }
         drop(state);
-        self.assign();
+        if is_current {
+            self.assign();
+        }
     }
 
     /// Fetches all partitions from their next records.
     fn assign(&self) {
+        if self.consumer.assignment_lost() {
+            // Another assignment would hide the loss, whose callback follows.
+            self.shared.lock().end_assignment();
+            return;
+        }
         let list = {
             let mut state = self.shared.lock();
             for partition in state.partitions.values_mut() {
@@ -363,6 +397,9 @@ impl Poller {
         if state.is_committing {
             return;
         }
+        if self.commits_epoch != state.epoch {
+            (self.commits_epoch, self.commits_fail_since) = (state.epoch, None);
+        }
         match result {
             Some(Ok(())) => self.commits_fail_since = None,
             Some(Err(error)) => {
@@ -385,7 +422,7 @@ impl Poller {
             return;
         }
         let is_due = now >= self.commit_at;
-        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.is_blocked());
+        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.waits_for_commit());
         let wanted = wanted.filter_map(|(key, it)| Some((key.clone(), it.epoch, it.commit()?)));
         let commits: Vec<_> = wanted.collect();
         drop(state);
@@ -399,7 +436,7 @@ impl Poller {
 }
 
 /// Returns why an offset cannot be fetched, if it is outside of the log.
-fn outside(offset: i64, (low, high): Log, remedy: &str) -> Option<String> {
+fn outside(offset: i64, (low, high): Watermarks, remedy: &str) -> Option<String> {
     let cause = if offset > high {
         "the topic was created again, or has lost records"
     } else if offset < low {

@@ -1,6 +1,6 @@
-//! Requests to brokers and database, in tasks beside the polling thread, which none of them delays.
+//! Requests to brokers and the database. They run in tasks and do not delay the polling thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error as _;
 use std::sync::{Arc, Weak};
 
@@ -14,7 +14,7 @@ use super::KafkaStartAt;
 use super::context::{Context, key, stored};
 use super::metadata::CommitMetadata;
 use super::partition::Commit;
-use super::state::{CheckedLogs, Log, Opened, PartitionKey, PollSettings, Shared};
+use super::state::{CheckedWatermarks, Opened, PartitionKey, PollSettings, Shared, Watermarks};
 
 /// Most partitions whose requests are in progress at the same time. A broker that does not answer delays the
 /// partitions of others by little.
@@ -28,6 +28,32 @@ pub(super) struct Requests {
     shared: Arc<Shared>,
     settings: Arc<PollSettings>,
     runtime: Handle,
+    /// Locked while owners are checked.
+    owner_check: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Partitions whose first offsets are being requested. Those that are left when it is dropped, for instance by a
+/// panic of a store, are requested again.
+struct Opening {
+    shared: Arc<Shared>,
+    number: u64,
+    keys: BTreeSet<PartitionKey>,
+}
+
+impl Opening {
+    /// Stores a result. Returns false if its assignment has ended.
+    fn end(&mut self, key: PartitionKey, opened: Option<Opened>) -> bool {
+        self.keys.remove(&key);
+        self.shared.opened(self.number, key, opened)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        for key in std::mem::take(&mut self.keys) {
+            self.shared.opened(self.number, key, None);
+        }
+    }
 }
 
 /// A commit that is in progress. If it is dropped, because the runtime ends, it ends without a result.
@@ -57,18 +83,19 @@ impl Requests {
             shared: Arc::clone(&context.shared),
             settings: Arc::new(context.settings.clone()),
             runtime,
+            owner_check: Arc::default(),
         }
     }
 
-    /// Calls a function of the client that blocks.
+    /// Calls a function of the client that blocks, unless the source is being closed.
     async fn call<T: Send + 'static>(
         &self,
         function: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
     ) -> KafkaResult<T> {
-        let consumer = Weak::clone(&self.consumer);
+        let (consumer, shared) = (Weak::clone(&self.consumer), Arc::clone(&self.shared));
         let called = self.runtime.spawn_blocking(move || match consumer.upgrade() {
-            Some(consumer) => function(&consumer),
-            None => Err(KafkaError::Canceled),
+            Some(consumer) if !shared.lock().is_closing => function(&consumer),
+            _ => Err(KafkaError::Canceled),
         });
         called.await.unwrap_or(Err(KafkaError::Canceled))
     }
@@ -87,14 +114,15 @@ impl Requests {
 
     /// Requests the first offsets of partitions, and acquires their positions, if these are in a database.
     pub(super) fn open(&self, number: u64, keys: Vec<PartitionKey>) {
-        let this = self.clone();
+        let (this, shared) = (self.clone(), Arc::clone(&self.shared));
+        let mut opening = Opening { shared, number, keys: keys.iter().cloned().collect() };
         self.runtime.spawn(async move {
             let committed = this.committed(keys).await;
-            let open = |(key, stored): (PartitionKey, Result<_, String>)| {
+            let open = |(key, committed): (PartitionKey, Result<_, String>)| {
                 let this = &this;
                 async move {
-                    let opened = match stored {
-                        Ok(stored) => this.open_partition(&key, stored).await,
+                    let opened = match committed {
+                        Ok(committed) => this.open_partition(number, &key, committed).await,
                         Err(error) => Err(error),
                     };
                     (key, opened)
@@ -108,7 +136,7 @@ impl Requests {
                     Err(error) => (None, Some(format!("partition {} of {}: {error}", key.1, key.0))),
                 };
                 // An error of an assignment that has ended is not one of the source.
-                if this.shared.opened(number, key, opened) {
+                if opening.end(key, opened) {
                     errors.extend(error);
                 }
             }
@@ -152,72 +180,92 @@ impl Requests {
         keys.into_iter().map(of).collect()
     }
 
-    /// Requests the offsets of the first record and of the end of a log.
-    async fn log(&self, (topic, number): &PartitionKey) -> KafkaResult<Log> {
+    async fn watermarks(&self, (topic, number): &PartitionKey) -> KafkaResult<Watermarks> {
         let (topic, number, timeout) = (topic.clone(), *number, self.settings.request_timeout);
         self.call(move |consumer| consumer.fetch_watermarks(&topic, number, timeout)).await
     }
 
     async fn open_partition(
         &self,
+        number: u64,
         key: &PartitionKey,
-        stored: Option<Commit>,
+        committed: Option<Commit>,
     ) -> Result<Opened, String> {
+        const ENDED: &str = "its assignment has ended";
         let text = |error: KafkaError| error.to_string();
-        let log = self.log(key).await.map_err(text)?;
-        let first = match (stored, self.settings.start_at) {
-            (Some(stored), _) => stored.offset,
-            (None, KafkaStartAt::Earliest) => log.0,
-            (None, KafkaStartAt::Latest) => log.1,
+        if !self.shared.is_wanted(number, key) {
+            return Err(ENDED.to_owned());
+        }
+        let watermarks = self.watermarks(key).await.map_err(text)?;
+        let first = match (committed, self.settings.start_at) {
+            (Some(committed), _) => committed.offset,
+            (None, KafkaStartAt::Earliest) => watermarks.0,
+            (None, KafkaStartAt::Latest) => watermarks.1,
         };
         let key = key.clone();
         let Some(positions) = &self.settings.positions else {
-            return Ok(Opened { key, first, stored, position: None, log });
+            return Ok(Opened { key, first, committed, position: None, watermarks });
         };
+        // A position must not be acquired from the next owner.
+        if !self.shared.is_wanted(number, &key) {
+            return Err(ENDED.to_owned());
+        }
         // Waits for a transaction of the previous owner.
-        let acquired = positions.acquire(&database(&key), u64::try_from(first).unwrap_or(0)).await;
+        let acquired =
+            positions.acquire(&to_partition(&key), u64::try_from(first).unwrap_or(0)).await;
         let position = acquired.map_err(|error| match error.source() {
             Some(cause) => format!("{error}: {cause}"),
             None => error.to_string(),
         })?;
         let first = i64::try_from(position.next).unwrap_or(i64::MAX);
         // Records from a position on that has no commit may have been delivered before.
-        let stored = match position.is_new {
-            true => stored,
-            false => stored.or(Some(Commit { offset: first, metadata: CommitMetadata::Unknown })),
+        let committed = match position.is_new {
+            true => committed,
+            false => {
+                committed.or(Some(Commit { offset: first, metadata: CommitMetadata::Unknown }))
+            }
         };
         // Again: the previous owner may have advanced the position until it was acquired.
-        let log = self.log(&key).await.map_err(text)?;
-        Ok(Opened { key, first, stored, position: Some(position), log })
+        let watermarks = self.watermarks(&key).await.map_err(text)?;
+        Ok(Opened { key, first, committed, position: Some(position), watermarks })
     }
 
-    /// Requests the logs of partitions, of which the client may have lost its offsets.
-    pub(super) fn check_logs(&self, partitions: Vec<(PartitionKey, u64)>) {
+    /// Requests the watermarks of partitions, of which the client may have lost its offsets.
+    pub(super) fn check_watermarks(&self, partitions: Vec<(PartitionKey, u64)>) {
         let this = self.clone();
         self.runtime.spawn(async move {
             let check = |(key, epoch): (PartitionKey, u64)| {
                 let this = &this;
                 async move {
-                    let log = this.log(&key).await;
-                    (key, epoch, log)
+                    let watermarks = match this.shared.is_owned(&key, epoch) {
+                        true => this.watermarks(&key).await.map(Some),
+                        false => Ok(None),
+                    };
+                    (key, epoch, watermarks)
                 }
             };
             let mut checks = stream::iter(partitions).map(check).buffer_unordered(CONCURRENT).boxed();
-            let mut checked = CheckedLogs { logs: Vec::new(), is_complete: true };
-            while let Some((key, epoch, log)) = checks.next().await {
-                match log {
-                    Ok(log) => checked.logs.push((key, epoch, log)),
+            let (mut checked, mut first_error) = (CheckedWatermarks::default(), None);
+            while let Some((key, epoch, watermarks)) = checks.next().await {
+                match watermarks {
+                    Ok(Some(watermarks)) => checked.checked.push((key, epoch, watermarks)),
+                    Ok(None) => {}
                     Err(error) => {
-                        checked.is_complete = false;
-                        this.shared.fail(format!(
-                            "expected the log of partition {} of {}, found an error: {error}: it is \
-                             requested again",
-                            key.1, key.0
-                        ));
+                        first_error.get_or_insert_with(|| {
+                            format!("partition {} of {}: {error}", key.1, key.0)
+                        });
+                        checked.unanswered.push((key, epoch));
                     }
                 }
             }
-            this.shared.lock().logs = Some(checked);
+            if let Some(first) = first_error {
+                this.shared.fail(format!(
+                    "expected the first and last offsets of all partitions, found {} errors, the first one: \
+                     {first}: they are requested again",
+                    checked.unanswered.len()
+                ));
+            }
+            this.shared.lock().watermarks = Some(checked);
         });
     }
 
@@ -238,29 +286,31 @@ impl Requests {
         });
     }
 
-    /// Checks that this process still owns the positions of partitions, of which no step fails because they
-    /// have no records. Those of another owner are acquired again.
+    /// Checks the ownership of positions of idle partitions, where no step would fail. Opens partitions again whose
+    /// position has another owner. One check is in progress at a time.
     pub(super) fn check_owner(&self, partitions: Vec<(PartitionKey, u64, u64)>) {
         let Some(positions) = self.settings.positions.clone() else { return };
+        let Ok(checking) = Arc::clone(&self.owner_check).try_lock_owned() else { return };
         let shared = Arc::clone(&self.shared);
         self.runtime.spawn(async move {
             let check = |(key, epoch, fence): (PartitionKey, u64, u64)| {
                 let (shared, positions) = (&shared, &positions);
                 async move {
-                    match positions.is_owner(&database(&key), fence).await {
+                    match positions.is_owner(&to_partition(&key), fence).await {
                         Ok(true) => {}
                         Ok(false) => shared.open_again(&key, epoch),
                         Err(error) => tracing::debug!(%error, "an owner was not checked"),
                     }
                 }
             };
-            stream::iter(partitions).for_each_concurrent(1, check).await;
+            stream::iter(partitions).for_each(check).await;
+            drop(checking);
         });
     }
 }
 
 /// Returns the name of a partition in a store of positions.
-fn database((topic, number): &PartitionKey) -> hapax_messages::Partition {
+fn to_partition((topic, number): &PartitionKey) -> hapax_messages::Partition {
     // A broker counts from 0.
     let number = u32::try_from(*number).unwrap_or(0);
     hapax_messages::Partition { topic: topic.clone(), number }

@@ -55,8 +55,8 @@ pub(super) struct State {
     pub(super) is_committing: bool,
     /// Result of the last commit, until the polling thread reads it.
     pub(super) commit_result: Option<KafkaResult<()>>,
-    /// Logs that were requested after the client had lost its offsets, until the polling thread reads them.
-    pub(super) logs: Option<CheckedLogs>,
+    /// Watermarks that were requested after the client had lost offsets, until the polling thread reads them.
+    pub(super) watermarks: Option<CheckedWatermarks>,
     pub(super) is_closing: bool,
     pub(super) is_closed: bool,
     /// The error that has ended the client.
@@ -67,8 +67,8 @@ pub(super) struct State {
     error: Option<String>,
 }
 
-/// Offsets of the first record and of the end of a log.
-pub(super) type Log = (i64, i64);
+/// Offsets of the first record and of the end of a partition.
+pub(super) type Watermarks = (i64, i64);
 
 /// A partition whose first offset is known.
 #[derive(Debug)]
@@ -77,18 +77,18 @@ pub(super) struct Opened {
     /// The first offset to handle.
     pub(super) first: i64,
     /// The commit that the broker has.
-    pub(super) stored: Option<Commit>,
+    pub(super) committed: Option<Commit>,
     /// The position that was acquired in the database.
     pub(super) position: Option<AcquiredPosition>,
-    pub(super) log: Log,
+    pub(super) watermarks: Watermarks,
 }
 
-/// The logs of partitions that are fetched, each with the number of its assignment.
-#[derive(Debug)]
-pub(super) struct CheckedLogs {
-    pub(super) logs: Vec<(PartitionKey, u64, Log)>,
-    /// Whether each request was answered.
-    pub(super) is_complete: bool,
+/// The watermarks of partitions that are fetched, each with the number of its assignment.
+#[derive(Debug, Default)]
+pub(super) struct CheckedWatermarks {
+    pub(super) checked: Vec<(PartitionKey, u64, Watermarks)>,
+    /// Partitions whose leaders have not answered.
+    pub(super) unanswered: Vec<(PartitionKey, u64)>,
 }
 
 /// A record and where it belongs.
@@ -186,7 +186,7 @@ impl Shared {
         is_acknowledged
     }
 
-    /// Returns a record, which is delivered again if its assignment has not ended.
+    /// Puts back a record whose delivery was dropped. It is delivered again unless its assignment has ended.
     pub(super) fn restore(&self, key: &PartitionKey, epoch: u64, offset: i64, record: Record) {
         if let Some(partition) = self.lock().owned(key, epoch) {
             partition.restore(offset, record);
@@ -222,8 +222,14 @@ impl Shared {
         self.notify();
     }
 
-    /// Stores the result of a request with this number. Returns false if its assignment has ended: if the
-    /// position of a partition was acquired from its new owner, that owner acquires it again.
+    /// Returns whether the first offset of a partition is still wanted by the request with this number.
+    pub(super) fn is_wanted(&self, number: u64, key: &PartitionKey) -> bool {
+        let state = self.lock();
+        !state.is_closing && state.opening.get(key) == Some(&number)
+    }
+
+    /// Stores the result of a request with this number. Returns false if its assignment has ended. The request
+    /// may have acquired the position after the new owner did; the new owner then acquires it again.
     pub(super) fn opened(&self, number: u64, key: PartitionKey, opened: Option<Opened>) -> bool {
         let mut state = self.lock();
         if state.opening.get(&key) != Some(&number) {
@@ -249,21 +255,20 @@ impl State {
 
     /// Begins an assignment.
     pub(super) fn begin_assignment(&mut self, assigned: BTreeSet<PartitionKey>) {
-        self.fence();
+        self.end_assignment();
         self.epoch += 1;
         self.is_assigned = assigned.is_empty();
         self.unopened = assigned;
     }
 
     /// Ends all assignments: later acknowledgements are errors.
-    pub(super) fn fence(&mut self) {
+    pub(super) fn end_assignment(&mut self) {
         self.partitions.clear();
         self.unopened.clear();
         self.open_after = None;
         self.opening.clear();
         self.opened.clear();
         self.stopped.clear();
-        self.logs = None;
         self.is_draining = false;
         self.is_assigned = false;
     }

@@ -5,13 +5,13 @@ mod partitions;
 mod single;
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hapax_core::{Clock, SystemClock, SystemEntropy, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use self::partitions::{PartitionQueues, divide};
 use self::single::{Retry, Single, Tried, again};
@@ -71,6 +71,8 @@ struct BatchState {
     slots: Slots,
     memory: Arc<MemoryBudget>,
     database_is_up: watch::Sender<bool>,
+    /// Time of the last call of the database.
+    database_called_at: Mutex<Instant>,
     is_draining: watch::Sender<bool>,
     counters: Counters,
     clock: Arc<dyn Clock>,
@@ -139,6 +141,7 @@ impl BatchConsumer {
             on_too_old,
             limits,
             database_is_up: watch::Sender::new(true),
+            database_called_at: Mutex::new(Instant::now()),
             is_draining: watch::Sender::new(false),
             counters: Counters::default(),
             clock: Arc::new(SystemClock),

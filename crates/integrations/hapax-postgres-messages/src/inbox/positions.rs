@@ -10,7 +10,7 @@ use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
 use super::{InboxSettings, InboxTable, PgInbox, failed, milliseconds, other_rows};
 use crate::connections::{ConnectCause, TimedConnection};
 
-const ACQUIRE: &str = "SELECT a.next_offset, a.handled_timestamp_ms, a.fence, a.is_new::text
+const ACQUIRE: &str = "SELECT a.next_offset, a.handled_millis, a.fence, a.is_new::text
     FROM hapax_position_acquire($1, $2, $3::integer, $4) a";
 const IS_OWNER: &str = "SELECT EXISTS (
         SELECT FROM hapax_positions

@@ -12,7 +12,7 @@ CREATE TABLE IF NOT EXISTS hapax_positions (
     topic          text NOT NULL,
     partition      integer NOT NULL,
     next_offset    bigint NOT NULL,   -- of the next record to handle
-    handled_timestamp_ms bigint,      -- timestamp of the last record that was handled
+    handled_millis bigint,            -- timestamp of the last record that was handled
     fence          bigint NOT NULL,   -- fencing token of the owner, of hapax_position_fences
     changed_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (consumer, topic, partition)
@@ -27,11 +27,11 @@ $tables$;
 -- Acquires a partition for a new owner, whose fencing token no other owner has, in a transaction of its own.
 -- Waits for a transaction of the previous owner; after 5 s the error is 55P03: call again.
 -- `first_offset` is the position of a partition that has none (`is_new`). The owner reads the partition
--- from `next_offset` on. If the timestamp of the record before it is not `handled_timestamp_ms`, the topic was
+-- from `next_offset` on. If the timestamp of the record before it is not `handled_millis`, the topic was
 -- created again.
 CREATE OR REPLACE FUNCTION hapax_position_acquire(
     consumer text, topic text, partition integer, first_offset bigint
-) RETURNS TABLE (next_offset bigint, handled_timestamp_ms bigint, fence bigint, is_new boolean)
+) RETURNS TABLE (next_offset bigint, handled_millis bigint, fence bigint, is_new boolean)
 LANGUAGE sql
 SET search_path FROM CURRENT
 SET lock_timeout = '5s'
@@ -40,11 +40,11 @@ AS $$
     VALUES (consumer, topic, partition, first_offset, nextval('hapax_position_fences'))
     ON CONFLICT ON CONSTRAINT hapax_positions_pkey DO UPDATE
         SET fence = EXCLUDED.fence, changed_at = clock_timestamp()
-    RETURNING p.next_offset, p.handled_timestamp_ms, p.fence, p.xmax = 0
+    RETURNING p.next_offset, p.handled_millis, p.fence, p.xmax = 0
 $$;
 
 -- Advances the position of a partition in the transaction of the caller, which writes the effects of the
--- records from `from_offset` up to, and without, `to_offset`. `timestamp_ms` is that of the last of them.
+-- records from `from_offset` up to, and without, `to_offset`. `millis` is the timestamp of the last of them.
 -- Call it first. Returns:
 --   'advanced'  write the effects, and commit
 --   'done'      the records were handled in an earlier transaction, whose COMMIT had no reply: commit
@@ -54,7 +54,7 @@ $$;
 -- Error 55P03: an earlier transaction with the position is still open: hold the records.
 CREATE OR REPLACE FUNCTION hapax_position_advance(
     consumer text, topic text, partition integer, fence bigint, from_offset bigint, to_offset bigint,
-    timestamp_ms bigint
+    millis bigint
 ) RETURNS text
 LANGUAGE plpgsql
 SET search_path FROM CURRENT
@@ -66,7 +66,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true)
     WHERE current_setting('synchronous_commit') <> 'remote_apply';
     UPDATE hapax_positions p
-    SET next_offset = to_offset, handled_timestamp_ms = timestamp_ms, changed_at = clock_timestamp()
+    SET next_offset = to_offset, handled_millis = millis, changed_at = clock_timestamp()
     WHERE p.consumer = hapax_position_advance.consumer AND p.topic = hapax_position_advance.topic
         AND p.partition = hapax_position_advance.partition
         AND p.fence = hapax_position_advance.fence AND p.next_offset = from_offset;
@@ -102,7 +102,7 @@ AS $$
     INSERT INTO hapax_positions AS p (consumer, topic, partition, next_offset, fence)
     VALUES (consumer, topic, partition, next_offset, nextval('hapax_position_fences'))
     ON CONFLICT ON CONSTRAINT hapax_positions_pkey DO UPDATE SET
-        next_offset = EXCLUDED.next_offset, handled_timestamp_ms = NULL, fence = EXCLUDED.fence,
+        next_offset = EXCLUDED.next_offset, handled_millis = NULL, fence = EXCLUDED.fence,
         changed_at = clock_timestamp()
     RETURNING p.xmax <> 0
 $$;

@@ -36,9 +36,9 @@ fn nested(depth: u32, kind: u8) -> Vec<u8> {
 /// Repairs bytes that arrive in parts of every size up to 9, which gives the same each time.
 fn repaired(bytes: &[u8]) -> Vec<u8> {
     let mut whole = Vec::new();
-    Frames::new(None).repair(bytes, &mut whole).unwrap();
+    FrameRepair::new(None).repair(bytes, &mut whole).unwrap();
     for size in 1..10 {
-        let (mut frames, mut found) = (Frames::new(None), Vec::new());
+        let (mut frames, mut found) = (FrameRepair::new(None), Vec::new());
         for part in bytes.chunks(size) {
             frames.repair(part, &mut found).unwrap();
         }
@@ -143,7 +143,7 @@ fn headers_are_left_out_if_the_frame_is_too_large() {
         (Some(large.len() - 1), large.len(), false),
         (Some(1), 1, false),
     ] {
-        let mut frames = Frames::new(client.map(|size| u32::try_from(size).unwrap()));
+        let mut frames = FrameRepair::new(client.map(|size| u32::try_from(size).unwrap()));
         let mut found = Vec::new();
         frames.repair(&[tune(server), large.clone()].concat(), &mut found).unwrap();
         let expected = if is_large { &large } else { &small };
@@ -152,7 +152,7 @@ fn headers_are_left_out_if_the_frame_is_too_large() {
     // Both a message id and headers.
     let both = frame(CONTENT_HEADER, &properties(&headers, Some(b"\xff")));
     let mut found = Vec::new();
-    Frames::new(Some(1)).repair(&both, &mut found).unwrap();
+    FrameRepair::new(Some(1)).repair(&both, &mut found).unwrap();
     let mut neither = properties(b"", None);
     neither[FLAGS_AT] = 0;
     neither.truncate(PROPERTIES_AT);
@@ -179,7 +179,7 @@ fn the_first_byte_of_another_version_counts_only_before_the_first_frame() {
     let bytes = [frame(8, &[]), frame(OTHER_VERSION, &[])].concat();
     let next = frame(CONTENT_HEADER, &properties(b"", Some(b"\xff")));
     let mut found = Vec::new();
-    Frames::new(None).repair(&[bytes.clone(), next].concat(), &mut found).unwrap();
+    FrameRepair::new(None).repair(&[bytes.clone(), next].concat(), &mut found).unwrap();
     assert!(!found.ends_with(b"\xff\xce"), "the frames that follow are repaired");
 }
 
@@ -187,7 +187,7 @@ fn the_first_byte_of_another_version_counts_only_before_the_first_frame() {
 fn a_frame_over_the_limit_is_an_error_after_those_before_it() {
     let (first, mut found) = (frame(METHOD, &[0; 4]), Vec::new());
     let bytes = [&first[..], &[CONTENT_HEADER, 0, 1, 0xff, 0xff, 0xff, 0xff]].concat();
-    let error = Frames::new(None).repair(&bytes, &mut found).unwrap_err();
+    let error = FrameRepair::new(None).repair(&bytes, &mut found).unwrap_err();
     assert_eq!(found, first);
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
@@ -199,7 +199,7 @@ fn no_bytes_panic() {
         for value in [0, 1, 0x7f, 0xff] {
             let mut bytes = whole.clone();
             bytes[at] = value;
-            let mut frames = Frames::new(None);
+            let mut frames = FrameRepair::new(None);
             let _ = frames.repair(&bytes, &mut Vec::new());
             let _ = frames.repair(&bytes, &mut Vec::new());
         }

@@ -49,13 +49,13 @@ async fn error(source: &KafkaSource) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_that_cannot_work_are_refused() {
+async fn settings_that_cannot_work_are_rejected() {
     let cluster = Cluster::start();
     let builder = cluster.source();
     for (name, builder) in [
         ("max_unacknowledged", builder.clone().max_unacknowledged(0)),
         ("max_unacknowledged_bytes", builder.clone().max_unacknowledged_bytes(0)),
-        ("max_ahead", builder.clone().max_ahead(0)),
+        ("max_uncommitted", builder.clone().max_uncommitted(0)),
         ("commit_every", builder.clone().commit_every(Duration::ZERO)),
         // More than half of max.poll.interval.ms.
         ("drain_for", builder.clone().drain_for(Duration::from_millis(3001))),
@@ -77,7 +77,7 @@ async fn settings_that_cannot_work_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_position_tells_the_next_owner_what_may_have_been_started() {
+async fn the_metadata_of_a_commit_marks_records_that_may_have_been_started() {
     for cluster in clusters("the_position_tells").await {
         cluster.publish(0, texts(0..4)).await;
         let source = cluster.started(cluster.source()).await;
@@ -151,7 +151,7 @@ async fn deliveries_of_a_revoked_partition_may_end_and_are_fenced_after_that() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_outside_of_the_log_stops_its_partition() {
+async fn a_committed_offset_outside_of_the_log_stops_its_partition() {
     for cluster in clusters("a_position_outside").await {
         cluster.publish(0, texts(0..2)).await;
         cluster.publish(1, texts(0..2)).await;
@@ -185,7 +185,7 @@ async fn a_topic_that_was_created_again_stops_its_partition() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_group_begins_where_it_is_told() {
+async fn a_new_group_begins_as_start_at_says() {
     for cluster in clusters("a_new_group").await {
         cluster.publish(0, texts(0..3)).await;
         let builder = cluster.source().start_at(KafkaStartAt::Latest);

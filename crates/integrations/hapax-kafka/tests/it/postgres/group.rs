@@ -127,7 +127,7 @@ async fn a_position_that_is_set_while_no_record_comes_is_acquired_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_that_is_committed_too_early_is_found() {
+async fn an_offset_that_is_committed_too_early_is_found() {
     let world = World::start().await;
     let publishing = world.publish_all_the_time();
     let process = world.process(Mode::AckFirst);

@@ -1,10 +1,11 @@
 //! The database of a batch consumer: whether it answers, and its old ids.
 
 use std::convert::Infallible;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{AFTER_ERROR, BatchState};
 use crate::batch::BatchError;
@@ -42,20 +43,29 @@ impl BatchState {
         }
     }
 
-    /// Waits until the database answers. It is asked for that: messages whose deliveries have ended meanwhile
-    /// are dropped without another transaction, so that none of them may notice it.
+    /// Waits until the database answers. Checks it if no transaction does: messages whose deliveries have ended
+    /// are dropped without another one. A check must not contradict transactions that still fail.
     pub(super) async fn until_database_is_up(&self, database: &mut watch::Receiver<bool>) {
         while !*database.borrow_and_update() {
             tokio::select! {
                 // The sender is in `self`.
                 _ = database.changed() => {}
-                () = sleep(AFTER_ERROR) => self.note_database(&self.inbox.check().await),
+                () = sleep(AFTER_ERROR) => {
+                    if self.called_at().elapsed() > 2 * AFTER_ERROR {
+                        self.note_database(&self.inbox.check().await);
+                    }
+                }
             }
         }
     }
 
+    fn called_at(&self) -> MutexGuard<'_, Instant> {
+        self.database_called_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Stores whether the database answers, from the result of a call.
     pub(super) fn note_database<T>(&self, result: &Result<T, BatchError>) {
+        *self.called_at() = Instant::now();
         let (is_up, error) = match result {
             Err(BatchError::Unavailable(error)) => (false, describe(&**error)),
             _ => (true, String::new()),

@@ -7,6 +7,7 @@ use hapax_core::{Entropy, Timestamp};
 
 use super::{AFTER_ERROR, BatchState, IN_FLIGHT_PAUSE};
 use crate::batch::{BatchAttempt, BatchError, BatchItem, EntryState};
+use crate::consumer::until_ended;
 use crate::dead_letter::{BLOCKED, CRASHED, DeadLetterReason, EXHAUSTED, MISMATCH, TOO_OLD};
 use crate::handler::MessageFailure;
 use crate::inbox::{Finish, HoldCause};
@@ -169,8 +170,10 @@ impl BatchState {
                 Single::Lost => return delivery.acquire_position_again(),
                 Single::Again(pause, cause) => {
                     self.counters.held(cause);
-                    if !self.pause(pause).await {
-                        return;
+                    tokio::select! {
+                        biased;
+                        () = until_ended(&**delivery) => return,
+                        continues = self.pause(pause) => if !continues { return },
                     }
                 }
             }
