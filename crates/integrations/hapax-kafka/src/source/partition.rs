@@ -13,10 +13,13 @@ use hapax_messages::{AcquiredPosition, Message};
 
 use super::metadata::CommitMetadata;
 
+/// Records that the first commit of an assignment opens.
+const FIRST_WINDOW: usize = 100;
+
 /// Limits of a partition.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartitionLimits {
-    /// Unacknowledged records at which the partition pauses, and number of records that a commit opens.
+    /// Unacknowledged records at which the partition pauses, and most records that a commit opens.
     pub(super) records: usize,
     /// Bytes of unacknowledged records at which it pauses.
     pub(super) bytes: usize,
@@ -77,6 +80,11 @@ pub(super) struct Partition {
     suspects: Range<i64>,
     /// The commit that the broker has confirmed.
     committed: Option<Commit>,
+    /// Records that the next commit opens. After a crash they are suspects, so that they are not more than those
+    /// of some commits: it doubles when a record waits for a commit, and halves when few were delivered.
+    window: usize,
+    /// `delivered_end` when the last commit was confirmed.
+    delivered_end_before: i64,
     is_paused: bool,
     /// The record before the first one to handle, by which a topic that was created again is detected.
     topic_check: Option<TopicCheck>,
@@ -134,6 +142,8 @@ impl Partition {
             delivered_end: first,
             suspects,
             committed,
+            window: FIRST_WINDOW.min(limits.records),
+            delivered_end_before: first,
             is_paused: false,
             topic_check: topic_check.filter(|check| check.offset >= watermarks.0),
         }
@@ -263,14 +273,14 @@ impl Partition {
         let confirmed = self.committed.map(|it| it.metadata);
         let metadata = match (self.ready.first_key_value(), confirmed) {
             (Some((first, _)), confirmed) => {
-                let room = offsets(self.limits.records);
+                let window = offsets(self.window);
                 let end = match confirmed {
                     Some(CommitMetadata::Open { end, .. })
-                        if first.saturating_add(room / 2) < end =>
+                        if first.saturating_add(window / 2) < end =>
                     {
                         end
                     }
-                    _ => first.saturating_add(room).max(self.delivered_end),
+                    _ => first.saturating_add(window).max(self.delivered_end),
                 };
                 CommitMetadata::Open { end, timestamp_ms }
             }
@@ -306,7 +316,14 @@ impl Partition {
     }
 
     /// Notes that the broker has confirmed a commit.
-    pub(super) const fn note_committed(&mut self, commit: Commit) {
+    pub(super) fn note_committed(&mut self, commit: Commit) {
+        let delivered = self.delivered_end.saturating_sub(self.delivered_end_before);
+        self.delivered_end_before = self.delivered_end;
+        if self.waits_for_commit() {
+            self.window = self.window.saturating_mul(2).min(self.limits.records);
+        } else if delivered < offsets(self.window / 8) {
+            self.window = (self.window / 2).max(FIRST_WINDOW.min(self.limits.records));
+        }
         self.committed = Some(commit);
     }
 
@@ -385,6 +402,41 @@ mod tests {
         assert_eq!(commit(&mut partition), Some(open(0, 8)));
         assert_eq!(deliver(&mut partition), [(4, false), (5, false)]);
         assert_eq!(partition.commit(), None);
+    }
+
+    #[test]
+    fn a_commit_opens_more_records_the_faster_they_are_delivered() {
+        let limits = PartitionLimits { records: 1_000, bytes: usize::MAX, uncommitted: 100_000 };
+        let mut partition = Partition::new(limits, 1, 0, None, (0, 0));
+        for offset in 0..10_000 {
+            partition.accept(offset, record(offset)).unwrap();
+        }
+        let ends = |partition: &mut Partition, commits: usize, delivers: bool| -> Vec<i64> {
+            let mut ends = Vec::new();
+            for _ in 0..commits {
+                let commit = commit(partition).unwrap();
+                let CommitMetadata::Open { end, .. } = commit.metadata else {
+                    panic!("{commit:?}")
+                };
+                ends.push(end);
+                if delivers {
+                    for (offset, _) in deliver(partition) {
+                        partition.acknowledge(offset, 10);
+                    }
+                }
+            }
+            ends
+        };
+        assert_eq!(ends(&mut partition, 6, true), [100, 300, 700, 1500, 2500, 3500]);
+        // Few records are delivered until each commit.
+        for _ in 0..10 {
+            if let Some(commit) = partition.commit() {
+                partition.note_committed(commit);
+            }
+            let (offset, _) = partition.deliver().unwrap();
+            partition.acknowledge(offset, 10);
+        }
+        assert_eq!(partition.window, FIRST_WINDOW);
     }
 
     #[test]
