@@ -19,6 +19,9 @@ use super::state::{CheckedWatermarks, Opened, PartitionKey, PollSettings, Shared
 /// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
 const POLL: Duration = Duration::from_millis(100);
 
+/// The same while requests are in progress, whose results the thread applies.
+const POLL_REQUESTS: Duration = Duration::from_millis(5);
+
 /// Most records that are received between two updates of commits and pauses.
 const BATCH: usize = 256;
 
@@ -153,7 +156,10 @@ impl Poller {
     }
 
     fn poll(&mut self) {
-        let mut timeout = POLL;
+        let mut timeout = match self.shared.lock().waits_for_requests() {
+            true => POLL_REQUESTS,
+            false => POLL,
+        };
         for _ in 0..BATCH {
             let polled = self.consumer.poll(timeout);
             timeout = Duration::ZERO;

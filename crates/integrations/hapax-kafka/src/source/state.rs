@@ -278,6 +278,11 @@ impl State {
         self.unopened.is_empty() && self.opening.is_empty() && self.opened.is_empty()
     }
 
+    /// Returns whether requests are in progress whose results the polling thread applies.
+    pub(super) fn waits_for_requests(&self) -> bool {
+        self.is_committing || self.is_opening() || !self.opened.is_empty()
+    }
+
     /// Returns whether first offsets are being requested.
     pub(super) fn is_opening(&self) -> bool {
         !self.opening.is_empty()
