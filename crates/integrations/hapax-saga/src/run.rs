@@ -155,7 +155,7 @@ impl Run {
 
     /// Returns the next effect; pending while the flow waits for something else than a step.
     ///
-    /// It must not be called while an effect is in progress whose event is still to come.
+    /// Must not be called while an effect is in progress, since its event follows.
     pub fn advance(&mut self, cx: &mut Context<'_>, now: LogTime) -> Poll<Effect> {
         if let Some((step, direction, fault)) = self.fault.take() {
             return Poll::Ready(self.stuck(Some(step), direction, fault, now));

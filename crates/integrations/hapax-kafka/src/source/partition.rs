@@ -67,7 +67,7 @@ pub(super) struct Partition {
     handled_timestamp_ms: Option<i64>,
     /// The next offset to receive.
     next: i64,
-    /// Records from `base` on, by offset.
+    /// Records from the offset to commit on, by offset.
     tracked: VecDeque<Tracked>,
     ready: BTreeMap<i64, Record>,
     unacknowledged: usize,
@@ -280,7 +280,10 @@ impl Partition {
                     {
                         end
                     }
-                    _ => first.saturating_add(window).max(self.delivered_end),
+                    // Suspects that are left stay suspects for the next owner.
+                    _ => {
+                        first.saturating_add(window).max(self.delivered_end).max(self.suspects.end)
+                    }
                 };
                 CommitMetadata::Open { end, timestamp_ms }
             }
@@ -500,6 +503,18 @@ mod tests {
         }
         let suspects: Vec<_> = delivered.iter().filter(|it| it.1).map(|it| it.0).collect();
         assert_eq!((delivered.len(), suspects), (8, vec![4, 5]));
+    }
+
+    #[test]
+    fn each_commit_contains_the_suspects_of_unknown_metadata() {
+        let limits = PartitionLimits { records: 1_000, bytes: usize::MAX, uncommitted: 100_000 };
+        let unknown = Commit { offset: 0, metadata: CommitMetadata::Unknown };
+        let mut partition = Partition::new(limits, 1, 0, Some(unknown), (0, 800));
+        partition.accept(0, record(0)).unwrap();
+        assert_eq!(commit(&mut partition), Some(open(0, 800)));
+        assert_eq!(deliver(&mut partition), [(0, true)]);
+        partition.acknowledge(0, 10);
+        assert_eq!(commit(&mut partition), Some(open(1, 800)));
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl Poller {
         let deadline = Instant::now() + LEAVE;
         loop {
             let rebalances = self.consumer.context().rebalances();
-            while self.consumer.poll(END).is_some() {}
+            while self.consumer.poll(END).is_some() && Instant::now() < deadline {}
             let is_subscribed = self.consumer.subscription().is_ok_and(|list| list.count() > 0);
             let is_quiet = self.consumer.context().rebalances() == rebalances;
             if is_quiet && (!is_subscribed || Instant::now() >= deadline) {
@@ -265,11 +265,13 @@ impl Poller {
 
     /// Requests the first offsets of assigned partitions, and fetches those whose first offset is known.
     fn open(&mut self) {
-        let (opened, is_opening) = {
+        // Without the lock, which a task that the runtime drops at once takes.
+        let beginning = self.shared.lock().begin_opening();
+        if let Some((number, keys)) = beginning {
+            self.requests.open(number, keys);
+        }
+        let opened = {
             let mut state = self.shared.lock();
-            if let Some((number, keys)) = state.begin_opening() {
-                self.requests.open(number, keys);
-            }
             if state.opened.is_empty() {
                 self.opened_since = None;
                 return;
@@ -280,9 +282,8 @@ impl Poller {
                 return;
             }
             self.opened_since = None;
-            (std::mem::take(&mut state.opened), state.is_opening())
+            std::mem::take(&mut state.opened)
         };
-        tracing::debug!(partitions = opened.len(), is_opening, "partitions are opened");
         let settings = self.settings();
         {
             let mut state = self.shared.lock();
@@ -308,8 +309,8 @@ impl Poller {
     /// client has lost offsets.
     fn check_watermarks(&mut self) {
         let now = Instant::now();
-        let Some(CheckedWatermarks { checked, unanswered }) = self.shared.lock().watermarks.take()
-        else {
+        let result = self.shared.lock().watermarks.take();
+        let Some(CheckedWatermarks { checked, unanswered }) = result else {
             if !self.is_checking_watermarks && self.check_watermarks_at.is_some_and(|at| at <= now)
             {
                 self.is_checking_watermarks = true;

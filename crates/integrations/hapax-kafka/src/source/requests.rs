@@ -32,8 +32,8 @@ pub(super) struct Requests {
     owner_check: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Partitions whose first offsets are being requested. Those that are left when it is dropped, for instance by a
-/// panic of a store, are requested again.
+/// Partitions whose first offsets are being requested. Those that are left when it is dropped, because a store
+/// panics or the runtime has ended, are requested again.
 struct Opening {
     shared: Arc<Shared>,
     number: u64,
@@ -50,13 +50,21 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
+        let mut lost = 0_u32;
         for key in std::mem::take(&mut self.keys) {
-            self.shared.opened(self.number, key, None);
+            lost += u32::from(self.shared.opened(self.number, key, None));
+        }
+        if lost > 0 {
+            self.shared.fail(format!(
+                "expected the first offsets of {lost} partitions, found that their requests ended without a \
+                 result: keep the runtime in which the source was started, and look for a panic in the log; \
+                 they are requested again"
+            ));
         }
     }
 }
 
-/// A commit that is in progress. If it is dropped, because the runtime ends, it ends without a result.
+/// A commit that is in progress. If it is dropped, because the runtime has ended, the source ends.
 struct CommitInProgress(Option<Arc<Shared>>);
 
 impl CommitInProgress {
@@ -71,6 +79,11 @@ impl Drop for CommitInProgress {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
             shared.end_commit(None);
+            shared.end(
+                "expected the runtime in which the source was started, found that it has ended: keep it for \
+                 as long as the source"
+                    .to_owned(),
+            );
         }
     }
 }
@@ -106,9 +119,10 @@ impl Requests {
         let in_progress = CommitInProgress(Some(Arc::clone(&self.shared)));
         let consumer = Weak::clone(&self.consumer);
         self.runtime.spawn_blocking(move || {
-            if let Some(consumer) = consumer.upgrade() {
-                in_progress.end(consumer.context().commit(&consumer, &commits));
-            }
+            in_progress.end(match consumer.upgrade() {
+                Some(consumer) => consumer.context().commit(&consumer, &commits),
+                None => Err(KafkaError::Canceled),
+            });
         });
     }
 

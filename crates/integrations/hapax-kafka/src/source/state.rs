@@ -124,10 +124,17 @@ impl Shared {
         }
     }
 
-    /// Stores an error, which the next receiver returns.
+    /// Stores an error, which the next receiver returns. Requests fail while the source is being closed, which
+    /// is no error.
     pub(super) fn fail(&self, error: String) {
+        let mut state = self.lock();
+        if state.is_closing {
+            tracing::debug!(%error, "a request of a Kafka source that is being closed failed");
+            return;
+        }
         tracing::warn!(%error, "a Kafka source failed");
-        self.lock().error = Some(error);
+        state.error = Some(error);
+        drop(state);
         self.notify();
     }
 

@@ -254,7 +254,7 @@ async fn a_drain_finishes_open_streams_and_accepts_no_new_ones() {
     while TcpStream::connect(address).await.is_ok() {
         tokio::task::yield_now().await;
     }
-    // Who has nothing in progress is told to go, and goes.
+    // A connection without a request in progress ends after GOAWAY.
     let Two { send: _kept, driver } = idle;
     tokio::time::timeout(TIMEOUT, driver).await.unwrap().unwrap().unwrap();
     // Who has something hears the same, and its answer comes.

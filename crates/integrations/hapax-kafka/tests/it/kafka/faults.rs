@@ -116,6 +116,65 @@ async fn a_start_that_is_dropped_leaves_the_group() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_ends_is_an_error_and_the_source_can_be_closed() {
+    for is_assigned in [false, true] {
+        let cluster = Cluster::start();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let source = runtime.spawn(cluster.source().start()).await.unwrap().unwrap();
+        if is_assigned {
+            timeout(LIMIT, source.assigned()).await.unwrap();
+        }
+        runtime.shutdown_background();
+        cluster.publish(0, ["r-0".to_owned()]).await;
+        let failed = async {
+            loop {
+                if let Err(error) = source.receive(MANY).await {
+                    break error.to_string();
+                }
+            }
+        };
+        let error = timeout(LIMIT, failed).await.expect("it is reported");
+        assert!(error.contains("the runtime in which the source was started"), "{error}");
+        timeout(LIMIT, source.close()).await.expect("it ends");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
+    let cluster = Cluster::start();
+    let source = cluster.started(cluster.source().max_unacknowledged(1)).await;
+    cluster.publish(0, ["r-0".to_owned()]).await;
+    let paused = receive(&source).await;
+    // The mock cluster keeps 5 MiB of a partition.
+    let large = "x".repeat(900_000);
+    for _ in 0..60 {
+        cluster.publish(0, [large.clone()]).await;
+    }
+    for delivery in &paused {
+        delivery.acknowledge().await.unwrap();
+    }
+    let failed = async {
+        loop {
+            match source.receive(MANY).await {
+                Ok(received) => {
+                    for delivery in received {
+                        delivery.acknowledge().await.unwrap();
+                    }
+                }
+                Err(error) => break error.to_string(),
+            }
+        }
+    };
+    let error = timeout(LIMIT, failed).await.expect("it is reported");
+    assert!(error.contains("records were deleted before they were handled"), "{error}");
+    assert_eq!(source.stopped_partitions().len(), 1);
+    // The others continue.
+    cluster.publish(1, ["r-1".to_owned()]).await;
+    let received = receive(&source).await;
+    assert_eq!(received[0].message().position.as_ref().unwrap().partition, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fatal_error_of_the_client_is_an_error_of_each_call() {
     let cluster = Cluster::start();
     let properties = [

@@ -380,7 +380,7 @@ impl Increment for VersionedRows {
     }
 }
 
-/// What was counted once nothing is in progress any more.
+/// Counts after all operations have ended.
 async fn counted_at_last(server: &PostgresServer) -> String {
     until(server, ALONE).await;
     counted(server).await
