@@ -23,6 +23,8 @@ const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
         hapax_limit_timeout('idle_in_transaction_session_timeout', $12)
     FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)";
 
+const OTHER_ROWS: &str = "expected the row of a position, found other rows: run the migrations";
+
 /// The result of the step of a batch.
 pub(super) struct Advanced {
     /// The name of the transaction.
@@ -182,16 +184,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         first: u64,
         settings: InboxSettings,
     ) -> Result<AcquiredPosition, ConnectCause> {
-        let mut connection =
-            TimedConnection::connect(&self.connections, settings.statement).await?;
-        let parameters = [
-            SqlParameter::Text(Some(&self.consumer)),
-            SqlParameter::Text(Some(&partition.topic)),
-            SqlParameter::Integer(Some(partition.number.into())),
-            offset(first),
-        ];
-        let rows = connection.run(ACQUIRE, &parameters).await?;
-        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
+        let row = self.position_row(ACQUIRE, partition, first, settings).await?;
         let acquired = row.and_then(|[next, timestamp_ms, fence, is_new]| {
             Some(AcquiredPosition {
                 next: u64::try_from(next.integer()?).ok()?,
@@ -200,10 +193,7 @@ impl<C: Executor + 'static> InboxTable<C> {
                 is_new: is_new.text()? == "true",
             })
         });
-        acquired.ok_or_else(|| {
-            "expected a position of hapax_position_acquire, found other rows: run the migrations"
-                .into()
-        })
+        acquired.ok_or_else(|| OTHER_ROWS.into())
     }
 
     async fn is_owner(
@@ -212,17 +202,29 @@ impl<C: Executor + 'static> InboxTable<C> {
         fence: u64,
         settings: InboxSettings,
     ) -> Result<bool, ConnectCause> {
+        let row = self.position_row(IS_OWNER, partition, fence, settings).await?;
+        let is_owner = row.and_then(|[is_owner]| is_owner.text());
+        is_owner.map(|it| it == "true").ok_or_else(|| OTHER_ROWS.into())
+    }
+
+    /// Returns the row of a statement about a position, whose last parameter is `number`; `None` if there are other
+    /// rows.
+    async fn position_row<const N: usize>(
+        &self,
+        statement: &str,
+        partition: &Partition,
+        number: u64,
+        settings: InboxSettings,
+    ) -> Result<Option<[SqlValue; N]>, ConnectCause> {
         let mut connection =
             TimedConnection::connect(&self.connections, settings.statement).await?;
         let parameters = [
             SqlParameter::Text(Some(&self.consumer)),
             SqlParameter::Text(Some(&partition.topic)),
             SqlParameter::Integer(Some(partition.number.into())),
-            offset(fence),
+            offset(number),
         ];
-        let rows = connection.run(IS_OWNER, &parameters).await?;
-        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 1]>::try_from(row).ok());
-        let is_owner = row.and_then(|[is_owner]| is_owner.text());
-        is_owner.map(|it| it == "true").ok_or_else(|| "expected a row, found none".into())
+        let rows = connection.run(statement, &parameters).await?;
+        Ok(rows.into_iter().next().and_then(|row| <[SqlValue; N]>::try_from(row).ok()))
     }
 }

@@ -3,6 +3,7 @@
 mod consume;
 #[cfg(feature = "kafka")]
 mod kafka;
+mod kills;
 mod nats;
 mod postgres;
 mod rabbitmq;
