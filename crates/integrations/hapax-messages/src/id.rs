@@ -1,6 +1,7 @@
 //! The ids of messages: which part of a message names it.
 
 use std::fmt;
+use std::sync::Arc;
 
 use hapax_core::{Fingerprint, JsonPointers, Key, NaturalKey};
 use serde_json::Value;
@@ -8,9 +9,9 @@ use serde_json::Value;
 use crate::message::Message;
 
 /// The id of a message: the same in each delivery, and in each publication by its producer. From 1
-/// byte to 1 KiB of UTF-8 without zero bytes, which a database would not store.
+/// byte to 1 KiB of UTF-8 without zero bytes, which a database would not store. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct MessageId(Box<str>);
+pub struct MessageId(Arc<str>);
 
 impl MessageId {
     /// The longest id, in bytes.

@@ -272,9 +272,16 @@ impl<C: Executor + 'static> InboxTable<C> {
             let items = batch.iter().zip(&states).filter(move |(_, found)| **found == state);
             items.map(|(item, _)| item)
         };
-        let new: Vec<_> = of(EntryState::New).cloned().collect();
+        let some;
+        let new = match states.iter().all(|state| *state == EntryState::New) {
+            true => batch,
+            false => {
+                some = of(EntryState::New).cloned().collect::<Vec<_>>();
+                &*some
+            }
+        };
         if !new.is_empty() {
-            self.handle(connection, &new, deadline, settings).await?;
+            self.handle(connection, new, deadline, settings).await?;
         }
         let redriven = of(EntryState::New).chain(of(EntryState::Duplicate));
         let remove = if settings.has_ids { REMOVE } else { REMOVE_WITHOUT_ID };
@@ -286,7 +293,7 @@ impl<C: Executor + 'static> InboxTable<C> {
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             return Ok(states);
         }
-        if clear_attempts && let [one] = &*new {
+        if clear_attempts && let [one] = new {
             self.clear(connection, one.id()).await.map_err(handler_error)?;
         }
         let now = connection.run(TRANSACTION, &[]).await.map_err(handler_error)?;
@@ -406,7 +413,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         if settings.has_positions {
             let step = step.ok_or(BatchError::Fenced)?;
             // The caller has decided that it is parked, whatever the other dead letters are.
-            if self.advance_by(connection, &step, &[], settings).await?.is_done {
+            if self.advance(connection, &step, settings).await?.is_done {
                 return Ok(EntryState::Duplicate);
             }
         }

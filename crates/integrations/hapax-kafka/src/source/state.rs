@@ -182,15 +182,16 @@ impl Shared {
         offset: i64,
         bytes: usize,
     ) -> bool {
-        let is_acknowledged = match self.lock().owned(key, epoch) {
-            Some(partition) => {
-                partition.acknowledge(offset, bytes);
-                true
-            }
-            None => false,
-        };
-        self.ended.notify_all();
-        is_acknowledged
+        let mut state = self.lock();
+        let Some(partition) = state.owned(key, epoch) else { return false };
+        partition.acknowledge(offset, bytes);
+        let was_last = partition.delivered() == 0;
+        drop(state);
+        // Each notification is a system call, and the polling thread waits for the last delivery.
+        if was_last {
+            self.ended.notify_all();
+        }
+        true
     }
 
     /// Puts back a record whose delivery was dropped. It is delivered again unless its assignment has ended.

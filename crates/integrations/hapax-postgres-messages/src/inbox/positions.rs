@@ -16,30 +16,26 @@ const IS_OWNER: &str = "SELECT EXISTS (
         SELECT FROM hapax_positions
         WHERE consumer = $1 AND topic = $2 AND partition = $3::integer AND fence = $4
     )::text";
-/// The states follow the step: the transaction of an earlier owner may have stored a dead letter.
+/// Advances a position. The dead letters follow the step: the transaction of an earlier owner may have
+/// stored one. With one message that has neither a key nor a dead letter the function returns null if and
+/// only if the consumer has no dead letter.
 const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
-        CASE a.state WHEN 'advanced' THEN hapax_dead_letter_states($1, $8, $9, $10) END,
-        hapax_limit_timeout('statement_timeout', $11),
-        hapax_limit_timeout('idle_in_transaction_session_timeout', $12)
+        CASE a.state WHEN 'advanced' THEN hapax_dead_letter_states($1, '{NULL}', '{NULL}', '-') END,
+        hapax_limit_timeout('statement_timeout', $8),
+        hapax_limit_timeout('idle_in_transaction_session_timeout', $9)
     FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)";
+const DEAD_LETTER_STATES: &str = "SELECT hapax_dead_letter_states($1, $2, $3, $4)";
 
 const OTHER_ROWS: &str = "expected the row of a position, found other rows: run the migrations";
 
-/// The result of the step of a batch.
+/// The result of a step in the transaction of its batch.
 pub(super) struct Advanced {
     /// The name of the transaction.
     transaction: SqlValue,
-    /// A state for each message, by the position and the dead letters.
-    states: Vec<EntryState>,
     /// Whether the position was advanced in an earlier transaction.
     pub(super) is_done: bool,
-}
-
-/// A message of a step.
-pub(super) struct Stepped<'a> {
-    order_key: Option<&'a str>,
-    dead_letter: [u8; 32],
-    is_redriven: bool,
+    /// Whether the consumer has dead letters. False if `is_done`.
+    has_dead_letters: bool,
 }
 
 impl<C: Executor + 'static> InboxTable<C> {
@@ -55,9 +51,20 @@ impl<C: Executor + 'static> InboxTable<C> {
         if !settings.has_positions {
             return self.insert(connection, messages, settings).await;
         }
-        let Advanced { transaction, mut states, is_done } =
-            self.advance(connection, batch, settings).await?;
-        if settings.has_ids && !is_done {
+        let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
+        // Steps that do not follow each other cannot begin at the position.
+        let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
+        let step = step.ok_or(BatchError::Fenced)?;
+        let Advanced { transaction, is_done, has_dead_letters } =
+            self.advance(connection, &step, settings).await?;
+        if is_done {
+            return Ok((vec![EntryState::Duplicate; batch.len()], transaction));
+        }
+        let mut states = vec![EntryState::New; batch.len()];
+        if has_dead_letters || batch.iter().any(|item| item.dead_letter().is_some()) {
+            self.exclude(connection, batch, &mut states).await?;
+        }
+        if settings.has_ids {
             let (by_id, _) = self.insert(connection, messages, settings).await?;
             for (state, by_id) in states.iter_mut().zip(by_id) {
                 // A dead letter decides only about messages that are new.
@@ -74,37 +81,13 @@ impl<C: Executor + 'static> InboxTable<C> {
         }
     }
 
-    /// Advances the position over a batch, in its transaction.
-    async fn advance(
-        &self,
-        connection: &mut TimedConnection<C>,
-        batch: &[BatchItem],
-        settings: InboxSettings,
-    ) -> Result<Advanced, BatchError> {
-        let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
-        // Steps that do not follow each other cannot begin at the position.
-        let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
-        let step = step.ok_or(BatchError::Fenced)?;
-        let stepped = batch.iter().map(|item| Stepped {
-            order_key: item.message().key.as_deref(),
-            dead_letter: DeadLetter::id_of(&self.consumer, Some(item.id()), item.message()),
-            is_redriven: item.dead_letter().is_some(),
-        });
-        self.advance_by(connection, &step, &stepped.collect::<Vec<_>>(), settings).await
-    }
-
-    /// Advances the position by a step over messages, in their transaction.
-    pub(super) async fn advance_by(
+    /// Advances the position of a partition, in the transaction of the messages of the step.
+    pub(super) async fn advance(
         &self,
         connection: &mut TimedConnection<C>,
         step: &PositionStep,
-        messages: &[Stepped<'_>],
         settings: InboxSettings,
     ) -> Result<Advanced, BatchError> {
-        let keys: Vec<_> = messages.iter().map(|message| message.order_key).collect();
-        let letters: Vec<_> = messages.iter().map(|it| Some(&it.dead_letter[..])).collect();
-        let redriven = messages.iter().map(|it| if it.is_redriven { 'r' } else { '-' });
-        let redriven: String = redriven.collect();
         let parameters = [
             SqlParameter::Text(Some(&self.consumer)),
             SqlParameter::Text(Some(&step.partition.topic)),
@@ -113,9 +96,6 @@ impl<C: Executor + 'static> InboxTable<C> {
             offset(step.from),
             offset(step.to),
             SqlParameter::Integer(Some(step.timestamp_ms)),
-            SqlParameter::Texts(&keys),
-            SqlParameter::ByteStrings(&letters),
-            SqlParameter::Text(Some(&redriven)),
             milliseconds(settings.transaction),
             // Later than the rollback of a handler that does not end.
             milliseconds(settings.transaction.saturating_add(settings.statement)),
@@ -123,19 +103,43 @@ impl<C: Executor + 'static> InboxTable<C> {
         let rows = connection.run(ADVANCE, &parameters).await.map_err(failed)?;
         let row = rows.into_iter().next().and_then(|row| <[SqlValue; 5]>::try_from(row).ok());
         let [state, transaction, letters, ..] = row.ok_or_else(other_rows)?;
-        let all = |state| vec![state; messages.len()];
-        let (states, is_done) = match (state.text().as_deref(), letters.text()) {
-            (Some("done"), _) => (all(EntryState::Duplicate), true),
-            (Some("fenced"), _) => return Err(BatchError::Fenced),
-            (Some("advanced"), None) => (all(EntryState::New), false),
-            (Some("advanced"), Some(codes)) => {
-                let states: Option<Vec<_>> = codes.chars().map(letter_state).collect();
-                let states = states.filter(|states| states.len() == messages.len());
-                (states.ok_or_else(other_rows)?, false)
-            }
+        let is_done = match state.text().as_deref() {
+            Some("advanced") => false,
+            Some("done") => true,
+            Some("fenced") => return Err(BatchError::Fenced),
             _ => return Err(other_rows()),
         };
-        Ok(Advanced { transaction, states, is_done })
+        Ok(Advanced { transaction, is_done, has_dead_letters: letters != SqlValue::Null })
+    }
+
+    /// Changes the state of each message that a dead letter excludes.
+    async fn exclude(
+        &self,
+        connection: &mut TimedConnection<C>,
+        batch: &[BatchItem],
+        states: &mut Vec<EntryState>,
+    ) -> Result<(), BatchError> {
+        let keys: Vec<_> = batch.iter().map(|item| item.message().key.as_deref()).collect();
+        let id_of =
+            |item: &BatchItem| DeadLetter::id_of(&self.consumer, Some(item.id()), item.message());
+        let letters: Vec<_> = batch.iter().map(id_of).collect();
+        let letters: Vec<_> = letters.iter().map(|id| Some(&id[..])).collect();
+        let redriven = batch.iter().map(|it| if it.dead_letter().is_some() { 'r' } else { '-' });
+        let redriven: String = redriven.collect();
+        let parameters = [
+            SqlParameter::Text(Some(&self.consumer)),
+            SqlParameter::Texts(&keys),
+            SqlParameter::ByteStrings(&letters),
+            SqlParameter::Text(Some(&redriven)),
+        ];
+        let rows = connection.run(DEAD_LETTER_STATES, &parameters).await.map_err(failed)?;
+        let row = rows.into_iter().next().and_then(|row| row.into_iter().next());
+        // Null: the last dead letter was removed since the step.
+        let Some(codes) = row.ok_or_else(other_rows)?.text() else { return Ok(()) };
+        let found: Option<Vec<_>> = codes.chars().map(letter_state).collect();
+        let found = found.filter(|found| found.len() == batch.len());
+        *states = found.ok_or_else(other_rows)?;
+        Ok(())
     }
 }
 

@@ -262,14 +262,15 @@ $$;
 
 -- Sets a timeout of this transaction, unless a shorter one is set. Returns it.
 CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, max_ms bigint) RETURNS text
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
-    SELECT CASE
-        WHEN current_setting(setting)::interval BETWEEN '1 ms' AND max_ms * interval '1 ms'
-            THEN current_setting(setting)
-        -- The server stores it as a positive number of 32 bits.
-        ELSE set_config(setting, least(max_ms, 2147483647)::text, true)
-    END
+BEGIN
+    IF current_setting(setting)::interval BETWEEN interval '1 ms' AND max_ms * interval '1 ms' THEN
+        RETURN current_setting(setting);
+    END IF;
+    -- The server stores it as a positive number of 32 bits.
+    RETURN set_config(setting, least(max_ms, 2147483647)::text, true);
+END
 $$;
 
 -- Marks the id of a message that is 'new' in this transaction as parked: the caller stores its dead

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{BatchState, Tried};
 use crate::batch::{BatchItem, EntryState};
 use crate::consumer::Slot;
-use crate::partition::Partition;
+use crate::partition::{Partition, PositionStep};
 use crate::source::Delivery;
 
 /// A message of a partition.
@@ -37,7 +37,7 @@ impl BatchState {
         tasks: &mut JoinSet<()>,
     ) {
         for (identified, delivery, slot) in self.identify(received, slots) {
-            let Some(partition) = delivery.step().map(|step| step.partition.clone()) else {
+            let Some(PositionStep { partition, .. }) = delivery.step() else {
                 // The source has promised a step. Dropped, the message is delivered again.
                 tracing::error!(
                     consumer = self.inbox.consumer(),
@@ -45,6 +45,19 @@ impl BatchState {
                 );
                 continue;
             };
+            let mut begin = || {
+                let (queue, messages) = mpsc::unbounded_channel();
+                tasks.spawn(Arc::clone(self).drive_partition(messages));
+                queue
+            };
+            let queue = match queues.0.get_mut(partition) {
+                Some(queue) => queue,
+                None => queues.0.entry(partition.clone()).or_insert_with(&mut begin),
+            };
+            if queue.is_closed() {
+                // Its task has panicked, and has dropped its messages.
+                *queue = begin();
+            }
             let is_suspect = delivery.is_redelivery();
             let queued = match identified {
                 Err(error) => Queued::WithoutId { delivery, error, _slot: slot },
@@ -60,16 +73,6 @@ impl BatchState {
             };
             if is_suspect {
                 self.counters.suspect();
-            }
-            let mut begin = || {
-                let (queue, messages) = mpsc::unbounded_channel();
-                tasks.spawn(Arc::clone(self).drive_partition(messages));
-                queue
-            };
-            let queue = queues.0.entry(partition).or_insert_with(&mut begin);
-            if queue.is_closed() {
-                // Its task has panicked, and has dropped its messages.
-                *queue = begin();
             }
             // A new task receives until the queue is dropped, or the consumer drains.
             let _ = queue.send(queued);
