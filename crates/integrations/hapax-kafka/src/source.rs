@@ -297,7 +297,7 @@ impl KafkaSource {
 
     /// Waits until the group has assigned partitions to this process, possibly none, and their first offsets are
     /// known; or until the source is closed.
-    pub async fn assigned(&self) {
+    pub async fn wait_assigned(&self) {
         let is_assigned =
             |state: &mut state::State| (state.is_assigned || state.is_closed).then_some(());
         self.shared.wait(is_assigned).await;
@@ -305,7 +305,7 @@ impl KafkaSource {
 
     /// Returns the number of partitions that are assigned to this process and received.
     #[must_use]
-    pub fn partitions(&self) -> usize {
+    pub fn partition_count(&self) -> usize {
         self.shared.lock().partitions.len()
     }
 

@@ -89,12 +89,12 @@ impl fmt::Debug for BatchItem {
     }
 }
 
-/// State of a message when its transaction was committed.
+/// State of a message of a batch, by the ids, the position and the dead letters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryState {
-    /// Handled or parked in this transaction.
+    /// The transaction of the batch is the first that handles or parks it.
     New,
-    /// Handled or parked before, or an earlier message of the batch has its id.
+    /// An earlier transaction handled or parked it, or an earlier message of the batch has its id.
     Duplicate,
     /// Another payload was handled or parked under its id.
     Mismatch,
@@ -114,7 +114,7 @@ pub enum BatchError {
     /// Some messages have to be parked, each in a transaction of its own with the step over it: those
     /// whose state is [`EntryState::Mismatch`] or [`EntryState::Blocked`]. The handler was not called.
     /// Only in positions mode.
-    Apart(Vec<EntryState>),
+    MustPark(Vec<EntryState>),
     /// The position is another one, or has another owner: the messages are dropped. Only in positions
     /// mode.
     Fenced,
@@ -172,7 +172,10 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`BatchError`]; with [`BatchError::InProgress`] nothing was counted.
-    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>>;
+    fn count_attempt<'a>(
+        &'a self,
+        id: &'a MessageId,
+    ) -> BoxFuture<'a, Result<BatchAttempt, BatchError>>;
 
     /// Notes that the last attempt has failed, with its error. Returns the number of attempts.
     ///
@@ -184,17 +187,17 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
         error: &'a str,
     ) -> BoxFuture<'a, Result<u32, BatchError>>;
 
-    /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
+    /// Stores a dead letter and, if `inserts_id`, inserts the id of its message as parked, in one
     /// transaction, in which the position advances by `step` in positions mode. If its message is not new,
     /// no dead letter is stored: another process has handled or parked it. Returns the state of the message;
-    /// new without `records_id`. A mismatch is not committed.
+    /// new without `inserts_id`. A mismatch is not committed.
     ///
     /// # Errors
     /// [`BatchError`].
     fn park<'a>(
         &'a self,
         dead_letter: &'a DeadLetter,
-        records_id: bool,
+        inserts_id: bool,
         step: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>>;
 

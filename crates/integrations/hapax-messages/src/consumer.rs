@@ -49,7 +49,7 @@ pub struct ConsumerLimits {
     /// Largest number of handlers at a time. Default 16.
     pub handlers: NonZeroUsize,
     /// Largest number of messages that are received and not acknowledged: being handled, waiting
-    /// for a handler, or held. Default 256; the limit of the source prevails.
+    /// for a handler, or held. Default 256. A lower limit of the source applies instead.
     pub max_unacknowledged: NonZeroUsize,
     /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
     /// received last, or a single large one, may exceed them. Default 64 MiB.
@@ -77,7 +77,8 @@ pub enum ConsumerError {
     /// The inbox is ordered, and the messages of the source have no order keys.
     #[error(
         "expected a source with order keys for an `ordered` inbox, found one without: set the order key \
-         of the source (`NatsSourceBuilder::order_key`, `KafkaSourceBuilder::order_by_key`), or build the inbox without `ordered`"
+         of the source (`NatsSourceBuilder::order_key`, `KafkaSourceBuilder::order_by_key`, \
+         `RabbitSourceBuilder::order_key`), or build the inbox without `ordered`"
     )]
     OrderKeys,
     /// The positions of the source would never advance.
@@ -88,13 +89,13 @@ pub enum ConsumerError {
     Positions,
     /// The broker removes a message before it becomes a dead letter.
     #[error(
-        "expected a broker that delivers a message more than {attempts} times, which is `max_crashes`, \
+        "expected a broker that delivers a message more than {crashes} times, the lower one of `max_crashes` and `max`, \
          found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
          broker would remove a message that ends its process, and no dead letter would have it"
     )]
     DeliveryLimit {
         /// Crashes after which the consumer parks a message.
-        attempts: u32,
+        crashes: u32,
         /// Deliveries after which the broker removes it.
         limit: u32,
     },
@@ -167,9 +168,8 @@ impl Consumer {
             (true, true) | (false, false) => {}
         }
         if let Some(limit) = of_source.delivery_limit {
-            check_delivery_limit(limit, &inbox.shared.attempts(), inbox.consumer()).map_err(
-                |attempts| ConsumerError::DeliveryLimit { attempts, limit: limit.get() },
-            )?;
+            check_delivery_limit(limit, &inbox.shared.attempts(), inbox.consumer())
+                .map_err(|crashes| ConsumerError::DeliveryLimit { crashes, limit: limit.get() })?;
         }
         let max_unacknowledged = match of_source.max_unacknowledged {
             Some(max) => limits.max_unacknowledged.min(max),

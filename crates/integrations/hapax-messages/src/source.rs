@@ -9,9 +9,10 @@ use hapax_core::store::BoxFuture;
 use crate::message::Message;
 use crate::partition::PositionStep;
 
-/// Error of a broker. The messages stay there, and are delivered again.
+/// Error of a source: of its broker, of the connection to it, or of the database that has its positions.
+/// Messages that were not acknowledged are delivered again.
 #[derive(Debug, thiserror::Error)]
-#[error("the broker failed: {0}")]
+#[error("the source failed: {0}")]
 pub struct SourceError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl SourceError {
@@ -119,9 +120,9 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the broker has delivered the message before, as far as it knows.
     fn is_redelivery(&self) -> bool;
 
-    /// Returns whether the delivery has ended, as far as is known: its connection, channel or assignment
-    /// is gone, so that it cannot be acknowledged, and the message is delivered again. A consumer begins
-    /// nothing with such a message and drops it. The default is false.
+    /// Returns whether the source knows that the delivery has ended: its connection, channel or assignment
+    /// has ended, or its partition is being revoked, so that the message is delivered again. A consumer
+    /// begins nothing with such a message, and drops it. The default is false.
     fn has_ended(&self) -> bool {
         false
     }

@@ -376,12 +376,12 @@ impl<C: Executor + 'static> InboxTable<C> {
         Ok((states.ok_or_else(other_rows)?, transaction))
     }
 
-    /// Stores a dead letter and, if `records_id`, inserts the id of its message as parked, in one
+    /// Stores a dead letter and, if `inserts_id`, inserts the id of its message as parked, in one
     /// transaction, in which the position advances by `step`.
     async fn park(
         &self,
         dead_letter: DeadLetter,
-        records_id: bool,
+        inserts_id: bool,
         step: Option<PositionStep>,
         settings: InboxSettings,
     ) -> Result<EntryState, BatchError> {
@@ -389,7 +389,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = async {
             let state = self
-                .write_parked(&mut connection, &dead_letter, records_id, step, settings)
+                .write_parked(&mut connection, &dead_letter, inserts_id, step, settings)
                 .await?;
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;
             Ok(state)
@@ -406,7 +406,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         &self,
         connection: &mut TimedConnection<C>,
         dead_letter: &DeadLetter,
-        records_id: bool,
+        inserts_id: bool,
         step: Option<PositionStep>,
         settings: InboxSettings,
     ) -> Result<EntryState, BatchError> {
@@ -417,7 +417,7 @@ impl<C: Executor + 'static> InboxTable<C> {
                 return Ok(EntryState::Duplicate);
             }
         }
-        let id = dead_letter.message_id.as_ref().filter(|_| records_id);
+        let id = dead_letter.message_id.as_ref().filter(|_| inserts_id);
         let state = match id {
             Some(id) if settings.has_ids => {
                 self.insert_parked(connection, id, dead_letter, settings).await?
@@ -514,7 +514,10 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         })
     }
 
-    fn attempt<'a>(&'a self, id: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
+    fn count_attempt<'a>(
+        &'a self,
+        id: &'a MessageId,
+    ) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
         Box::pin(async move {
             let mut connection = self.shared.connect(self.settings).await?;
             let parameters = [
@@ -555,7 +558,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
     fn park<'a>(
         &'a self,
         dead_letter: &'a DeadLetter,
-        records_id: bool,
+        inserts_id: bool,
         step: Option<&'a PositionStep>,
     ) -> BoxFuture<'a, Result<EntryState, BatchError>> {
         let (shared, dead_letter) = (Arc::clone(&self.shared), dead_letter.clone());
@@ -563,7 +566,7 @@ impl<C: Executor + 'static> BatchInbox for PgInbox<C> {
         Box::pin(async move {
             let parked =
                 tokio::spawn(
-                    async move { shared.park(dead_letter, records_id, step, settings).await },
+                    async move { shared.park(dead_letter, inserts_id, step, settings).await },
                 );
             parked.await.unwrap_or_else(|error| Err(unavailable(error)))
         })

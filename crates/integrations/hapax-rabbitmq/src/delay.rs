@@ -10,7 +10,7 @@ use lapin::message::Delivery as LapinDelivery;
 use lapin::options::QueueDeclareOptions;
 use lapin::types::{AMQPValue, FieldTable};
 
-use crate::link::{answered, short};
+use crate::connection::{answered, short};
 use crate::properties;
 use crate::publisher::{Published, PublisherPool};
 

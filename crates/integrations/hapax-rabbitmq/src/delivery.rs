@@ -12,14 +12,14 @@ use lapin::message::Delivery as LapinDelivery;
 use lapin::options::BasicAckOptions;
 use tokio::time::Instant;
 
-use crate::link::answered;
+use crate::connection::answered;
 use crate::source::{ReceivedMessage, Shared};
 
 /// A message, until it is acknowledged or dropped.
 pub(crate) struct RabbitDelivery {
     source: Weak<Shared>,
     /// Number of the source's channel, to which the delivery tag belongs.
-    epoch: u64,
+    channel_number: u64,
     /// `None` only while it is dropped.
     delivery: Option<LapinDelivery>,
     message: Message,
@@ -39,14 +39,14 @@ impl fmt::Debug for RabbitDelivery {
 impl RabbitDelivery {
     pub(crate) fn new(
         source: &Arc<Shared>,
-        epoch: u64,
+        channel_number: u64,
         received: ReceivedMessage,
         is_redelivery: bool,
     ) -> Self {
         let ReceivedMessage { delivery, message, received_at } = received;
         Self {
             source: Arc::downgrade(source),
-            epoch,
+            channel_number,
             delivery: Some(delivery),
             message,
             received_at,
@@ -132,6 +132,6 @@ impl Drop for RabbitDelivery {
         let Some(source) = self.source.upgrade() else { return };
         let message = mem::take(&mut self.message);
         let dropped = ReceivedMessage { delivery, message, received_at: self.received_at };
-        source.keep_dropped(self.epoch, dropped);
+        source.keep_dropped(self.channel_number, dropped);
     }
 }

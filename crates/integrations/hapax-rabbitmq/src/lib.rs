@@ -95,10 +95,10 @@
 //! # Ok(()) }
 //! ```
 
+mod connection;
 mod delay;
 mod delivery;
 mod frames;
-mod link;
 mod network;
 mod properties;
 mod publisher;
@@ -106,7 +106,7 @@ mod settings;
 mod sink;
 mod source;
 
-pub use link::RabbitUrlError;
+pub use connection::RabbitUrlError;
 pub use properties::queue_of_origin;
 pub use settings::{RabbitOrderKey, RabbitStartError};
 pub use sink::{RabbitSink, RabbitSinkBuilder};

@@ -9,7 +9,7 @@ use hapax_messages::{Message, OutgoingMessage, PublishError};
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable, LongString, ShortString};
 
-use crate::link::short;
+use crate::connection::short;
 
 /// Header with the order key of a message.
 pub(crate) const ORDER_KEY: &str = "message-order-key";

@@ -11,7 +11,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
-use crate::link::{Address, answered};
+use crate::connection::{Address, answered};
 use crate::properties;
 
 /// Time for the server to confirm a message. A server that is short of memory or disk confirms none.

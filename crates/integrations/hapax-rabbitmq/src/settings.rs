@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_messages::SourceError;
 
-use crate::link::RabbitUrlError;
+use crate::connection::RabbitUrlError;
 
 /// Rule that finds the order key of a message.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

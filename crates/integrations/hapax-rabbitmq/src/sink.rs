@@ -12,7 +12,7 @@ use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 use lapin::types::ShortString;
 use tokio::time::Instant;
 
-use crate::link::{Address, RabbitUrlError, short};
+use crate::connection::{Address, RabbitUrlError, short};
 use crate::properties;
 use crate::publisher::{Published, PublisherPool};
 

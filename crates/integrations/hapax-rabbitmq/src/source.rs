@@ -18,9 +18,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::connection::{
+    Address, ConsumerChannel, RabbitUrlError, Reconnects, TIMEOUT, unanswered,
+};
 use crate::delay;
 use crate::delivery::RabbitDelivery;
-use crate::link::{Address, Link, RabbitUrlError, Reconnects, TIMEOUT, unanswered};
 use crate::properties;
 use crate::publisher::PublisherPool;
 use crate::settings::{RabbitOrderKey, RabbitStartError, Settings};
@@ -108,9 +110,9 @@ impl RabbitSourceBuilder {
             return Err(RabbitStartError::ConsumerTimeout { timeout, found });
         }
         let failed = |source| RabbitStartError::Server { queue: settings.queue.clone(), source };
-        let link = Link::open(&address, &settings, 1).await.map_err(failed)?;
+        let current = ConsumerChannel::open(&address, &settings, 1).await.map_err(failed)?;
         let name = format!("hapax {} delays", settings.queue);
-        let state = State { link: Some(link), epoch: 1, ..State::default() };
+        let state = State { current: Some(current), channel_number: 1, ..State::default() };
         let shared = Shared {
             publishers: PublisherPool::new(address.clone(), name, MAX_CONCURRENT_DELAYS),
             delays_fail: AtomicBool::new(false),
@@ -204,11 +206,12 @@ pub(crate) struct ReceivedMessage {
 
 #[derive(Default)]
 struct State {
-    link: Option<Link>,
-    /// A link that is being opened. A future of `receive` that is dropped leaves it to the next one.
-    opening: Option<JoinHandle<Result<Link, SourceError>>>,
+    current: Option<ConsumerChannel>,
+    /// A channel that is being opened. A future of `receive` that is dropped leaves it to the next one.
+    opening: Option<JoinHandle<Result<ConsumerChannel, SourceError>>>,
     reconnects: Reconnects,
-    epoch: u64,
+    /// Number of the last channel that was opened.
+    channel_number: u64,
 }
 
 impl Shared {
@@ -220,17 +223,17 @@ impl Shared {
         self.connect(&mut state).await?;
         loop {
             let changed = self.changed.notified();
-            let Some(link) = &mut state.link else {
+            let Some(current) = &mut state.current else {
                 return Err(SourceError::new("expected a connection, found none"));
             };
-            let mut received = self.take_dropped(link, max);
+            let mut received = self.take_dropped(current, max);
             // There is no await between the removal of a message from the consumer and the return: a future
             // that is dropped loses no message.
             let mut ended = None;
             while received.len() < max.get() {
-                match link.consumer.next().now_or_never() {
+                match current.consumer.next().now_or_never() {
                     None => break,
-                    Some(Some(Ok(delivery))) => received.push(self.delivery(link, delivery)),
+                    Some(Some(Ok(delivery))) => received.push(self.delivery(current, delivery)),
                     Some(Some(Err(error))) => {
                         ended = Some(SourceError::new(error));
                         break;
@@ -242,7 +245,7 @@ impl Shared {
                 }
             }
             if let Some(error) = ended {
-                state.link = None;
+                state.current = None;
                 if received.is_empty() {
                     return Err(error);
                 }
@@ -250,48 +253,51 @@ impl Shared {
             if !received.is_empty() {
                 return Ok(received);
             }
-            let Some(link) = &mut state.link else { return Err(cancelled()) };
+            let Some(current) = &mut state.current else { return Err(cancelled()) };
             let next = tokio::select! {
                 () = changed => continue,
-                next = link.consumer.next() => next,
+                next = current.consumer.next() => next,
             };
             match next {
-                Some(Ok(delivery)) => return Ok(vec![self.delivery(link, delivery)]),
+                Some(Ok(delivery)) => return Ok(vec![self.delivery(current, delivery)]),
                 Some(Err(error)) => {
-                    state.link = None;
+                    state.current = None;
                     return Err(SourceError::new(error));
                 }
                 None => {
-                    state.link = None;
+                    state.current = None;
                     return Err(cancelled());
                 }
             }
         }
     }
 
-    /// Opens a link unless there is one.
+    /// Opens a channel unless there is one.
     async fn connect(self: &Arc<Self>, state: &mut State) -> Result<(), SourceError> {
-        if state.link.as_ref().is_some_and(|link| link.channel.status().connected()) {
+        if state.current.as_ref().is_some_and(|current| current.channel.status().connected()) {
             return Ok(());
         }
-        state.link = None;
+        state.current = None;
         if let Some(not_before) = state.reconnects.not_before() {
             sleep_until(not_before).await;
         }
         let opening = state.opening.get_or_insert_with(|| {
-            state.epoch += 1;
+            state.channel_number += 1;
             let (address, settings) = (self.address.clone(), self.settings.clone());
-            let epoch = state.epoch;
-            tokio::spawn(async move { Link::open(&address, &settings, epoch).await })
+            let channel_number = state.channel_number;
+            tokio::spawn(
+                async move { ConsumerChannel::open(&address, &settings, channel_number).await },
+            )
         });
         let opened = opening.await;
         state.opening = None;
         match opened.map_err(SourceError::new).flatten() {
-            Ok(link) => {
+            Ok(current) => {
                 state.reconnects.succeeded();
                 // Those of earlier channels are delivered again by the server.
-                self.lock_dropped().retain(|(epoch, _), _| *epoch == link.epoch);
-                state.link = Some(link);
+                self.lock_dropped()
+                    .retain(|(channel_number, _), _| *channel_number == current.channel_number);
+                state.current = Some(current);
                 Ok(())
             }
             Err(error) => {
@@ -301,21 +307,29 @@ impl Shared {
         }
     }
 
-    fn take_dropped(self: &Arc<Self>, link: &Link, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
+    fn take_dropped(
+        self: &Arc<Self>,
+        current: &ConsumerChannel,
+        max: NonZeroUsize,
+    ) -> Vec<Box<dyn Delivery>> {
         let mut messages: Vec<Box<dyn Delivery>> = Vec::new();
         let mut dropped = self.lock_dropped();
         while messages.len() < max.get()
-            && let Some(((epoch, _), received)) = dropped.pop_first()
+            && let Some(((channel_number, _), received)) = dropped.pop_first()
         {
-            if epoch == link.epoch {
-                let delivery = RabbitDelivery::new(self, epoch, received, true);
+            if channel_number == current.channel_number {
+                let delivery = RabbitDelivery::new(self, channel_number, received, true);
                 messages.push(Box::new(delivery));
             }
         }
         messages
     }
 
-    fn delivery(self: &Arc<Self>, link: &Link, mut delivery: LapinDelivery) -> Box<dyn Delivery> {
+    fn delivery(
+        self: &Arc<Self>,
+        current: &ConsumerChannel,
+        mut delivery: LapinDelivery,
+    ) -> Box<dyn Delivery> {
         let payload = std::mem::take(&mut delivery.data);
         let mut message = properties::incoming(
             &self.settings.queue,
@@ -340,7 +354,7 @@ impl Shared {
         }
         let is_redelivery = delivery.redelivered;
         let received = ReceivedMessage { delivery, message, received_at: Instant::now() };
-        Box::new(RabbitDelivery::new(self, link.epoch, received, is_redelivery))
+        Box::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }
 
     /// Publishes a message to the delay queue of a pause. Logs a warning at the first of several failures.
@@ -370,9 +384,9 @@ impl Shared {
     }
 
     /// Keeps a message that was dropped without an acknowledgement, to deliver it again.
-    pub(crate) fn keep_dropped(&self, epoch: u64, dropped: ReceivedMessage) {
+    pub(crate) fn keep_dropped(&self, channel_number: u64, dropped: ReceivedMessage) {
         let tag = dropped.delivery.delivery_tag;
-        self.lock_dropped().insert((epoch, tag), dropped);
+        self.lock_dropped().insert((channel_number, tag), dropped);
         self.changed.notify_one();
     }
 

@@ -128,9 +128,11 @@ impl Context {
             let commits: Vec<_> = {
                 let state = self.shared.lock();
                 let last =
-                    state.partitions.iter().map(|(key, it)| (key, it.epoch, it.last_commit()));
-                last.filter_map(|(key, epoch, commit)| Some((key.clone(), epoch, commit?)))
-                    .collect()
+                    state.partitions.iter().map(|(key, it)| (key, it.assignment, it.last_commit()));
+                last.filter_map(|(key, assignment, commit)| {
+                    Some((key.clone(), assignment, commit?))
+                })
+                .collect()
             };
             let Err(error) = self.commit(consumer, &commits) else { return };
             if !is_temporary(&error) || Instant::now() >= deadline {
@@ -168,8 +170,8 @@ impl Context {
                 continue;
             }
             let mut state = self.shared.lock();
-            for (key, epoch, commit) in commits {
-                if let Some(partition) = state.owned(key, *epoch) {
+            for (key, assignment, commit) in commits {
+                if let Some(partition) = state.owned(key, *assignment) {
                     partition.note_committed(*commit);
                 }
             }

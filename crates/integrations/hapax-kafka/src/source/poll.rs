@@ -53,7 +53,7 @@ pub(super) struct Poller {
     /// Time of the first of the commits that fail.
     commits_fail_since: Option<Instant>,
     /// Number of the assignment of these.
-    commits_epoch: u64,
+    commits_assignment: u64,
     /// Time at which the first of the partitions was opened that wait for others.
     opened_since: Option<Instant>,
     /// Time at which watermarks are requested, if the client has lost offsets.
@@ -95,7 +95,7 @@ impl Poller {
             commit_at: now,
             retry_at: now,
             commits_fail_since: None,
-            commits_epoch: 0,
+            commits_assignment: 0,
             opened_since: None,
             check_watermarks_at: None,
             watermarks_checked_at: None,
@@ -255,7 +255,7 @@ impl Poller {
         self.check_owner_at = now + self.settings().idle_check_after;
         let state = self.shared.lock();
         let idle = state.partitions.iter().filter(|(_, partition)| partition.is_idle());
-        let idle = idle.filter_map(|(key, it)| Some((key.clone(), it.epoch, it.fence?)));
+        let idle = idle.filter_map(|(key, it)| Some((key.clone(), it.assignment, it.fence?)));
         let idle: Vec<_> = idle.collect();
         drop(state);
         if !idle.is_empty() {
@@ -292,9 +292,9 @@ impl Poller {
                     state.stop(key, cause);
                     continue;
                 }
-                let epoch = state.epoch;
+                let assignment = state.assignment;
                 let partition =
-                    Partition::new(settings.limits, epoch, first, committed, watermarks);
+                    Partition::new(settings.limits, assignment, first, committed, watermarks);
                 let partition = match position {
                     Some(position) => partition.with_position(position, watermarks.0),
                     None => partition,
@@ -319,7 +319,7 @@ impl Poller {
                 if requested.is_empty() {
                     let state = self.shared.lock();
                     let fetched = state.partitions.iter();
-                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.epoch)));
+                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.assignment)));
                 }
                 self.requests.check_watermarks(requested);
             }
@@ -333,8 +333,8 @@ impl Poller {
         let remedy = self.settings().remedy();
         let mut state = self.shared.lock();
         let mut is_current = false;
-        for (key, epoch, watermarks) in checked {
-            let Some(next) = state.owned(&key, epoch).map(|partition| partition.next()) else {
+        for (key, assignment, watermarks) in checked {
+            let Some(next) = state.owned(&key, assignment).map(|partition| partition.next()) else {
                 continue;
             };
             is_current = true;
@@ -404,8 +404,8 @@ impl Poller {
         if state.is_committing {
             return;
         }
-        if self.commits_epoch != state.epoch {
-            (self.commits_epoch, self.commits_fail_since) = (state.epoch, None);
+        if self.commits_assignment != state.assignment {
+            (self.commits_assignment, self.commits_fail_since) = (state.assignment, None);
         }
         match result {
             Some(Ok(())) => self.commits_fail_since = None,
@@ -430,7 +430,8 @@ impl Poller {
         }
         let is_due = now >= self.commit_at;
         let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.waits_for_commit());
-        let wanted = wanted.filter_map(|(key, it)| Some((key.clone(), it.epoch, it.commit()?)));
+        let wanted =
+            wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment, it.commit()?)));
         let commits: Vec<_> = wanted.collect();
         drop(state);
         if is_due {

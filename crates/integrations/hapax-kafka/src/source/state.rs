@@ -46,7 +46,7 @@ pub(super) struct State {
     /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
     /// Number of the last assignment.
-    pub(super) epoch: u64,
+    pub(super) assignment: u64,
     /// Nothing is delivered while partitions are being revoked.
     pub(super) is_draining: bool,
     /// Whether partitions, possibly none, are assigned, and the first offsets of all are known.
@@ -95,7 +95,7 @@ pub(super) struct CheckedWatermarks {
 #[derive(Debug)]
 pub(super) struct Delivered {
     pub(super) key: PartitionKey,
-    pub(super) epoch: u64,
+    pub(super) assignment: u64,
     pub(super) fence: Option<u64>,
     pub(super) offset: i64,
     pub(super) record: Record,
@@ -178,12 +178,12 @@ impl Shared {
     pub(super) fn acknowledge(
         &self,
         key: &PartitionKey,
-        epoch: u64,
+        assignment: u64,
         offset: i64,
         bytes: usize,
     ) -> bool {
         let mut state = self.lock();
-        let Some(partition) = state.owned(key, epoch) else { return false };
+        let Some(partition) = state.owned(key, assignment) else { return false };
         partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
         drop(state);
@@ -195,8 +195,8 @@ impl Shared {
     }
 
     /// Puts back a record whose delivery was dropped. It is delivered again unless its assignment has ended.
-    pub(super) fn restore(&self, key: &PartitionKey, epoch: u64, offset: i64, record: Record) {
-        if let Some(partition) = self.lock().owned(key, epoch) {
+    pub(super) fn restore(&self, key: &PartitionKey, assignment: u64, offset: i64, record: Record) {
+        if let Some(partition) = self.lock().owned(key, assignment) {
             partition.restore(offset, record);
         }
         self.ended.notify_all();
@@ -205,23 +205,23 @@ impl Shared {
 
     /// Returns whether a handler may begin with a delivery: it is of the current assignment, and its
     /// partition is not being revoked.
-    pub(super) fn may_begin(&self, key: &PartitionKey, epoch: u64) -> bool {
+    pub(super) fn may_begin(&self, key: &PartitionKey, assignment: u64) -> bool {
         let mut state = self.lock();
-        !state.is_draining && state.owned(key, epoch).is_some()
+        !state.is_draining && state.owned(key, assignment).is_some()
     }
 
     /// Returns whether a delivery is of the current assignment.
-    pub(super) fn is_owned(&self, key: &PartitionKey, epoch: u64) -> bool {
-        self.lock().owned(key, epoch).is_some()
+    pub(super) fn is_owned(&self, key: &PartitionKey, assignment: u64) -> bool {
+        self.lock().owned(key, assignment).is_some()
     }
 
     /// Ends the deliveries of a partition, and opens it again.
-    pub(super) fn open_again(&self, key: &PartitionKey, epoch: u64) {
+    pub(super) fn open_again(&self, key: &PartitionKey, assignment: u64) {
         let mut state = self.lock();
-        if state.owned(key, epoch).is_some() {
+        if state.owned(key, assignment).is_some() {
             state.partitions.remove(key);
             // Deliveries of before are not those of the partition that is created next.
-            state.epoch += 1;
+            state.assignment += 1;
             state.unopened.insert(key.clone());
             state.is_assigned = false;
         }
@@ -257,14 +257,14 @@ impl Shared {
 
 impl State {
     /// Returns a partition, if it is of this assignment.
-    pub(super) fn owned(&mut self, key: &PartitionKey, epoch: u64) -> Option<&mut Partition> {
-        self.partitions.get_mut(key).filter(|partition| partition.epoch == epoch)
+    pub(super) fn owned(&mut self, key: &PartitionKey, assignment: u64) -> Option<&mut Partition> {
+        self.partitions.get_mut(key).filter(|partition| partition.assignment == assignment)
     }
 
     /// Begins an assignment.
     pub(super) fn begin_assignment(&mut self, assigned: BTreeSet<PartitionKey>) {
         self.end_assignment();
-        self.epoch += 1;
+        self.assignment += 1;
         self.is_assigned = assigned.is_empty();
         self.unopened = assigned;
     }
@@ -348,8 +348,8 @@ impl State {
                 }
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
                 let Some((offset, record)) = partition.deliver() else { return false };
-                let (epoch, fence) = (partition.epoch, partition.fence);
-                delivered.push(Delivered { key: key.clone(), epoch, fence, offset, record });
+                let (assignment, fence) = (partition.assignment, partition.fence);
+                delivered.push(Delivered { key: key.clone(), assignment, fence, offset, record });
                 true
             });
         }

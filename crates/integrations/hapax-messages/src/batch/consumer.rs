@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use self::partitions::{PartitionQueues, divide};
-use self::single::{Retry, Single, Tried, again};
+use self::single::{AttemptState, Retry, Single, again};
 use super::options::{BatchConsumerError, BatchConsumerLimits, BatchOptions};
 use super::slots::Slots;
 use super::{BatchError, BatchInbox, BatchItem, EntryState};
@@ -115,8 +115,8 @@ impl BatchConsumer {
             );
         }
         if let Some(limit) = of_source.delivery_limit {
-            check_delivery_limit(limit, &attempts, inbox.consumer()).map_err(|attempts| {
-                BatchConsumerError::DeliveryLimit { attempts, limit: limit.get() }
+            check_delivery_limit(limit, &attempts, inbox.consumer()).map_err(|crashes| {
+                BatchConsumerError::DeliveryLimit { crashes, limit: limit.get() }
             })?;
         }
         let mut max_unacknowledged = of_source
@@ -323,10 +323,15 @@ impl BatchState {
 
     /// Pauses before the next attempt of a message. Returns false if the consumer drains, or if the delivery has
     /// ended and the database has what the next owner needs.
-    async fn pause_before(&self, item: &BatchItem, tried: &Tried, pause: Duration) -> bool {
+    async fn pause_before(
+        &self,
+        item: &BatchItem,
+        attempt_state: &AttemptState,
+        pause: Duration,
+    ) -> bool {
         tokio::select! {
             biased;
-            () = until_ended(&*item.delivery), if tried.may_end() => false,
+            () = until_ended(&*item.delivery), if attempt_state.may_end() => false,
             continues = self.pause(pause) => continues,
         }
     }
@@ -357,15 +362,15 @@ impl BatchState {
         self.holding(held, work).await;
     }
 
-    async fn retry(&self, Retry { item, pause, tried }: Retry) {
-        if self.pause_before(&item, &tried, pause).await {
-            self.deliver_single(item, false, tried).await;
+    async fn retry(&self, Retry { item, pause, attempt_state }: Retry) {
+        if self.pause_before(&item, &attempt_state, pause).await {
+            self.deliver_single(item, false, attempt_state).await;
         }
     }
 
     async fn drive_single(self: Arc<Self>, item: BatchItem, is_old: bool) {
         let held = vec![Arc::downgrade(&item.delivery)];
-        self.holding(held, self.deliver_single(item, is_old, Tried::default())).await;
+        self.holding(held, self.deliver_single(item, is_old, AttemptState::default())).await;
     }
 
     async fn drive_without_id(
@@ -401,10 +406,12 @@ impl BatchState {
                 Err(failure) => failure,
             };
             match failure {
-                BatchError::Apart(states) if part.len() > 1 => parts.extend(divide(part, &states)),
-                BatchError::Apart(states) => {
+                BatchError::MustPark(states) if part.len() > 1 => {
+                    parts.extend(divide(part, &states))
+                }
+                BatchError::MustPark(states) => {
                     for (item, state) in part.into_iter().zip(states) {
-                        let single = self.park_apart(&item, state, self.clock.now()).await;
+                        let single = self.park_excluded(&item, state, self.clock.now()).await;
                         let pause = self.conclude(&item, single).await;
                         retries.extend(pause.map(|pause| Retry::new(item, pause)));
                     }
@@ -421,10 +428,10 @@ impl BatchState {
                 }
                 BatchError::Handler(failure) => {
                     for item in part {
-                        let (mut tried, now) = (Tried::default(), self.clock.now());
-                        let single = self.failed(&item, &failure, 1, now, &mut tried).await;
+                        let (mut attempt_state, now) = (AttemptState::default(), self.clock.now());
+                        let single = self.failed(&item, &failure, 1, now, &mut attempt_state).await;
                         let pause = self.conclude(&item, single).await;
-                        retries.extend(pause.map(|pause| Retry { item, pause, tried }));
+                        retries.extend(pause.map(|pause| Retry { item, pause, attempt_state }));
                     }
                 }
                 BatchError::InProgress => {
@@ -513,9 +520,9 @@ impl BatchState {
             // The dead letter parks no other message.
             dead_letter.message.key = None;
         }
-        let records_id = id.is_some() && reason != DeadLetterReason::Mismatch;
+        let inserts_id = id.is_some() && reason != DeadLetterReason::Mismatch;
         let step = delivery.step();
-        let mut parked = self.inbox.park(&dead_letter, records_id, step).await;
+        let mut parked = self.inbox.park(&dead_letter, inserts_id, step).await;
         if matches!(parked, Ok(EntryState::Mismatch)) {
             dead_letter.reason = DeadLetterReason::Mismatch;
             dead_letter.error = MISMATCH.to_owned();

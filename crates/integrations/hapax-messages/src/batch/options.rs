@@ -15,8 +15,8 @@ pub struct BatchConsumerLimits {
     pub batch: NonZeroUsize,
     /// Largest number of transactions at a time. Default 4.
     pub transactions: NonZeroUsize,
-    /// Largest number of messages that are received and not acknowledged. Default 1000; the limit
-    /// of the source prevails.
+    /// Largest number of messages that are received and not acknowledged. Default 1000. A lower
+    /// limit of the source applies instead.
     pub max_unacknowledged: NonZeroUsize,
     /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
     /// received last, or a single large one, may exceed them. Default 64 MiB.
@@ -58,13 +58,13 @@ pub struct BatchOptions {
 pub enum BatchConsumerError {
     /// The broker removes a message before it becomes a dead letter.
     #[error(
-        "expected a broker that delivers a message more than {attempts} times, which is `max_crashes`, \
+        "expected a broker that delivers a message more than {crashes} times, the lower one of `max_crashes` and `max`, \
          found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
          broker would remove a message that ends its process, and no dead letter would have it"
     )]
     DeliveryLimit {
         /// Crashes after which the consumer parks a message.
-        attempts: u32,
+        crashes: u32,
         /// Deliveries after which the broker removes it.
         limit: u32,
     },

@@ -64,7 +64,10 @@ impl BatchInbox for Sizes {
         })
     }
 
-    fn attempt<'a>(&'a self, _: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
+    fn count_attempt<'a>(
+        &'a self,
+        _: &'a MessageId,
+    ) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
         Box::pin(async { Ok(BatchAttempt { number: 2, crashes: 0 }) })
     }
 
@@ -150,7 +153,10 @@ impl BatchInbox for Away {
         Box::pin(std::future::ready(applied))
     }
 
-    fn attempt<'a>(&'a self, _: &'a MessageId) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
+    fn count_attempt<'a>(
+        &'a self,
+        _: &'a MessageId,
+    ) -> BoxFuture<'a, Result<BatchAttempt, BatchError>> {
         let number = u32::try_from(self.call("attempt")).unwrap() + 1;
         Box::pin(std::future::ready(Ok(BatchAttempt { number, crashes: 0 })))
     }

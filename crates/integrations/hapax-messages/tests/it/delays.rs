@@ -85,7 +85,7 @@ async fn a_delivery_limit_below_the_crashes_is_an_error_and_one_near_them_a_warn
         let limits = ConsumerLimits::default();
         Consumer::new(inbox, Arc::new(source), world.counting(), limits).map(drop)
     };
-    let error = ConsumerError::DeliveryLimit { attempts: 5, limit: 5 };
+    let error = ConsumerError::DeliveryLimit { crashes: 5, limit: 5 };
     assert_eq!(consumer(5, 60), Err(error));
     assert_eq!((consumer(20, 60), consumer(12, 3)), (Ok(()), Ok(())));
     assert_eq!(log.text(), "");

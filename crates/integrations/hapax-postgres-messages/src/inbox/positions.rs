@@ -73,10 +73,10 @@ impl<C: Executor + 'static> InboxTable<C> {
                 }
             }
         }
-        let is_apart =
+        let is_excluded =
             |state: &EntryState| matches!(state, EntryState::Mismatch | EntryState::Blocked);
-        match states.iter().any(is_apart) {
-            true => Err(BatchError::Apart(states)),
+        match states.iter().any(is_excluded) {
+            true => Err(BatchError::MustPark(states)),
             false => Ok((states, transaction)),
         }
     }

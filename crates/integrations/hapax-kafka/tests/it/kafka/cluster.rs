@@ -110,7 +110,7 @@ impl Cluster {
     /// Starts a source, and waits until it has partitions.
     pub(crate) async fn started(&self, builder: KafkaSourceBuilder) -> KafkaSource {
         let source = builder.start().await.unwrap();
-        timeout(LIMIT, source.assigned()).await.expect("partitions are assigned");
+        timeout(LIMIT, source.wait_assigned()).await.expect("partitions are assigned");
         source
     }
 

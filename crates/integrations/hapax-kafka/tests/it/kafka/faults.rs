@@ -108,7 +108,7 @@ async fn a_start_that_is_dropped_leaves_the_group() {
     }
     let source = cluster.source().start().await.unwrap();
     let assigned = async {
-        while source.partitions() < usize::try_from(PARTITIONS).unwrap() {
+        while source.partition_count() < usize::try_from(PARTITIONS).unwrap() {
             sleep(Duration::from_millis(10)).await;
         }
     };
@@ -122,7 +122,7 @@ async fn a_runtime_that_ends_is_an_error_and_the_source_can_be_closed() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let source = runtime.spawn(cluster.source().start()).await.unwrap().unwrap();
         if is_assigned {
-            timeout(LIMIT, source.assigned()).await.unwrap();
+            timeout(LIMIT, source.wait_assigned()).await.unwrap();
         }
         runtime.shutdown_background();
         cluster.publish(0, ["r-0".to_owned()]).await;

@@ -128,7 +128,7 @@ async fn deliveries_of_a_revoked_partition_may_end_and_are_fenced_after_that() {
         for delivery in &received[..2] {
             delivery.acknowledge().await.expect("the partitions are not fenced yet");
         }
-        timeout(LIMIT, second.assigned()).await.expect("partitions are assigned");
+        timeout(LIMIT, second.wait_assigned()).await.expect("partitions are assigned");
         received[2].acknowledge().await.expect_err("its partition was revoked");
         drop(received);
         let finished = async {
@@ -146,7 +146,7 @@ async fn deliveries_of_a_revoked_partition_may_end_and_are_fenced_after_that() {
             () = finished => {}
             () = cluster.until_finished() => {}
         }
-        assert!(first.partitions() > 0 && second.partitions() > 0);
+        assert!(first.partition_count() > 0 && second.partition_count() > 0);
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 
-use super::{BatchState, Tried};
+use super::{AttemptState, BatchState};
 use crate::batch::{BatchItem, EntryState};
 use crate::consumer::Slot;
 use crate::partition::{Partition, PositionStep};
@@ -108,7 +108,7 @@ impl BatchState {
                     self.apply_in_parts(batch, true).await;
                 }
                 Queued::Suspect(item) => {
-                    self.deliver_single(item, false, Tried::default()).await;
+                    self.deliver_single(item, false, AttemptState::default()).await;
                 }
                 Queued::WithoutId { delivery, error, _slot } => {
                     if !delivery.has_ended() {
@@ -125,9 +125,10 @@ impl BatchState {
 
 /// Divides a batch before and after each message that has to be parked. The first part is the last.
 pub(super) fn divide(mut batch: Vec<BatchItem>, states: &[EntryState]) -> Vec<Vec<BatchItem>> {
-    let is_apart = |state: &EntryState| matches!(state, EntryState::Mismatch | EntryState::Blocked);
+    let is_excluded =
+        |state: &EntryState| matches!(state, EntryState::Mismatch | EntryState::Blocked);
     let mut parts = Vec::new();
-    for at in (0..states.len().min(batch.len())).rev().filter(|at| is_apart(&states[*at])) {
+    for at in (0..states.len().min(batch.len())).rev().filter(|at| is_excluded(&states[*at])) {
         parts.push(batch.split_off(at + 1));
         parts.push(batch.split_off(at));
     }

@@ -17,13 +17,14 @@ use crate::source::Delivery;
 pub(super) enum Single {
     Done(Finish),
     /// Another owner has its partition, or an operator has set the position.
-    Lost,
-    Again(Duration, HoldCause),
+    Fenced,
+    /// It is tried again after the pause.
+    RetryAfter(Duration, HoldCause),
 }
 
 /// State of a message that is kept while it is handled alone.
 #[derive(Default)]
-pub(super) struct Tried {
+pub(super) struct AttemptState {
     /// The attempt that was counted, and in which the handler has not failed: it is not counted
     /// again after an outage.
     counted: Option<BatchAttempt>,
@@ -32,7 +33,7 @@ pub(super) struct Tried {
     is_noted: bool,
 }
 
-impl Tried {
+impl AttemptState {
     /// Returns whether the message may be dropped during a pause. An attempt that was counted goes on, and a
     /// failure is noted, or the attempt would count as a crash.
     pub(super) fn may_end(&self) -> bool {
@@ -44,13 +45,13 @@ impl Tried {
 pub(super) struct Retry {
     pub(super) item: BatchItem,
     pub(super) pause: Duration,
-    pub(super) tried: Tried,
+    pub(super) attempt_state: AttemptState,
 }
 
 impl Retry {
     /// Creates the retry of a message whose handler has not failed.
     pub(super) fn new(item: BatchItem, pause: Duration) -> Self {
-        Self { item, pause, tried: Tried::default() }
+        Self { item, pause, attempt_state: AttemptState::default() }
     }
 }
 
@@ -63,11 +64,11 @@ impl BatchState {
                 self.finish(&item.delivery, finish).await;
                 None
             }
-            Single::Lost => {
+            Single::Fenced => {
                 item.delivery.acquire_position_again();
                 None
             }
-            Single::Again(pause, cause) => {
+            Single::RetryAfter(pause, cause) => {
                 self.counters.held(cause);
                 Some(pause)
             }
@@ -75,19 +76,24 @@ impl BatchState {
     }
 
     /// Handles a message alone until it is acknowledged, or the consumer drains.
-    pub(super) async fn deliver_single(&self, item: BatchItem, is_old: bool, mut tried: Tried) {
+    pub(super) async fn deliver_single(
+        &self,
+        item: BatchItem,
+        is_old: bool,
+        mut attempt_state: AttemptState,
+    ) {
         let first_at = self.clock.now();
         loop {
             let single = {
                 let Some(_alone) = self.permits(true).await else { return };
                 // An attempt that was counted goes on, or it would count as a crash.
-                if tried.counted.is_none() && item.delivery.has_ended() {
+                if attempt_state.counted.is_none() && item.delivery.has_ended() {
                     return;
                 }
-                self.single(&item, is_old, first_at, &mut tried).await
+                self.single(&item, is_old, first_at, &mut attempt_state).await
             };
             let Some(pause) = self.conclude(&item, single).await else { return };
-            if !self.pause_before(&item, &tried, pause).await {
+            if !self.pause_before(&item, &attempt_state, pause).await {
                 return;
             }
         }
@@ -99,15 +105,15 @@ impl BatchState {
         item: &BatchItem,
         is_old: bool,
         first_at: Timestamp,
-        tried: &mut Tried,
+        attempt_state: &mut AttemptState,
     ) -> Single {
-        if let Err(error) = self.note(item, tried).await {
+        if let Err(error) = self.note(item, attempt_state).await {
             return again(&error);
         }
-        let counted = match tried.counted {
+        let counted = match attempt_state.counted {
             Some(attempt) => Ok(attempt),
             None => {
-                let counted = self.inbox.attempt(&item.id).await;
+                let counted = self.inbox.count_attempt(&item.id).await;
                 self.note_database(&counted);
                 counted
             }
@@ -115,17 +121,17 @@ impl BatchState {
         let attempt = match counted {
             // It was handled, or its id belongs to another payload: inserting the id decides.
             Ok(BatchAttempt { number: 0, .. }) => BatchAttempt { number: 1, crashes: 0 },
-            Ok(attempt) => *tried.counted.insert(attempt),
+            Ok(attempt) => *attempt_state.counted.insert(attempt),
             Err(error) => return again(&error),
         };
-        if is_old && tried.counted.is_some() {
+        if is_old && attempt_state.counted.is_some() {
             let (id, reason) = (Some(&item.id), DeadLetterReason::TooOld);
             return self.park(id, &item.delivery, reason, 0, TOO_OLD, first_at).await;
         }
         let BatchAttempt { number: attempt, crashes } = attempt;
         if attempt > self.attempts.max.get() || crashes >= self.attempts.max_crashes.get() {
             let unseen = if crashes > 0 { CRASHED } else { EXHAUSTED };
-            let text = tried.last_error.as_deref().unwrap_or(unseen);
+            let text = attempt_state.last_error.as_deref().unwrap_or(unseen);
             let (id, reason) = (Some(&item.id), DeadLetterReason::Attempts);
             return self.park(id, &item.delivery, reason, attempt - 1, text, first_at).await;
         }
@@ -133,22 +139,22 @@ impl BatchState {
             Ok(states) => match states.first() {
                 Some(EntryState::New) => Single::Done(Finish::Handled),
                 Some(state @ (EntryState::Mismatch | EntryState::Blocked)) => {
-                    self.park_apart(item, *state, first_at).await
+                    self.park_excluded(item, *state, first_at).await
                 }
                 Some(EntryState::Duplicate) | None => Single::Done(Finish::Duplicate),
             },
-            Err(BatchError::Apart(states)) if !states.is_empty() => {
-                self.park_apart(item, states[0], first_at).await
+            Err(BatchError::MustPark(states)) if !states.is_empty() => {
+                self.park_excluded(item, states[0], first_at).await
             }
             Err(BatchError::Handler(failure)) => {
-                self.failed(item, &failure, attempt, first_at, tried).await
+                self.failed(item, &failure, attempt, first_at, attempt_state).await
             }
             Err(error) => again(&error),
         }
     }
 
     /// Parks a message whose state, which is a mismatch or blocked, excludes that it is handled.
-    pub(super) async fn park_apart(
+    pub(super) async fn park_excluded(
         &self,
         item: &BatchItem,
         state: EntryState,
@@ -167,8 +173,8 @@ impl BatchState {
             let reason = DeadLetterReason::NoId;
             match self.park(None, delivery, reason, 0, error, self.clock.now()).await {
                 Single::Done(finish) => return self.finish(delivery, finish).await,
-                Single::Lost => return delivery.acquire_position_again(),
-                Single::Again(pause, cause) => {
+                Single::Fenced => return delivery.acquire_position_again(),
+                Single::RetryAfter(pause, cause) => {
                     self.counters.held(cause);
                     tokio::select! {
                         biased;
@@ -187,10 +193,10 @@ impl BatchState {
         failure: &MessageFailure,
         attempt: u32,
         first_at: Timestamp,
-        tried: &mut Tried,
+        attempt_state: &mut AttemptState,
     ) -> Single {
         let text = failure.text();
-        *tried = Tried { last_error: Some(text.clone()), ..Tried::default() };
+        *attempt_state = AttemptState { last_error: Some(text.clone()), ..AttemptState::default() };
         let is_last = attempt >= self.attempts.max.get();
         let (reason, after) = match failure {
             MessageFailure::Reject { .. } => (Some(DeadLetterReason::Rejected), None),
@@ -205,39 +211,44 @@ impl BatchState {
                 .park(Some(&item.id), &item.delivery, reason, attempt, &text, first_at)
                 .await;
         }
-        if let Err(error) = self.note(item, tried).await {
+        if let Err(error) = self.note(item, attempt_state).await {
             return again(&error);
         }
         let pause = after.map_or_else(
             || self.attempts.backoff().pause(attempt, &self.entropy as &dyn Entropy),
             |after| after.min(self.attempts.longest_pause),
         );
-        Single::Again(pause, HoldCause::Retry)
+        Single::RetryAfter(pause, HoldCause::Retry)
     }
 
     /// Notes the failure of the last attempt, unless it is noted. Without an answer it is noted again:
     /// no attempt begins before.
-    async fn note(&self, item: &BatchItem, tried: &mut Tried) -> Result<(), BatchError> {
-        let Some(error) = tried.last_error.as_ref().filter(|_| !tried.is_noted) else {
+    async fn note(
+        &self,
+        item: &BatchItem,
+        attempt_state: &mut AttemptState,
+    ) -> Result<(), BatchError> {
+        let Some(error) = attempt_state.last_error.as_ref().filter(|_| !attempt_state.is_noted)
+        else {
             return Ok(());
         };
         let noted = self.inbox.note_failure(&item.id, error).await;
         self.note_database(&noted);
         noted?;
-        tried.is_noted = true;
+        attempt_state.is_noted = true;
         Ok(())
     }
 }
 
 pub(super) fn again(error: &BatchError) -> Single {
     match error {
-        BatchError::InProgress => Single::Again(IN_FLIGHT_PAUSE, HoldCause::InFlight),
-        BatchError::Handler(_) | BatchError::Apart(_) => {
-            Single::Again(AFTER_ERROR, HoldCause::Retry)
+        BatchError::InProgress => Single::RetryAfter(IN_FLIGHT_PAUSE, HoldCause::InFlight),
+        BatchError::Handler(_) | BatchError::MustPark(_) => {
+            Single::RetryAfter(AFTER_ERROR, HoldCause::Retry)
         }
-        BatchError::Fenced => Single::Lost,
+        BatchError::Fenced => Single::Fenced,
         BatchError::Aborted(_) | BatchError::Unavailable(_) => {
-            Single::Again(AFTER_ERROR, HoldCause::Store)
+            Single::RetryAfter(AFTER_ERROR, HoldCause::Store)
         }
     }
 }

@@ -67,18 +67,18 @@ impl Address {
 }
 
 /// A channel with a consumer. It has a connection of its own, which ends with the channel.
-pub(crate) struct Link {
+pub(crate) struct ConsumerChannel {
     /// Its number among those of the source.
-    pub(crate) epoch: u64,
+    pub(crate) channel_number: u64,
     pub(crate) consumer: Consumer,
     pub(crate) channel: Channel,
 }
 
-impl Link {
+impl ConsumerChannel {
     pub(crate) async fn open(
         address: &Address,
         settings: &Settings,
-        epoch: u64,
+        channel_number: u64,
     ) -> Result<Self, SourceError> {
         let queue = &settings.queue;
         let connection =
@@ -98,11 +98,11 @@ impl Link {
             FieldTable::default(),
         );
         let consumer = answered(consume).await?;
-        Ok(Self { epoch, consumer, channel })
+        Ok(Self { channel_number, consumer, channel })
     }
 }
 
-impl Drop for Link {
+impl Drop for ConsumerChannel {
     /// Closes the channel before the consumer is dropped.
     ///
     /// A consumer that is dropped cancels itself. With a single active consumer, the server would then
