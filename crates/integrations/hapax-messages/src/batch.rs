@@ -94,7 +94,8 @@ impl fmt::Debug for BatchItem {
 pub enum EntryState {
     /// The transaction of the batch is the first that handles or parks it.
     New,
-    /// An earlier transaction handled or parked it, or an earlier message of the batch has its id.
+    /// An earlier transaction handled or parked it, or an earlier message of the batch has its id, or is
+    /// a copy that was redriven from the same dead letter.
     Duplicate,
     /// Another payload was handled or parked under its id.
     Mismatch,
@@ -109,7 +110,8 @@ pub enum EntryState {
 pub enum BatchError {
     /// The handler failed. The failure concerns every message of the batch.
     Handler(MessageFailure),
-    /// A transaction that is still open has inserted one of the ids, or advances the position.
+    /// A transaction that is still open has inserted one of the ids, or advances the position; or the dead
+    /// letter from which a message was redriven was removed meanwhile.
     InProgress,
     /// Some messages have to be parked, each in a transaction of its own with the step over it: those
     /// whose state is [`EntryState::Mismatch`] or [`EntryState::Blocked`]. The handler was not called.
@@ -189,8 +191,9 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
 
     /// Stores a dead letter and, if `inserts_id`, inserts the id of its message as parked, in one
     /// transaction, in which the position advances by `step` in positions mode. If its message is not new,
-    /// no dead letter is stored: another process has handled or parked it. Returns the state of the message;
-    /// new without `inserts_id`. A mismatch is not committed.
+    /// no dead letter is stored: another process has handled or parked it. Returns the state of the message.
+    /// Without `inserts_id` it is new, or a duplicate if the step was taken before. A mismatch is not
+    /// committed.
     ///
     /// # Errors
     /// [`BatchError`].

@@ -36,8 +36,11 @@ const CLEAR: &str = "DELETE FROM hapax_attempts WHERE id = hapax_scoped_hash($1,
 /// Removes the dead letter of a message that was handled, perhaps as another copy. One by which it was
 /// parked again stays.
 const REMOVE: &str = "SELECT hapax_dead_letter_remove($1)::text";
-/// Without ids, a copy of a message is handled only while its dead letter exists.
-const REMOVE_WITHOUT_ID: &str = "DELETE FROM hapax_dead_letters WHERE id = $1";
+/// Removes the dead letter of a message that was redriven, where no id excludes that another copy is
+/// handled too. No row: it does not exist any more, or another transaction has locked it.
+const REMOVE_UNLOCKED: &str = "DELETE FROM hapax_dead_letters WHERE id = (
+        SELECT id FROM hapax_dead_letters WHERE id = $1 FOR UPDATE SKIP LOCKED
+    ) RETURNING number";
 const ATTEMPT: &str = "SELECT a.attempt::bigint, a.crashes::bigint
     FROM hapax_inbox_attempt($1, $2, make_interval(secs => $3)) a";
 const PURGE: &str = "SELECT hapax_inbox_purge($1::integer)";
@@ -280,14 +283,26 @@ impl<C: Executor + 'static> InboxTable<C> {
                 &*some
             }
         };
+        if !settings.has_ids {
+            // Before the handler: of several copies, and of a copy and an operator who removes the dead
+            // letter, one removes it. That of a duplicate stays, which may have been parked again.
+            for dead_letter in new.iter().filter_map(BatchItem::dead_letter) {
+                let parameters = [SqlParameter::Bytes(Some(dead_letter))];
+                let removed = connection.run(REMOVE_UNLOCKED, &parameters).await.map_err(failed)?;
+                if removed.is_empty() {
+                    return Err(BatchError::InProgress);
+                }
+            }
+        }
         if !new.is_empty() {
             self.handle(connection, new, deadline, settings).await?;
         }
-        let redriven = of(EntryState::New).chain(of(EntryState::Duplicate));
-        let remove = if settings.has_ids { REMOVE } else { REMOVE_WITHOUT_ID };
-        for dead_letter in redriven.filter_map(BatchItem::dead_letter) {
-            let parameters = [SqlParameter::Bytes(Some(dead_letter))];
-            connection.run(remove, &parameters).await.map_err(handler_error)?;
+        if settings.has_ids {
+            let redriven = of(EntryState::New).chain(of(EntryState::Duplicate));
+            for dead_letter in redriven.filter_map(BatchItem::dead_letter) {
+                let parameters = [SqlParameter::Bytes(Some(dead_letter))];
+                connection.run(REMOVE, &parameters).await.map_err(handler_error)?;
+            }
         }
         if new.is_empty() {
             connection.run(TRANSACTION, &[]).await.map_err(failed)?;

@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     Attempts, BatchConsumer, BatchConsumerError, BatchError, BatchInbox as _, BatchItem,
-    BatchOptions, EntryState, Message, MessageFailure, MessageSource, PositionStore as _,
+    BatchMonitor, BatchOptions, EntryState, Message, MessageFailure, MessageSource,
+    PositionStore as _,
 };
 use hapax_postgres_messages::{BatchHandler, PgInbox};
 use hapax_testkit::messages::MemoryBroker;
@@ -20,43 +20,48 @@ use super::batch::{Connection, until, write};
 use super::connections;
 use super::log::{Log, item, partition};
 
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
 /// Effects with a number, in the order in which they were written.
 const EFFECTS: &str = "
     CREATE TABLE effects (number bigserial PRIMARY KEY, message text NOT NULL)";
 
-const IN_ORDER: &str = "SELECT string_agg(message, ' ' ORDER BY number) FROM effects";
-const POSITION: &str = "SELECT next_offset FROM hapax_positions WHERE consumer = 'orders'";
-const DEAD_LETTERS: &str = "
+pub(super) const IN_ORDER: &str = "SELECT string_agg(message, ' ' ORDER BY number) FROM effects";
+pub(super) const POSITION: &str =
+    "SELECT next_offset FROM hapax_positions WHERE consumer = 'orders'";
+pub(super) const DEAD_LETTERS: &str = "
     SELECT string_agg(message_id || ' ' || reason, ', ' ORDER BY number) FROM hapax_dead_letters";
 
-async fn server() -> PostgresServer {
+pub(super) async fn server() -> PostgresServer {
     let server = super::server().await;
     server.sql("postgres", EFFECTS).await;
     server
 }
 
-fn inbox(server: &PostgresServer, handler: impl BatchHandler<Connection>) -> PgInbox<Connection> {
+pub(super) fn inbox(
+    server: &PostgresServer,
+    handler: impl BatchHandler<Connection>,
+) -> PgInbox<Connection> {
     PgInbox::new("orders", connections(server), HOUR, handler)
 }
 
 /// States the type of a closure.
-fn handler<F>(handle: F) -> F
+pub(super) fn handler<F>(handle: F) -> F
 where
     F: for<'a> Fn(&'a mut Connection, &'a [BatchItem]) -> BoxFuture<'a, Result<(), MessageFailure>>,
 {
     handle
 }
 
-struct Running {
-    log: Log,
+pub(super) struct Running {
+    pub(super) log: Log,
+    pub(super) monitor: BatchMonitor,
     task: JoinHandle<bool>,
     stop: oneshot::Sender<()>,
 }
 
 impl Running {
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let _ = self.stop.send(());
         assert!(self.task.await.unwrap());
     }
@@ -70,18 +75,18 @@ fn options() -> BatchOptions {
     BatchOptions { attempts, ..BatchOptions::default() }
 }
 
-fn run(inbox: PgInbox<Connection>) -> Running {
+pub(super) fn run(inbox: PgInbox<Connection>) -> Running {
     let inbox = Arc::new(inbox);
     let log = Log::new(Arc::clone(&inbox) as _);
     let consumer = BatchConsumer::new(inbox, Arc::new(log.clone()), options()).unwrap();
-    let (stop, stopped) = oneshot::channel();
+    let (monitor, (stop, stopped)) = (consumer.monitor(), oneshot::channel());
     let task = tokio::spawn(consumer.run(async {
         let _ = stopped.await;
     }));
-    Running { log, task, stop }
+    Running { log, monitor, task, stop }
 }
 
-fn message(id: u32, key: Option<&str>) -> Message {
+pub(super) fn message(id: u32, key: Option<&str>) -> Message {
     let message = Message::new("memory://log", format!("payload of {id}"));
     let message = message.with_header("message-id", format!("{id}"));
     match key {
@@ -91,7 +96,7 @@ fn message(id: u32, key: Option<&str>) -> Message {
 }
 
 /// Fails for the messages 7, for good, and 9, as often as it is tried.
-fn failing<'a>(
+pub(super) fn failing<'a>(
     connection: &'a mut Connection,
     messages: &'a [BatchItem],
 ) -> BoxFuture<'a, Result<(), MessageFailure>> {
@@ -158,47 +163,6 @@ async fn a_message_that_fails_is_parked_with_its_step_and_blocks_its_key_only() 
         let letters = "7 rejected, 9 attempts, 11 blocked, 12 blocked";
         assert_eq!(server.sql("postgres", DEAD_LETTERS).await, letters);
         assert_eq!(server.sql("postgres", POSITION).await, "13");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_message_that_is_redriven_is_handled_once() {
-    for with_ids in [true, false] {
-        let server = server().await;
-        let fails = Arc::new(AtomicBool::new(true));
-        let fail = Arc::clone(&fails);
-        let handler = handler(move |connection, messages| match fail.load(Ordering::SeqCst) {
-            true => failing(connection, messages),
-            false => write(connection, messages),
-        });
-        let inbox = inbox(&server, handler);
-        let running = run(match with_ids {
-            true => inbox.advance_positions(),
-            false => inbox.advance_positions_without_ids(),
-        });
-        for id in [7, 12, 8] {
-            running.log.publish(message(id, Some("seven")));
-        }
-        running.log.acknowledged(3).await;
-        fails.store(false, Ordering::SeqCst);
-        let ids =
-            "SELECT string_agg(encode(id, 'hex'), ' ' ORDER BY number) FROM hapax_dead_letters";
-        let ids = server.sql("postgres", ids).await;
-        for (hex, id) in ids.split(' ').zip([7, 12, 8]) {
-            let redrive =
-                format!("SELECT hapax_dead_letter_redrive('\\x{hex}', 'operator', 'test')");
-            server.sql("postgres", &redrive).await;
-            // The copy is published twice, as after a crash of the redrive.
-            for _ in 0..2 {
-                let message = message(id, Some("seven"));
-                running.log.publish(message.with_header("hapax-redrive", hex.to_owned()));
-            }
-        }
-        running.log.acknowledged(9).await;
-        running.stop().await;
-        assert_eq!(server.sql("postgres", IN_ORDER).await, "7 12 8");
-        assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_dead_letters").await, "0");
-        assert_eq!(server.sql("postgres", POSITION).await, "9");
     }
 }
 
