@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use self::key_queues::{KeyPosition, KeyQueues};
+use self::key_queues::{KeyQueues, KeyTurn};
 use crate::handler::{MessageHandler, describe};
 use crate::inbox::{Attempts, Disposition, Finish, HoldCause, Inbox, Progress};
 use crate::retention::{RECORD_BYTES, Retention};
@@ -275,10 +275,11 @@ pub(crate) fn check_delivery_limit(
         tracing::warn!(
             consumer,
             limit,
-            max_crashes = crashes,
-            "expected a delivery limit of at least {LIMIT_FACTOR} times `max_crashes`, found a lower one: \
-             each crash counts as a delivery of every message that was received, and the broker removes \
-             those that reach the limit; raise the limit of the queue, or lower `max_crashes`"
+            crashes,
+            "expected a delivery limit of at least {LIMIT_FACTOR} times the crashes after which a message is \
+             parked, the lower one of `max_crashes` and `max`, found a lower limit: each crash counts as a \
+             delivery of every message that was received, and the broker removes those that reach the \
+             limit; raise the limit of the queue, or lower `max_crashes`"
         );
     }
     Ok(())
@@ -375,8 +376,8 @@ impl ConsumerState {
                 let delivery: Arc<dyn Delivery> = Arc::from(delivery);
                 let key = delivery.message().key.as_deref().filter(|_| is_ordered);
                 // In the order in which they were received.
-                let position = key.map(|key| self.key_queues.append(key));
-                tasks.spawn(Arc::clone(self).drive(delivery, position, slot));
+                let turn = key.map(|key| self.key_queues.append(key));
+                tasks.spawn(Arc::clone(self).drive(delivery, turn, slot));
             }
         }
     }
@@ -385,7 +386,7 @@ impl ConsumerState {
     async fn drive(
         self: Arc<Self>,
         delivery: Arc<dyn Delivery>,
-        position: Option<KeyPosition>,
+        turn: Option<KeyTurn>,
         _slot: Slot,
     ) {
         let holding = async {
@@ -401,21 +402,21 @@ impl ConsumerState {
         let mut draining = self.is_draining.subscribe();
         tokio::select! {
             () = holding => {}
-            () = self.deliver(&delivery, position, &mut draining) => {}
+            () = self.deliver(&delivery, turn, &mut draining) => {}
         }
     }
 
     async fn deliver(
         &self,
         delivery: &Arc<dyn Delivery>,
-        mut position: Option<KeyPosition>,
+        mut turn: Option<KeyTurn>,
         draining: &mut watch::Receiver<bool>,
     ) {
-        if let Some(position) = &mut position {
+        if let Some(turn) = &mut turn {
             tokio::select! {
                 biased;
                 _ = draining.wait_for(|draining| *draining) => return,
-                () = position.first() => {}
+                () = turn.wait() => {}
             }
             // The message before it may have been dropped by the drain.
             if *draining.borrow() {
@@ -457,7 +458,7 @@ impl ConsumerState {
             };
             // After these causes the record has what the next delivery needs. Otherwise a dead letter or a count
             // of hook calls is only in this process. A message with an order key stays: later ones wait for it.
-            if position.is_none()
+            if turn.is_none()
                 && matches!(cause, HoldCause::Retry | HoldCause::InFlight)
                 && self.delay(delivery, pause).await
             {

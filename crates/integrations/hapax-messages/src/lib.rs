@@ -127,7 +127,7 @@ pub use dead_letter::{
 pub use handler::{FailureCause, MessageExecution, MessageFailure, MessageHandler};
 pub use id::{IdRule, IdRules, MessageId, MessageIdError};
 pub use inbox::{Attempts, Inbox, InboxBuilder, InboxError, MessageReconcileCall, OnTooOld};
-pub use message::{Message, Position};
+pub use message::{LogPosition, Message};
 pub use outbox::{
     OUTBOX_SHARDS, Outbox, OutboxError, OutboxFuture, OutboxLag, OutboxMessage, OutboxPage,
     OutboxPosition, OutboxQuery, OutboxWriters,

@@ -21,7 +21,7 @@ pub struct Message {
     pub payload: Bytes,
     /// Position in the broker's log, if it has one: for
     /// [`IdRule::Position`](crate::IdRule::Position).
-    pub position: Option<Position>,
+    pub position: Option<LogPosition>,
     /// Time at which the broker accepted it, if known.
     pub published_at: Option<Timestamp>,
 }
@@ -61,7 +61,7 @@ impl Message {
 
     /// Sets the position.
     #[must_use]
-    pub fn with_position(mut self, position: Position) -> Self {
+    pub fn with_position(mut self, position: LogPosition) -> Self {
         self.position = Some(position);
         self
     }
@@ -109,10 +109,10 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A position in a broker's log. `stored_at` distinguishes a topic from a later one of the same
+/// Position of a message in a broker's log. `stored_at` distinguishes a topic from a later one of the same
 /// name.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Position {
+pub struct LogPosition {
     /// Topic, stream or queue.
     pub topic: String,
     /// Partition; 0 without partitions.
@@ -123,7 +123,7 @@ pub struct Position {
     pub stored_at: Timestamp,
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for LogPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { topic, partition, offset, stored_at } = self;
         write!(f, "{topic}:{partition}:{offset}:{}", stored_at.as_micros())

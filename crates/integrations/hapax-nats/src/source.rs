@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use hapax_core::Timestamp;
 use hapax_core::store::BoxFuture;
-use hapax_messages::{Delivery, Message, MessageSource, Position, SourceError, SourceLimits};
+use hapax_messages::{Delivery, LogPosition, Message, MessageSource, SourceError, SourceLimits};
 use tokio::time::timeout;
 
 /// Time for the server to answer a request.
@@ -334,7 +334,7 @@ impl NatsSource {
         let (stream, is_redelivery) = (info.stream.to_owned(), info.delivered > 1);
         let offset = info.stream_sequence;
         let origin = format!("nats://{stream}/{}", message.subject);
-        let position = Position { topic: stream, partition: 0, offset, stored_at };
+        let position = LogPosition { topic: stream, partition: 0, offset, stored_at };
         let mut received = Message::new(origin, message.payload.clone())
             .with_position(position)
             .published_at(stored_at);

@@ -210,7 +210,7 @@ struct State {
     /// A channel that is being opened. A future of `receive` that is dropped leaves it to the next one.
     opening: Option<JoinHandle<Result<ConsumerChannel, SourceError>>>,
     reconnects: Reconnects,
-    /// Number of the last channel that was opened.
+    /// Number of the last channel that was opened, or whose opening failed.
     channel_number: u64,
 }
 

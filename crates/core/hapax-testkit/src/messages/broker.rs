@@ -36,7 +36,7 @@ struct State {
     delays_from: Option<Duration>,
     next: u64,
     /// Changes in a restart: deliveries of before have no effect any more.
-    epoch: u64,
+    connection_number: u64,
     deliveries: u64,
     acknowledgements: u64,
     holds: u64,
@@ -105,7 +105,7 @@ impl MemoryBroker {
     /// Delivers all unacknowledged messages again, as after a restart of broker or consumer.
     pub fn redeliver(&self) {
         let mut state = self.shared.lock();
-        state.epoch += 1;
+        state.connection_number += 1;
         let mut delivered: Vec<_> = state.delivered.drain().collect();
         delivered.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
         for (number, (message, _)) in delivered {
@@ -158,8 +158,14 @@ impl Shared {
         {
             state.deliveries += 1;
             state.delivered.insert(number, (Arc::clone(&message), Instant::now()));
-            let (shared, epoch) = (Arc::clone(self), state.epoch);
-            taken.push(Box::new(MemoryDelivery { shared, epoch, number, message, is_redelivery }));
+            let (shared, connection_number) = (Arc::clone(self), state.connection_number);
+            taken.push(Box::new(MemoryDelivery {
+                shared,
+                connection_number,
+                number,
+                message,
+                is_redelivery,
+            }));
         }
         taken
     }
@@ -220,7 +226,7 @@ impl MessageSink for MemoryBroker {
 #[derive(Debug)]
 struct MemoryDelivery {
     shared: Arc<Shared>,
-    epoch: u64,
+    connection_number: u64,
     number: u64,
     message: Arc<Message>,
     is_redelivery: bool,
@@ -236,7 +242,7 @@ impl Delivery for MemoryDelivery {
     }
 
     fn has_ended(&self) -> bool {
-        self.shared.lock().epoch != self.epoch
+        self.shared.lock().connection_number != self.connection_number
     }
 
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
@@ -246,7 +252,9 @@ impl Delivery for MemoryDelivery {
                 return Err(SourceError::new("the acknowledgement is lost"));
             }
             let mut state = self.shared.lock();
-            if state.epoch == self.epoch && state.delivered.remove(&self.number).is_some() {
+            if state.connection_number == self.connection_number
+                && state.delivered.remove(&self.number).is_some()
+            {
                 state.acknowledgements += 1;
             }
             let is_empty = state.waiting.is_empty() && state.delivered.is_empty();
@@ -279,7 +287,7 @@ impl Delivery for MemoryDelivery {
             self.shared.check()?;
             let mut state = self.shared.lock();
             state.holds += 1;
-            if state.epoch == self.epoch
+            if state.connection_number == self.connection_number
                 && let Some((_, at)) = state.delivered.get_mut(&self.number)
             {
                 *at = Instant::now();
@@ -292,7 +300,7 @@ impl Delivery for MemoryDelivery {
 impl Drop for MemoryDelivery {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        if state.epoch == self.epoch
+        if state.connection_number == self.connection_number
             && let Some((message, _)) = state.delivered.remove(&self.number)
         {
             state.waiting.push_front((self.number, message, true));

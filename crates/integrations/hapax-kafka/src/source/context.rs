@@ -127,10 +127,12 @@ impl Context {
         loop {
             let commits: Vec<_> = {
                 let state = self.shared.lock();
-                let last =
-                    state.partitions.iter().map(|(key, it)| (key, it.assignment, it.last_commit()));
-                last.filter_map(|(key, assignment, commit)| {
-                    Some((key.clone(), assignment, commit?))
+                let last = state
+                    .partitions
+                    .iter()
+                    .map(|(key, it)| (key, it.assignment_number, it.last_commit()));
+                last.filter_map(|(key, assignment_number, commit)| {
+                    Some((key.clone(), assignment_number, commit?))
                 })
                 .collect()
             };
@@ -170,8 +172,8 @@ impl Context {
                 continue;
             }
             let mut state = self.shared.lock();
-            for (key, assignment, commit) in commits {
-                if let Some(partition) = state.owned(key, *assignment) {
+            for (key, assignment_number, commit) in commits {
+                if let Some(partition) = state.owned(key, *assignment_number) {
                     partition.note_committed(*commit);
                 }
             }

@@ -59,7 +59,7 @@ impl Delivery for KafkaDelivery {
     }
 
     fn has_ended(&self) -> bool {
-        !self.shared.may_begin(&self.delivered.key, self.delivered.assignment)
+        !self.shared.may_begin(&self.delivered.key, self.delivered.assignment_number)
     }
 
     fn step(&self) -> Option<&PositionStep> {
@@ -67,15 +67,15 @@ impl Delivery for KafkaDelivery {
     }
 
     fn acquire_position_again(&self) {
-        self.shared.open_again(&self.delivered.key, self.delivered.assignment);
+        self.shared.open_again(&self.delivered.key, self.delivered.assignment_number);
     }
 
     /// Acknowledges the record. The polling thread commits it, once all records before it are acknowledged.
     fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
-            let Delivered { key, assignment, offset, record, .. } = &self.delivered;
+            let Delivered { key, assignment_number, offset, record, .. } = &self.delivered;
             // Before the flag: a record with the flag is not returned when it is dropped.
-            if !self.shared.acknowledge(key, *assignment, *offset, record.bytes) {
+            if !self.shared.acknowledge(key, *assignment_number, *offset, record.bytes) {
                 return Err(self.stale());
             }
             self.is_acknowledged.store(true, Ordering::Relaxed);
@@ -86,7 +86,7 @@ impl Delivery for KafkaDelivery {
     /// Checks the assignment. A member of a group holds its records for as long as it polls.
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
         Box::pin(async move {
-            match self.shared.is_owned(&self.delivered.key, self.delivered.assignment) {
+            match self.shared.is_owned(&self.delivered.key, self.delivered.assignment_number) {
                 true => Ok(()),
                 false => Err(self.stale()),
             }
@@ -107,7 +107,7 @@ impl Drop for KafkaDelivery {
             from: *from,
             is_redelivery: true,
         };
-        let Delivered { key, assignment, offset, .. } = &self.delivered;
-        self.shared.restore(key, *assignment, *offset, record);
+        let Delivered { key, assignment_number, offset, .. } = &self.delivered;
+        self.shared.restore(key, *assignment_number, *offset, record);
     }
 }

@@ -59,7 +59,7 @@ pub(super) struct Commit {
 pub(super) struct Partition {
     limits: PartitionLimits,
     /// Number of the assignment.
-    pub(super) assignment: u64,
+    pub(super) assignment_number: u64,
     /// Fencing token of this process, if the position is in a database.
     pub(super) fence: Option<u64>,
     offset_to_commit: i64,
@@ -110,7 +110,7 @@ impl Partition {
     /// the broker has, if any, and `watermarks` are the offsets of the log's first record and of its end.
     pub(super) fn new(
         limits: PartitionLimits,
-        assignment: u64,
+        assignment_number: u64,
         first: i64,
         committed: Option<Commit>,
         watermarks: (i64, i64),
@@ -129,7 +129,7 @@ impl Partition {
             .map(|timestamp_ms| TopicCheck { offset: first.saturating_sub(1), timestamp_ms });
         Self {
             limits,
-            assignment,
+            assignment_number,
             fence: None,
             offset_to_commit: first,
             handled_timestamp_ms: timestamp_ms,

@@ -255,7 +255,8 @@ impl Poller {
         self.check_owner_at = now + self.settings().idle_check_after;
         let state = self.shared.lock();
         let idle = state.partitions.iter().filter(|(_, partition)| partition.is_idle());
-        let idle = idle.filter_map(|(key, it)| Some((key.clone(), it.assignment, it.fence?)));
+        let idle =
+            idle.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.fence?)));
         let idle: Vec<_> = idle.collect();
         drop(state);
         if !idle.is_empty() {
@@ -292,9 +293,14 @@ impl Poller {
                     state.stop(key, cause);
                     continue;
                 }
-                let assignment = state.assignment;
-                let partition =
-                    Partition::new(settings.limits, assignment, first, committed, watermarks);
+                let assignment_number = state.assignment_number;
+                let partition = Partition::new(
+                    settings.limits,
+                    assignment_number,
+                    first,
+                    committed,
+                    watermarks,
+                );
                 let partition = match position {
                     Some(position) => partition.with_position(position, watermarks.0),
                     None => partition,
@@ -319,7 +325,7 @@ impl Poller {
                 if requested.is_empty() {
                     let state = self.shared.lock();
                     let fetched = state.partitions.iter();
-                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.assignment)));
+                    requested.extend(fetched.map(|(key, it)| (key.clone(), it.assignment_number)));
                 }
                 self.requests.check_watermarks(requested);
             }
@@ -333,8 +339,9 @@ impl Poller {
         let remedy = self.settings().remedy();
         let mut state = self.shared.lock();
         let mut is_current = false;
-        for (key, assignment, watermarks) in checked {
-            let Some(next) = state.owned(&key, assignment).map(|partition| partition.next()) else {
+        for (key, assignment_number, watermarks) in checked {
+            let Some(next) = state.owned(&key, assignment_number).map(|partition| partition.next())
+            else {
                 continue;
             };
             is_current = true;
@@ -404,8 +411,8 @@ impl Poller {
         if state.is_committing {
             return;
         }
-        if self.commits_assignment != state.assignment {
-            (self.commits_assignment, self.commits_fail_since) = (state.assignment, None);
+        if self.commits_assignment != state.assignment_number {
+            (self.commits_assignment, self.commits_fail_since) = (state.assignment_number, None);
         }
         match result {
             Some(Ok(())) => self.commits_fail_since = None,
@@ -431,7 +438,7 @@ impl Poller {
         let is_due = now >= self.commit_at;
         let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.waits_for_commit());
         let wanted =
-            wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment, it.commit()?)));
+            wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.commit()?)));
         let commits: Vec<_> = wanted.collect();
         drop(state);
         if is_due {

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
-use hapax_messages::{Message, Position};
+use hapax_messages::{LogPosition, Message};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, Timestamp as KafkaTimestamp};
 
 use super::partition::Record;
@@ -21,12 +21,13 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
     let micros = u64::try_from(timestamp_ms).unwrap_or(0).saturating_mul(1000);
     let stored_at = Timestamp::from_micros(micros);
     let payload = Bytes::copy_from_slice(borrowed.payload().unwrap_or_default());
-    let mut message = Message::new(format!("kafka://{topic}"), payload).with_position(Position {
-        topic: topic.to_owned(),
-        partition: u64::try_from(borrowed.partition()).unwrap_or(0),
-        offset: u64::try_from(borrowed.offset()).unwrap_or(0),
-        stored_at,
-    });
+    let mut message =
+        Message::new(format!("kafka://{topic}"), payload).with_position(LogPosition {
+            topic: topic.to_owned(),
+            partition: u64::try_from(borrowed.partition()).unwrap_or(0),
+            offset: u64::try_from(borrowed.offset()).unwrap_or(0),
+            stored_at,
+        });
     if timestamp_ms >= 0 {
         message = message.published_at(stored_at);
     }

@@ -248,27 +248,27 @@ impl Requests {
     pub(super) fn check_watermarks(&self, partitions: Vec<(PartitionKey, u64)>) {
         let this = self.clone();
         self.runtime.spawn(async move {
-            let check = |(key, assignment): (PartitionKey, u64)| {
+            let check = |(key, assignment_number): (PartitionKey, u64)| {
                 let this = &this;
                 async move {
-                    let watermarks = match this.shared.is_owned(&key, assignment) {
+                    let watermarks = match this.shared.is_owned(&key, assignment_number) {
                         true => this.watermarks(&key).await.map(Some),
                         false => Ok(None),
                     };
-                    (key, assignment, watermarks)
+                    (key, assignment_number, watermarks)
                 }
             };
             let mut checks = stream::iter(partitions).map(check).buffer_unordered(CONCURRENT).boxed();
             let (mut checked, mut first_error) = (CheckedWatermarks::default(), None);
-            while let Some((key, assignment, watermarks)) = checks.next().await {
+            while let Some((key, assignment_number, watermarks)) = checks.next().await {
                 match watermarks {
-                    Ok(Some(watermarks)) => checked.checked.push((key, assignment, watermarks)),
+                    Ok(Some(watermarks)) => checked.checked.push((key, assignment_number, watermarks)),
                     Ok(None) => {}
                     Err(error) => {
                         first_error.get_or_insert_with(|| {
                             format!("partition {} of {}: {error}", key.1, key.0)
                         });
-                        checked.unanswered.push((key, assignment));
+                        checked.unanswered.push((key, assignment_number));
                     }
                 }
             }
@@ -307,12 +307,12 @@ impl Requests {
         let Ok(checking) = Arc::clone(&self.owner_check).try_lock_owned() else { return };
         let shared = Arc::clone(&self.shared);
         self.runtime.spawn(async move {
-            let check = |(key, assignment, fence): (PartitionKey, u64, u64)| {
+            let check = |(key, assignment_number, fence): (PartitionKey, u64, u64)| {
                 let (shared, positions) = (&shared, &positions);
                 async move {
                     match positions.is_owner(&to_partition(&key), fence).await {
                         Ok(true) => {}
-                        Ok(false) => shared.open_again(&key, assignment),
+                        Ok(false) => shared.open_again(&key, assignment_number),
                         Err(error) => tracing::debug!(%error, "an owner was not checked"),
                     }
                 }

@@ -22,7 +22,8 @@ const OPEN_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Signals the polling thread, which waits in a callback, that a delivery or a commit has ended.
+    /// Signals the polling thread, which waits in a callback, that the last delivery of a partition, or a
+    /// commit, has ended.
     ended: Condvar,
     /// Wakes receivers and those who wait for an assignment or the end.
     changed: Notify,
@@ -46,7 +47,7 @@ pub(super) struct State {
     /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
     /// Number of the last assignment.
-    pub(super) assignment: u64,
+    pub(super) assignment_number: u64,
     /// Nothing is delivered while partitions are being revoked.
     pub(super) is_draining: bool,
     /// Whether partitions, possibly none, are assigned, and the first offsets of all are known.
@@ -95,7 +96,7 @@ pub(super) struct CheckedWatermarks {
 #[derive(Debug)]
 pub(super) struct Delivered {
     pub(super) key: PartitionKey,
-    pub(super) assignment: u64,
+    pub(super) assignment_number: u64,
     pub(super) fence: Option<u64>,
     pub(super) offset: i64,
     pub(super) record: Record,
@@ -178,12 +179,12 @@ impl Shared {
     pub(super) fn acknowledge(
         &self,
         key: &PartitionKey,
-        assignment: u64,
+        assignment_number: u64,
         offset: i64,
         bytes: usize,
     ) -> bool {
         let mut state = self.lock();
-        let Some(partition) = state.owned(key, assignment) else { return false };
+        let Some(partition) = state.owned(key, assignment_number) else { return false };
         partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
         drop(state);
@@ -195,8 +196,14 @@ impl Shared {
     }
 
     /// Puts back a record whose delivery was dropped. It is delivered again unless its assignment has ended.
-    pub(super) fn restore(&self, key: &PartitionKey, assignment: u64, offset: i64, record: Record) {
-        if let Some(partition) = self.lock().owned(key, assignment) {
+    pub(super) fn restore(
+        &self,
+        key: &PartitionKey,
+        assignment_number: u64,
+        offset: i64,
+        record: Record,
+    ) {
+        if let Some(partition) = self.lock().owned(key, assignment_number) {
             partition.restore(offset, record);
         }
         self.ended.notify_all();
@@ -205,23 +212,23 @@ impl Shared {
 
     /// Returns whether a handler may begin with a delivery: it is of the current assignment, and its
     /// partition is not being revoked.
-    pub(super) fn may_begin(&self, key: &PartitionKey, assignment: u64) -> bool {
+    pub(super) fn may_begin(&self, key: &PartitionKey, assignment_number: u64) -> bool {
         let mut state = self.lock();
-        !state.is_draining && state.owned(key, assignment).is_some()
+        !state.is_draining && state.owned(key, assignment_number).is_some()
     }
 
     /// Returns whether a delivery is of the current assignment.
-    pub(super) fn is_owned(&self, key: &PartitionKey, assignment: u64) -> bool {
-        self.lock().owned(key, assignment).is_some()
+    pub(super) fn is_owned(&self, key: &PartitionKey, assignment_number: u64) -> bool {
+        self.lock().owned(key, assignment_number).is_some()
     }
 
     /// Ends the deliveries of a partition, and opens it again.
-    pub(super) fn open_again(&self, key: &PartitionKey, assignment: u64) {
+    pub(super) fn open_again(&self, key: &PartitionKey, assignment_number: u64) {
         let mut state = self.lock();
-        if state.owned(key, assignment).is_some() {
+        if state.owned(key, assignment_number).is_some() {
             state.partitions.remove(key);
             // Deliveries of before are not those of the partition that is created next.
-            state.assignment += 1;
+            state.assignment_number += 1;
             state.unopened.insert(key.clone());
             state.is_assigned = false;
         }
@@ -257,14 +264,20 @@ impl Shared {
 
 impl State {
     /// Returns a partition, if it is of this assignment.
-    pub(super) fn owned(&mut self, key: &PartitionKey, assignment: u64) -> Option<&mut Partition> {
-        self.partitions.get_mut(key).filter(|partition| partition.assignment == assignment)
+    pub(super) fn owned(
+        &mut self,
+        key: &PartitionKey,
+        assignment_number: u64,
+    ) -> Option<&mut Partition> {
+        self.partitions
+            .get_mut(key)
+            .filter(|partition| partition.assignment_number == assignment_number)
     }
 
     /// Begins an assignment.
     pub(super) fn begin_assignment(&mut self, assigned: BTreeSet<PartitionKey>) {
         self.end_assignment();
-        self.assignment += 1;
+        self.assignment_number += 1;
         self.is_assigned = assigned.is_empty();
         self.unopened = assigned;
     }
@@ -348,8 +361,14 @@ impl State {
                 }
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
                 let Some((offset, record)) = partition.deliver() else { return false };
-                let (assignment, fence) = (partition.assignment, partition.fence);
-                delivered.push(Delivered { key: key.clone(), assignment, fence, offset, record });
+                let (assignment_number, fence) = (partition.assignment_number, partition.fence);
+                delivered.push(Delivered {
+                    key: key.clone(),
+                    assignment_number,
+                    fence,
+                    offset,
+                    record,
+                });
                 true
             });
         }

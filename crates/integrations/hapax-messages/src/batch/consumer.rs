@@ -483,7 +483,7 @@ impl BatchState {
             match state {
                 EntryState::New => acknowledged.push((item, Finish::Handled)),
                 EntryState::Duplicate => acknowledged.push((item, Finish::Duplicate)),
-                // Blocked ones are only reported apart.
+                // A blocked one is reported by `BatchError::MustPark` only.
                 EntryState::Mismatch | EntryState::Blocked => mismatches.push(item),
             }
         }

@@ -14,16 +14,16 @@ pub(super) struct KeyQueues {
     last: Mutex<HashMap<String, oneshot::Receiver<()>>>,
 }
 
-/// Position of a message in the queue of its order key. Dropping it admits the next message.
+/// Turn of a message in the queue of its order key. Dropping it admits the next message.
 #[derive(Debug)]
-pub(super) struct KeyPosition {
+pub(super) struct KeyTurn {
     before: Option<oneshot::Receiver<()>>,
     _after: oneshot::Sender<()>,
 }
 
 impl KeyQueues {
     /// Appends a message to the queue of `key`.
-    pub(super) fn append(&self, key: &str) -> KeyPosition {
+    pub(super) fn append(&self, key: &str) -> KeyTurn {
         let (after, next) = oneshot::channel();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.len() >= SWEEP && last.len().is_power_of_two() {
@@ -32,13 +32,13 @@ impl KeyQueues {
             });
         }
         let before = last.insert(key.to_owned(), next);
-        KeyPosition { before, _after: after }
+        KeyTurn { before, _after: after }
     }
 }
 
-impl KeyPosition {
+impl KeyTurn {
     /// Waits until no earlier message is in the queue.
-    pub(super) async fn first(&mut self) {
+    pub(super) async fn wait(&mut self) {
         if let Some(before) = &mut self.before {
             // Nothing is sent: the sender is dropped.
             let _ = before.await;

@@ -120,7 +120,7 @@ async fn a_redriven_message_that_a_position_named_keeps_its_id() {
             hapax_messages::IdRule::Header("message-id".to_owned()),
         ])
     };
-    let position = |offset| hapax_messages::Position {
+    let position = |offset| hapax_messages::LogPosition {
         topic: "orders".to_owned(),
         partition: 0,
         offset,

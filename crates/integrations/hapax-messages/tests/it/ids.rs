@@ -1,7 +1,7 @@
 //! Ids of messages.
 
 use hapax_core::{JsonPointers, Timestamp};
-use hapax_messages::{IdRule, IdRules, Message, MessageId, MessageIdError, Position};
+use hapax_messages::{IdRule, IdRules, LogPosition, Message, MessageId, MessageIdError};
 
 fn id(rule: IdRule, message: &Message) -> Result<String, MessageIdError> {
     IdRules::new([rule]).id(message).map(|id| id.to_string())
@@ -81,7 +81,7 @@ fn several_json_members_form_one_id_and_a_missing_one_is_an_error() {
 
 #[test]
 fn equal_offsets_of_a_topic_that_was_created_again_have_different_ids() {
-    let at = |micros| Position {
+    let at = |micros| LogPosition {
         topic: "orders".into(),
         partition: 3,
         offset: 7,
