@@ -66,9 +66,10 @@
 //! | `enable.idempotence`, of a sink | true | a retry of the client would repeat and reorder records |
 //! | `acks`, of a sink | all | a confirmed record would be lost with its broker |
 //!
-//! Other defaults than those of librdkafka: `socket.timeout.ms` 10,000, `queued.min.messages` 10,000,
-//! `queued.max.messages.kbytes` 16,384 and `fetch.queue.backoff.ms` 10 of sources; `message.timeout.ms` 9,000
-//! and `partitioner` `murmur2_random` of sinks. Set `session.timeout.ms` (45,000) to the time for which a
+//! Other defaults than those of librdkafka: of sources, `socket.timeout.ms` 10,000, `queued.min.messages`
+//! 10,000, `queued.max.messages.kbytes` 16,384, `fetch.queue.backoff.ms` 10 and
+//! `partition.assignment.strategy` `range`; of sinks, `message.timeout.ms` 9,000 and `partitioner`
+//! `murmur2_random`. Set `session.timeout.ms` (45,000) to the time for which a
 //! dead process may delay its partitions.
 //!
 //! # Example

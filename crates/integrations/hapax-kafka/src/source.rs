@@ -36,8 +36,8 @@ pub enum KafkaStartAt {
     /// The first record.
     #[default]
     Earliest,
-    /// The end of the log at the time of the assignment. Earlier records are not received, those of a partition
-    /// that was added to the topic meanwhile included.
+    /// The end of the log at the time of the assignment. Earlier records are not received, including the first
+    /// ones of a partition that was added to the topic.
     Latest,
 }
 
@@ -49,7 +49,7 @@ pub struct StoppedPartition {
     pub topic: String,
     /// Number of the partition.
     pub partition: i32,
-    /// The error: the expected and the found offset, and the remedy.
+    /// The error: what was expected and found, offsets or timestamps, and the remedy.
     pub cause: String,
 }
 
@@ -93,8 +93,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, up to this number
-    /// and that of [`max_uncommitted`](Self::max_uncommitted) are suspects. Default 10,000; at least 1.
+    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, at
+    /// most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
@@ -115,7 +115,7 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the time between two commits. Default 1 s; at most 1 min.
+    /// Sets the time between two commits. Default 1 s; 1 ms to 1 min.
     pub const fn commit_every(mut self, time: Duration) -> Self {
         self.commit_every = time;
         self
@@ -132,14 +132,14 @@ impl KafkaSourceBuilder {
 
     /// Sets the time without records after which the source checks that a broker answers; also the interval at
     /// which it checks whether it owns the positions of partitions without unacknowledged records. Default 10 s;
-    /// at least 100 ms.
+    /// 100 ms to 24 h.
     pub const fn idle_check_after(mut self, time: Duration) -> Self {
         self.idle_check_after = time;
         self
     }
 
-    /// Sets the timeout of requests for offsets and of the check of brokers. Default 5 s; at
-    /// least 100 ms.
+    /// Sets the timeout of requests for offsets and of the check of brokers. Default 5 s; 100 ms
+    /// to 1 min.
     pub const fn request_timeout(mut self, time: Duration) -> Self {
         self.request_timeout = time;
         self

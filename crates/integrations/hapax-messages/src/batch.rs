@@ -94,8 +94,8 @@ impl fmt::Debug for BatchItem {
 pub enum EntryState {
     /// The transaction of the batch is the first that handles or parks it.
     New,
-    /// An earlier transaction handled or parked it, or an earlier message of the batch has its id, or is
-    /// a copy that was redriven from the same dead letter.
+    /// It was handled or parked before; or the dead letter from which it was redriven does not exist any
+    /// more; or an earlier message of the batch has its id, or was redriven from the same dead letter.
     Duplicate,
     /// Another payload was handled or parked under its id.
     Mismatch,
@@ -111,7 +111,7 @@ pub enum BatchError {
     /// The handler failed. The failure concerns every message of the batch.
     Handler(MessageFailure),
     /// A transaction that is still open has inserted one of the ids, or advances the position; or the dead
-    /// letter from which a message was redriven was removed meanwhile.
+    /// letter from which a message was redriven was removed meanwhile, or is locked by another transaction.
     InProgress,
     /// Some messages have to be parked, each in a transaction of its own with the step over it: those
     /// whose state is [`EntryState::Mismatch`] or [`EntryState::Blocked`]. The handler was not called.
@@ -158,7 +158,8 @@ pub trait BatchInbox: fmt::Debug + Send + Sync + 'static {
     /// message whose attempts were counted: they are deleted. Returns a state for each message.
     ///
     /// The dead letter of a duplicate is removed if the message was handled. Otherwise it stays: it may
-    /// be the one by which the message was parked.
+    /// be the one by which the message was parked. Without ids, dead letters are removed before the handler
+    /// is called, and those of duplicates stay.
     ///
     /// Once polled, the call runs to its end, even if the future is dropped.
     ///

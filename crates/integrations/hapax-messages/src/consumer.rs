@@ -35,7 +35,7 @@ const ACKNOWLEDGE_ATTEMPTS: u32 = 3;
 /// Interval at which a message that waits checks whether its delivery has ended.
 const CHECK_ENDED_EVERY: Duration = Duration::from_millis(250);
 
-/// Least ratio of the broker's delivery limit to `max_crashes`, under which a warning is logged: so many
+/// Least ratio of the broker's delivery limit to the crashes after which a message is parked, under which a warning is logged: so many
 /// messages that end their process may be among those that were received.
 const LIMIT_FACTOR: NonZeroU32 = NonZeroU32::MIN.saturating_add(3);
 
@@ -146,7 +146,8 @@ impl Consumer {
     /// has order keys and the inbox is not ordered.
     ///
     /// # Errors
-    /// [`ConsumerError`]: without order keys an ordered inbox would handle messages in any order.
+    /// [`ConsumerError`]: an ordered inbox has a source without order keys, the positions of the source are
+    /// in a database, or its delivery limit is too low.
     pub fn new(
         inbox: Inbox,
         source: Arc<dyn MessageSource>,

@@ -41,7 +41,7 @@
 //!    leads to another delivery, and at most to another execution, never to a lost message.
 //! 2. The id of a message is found by [`IdRules`] and within the scope of its consumer. A message
 //!    without a valid id, with the id of another payload, or older than the retention of ids
-//!    becomes a [`DeadLetter`]; nothing else stops.
+//!    (except in positions mode, or with [`OnTooOld::Handle`]), becomes a [`DeadLetter`]; nothing else stops.
 //! 3. A duplicate of a message in flight is held, not acknowledged: if the execution fails, one of
 //!    them is executed.
 //! 4. Attempts are counted in the store before the handler begins; in batch mode all but the first.
@@ -66,8 +66,8 @@
 //! - one effect under `reexecute`, if the effect is outside of a transaction and not safe to
 //!   repeat;
 //! - the detection of a duplicate that arrives after the retention. It becomes a dead letter
-//!   ([`OnTooOld`]) if the broker accepted it longer ago than the retention; if the producer sent it
-//!   again later, or the source does not know the time, it is handled a second time.
+//!   ([`OnTooOld`]) if it was published longer ago than the retention; if the producer published it
+//!   again later, the source does not know the time, or in positions mode, it is handled a second time.
 //!
 //! # Example
 //! ```

@@ -22,7 +22,8 @@ pub struct Message {
     /// Position in the broker's log, if it has one: for
     /// [`IdRule::Position`](crate::IdRule::Position).
     pub position: Option<LogPosition>,
-    /// Time at which the broker accepted it, if known.
+    /// Time at which the broker accepted it, or that of the producer if the broker has none; `None` if
+    /// unknown.
     pub published_at: Option<Timestamp>,
 }
 
@@ -119,7 +120,7 @@ pub struct LogPosition {
     pub partition: u64,
     /// Offset or sequence number within the partition.
     pub offset: u64,
-    /// Time at which the broker stored the message.
+    /// Time at which the broker stored the message, or that of the producer if the broker has none.
     pub stored_at: Timestamp,
 }
 

@@ -25,7 +25,8 @@ impl fmt::Display for Partition {
 pub struct AcquiredPosition {
     /// Offset of the next record to handle.
     pub next: u64,
-    /// Timestamp of the last record that was handled, in milliseconds, if there was one. The record before
+    /// Timestamp of the last record that was handled, in milliseconds; `None` if there was none, or if an
+    /// operator has set the position. The record before
     /// `next` has another timestamp if the topic was created again.
     pub handled_timestamp_ms: Option<i64>,
     /// Fencing token of the owner, which no other owner has.
@@ -34,7 +35,8 @@ pub struct AcquiredPosition {
     pub is_new: bool,
 }
 
-/// Advance of a position past one record, and past the offsets before it that have no record.
+/// Advance of a position past a record, or past successive ones, and past the offsets between that have no
+/// record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PositionStep {
     /// The partition.
@@ -43,9 +45,9 @@ pub struct PositionStep {
     pub fence: u64,
     /// Position before the step.
     pub from: u64,
-    /// Position after it: the offset after that of the record.
+    /// Position after it: the offset after that of the last record.
     pub to: u64,
-    /// Timestamp of the record, in milliseconds; -1 if the record has none.
+    /// Timestamp of the last record, in milliseconds; -1 if it has none.
     pub timestamp_ms: i64,
 }
 

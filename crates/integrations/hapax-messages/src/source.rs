@@ -35,7 +35,8 @@ pub struct SourceLimits {
     /// end. A shorter retention of ids is reported at start.
     pub redelivers_for: Option<Duration>,
     /// Number of deliveries after which the broker removes a message that was not acknowledged; `None`
-    /// without a limit. A consumer whose attempts exceed it is not started.
+    /// without a limit. A consumer starts only if it is above the lower one of
+    /// [`max_crashes`](crate::Attempts::max_crashes) and [`max`](crate::Attempts::max).
     pub delivery_limit: Option<NonZeroU32>,
     /// Whether messages have order keys, and arrive in order by key. An ordered inbox is not started
     /// without them.
@@ -93,8 +94,8 @@ impl SourceLimits {
 ///
 /// 1. A message that is not acknowledged is delivered again, after the connection is lost or after
 ///    nothing has held it for a time.
-/// 2. The broker has no limit of deliveries, or one above the consumer's attempts: the consumer counts
-///    attempts itself, and stores dead letters. An adapter that cannot know the limit does not start, or
+/// 2. The broker has no limit of deliveries, or one above the crashes after which the consumer parks a
+///    message: the consumer counts attempts itself, and stores dead letters. An adapter that cannot know the limit does not start, or
 ///    states it in [`SourceLimits::delivery_limit`], and the consumer does not start.
 /// 3. A message that was received and dropped without an acknowledgement is delivered again.
 pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
@@ -152,9 +153,10 @@ pub trait Delivery: fmt::Debug + Send + Sync + 'static {
     /// [`SourceError`]; the message may be delivered again.
     fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>>;
 
-    /// Gives the message to the broker for `pause`, after which it is delivered again, as for the first
-    /// time, and ends this delivery. Returns false if the message stays unacknowledged here instead. The
-    /// consumer calls it for a message without an order that waits for its next attempt or for a duplicate.
+    /// Gives the message to the broker for at least `pause`, after which it is delivered again, as for the
+    /// first time, and ends this delivery. Returns false if the message stays unacknowledged here instead.
+    /// The consumer calls it for a message without an order that waits for its next attempt, or for another
+    /// delivery of its id to end.
     ///
     /// # Errors
     /// [`SourceError`]; the message stays unacknowledged, and may be delivered again.

@@ -147,8 +147,8 @@ impl<C: Executor + 'static> PgInbox<C> {
     }
 
     /// Advances the position of a partition in the transaction of each batch, and keeps no ids. A message
-    /// that its producer publishes twice has two records, and is handled twice: producers must be
-    /// idempotent and not repeat what they published before a restart, which a relay does.
+    /// that its producer publishes twice has two records, and is handled twice. A relay may publish a message
+    /// again after a restart: use [`advance_positions`](Self::advance_positions) for its messages.
     #[must_use]
     pub const fn advance_positions_without_ids(mut self) -> Self {
         (self.settings.has_ids, self.settings.has_positions) = (false, true);
@@ -173,8 +173,8 @@ impl<C: Executor + 'static> PgInbox<C> {
     }
 
     /// Sets the time from BEGIN to the end of the handler. Then its future is dropped, and the batch
-    /// has failed. The server ends a statement after the same time, and an idle transaction after both
-    /// settings, unless the role has shorter ones. Default 60 s; 20 ms to 24 h.
+    /// has failed. The server ends a statement after the same time, and an idle transaction after the
+    /// sum of `transaction_timeout` and `statement_timeout`, unless the role has shorter ones. Default 60 s; 20 ms to 24 h.
     #[must_use]
     pub fn transaction_timeout(mut self, timeout: Duration) -> Self {
         self.settings.transaction = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);

@@ -121,22 +121,32 @@ impl Drop for ConsumerChannel {
     }
 }
 
-/// Awaits the server's answer to a request.
-pub(crate) async fn answered<T>(
-    request: impl Future<Output = Result<T, lapin::Error>>,
-) -> Result<T, SourceError> {
-    match timeout(TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(SourceError::new),
-        Err(_) => Err(unanswered()),
+/// Error of a request to the server.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error(transparent)]
+    Failed(#[from] lapin::Error),
+    #[error(
+        "expected a reply of the RabbitMQ server within {TIMEOUT:?}, found none: check that it runs, can \
+         be reached, and has memory and disk space"
+    )]
+    Unanswered,
+}
+
+impl From<RequestError> for SourceError {
+    fn from(error: RequestError) -> Self {
+        Self::new(error)
     }
 }
 
-/// Returns the error of a request without an answer.
-pub(crate) fn unanswered() -> SourceError {
-    SourceError::new(format!(
-        "expected a reply of the RabbitMQ server within {TIMEOUT:?}, found none: check that it runs, can \
-         be reached, and has memory and disk space"
-    ))
+/// Awaits the server's answer to a request.
+pub(crate) async fn answered<T>(
+    request: impl Future<Output = Result<T, lapin::Error>>,
+) -> Result<T, RequestError> {
+    match timeout(TIMEOUT, request).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(RequestError::Unanswered),
+    }
 }
 
 /// Returns a name of a queue, a routing key or the like, which AMQP limits to 255 bytes.

@@ -1,4 +1,4 @@
-//! FrameRepair of AMQP 0.9.1 from the server, with contents that the client library can parse.
+//! Repair of AMQP 0.9.1 frames from the server, so that the client library can parse them.
 //!
 //! RabbitMQ forwards what a producer has sent: short strings that are not UTF-8, tables nested as deep as a
 //! frame allows, and headers to which the server adds its own until they no longer fit into a frame. The

@@ -5,8 +5,8 @@
 //! - *Source*: a message stays unacknowledged, and so in its queue, until the consumer acknowledges it. It
 //!   is delivered again after its channel or connection was lost. The source connects again by itself. An
 //!   acknowledgement of an earlier channel is an error, and acknowledges nothing else.
-//! - *Source*: a message that a handler returns or that waits for its next attempt stays with this process. The
-//!   source sends no negative acknowledgement, which the server would count against the delivery limit.
+//! - *Source*: a message that is dropped without an acknowledgement, or that waits for its next attempt outside
+//!   of a delay queue, stays with this process. The source sends no negative acknowledgement, which the server would count against the delivery limit.
 //! - *Delay queues*, in claim mode: a message without an order that waits for a [long
 //!   pause](RabbitSourceBuilder::delay_from) is published to a delay queue, with confirm, and acknowledged
 //!   then. It keeps its id, headers, payload, origin and time of publication. After a crash in between there
@@ -44,7 +44,8 @@
 //!
 //! Neither limit nor queue type can be read over AMQP. State the limit by
 //! [`RabbitSourceBuilder::delivery_limit`]; without that, 20 is assumed. A consumer does not start if the limit
-//! is not above its `max_crashes` (5 by default), and logs a warning if it is less than four times that. Set
+//! is not above the lower one of its `max_crashes` (5 by default) and `max` (60), and logs a warning if it is less
+//! than four times that. Set
 //! `x-delivery-limit` to at least 20, or from RabbitMQ 4.0 on to -1, which is no limit; and give the queue a
 //! dead-letter exchange: messages that the broker removes are lost without one.
 //!
@@ -53,9 +54,9 @@
 //! and delivers all messages of the channel again. State another value by
 //! [`RabbitSourceBuilder::consumer_timeout`]. The source does not start if
 //! [`longest_handler`](RabbitSourceBuilder::longest_handler) is not below it. A handler that takes longer
-//! nevertheless has one effect: the redelivered message waits for it. Messages without an order that wait go
-//! to a delay queue at half of that time; with an order they stay, and so do all messages while the store is
-//! unavailable.
+//! nevertheless has one effect: the redelivered message waits for it. In claim mode, messages without an
+//! order that wait go to a delay queue at half of that time, unless `delay_from` is `None`; messages with an order
+//! stay, and so do all messages while the store is unavailable.
 //!
 //! # Malformed messages
 //! RabbitMQ forwards contents that the client library cannot parse, and that would end the connection on each
@@ -71,7 +72,8 @@
 //!
 //! - All properties are left out if they cannot be parsed.
 //!
-//! A header whose value is a table, a decimal or an array within an array is left out of every message.
+//! Tables, decimals, void values and arrays within arrays are left out of the headers of every message; the other
+//! values of an array stay.
 //!
 //! # Log
 //! The client library (lapin) logs a message that was routed to no queue, with its payload, as a warning of the

@@ -4,14 +4,14 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_messages::{PublishError, SourceError};
+use hapax_messages::PublishError;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ErrorKind};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
-use crate::connection::{Address, answered};
+use crate::connection::{Address, RequestError, answered};
 use crate::properties;
 
 /// Time for the server to confirm a message. A server that is short of memory or disk confirms none.
@@ -155,7 +155,7 @@ impl Publisher {
             Ok(channel)
         };
         let channel =
-            open.await.map_err(|error: SourceError| PublishError::not_acknowledged(error))?;
+            open.await.map_err(|error: RequestError| PublishError::not_acknowledged(error))?;
         let frame = usize::try_from(connection.configuration().frame_max()).unwrap_or(usize::MAX);
         // A larger frame ends the connection.
         let max_headers =

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::connection::{
-    Address, ConsumerChannel, RabbitUrlError, Reconnects, TIMEOUT, unanswered,
+    Address, ConsumerChannel, RabbitUrlError, Reconnects, RequestError, TIMEOUT,
 };
 use crate::delay;
 use crate::delivery::RabbitDelivery;
@@ -86,7 +86,8 @@ impl RabbitSourceBuilder {
     }
 
     /// Sets the pause from which on a message goes through a delay queue instead of staying
-    /// unacknowledged. Default 30 s; `None` for never. For the names that begin with that of the queue and
+    /// unacknowledged; one that has waited for half of `consumer_timeout` does too. Default 30 s; `None` for
+    /// never. For the names that begin with that of the queue and
     /// `.delay-`, the user needs the permissions to configure and to read; and for `amq.default`, to write.
     pub const fn delay_from(mut self, pause: Option<Duration>) -> Self {
         self.settings.delay_from = pause;
@@ -366,7 +367,9 @@ impl Shared {
     ) -> Result<(), SourceError> {
         let queue = &self.settings.queue;
         let publishing = delay::publish(&self.publishers, queue, delivery, message, pause);
-        let published = timeout(TIMEOUT, publishing).await.unwrap_or_else(|_| Err(unanswered()));
+        let published = timeout(TIMEOUT, publishing)
+            .await
+            .unwrap_or_else(|_| Err(RequestError::Unanswered.into()));
         let error = published.as_ref().err();
         let failed_before = self.delays_fail.swap(error.is_some(), Ordering::Relaxed);
         if let Some(error) = error

@@ -90,8 +90,8 @@ $$;
 
 -- Sets the position of a partition, for an operator: `next_offset` is that of the next record to handle.
 -- The owner is fenced, acquires the partition again and continues there. Records that are passed are not
--- handled; those before an earlier position are handled again, unless the consumer keeps ids. Returns
--- whether the partition had a position.
+-- handled; if the new position is an earlier one, the records from it on are handled again, unless the
+-- consumer keeps ids. Returns whether the partition had a position.
 CREATE OR REPLACE FUNCTION hapax_position_set(
     consumer text, topic text, partition integer, next_offset bigint
 ) RETURNS boolean
