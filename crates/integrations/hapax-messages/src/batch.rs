@@ -94,8 +94,8 @@ impl fmt::Debug for BatchItem {
 pub enum EntryState {
     /// The transaction of the batch is the first that handles or parks it.
     New,
-    /// It was handled or parked before; or the dead letter from which it was redriven does not exist any
-    /// more; or an earlier message of the batch has its id, or was redriven from the same dead letter.
+    /// Handled or parked before; or the dead letter from which it was redriven does not exist any more; or
+    /// an earlier message of the batch has its id, or was redriven from the same dead letter.
     Duplicate,
     /// Another payload was handled or parked under its id.
     Mismatch,

@@ -18,7 +18,7 @@ pub(super) enum Single {
     Done(Finish),
     /// Another owner has its partition, or an operator has set the position.
     Fenced,
-    /// It is tried again after the pause.
+    /// Tried again after the pause.
     RetryAfter(Duration, HoldCause),
 }
 
