@@ -1,8 +1,8 @@
 //! The batch mode: ids and effects in one transaction.
 
+mod errors;
 mod positions;
 
-use std::error::Error as StdError;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use hapax_messages::{
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 use tokio::time::{Instant, timeout_at};
 
+use self::errors::{failed, handler_error, is_aborted, other_rows, unavailable};
 use crate::connections::{Connections, TIMEOUTS, TimedConnection};
 use crate::dead_letters::put;
 use crate::hashes::{IdHasher, payload_digest};
@@ -180,45 +181,6 @@ impl<C: Executor + 'static> PgInbox<C> {
         self.settings.transaction = timeout.clamp(TIMEOUTS.0, TIMEOUTS.1);
         self
     }
-}
-
-fn unavailable(error: impl Into<Box<dyn StdError + Send + Sync>>) -> BatchError {
-    BatchError::Unavailable(error.into())
-}
-
-fn failed(error: StatementError) -> BatchError {
-    match error {
-        error if error.is("55P03") => BatchError::InProgress,
-        error if error.is("40001") || error.is("40P01") => BatchError::Aborted(error.into()),
-        error => unavailable(error),
-    }
-}
-
-/// Returns whether an error of a handler, or a source of it, states that the database
-/// aborted its transaction.
-fn is_aborted(error: &(dyn StdError + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |error| (**error).source());
-    causes.any(|cause| {
-        let code = cause.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.code());
-        code.is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
-            || cause
-                .downcast_ref::<StatementError>()
-                .is_some_and(|error| error.is("40001") || error.is("40P01"))
-            || is_aborted_of_sqlx(cause)
-    })
-}
-
-#[cfg(feature = "sqlx")]
-fn is_aborted_of_sqlx(error: &(dyn StdError + 'static)) -> bool {
-    let database = error.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
-    database
-        .and_then(sqlx::error::DatabaseError::code)
-        .is_some_and(|code| ["40001", "40P01"].contains(&&*code))
-}
-
-#[cfg(not(feature = "sqlx"))]
-const fn is_aborted_of_sqlx(_: &(dyn StdError + 'static)) -> bool {
-    false
 }
 
 fn milliseconds(time: Duration) -> SqlParameter<'static> {
@@ -469,20 +431,6 @@ impl<C: Executor + 'static> InboxTable<C> {
     }
 }
 
-/// Returns the error of a statement that this inbox runs after the handler, or of COMMIT. If the
-/// server rejected it, the transaction had failed in the handler, which ignored that, or a deferred
-/// constraint rejects its rows; else the connection is lost.
-fn handler_error(error: StatementError) -> BatchError {
-    match failed(error) {
-        BatchError::Unavailable(error)
-            if matches!(error.downcast_ref(), Some(StatementError::Rejected(_))) =>
-        {
-            BatchError::Handler(MessageFailure::retry(error))
-        }
-        other => other,
-    }
-}
-
 /// Returns the state that a code of `hapax_inbox_insert` stands for.
 const fn entry_state(code: char) -> Option<EntryState> {
     match code {
@@ -491,10 +439,6 @@ const fn entry_state(code: char) -> Option<EntryState> {
         'm' => Some(EntryState::Mismatch),
         _ => None,
     }
-}
-
-fn other_rows() -> BatchError {
-    unavailable("expected the rows of the inbox's functions, found others: run the migrations")
 }
 
 impl<C: Executor + 'static> BatchInbox for PgInbox<C> {

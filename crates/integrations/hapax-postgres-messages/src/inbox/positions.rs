@@ -7,7 +7,8 @@ use hapax_messages::{
 };
 use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
 
-use super::{InboxSettings, InboxTable, PgInbox, failed, milliseconds, other_rows};
+use super::errors::{failed, other_rows};
+use super::{InboxSettings, InboxTable, PgInbox, milliseconds};
 use crate::connections::{ConnectCause, TimedConnection};
 
 const ACQUIRE: &str = "SELECT a.next_offset, a.handled_millis, a.fence, a.is_new::text
