@@ -17,6 +17,7 @@ use hapax_core::{
 };
 
 use crate::dead_letter::{CaughtPanics, DeadLetterStore};
+use crate::failures::FailureLog;
 use crate::id::{IdRules, MessageId};
 use crate::message::Message;
 
@@ -185,6 +186,7 @@ pub(crate) struct InboxState {
     dead_letters: Arc<dyn DeadLetterStore>,
     transactions: Option<TransactionBackend>,
     pub(crate) is_ordered: bool,
+    failures: FailureLog,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
 }
@@ -410,6 +412,7 @@ impl InboxBuilder {
             dead_letters,
             transactions: self.transactions,
             is_ordered: self.is_ordered,
+            failures: FailureLog::default(),
             clock: self.clock,
             entropy: self.entropy,
         });

@@ -104,6 +104,7 @@
 mod batch;
 mod consumer;
 mod dead_letter;
+mod failures;
 mod handler;
 mod id;
 mod inbox;

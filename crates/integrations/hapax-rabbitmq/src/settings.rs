@@ -54,8 +54,8 @@ pub enum RabbitStartError {
     },
     /// The server did not answer, or rejected a request: there may be no such queue.
     #[error(
-        "expected a RabbitMQ server with the queue {queue}, found an error: {source}: create the \
-         queue, and check the address, the user and its permissions"
+        "expected a RabbitMQ server with the queue {queue}, found an error: {source}: check the \
+         address, the user and its permissions, and create the queue if there is none"
     )]
     Server {
         /// Name of the queue.

@@ -28,7 +28,11 @@ pub(crate) async fn sink(
         let path = file.display();
         let text = tokio::fs::read_to_string(file).await;
         let text =
-            text.map_err(|error| CliError::usage(format!("{SECRET_FILE}: {path}: {error}")))?;
+            text.map_err(|error| {
+                CliError::usage(format!(
+                    "{SECRET_FILE}: expected a file that can be read, found an error for {path}: {error}"
+                ))
+            })?;
         if text.trim().is_empty() {
             return Err(CliError::usage(format!(
                 "{SECRET_FILE}: {path}: expected a secret, found an empty file"
@@ -36,6 +40,11 @@ pub(crate) async fn sink(
         }
         let secrets = text.lines().filter(|line| !line.trim().is_empty());
         builder = secrets.fold(builder, WebhookSinkBuilder::secret);
+    } else {
+        tracing::warn!(
+            "messages are not signed: without {SECRET_FILE} the receiver cannot tell them from requests of \
+             others"
+        );
     }
     if let Some(file) = files.roots {
         builder = builder.roots(file);

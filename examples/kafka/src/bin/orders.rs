@@ -4,6 +4,9 @@
 //! ```text
 //! orders 127.0.0.1:9092 postgres://app@127.0.0.1/app
 //! ```
+//!
+//! The database has the tables of `hapax messages migrations --service-role app`, and
+//! `CREATE TABLE invoices (order_id bigint, customer text)`, into which `app` may insert.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -23,6 +23,7 @@ use crate::consumer::{
     note_ended, until_ended,
 };
 use crate::dead_letter::{DeadLetter, DeadLetterReason, MISMATCH, identify};
+use crate::failures::FailureLog;
 use crate::handler::describe;
 use crate::id::{IdRules, MessageId};
 use crate::inbox::{Attempts, Finish, HoldCause, OnTooOld};
@@ -75,6 +76,7 @@ struct BatchState {
     database_called_at: Mutex<Instant>,
     is_draining: watch::Sender<bool>,
     counters: Counters,
+    failures: FailureLog,
     clock: Arc<dyn Clock>,
     entropy: SystemEntropy,
 }
@@ -144,6 +146,7 @@ impl BatchConsumer {
             database_called_at: Mutex::new(Instant::now()),
             is_draining: watch::Sender::new(false),
             counters: Counters::default(),
+            failures: FailureLog::default(),
             clock: Arc::new(SystemClock),
             entropy: SystemEntropy,
         };

@@ -503,7 +503,7 @@ impl Processing<'_> {
             return (end, Disposition::Finished(Finish::Handled));
         };
         let text = failure.text();
-        tracing::debug!(id = ?self.id, attempt, error = %text, "a message was not handled");
+        self.inbox.failures.note(&self.inbox.consumer, &self.id, attempt, &text);
         self.progress.last_error = Some(text.clone());
         if let Some(backend) = &self.inbox.transactions
             && backend.database.any_is_conflict(failure.cause())
