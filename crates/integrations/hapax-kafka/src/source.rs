@@ -94,7 +94,8 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses. After a crash, at
-    /// most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
+    /// most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects.
+    /// Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self

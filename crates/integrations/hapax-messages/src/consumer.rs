@@ -35,8 +35,8 @@ const ACKNOWLEDGE_ATTEMPTS: u32 = 3;
 /// Interval at which a message that waits checks whether its delivery has ended.
 const CHECK_ENDED_EVERY: Duration = Duration::from_millis(250);
 
-/// Least ratio of the broker's delivery limit to the crashes after which a message is parked, under which a warning is logged: so many
-/// messages that end their process may be among those that were received.
+/// Least ratio of the broker's delivery limit to the crashes after which a message is parked, under which
+/// a warning is logged: so many messages that end their process may be among those that were received.
 const LIMIT_FACTOR: NonZeroU32 = NonZeroU32::MIN.saturating_add(3);
 
 /// Default of the bytes of unacknowledged messages.
@@ -89,8 +89,8 @@ pub enum ConsumerError {
     Positions,
     /// The broker removes a message before it becomes a dead letter.
     #[error(
-        "expected a broker that delivers a message more than {crashes} times, the lower one of `max_crashes` and `max`, \
-         found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
+        "expected a broker that delivers a message more than {crashes} times, the lower one of \
+         `max_crashes` and `max`, found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
          broker would remove a message that ends its process, and no dead letter would have it"
     )]
     DeliveryLimit {

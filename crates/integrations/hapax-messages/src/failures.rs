@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::handler::MessageFailure;
 use crate::id::MessageId;
 
 /// Time between two warnings of a consumer.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Logs failures of handlers: one as a warning each minute, since in an outage all messages fail, and
-/// the others at the level `debug`.
+/// the others at the level `debug`. A rejected message is no warning here: its dead letter is one, and has
+/// the error, which may quote a response or a payload.
 #[derive(Debug, Default)]
 pub(crate) struct FailureLog(Mutex<Logged>);
 
@@ -23,8 +25,17 @@ struct Logged {
 }
 
 impl FailureLog {
-    pub(crate) fn note(&self, consumer: &str, id: &MessageId, attempt: u32, error: &str) {
-        match self.count() {
+    pub(crate) fn note(
+        &self,
+        consumer: &str,
+        id: &MessageId,
+        attempt: u32,
+        failure: &MessageFailure,
+    ) {
+        let error = failure.text();
+        let is_rejected = matches!(failure, MessageFailure::Reject { .. });
+        let due = if is_rejected { None } else { self.count() };
+        match due {
             Some(others) => tracing::warn!(
                 consumer,
                 ?id,

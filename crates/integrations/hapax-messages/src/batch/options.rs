@@ -58,8 +58,8 @@ pub struct BatchOptions {
 pub enum BatchConsumerError {
     /// The broker removes a message before it becomes a dead letter.
     #[error(
-        "expected a broker that delivers a message more than {crashes} times, the lower one of `max_crashes` and `max`, \
-         found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
+        "expected a broker that delivers a message more than {crashes} times, the lower one of \
+         `max_crashes` and `max`, found a delivery limit of {limit}: raise the limit of the queue, or lower `max_crashes`; the \
          broker would remove a message that ends its process, and no dead letter would have it"
     )]
     DeliveryLimit {

@@ -503,13 +503,14 @@ impl Processing<'_> {
             return (end, Disposition::Finished(Finish::Handled));
         };
         let text = failure.text();
-        self.inbox.failures.note(&self.inbox.consumer, &self.id, attempt, &text);
         self.progress.last_error = Some(text.clone());
         if let Some(backend) = &self.inbox.transactions
             && backend.database.any_is_conflict(failure.cause())
         {
+            tracing::debug!(id = ?self.id, attempt, error = %text, "a transaction conflicted with another one");
             return (ExecutionEnd::Rerun, self.retried(attempt, None));
         }
+        self.inbox.failures.note(&self.inbox.consumer, &self.id, attempt, &failure);
         let is_last = attempt >= self.inbox.attempts.max.get();
         let reason = match &failure {
             MessageFailure::Retry { after, .. } if !is_last => {

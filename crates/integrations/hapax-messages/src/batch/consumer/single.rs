@@ -196,7 +196,7 @@ impl BatchState {
         attempt_state: &mut AttemptState,
     ) -> Single {
         let text = failure.text();
-        self.failures.note(self.inbox.consumer(), &item.id, attempt, &text);
+        self.failures.note(self.inbox.consumer(), &item.id, attempt, failure);
         *attempt_state = AttemptState { last_error: Some(text.clone()), ..AttemptState::default() };
         let is_last = attempt >= self.attempts.max.get();
         let (reason, after) = match failure {

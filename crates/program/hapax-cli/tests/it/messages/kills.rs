@@ -21,7 +21,7 @@ pub(super) struct Flags<'a> {
     pub(super) broker: &'a str,
     pub(super) relay: &'a [&'a str],
     pub(super) consume: &'a [&'a str],
-    /// Of the messages.
+    /// Destination of the messages.
     pub(super) destination: &'a str,
 }
 
