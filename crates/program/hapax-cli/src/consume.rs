@@ -24,7 +24,7 @@ use self::source::SourcePlan;
 use crate::admin;
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::TIMEOUT;
-use crate::messages::{HiddenUrl, connection};
+use crate::messages::{HiddenUrl, connection, scheme};
 use crate::shutdown::Shutdown;
 use crate::webhooks::{self, EndpointFiles};
 
@@ -179,9 +179,10 @@ fn broker_url(args: &SourceArgs) -> Result<HiddenUrl, CliError> {
         let Some(url) = &args.from else {
             return Err(CliError::usage("--from: expected a broker, found none"));
         };
-        // In a URL of NATS a user without a password is a token.
+        // In a URL of NATS a user without a password is a token. URLs with other schemes are rejected later.
         let authority = url.0.split_once("://").and_then(|(_, rest)| rest.split('/').next());
-        let is_secret = authority.is_some_and(|authority| authority.contains('@'));
+        let is_secret = authority.is_some_and(|authority| authority.contains('@'))
+            && matches!(scheme(&url.0).as_deref(), Some("nats" | "tls" | "amqp" | "amqps"));
         return reject_shown_secret("--from", "HAPAX_BROKER", &url.0, is_secret)
             .map(|()| url.clone());
     };

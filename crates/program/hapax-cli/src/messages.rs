@@ -21,7 +21,7 @@ use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
 #[cfg(not(feature = "kafka"))]
 pub(crate) use sink::without_kafka;
-pub(crate) use sink::{kafka_sink, rabbit_sink, sink};
+pub(crate) use sink::{found_scheme, kafka_sink, rabbit_sink, scheme, sink};
 
 /// Least number of digits that identifies a dead letter.
 const PREFIX: usize = 8;

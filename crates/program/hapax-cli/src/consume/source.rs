@@ -77,7 +77,7 @@ impl SourcePlan {
         consumer: &str,
         limits: &LimitArgs,
     ) -> Result<Self, CliError> {
-        let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+        let scheme = crate::messages::scheme(url);
         match scheme.as_deref() {
             Some("nats" | "tls") => NatsPlan::new(args, consumer, limits.lease).map(Self::Nats),
             Some("amqp" | "amqps") => RabbitPlan::new(args, limits).map(Self::Rabbit),
@@ -85,7 +85,10 @@ impl SourcePlan {
             Some("kafka") => KafkaPlan::new(url, args, consumer, limits.lease).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
             Some("kafka") => Err(crate::messages::without_kafka("--from")),
-            _ => Err(CliError::usage(format!("--from: expected {SCHEMES}, found another URL"))),
+            other => Err(CliError::usage(format!(
+                "--from: expected {SCHEMES}, found {}",
+                crate::messages::found_scheme(other)
+            ))),
         }
     }
 

@@ -294,7 +294,8 @@ impl Redrive {
         }
         let Some(sink) = &self.sink else {
             return Err(CliError::usage(
-                "--to: expected the broker of the consumer, found none: add --to nats://HOST",
+                "--to: expected the broker of the consumer, found none: add --to nats://HOST, \
+                 amqp://HOST or kafka://HOST",
             ));
         };
         let Some(id) = &dead_letter.message_id else {

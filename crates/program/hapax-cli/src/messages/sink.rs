@@ -17,7 +17,7 @@ use crate::keys::TIMEOUT;
 
 /// Connects to the broker of a URL. At RabbitMQ, destinations are queues.
 pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliError> {
-    let scheme = url.0.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let scheme = scheme(&url.0);
     match scheme.as_deref() {
         Some("nats" | "tls") => {
             let sink = NatsSink::connect(&url.0).await;
@@ -26,11 +26,25 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
         }
         Some("amqp" | "amqps") => Ok(Arc::new(rabbit_sink(url, "", NonZeroUsize::MIN).await?)),
         Some("kafka") => kafka_sink(url, None).await,
-        _ => Err(CliError::usage(
-            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found \
-             another URL",
-        )),
+        other => Err(CliError::usage(format!(
+            "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found {}",
+            found_scheme(other)
+        ))),
     }
+}
+
+/// Returns the scheme of a URL, in lowercase.
+pub(crate) fn scheme(url: &str) -> Option<String> {
+    let (scheme, _) = url.split_once("://")?;
+    let is_valid = |it: char| it.is_ascii_alphanumeric() || matches!(it, '+' | '-' | '.');
+    let is_scheme = scheme.starts_with(|it: char| it.is_ascii_alphabetic());
+    (is_scheme && scheme.chars().all(is_valid)).then(|| scheme.to_ascii_lowercase())
+}
+
+/// Describes in an error the scheme that a URL has, and what to do. The rest of the URL may be secret.
+pub(crate) fn found_scheme(scheme: Option<&str>) -> String {
+    let found = scheme.map_or_else(|| "none".to_owned(), |scheme| format!("the scheme {scheme}"));
+    format!("{found}: correct the URL")
 }
 
 /// Creates a producer for the brokers of `kafka://HOST[:PORT],…`, with the time within which they must
@@ -41,11 +55,19 @@ pub(crate) async fn kafka_sink(
     timeout: Option<Duration>,
 ) -> Result<Arc<dyn MessageSink>, CliError> {
     let hosts = url.0.split_once("://").map_or("", |(_, hosts)| hosts);
-    if hosts.is_empty() || hosts.contains(['/', '@', '?', '#']) {
-        return Err(CliError::usage(
-            "--to: expected kafka://HOST[:PORT],… without a user and a topic, found another URL: the \
-             destination of a message is its topic",
-        ));
+    let found = match hosts {
+        "" => Some("no host: add one"),
+        _ if hosts.contains('@') => Some("a user: remove it"),
+        _ if hosts.contains(['?', '#']) => Some("a query or fragment: remove it"),
+        _ if hosts.contains('/') => {
+            Some("a topic: remove it, because the destination of a message is its topic")
+        }
+        _ => None,
+    };
+    if let Some(found) = found {
+        return Err(CliError::usage(format!(
+            "--to: expected kafka://HOST[:PORT],… without a user and a topic; found {found}"
+        )));
     }
     let mut properties = vec![("bootstrap.servers", hosts.to_owned())];
     if let Some(timeout) = timeout {

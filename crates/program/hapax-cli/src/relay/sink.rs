@@ -20,7 +20,7 @@ const CHANNELS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 pub(super) async fn open(
     args: &RelayArgs,
 ) -> Result<(Arc<dyn MessageSink>, NonZeroUsize), CliError> {
-    let scheme = args.to.0.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let scheme = crate::messages::scheme(&args.to.0);
     let is_rabbit = matches!(scheme.as_deref(), Some("amqp" | "amqps"));
     if args.exchange.is_some() && !is_rabbit {
         return Err(CliError::usage(
@@ -62,9 +62,10 @@ pub(super) async fn open(
             };
             Ok((sink, RelayLimits::default().in_flight))
         }
-        _ => Err(CliError::usage(
+        other => Err(CliError::usage(format!(
             "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST, kafka://HOST, \
-             http://HOST/PATH or https://HOST/PATH, found another URL",
-        )),
+             http://HOST/PATH or https://HOST/PATH, found {}",
+            crate::messages::found_scheme(other)
+        ))),
     }
 }

@@ -25,15 +25,19 @@ impl KafkaPlan {
         consumer: &str,
         lease: Duration,
     ) -> Result<Self, CliError> {
-        let expected = || {
-            CliError::usage(
-                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user, found another URL",
-            )
-        };
         let place = url.split_once("://").map_or("", |(_, place)| place);
-        let (hosts, topics) = place.split_once('/').ok_or_else(expected)?;
-        if hosts.is_empty() || topics.is_empty() || place.contains(['@', '?', '#']) {
-            return Err(expected());
+        let (hosts, topics) = place.split_once('/').unwrap_or((place, ""));
+        let found = match (hosts, topics) {
+            _ if place.contains('@') => Some("a user: remove it"),
+            _ if place.contains(['?', '#']) => Some("a query or fragment: remove it"),
+            ("", _) => Some("no host: add one"),
+            (_, "") => Some("no topic: add /TOPIC"),
+            _ => None,
+        };
+        if let Some(found) = found {
+            return Err(CliError::usage(format!(
+                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user; found {found}"
+            )));
         }
         unwanted(
             "a NATS server",

@@ -77,12 +77,17 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
         (
             &[("--from", "kafka://hidden")][..],
             if cfg!(feature = "kafka") {
-                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user"
+                "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user; found no topic"
             } else {
                 "--from: expected a program with the feature kafka for kafka://"
             },
         ),
-        (&[("--from", "http://hidden")], "amqps://HOST or kafka://HOST/TOPIC, found another URL"),
+        (
+            &[("--from", "kafka://hidden@a/orders")],
+            if cfg!(feature = "kafka") { "found a user: remove it" } else { "the feature kafka" },
+        ),
+        (&[("--from", "http://u:hidden@a")], "or kafka://HOST/TOPIC, found the scheme http"),
+        (&[("--from", "hidden")], "or kafka://HOST/TOPIC, found none: correct the URL"),
         (&[("--from", "amqp://hidden")], "--stream: expected a NATS server in --from"),
         (&[("--queue", "orders")], "--queue: expected a RabbitMQ server in --from"),
         (
@@ -93,7 +98,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
         (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
         (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),
         (&[("--from", without)], "--from <URL>"),
-        (&[("--from", without), ("--from-file", &*of_mqtt)], "found another URL"),
+        (&[("--from", without), ("--from-file", &*of_mqtt)], "found the scheme mqtt"),
         (&[("--from", without), ("--from-file", "/none")], "--from-file: /none: "),
         (&[("--stream", without)], "--stream: expected the stream of a NATS server, found none"),
         (&[("--stream", "a.b")], "--stream: expected a name of letters"),
