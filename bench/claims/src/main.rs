@@ -184,7 +184,7 @@ async fn main() -> Outcome<()> {
         Some(name) => vec![name],
     };
     let callers = NonZeroU16::new(u16::try_from(number(3, 64)?)?).ok_or("expected a caller")?;
-    let (load, rounds) = (Load { messages: number(1, 20_000)?, callers }, number(2, 5)?);
+    let (load, rounds) = (Load { messages: number(1, 40_000)?, callers }, number(2, 5)?);
 
     for broker in brokers {
         let folder = tempfile::tempdir()?;

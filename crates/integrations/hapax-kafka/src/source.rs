@@ -8,6 +8,7 @@ mod poll;
 mod record;
 mod requests;
 mod state;
+mod window;
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -116,7 +117,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the time between two commits. Default 1 s; 1 ms to 1 min.
+    /// Sets the time between two commits of acknowledged records. Further commits are sent before records are
+    /// delivered, so that the group's next member knows of them. Default 1 s; 1 ms to 1 min.
     pub const fn commit_every(mut self, time: Duration) -> Self {
         self.commit_every = time;
         self
@@ -318,7 +320,7 @@ impl KafkaSource {
     pub fn stopped_partitions(&self) -> Vec<StoppedPartition> {
         let state = self.shared.lock();
         let stopped = state.stopped.iter().map(|((topic, partition), cause)| StoppedPartition {
-            topic: topic.clone(),
+            topic: topic.to_string(),
             partition: *partition,
             cause: cause.clone(),
         });

@@ -229,7 +229,7 @@ fn is_temporary(error: &KafkaError) -> bool {
 }
 
 pub(super) fn key(element: &TopicPartitionListElem<'_>) -> PartitionKey {
-    (element.topic().to_owned(), element.partition())
+    (element.topic().into(), element.partition())
 }
 
 /// Returns the commit that the broker has of a partition, if any.

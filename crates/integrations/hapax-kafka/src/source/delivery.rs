@@ -42,7 +42,7 @@ fn step(
     let position = |offset: i64| u64::try_from(offset).ok();
     Some(PositionStep {
         fence: (*fence)?,
-        partition: Partition { topic: topic.clone(), number: u32::try_from(*number).ok()? },
+        partition: Partition { topic: topic.to_string(), number: u32::try_from(*number).ok()? },
         from: position(record.from)?,
         to: position(offset.saturating_add(1))?,
         timestamp_ms: record.timestamp_ms,
@@ -67,7 +67,7 @@ impl Delivery for KafkaDelivery {
     }
 
     fn acquire_position_again(&self) {
-        self.shared.open_again(&self.delivered.key, self.delivered.assignment_number);
+        self.shared.resolve_again(&self.delivered.key, self.delivered.assignment_number);
     }
 
     /// Acknowledges the record. The polling thread commits it, once all records before it are acknowledged.

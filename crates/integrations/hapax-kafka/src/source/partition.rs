@@ -12,9 +12,7 @@ use std::ops::Range;
 use hapax_messages::{AcquiredPosition, Message};
 
 use super::metadata::CommitMetadata;
-
-/// Records that the first commit of an assignment opens.
-const FIRST_WINDOW: usize = 100;
+use super::window::Window;
 
 /// Limits of a partition.
 #[derive(Clone, Copy, Debug)]
@@ -80,11 +78,7 @@ pub(super) struct Partition {
     suspects: Range<i64>,
     /// The commit that the broker has confirmed.
     committed: Option<Commit>,
-    /// Records that the next commit opens. After a crash they are suspects, so that they are not more than those
-    /// of some commits: it doubles when a record waits for a commit, and halves when few were delivered.
-    window: usize,
-    /// `delivered_end` when the last commit was confirmed.
-    delivered_end_before: i64,
+    window: Window,
     is_paused: bool,
     /// The record before the first one to handle, by which a topic that was created again is detected.
     topic_check: Option<TopicCheck>,
@@ -120,7 +114,7 @@ impl Partition {
             CommitMetadata::Open { end, .. } => stored.offset..end,
             CommitMetadata::Clean { .. } => first..first,
             // As many as an owner without metadata may have had.
-            CommitMetadata::Unknown => first..first.saturating_add(offsets(limits.records)),
+            CommitMetadata::Unknown => first..first.saturating_add(to_offsets(limits.records)),
         });
         // No process has started a record that is not in the log yet.
         let suspects = suspects.start..suspects.end.min(watermarks.1);
@@ -142,8 +136,7 @@ impl Partition {
             delivered_end: first,
             suspects,
             committed,
-            window: FIRST_WINDOW.min(limits.records),
-            delivered_end_before: first,
+            window: Window::new(limits.records, first),
             is_paused: false,
             topic_check: topic_check.filter(|check| check.offset >= watermarks.0),
         }
@@ -206,10 +199,7 @@ impl Partition {
 
     /// Delivers the first record that is ready, if the broker has confirmed that it may be.
     pub(super) fn deliver(&mut self) -> Option<(i64, Record)> {
-        let end = match self.committed?.metadata {
-            CommitMetadata::Open { end, .. } => end,
-            CommitMetadata::Clean { .. } | CommitMetadata::Unknown => return None,
-        };
+        let end = self.open_end()?;
         let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
         let (offset, record) = entry.remove_entry();
         self.delivered += 1;
@@ -255,10 +245,34 @@ impl Partition {
 
     /// Returns whether a record waits for a commit that opens it.
     pub(super) fn waits_for_commit(&self) -> bool {
-        let Some((first, _)) = self.ready.first_key_value() else { return false };
-        match self.committed.map(|it| it.metadata) {
-            Some(CommitMetadata::Open { end, .. }) => *first >= end,
-            _ => true,
+        let first = self.ready.first_key_value().map(|(first, _)| *first);
+        first.is_some_and(|first| self.open_end().is_none_or(|end| first >= end))
+    }
+
+    /// Returns whether the next commit opens records, which it does if at most half of a window is open and not
+    /// delivered. The other half is delivered while the commit is in progress.
+    pub(super) fn opens_records(&self) -> bool {
+        self.next_open_end().is_some()
+    }
+
+    /// Returns the offset after the records that the confirmed commit opens; `None` if it opens none, or only records
+    /// after the offset to commit, because an operator has set an earlier position.
+    fn open_end(&self) -> Option<i64> {
+        let committed = self.committed.filter(|it| it.offset <= self.offset_to_commit)?;
+        match committed.metadata {
+            CommitMetadata::Open { end, .. } => Some(end),
+            CommitMetadata::Clean { .. } | CommitMetadata::Unknown => None,
+        }
+    }
+
+    /// Returns the offset after the records that the next commit opens; `None` if it opens none.
+    fn next_open_end(&self) -> Option<i64> {
+        let (first, _) = self.ready.first_key_value()?;
+        let window = self.window.records();
+        match self.open_end() {
+            Some(end) if first.saturating_add(window / 2) < end => None,
+            // Suspects that are left stay suspects for the next owner.
+            _ => Some(first.saturating_add(window).max(self.delivered_end).max(self.suspects.end)),
         }
     }
 
@@ -271,23 +285,8 @@ impl Partition {
     fn wanted(&self) -> Commit {
         let timestamp_ms = self.handled_timestamp_ms;
         let confirmed = self.committed.map(|it| it.metadata);
-        let metadata = match (self.ready.first_key_value(), confirmed) {
-            (Some((first, _)), confirmed) => {
-                let window = offsets(self.window);
-                let end = match confirmed {
-                    Some(CommitMetadata::Open { end, .. })
-                        if first.saturating_add(window / 2) < end =>
-                    {
-                        end
-                    }
-                    // Suspects that are left stay suspects for the next owner.
-                    _ => {
-                        first.saturating_add(window).max(self.delivered_end).max(self.suspects.end)
-                    }
-                };
-                CommitMetadata::Open { end, timestamp_ms }
-            }
-            (None, Some(CommitMetadata::Open { end, .. })) => {
+        let metadata = match (self.next_open_end(), confirmed) {
+            (Some(end), _) | (None, Some(CommitMetadata::Open { end, .. })) => {
                 CommitMetadata::Open { end, timestamp_ms }
             }
             // Nothing was delivered since the assignment.
@@ -320,14 +319,16 @@ impl Partition {
 
     /// Notes that the broker has confirmed a commit.
     pub(super) fn note_committed(&mut self, commit: Commit) {
-        let delivered = self.delivered_end.saturating_sub(self.delivered_end_before);
-        self.delivered_end_before = self.delivered_end;
-        if self.waits_for_commit() {
-            self.window = self.window.saturating_mul(2).min(self.limits.records);
-        } else if delivered < offsets(self.window / 8) {
-            self.window = (self.window / 2).max(FIRST_WINDOW.min(self.limits.records));
+        // At the first commit nothing is open, however many records are delivered.
+        if self.open_end().is_some() && self.waits_for_commit() {
+            self.window.double();
         }
         self.committed = Some(commit);
+    }
+
+    /// Ends an interval of the [`Window`].
+    pub(super) fn end_interval(&mut self) {
+        self.window.end_interval(self.delivered_end, self.delivered);
     }
 
     /// Updates whether the partition is paused. Returns whether to pause (`Some(true)`) or to resume it; `None` for
@@ -355,7 +356,8 @@ impl Partition {
     }
 }
 
-fn offsets(count: usize) -> i64 {
+/// Converts a number of records to one of offsets.
+pub(super) fn to_offsets(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
@@ -408,13 +410,30 @@ mod tests {
     }
 
     #[test]
+    fn a_commit_opens_records_once_half_of_the_open_ones_are_delivered() {
+        let mut partition = Partition::new(LIMITS, 1, 0, None, (0, 0));
+        assert!(!partition.opens_records());
+        for offset in 0..6 {
+            partition.accept(offset, record(offset)).unwrap();
+        }
+        assert!(partition.opens_records());
+        assert_eq!(commit(&mut partition), Some(open(0, 4)));
+        partition.deliver().unwrap();
+        assert!(!partition.opens_records());
+        partition.deliver().unwrap();
+        assert!(partition.opens_records() && !partition.waits_for_commit());
+        assert_eq!(commit(&mut partition), Some(open(0, 6)));
+        assert!(!partition.opens_records());
+    }
+
+    #[test]
     fn a_commit_opens_more_records_the_faster_they_are_delivered() {
         let limits = PartitionLimits { records: 1_000, bytes: usize::MAX, uncommitted: 100_000 };
         let mut partition = Partition::new(limits, 1, 0, None, (0, 0));
         for offset in 0..10_000 {
             partition.accept(offset, record(offset)).unwrap();
         }
-        let ends = |partition: &mut Partition, commits: usize, delivers: bool| -> Vec<i64> {
+        let ends = |partition: &mut Partition, commits: usize| -> Vec<i64> {
             let mut ends = Vec::new();
             for _ in 0..commits {
                 let commit = commit(partition).unwrap();
@@ -422,24 +441,16 @@ mod tests {
                     panic!("{commit:?}")
                 };
                 ends.push(end);
-                if delivers {
-                    for (offset, _) in deliver(partition) {
-                        partition.acknowledge(offset, 10);
-                    }
+                for (offset, _) in deliver(partition) {
+                    partition.acknowledge(offset, 10);
                 }
             }
             ends
         };
-        assert_eq!(ends(&mut partition, 6, true), [100, 300, 700, 1500, 2500, 3500]);
-        // Few records are delivered until each commit.
-        for _ in 0..10 {
-            if let Some(commit) = partition.commit() {
-                partition.note_committed(commit);
-            }
-            let (offset, _) = partition.deliver().unwrap();
-            partition.acknowledge(offset, 10);
-        }
-        assert_eq!(partition.window, FIRST_WINDOW);
+        assert_eq!(ends(&mut partition, 6), [100, 200, 400, 800, 1600, 2600]);
+        // In the first interval 2,600 are delivered, and none in the next two.
+        (0..3).for_each(|_| partition.end_interval());
+        assert_eq!(ends(&mut partition, 1), [2850]);
     }
 
     #[test]
@@ -496,6 +507,8 @@ mod tests {
         for offset in 0..8 {
             partition.accept(offset, record(offset)).unwrap();
         }
+        // The broker's commit does not contain them.
+        assert_eq!(deliver(&mut partition), []);
         let mut delivered = Vec::new();
         while let Some(commit) = commit(&mut partition) {
             partition.note_committed(commit);

@@ -14,20 +14,21 @@ use super::context::{Context, RETRY, assign, fetched};
 use super::partition::{Partition, Recreated};
 use super::record::record;
 use super::requests::Requests;
-use super::state::{CheckedWatermarks, Opened, PartitionKey, PollSettings, Shared, Watermarks};
+use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
 
 /// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The same while requests are in progress, whose results the thread applies.
-const POLL_REQUESTS: Duration = Duration::from_millis(5);
+/// Longest time of one poll while requests are in progress, whose results the thread applies, or while records are
+/// delivered, so that others have to be opened: until [`POLL`] after the last delivery.
+const POLL_BUSY: Duration = Duration::from_millis(5);
 
 /// Most records that are received between two updates of commits and pauses.
 const BATCH: usize = 256;
 
 /// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
 /// requested: each change of the assignment drops records that the client has fetched.
-const OPEN_TOGETHER: Duration = Duration::from_secs(1);
+const FETCH_TOGETHER: Duration = Duration::from_secs(1);
 
 /// Pause between two requests of watermarks.
 const CHECK_WATERMARKS_EVERY: Duration = Duration::from_secs(1);
@@ -53,9 +54,14 @@ pub(super) struct Poller {
     /// Time of the first of the commits that fail.
     commits_fail_since: Option<Instant>,
     /// Number of the assignment of these.
-    commits_assignment: u64,
-    /// Time at which the first of the partitions was opened that wait for others.
-    opened_since: Option<Instant>,
+    commits_assignment_number: u64,
+    /// Partition of the last record that was received.
+    last_key: Option<PartitionKey>,
+    /// Number of the records that were delivered before the last poll.
+    deliveries: u64,
+    busy_until: Instant,
+    /// Time since which a resolved partition waits for others.
+    resolved_since: Option<Instant>,
     /// Time at which watermarks are requested, if the client has lost offsets.
     check_watermarks_at: Option<Instant>,
     watermarks_checked_at: Option<Instant>,
@@ -95,8 +101,11 @@ impl Poller {
             commit_at: now,
             retry_at: now,
             commits_fail_since: None,
-            commits_assignment: 0,
-            opened_since: None,
+            commits_assignment_number: 0,
+            last_key: None,
+            deliveries: 0,
+            busy_until: now,
+            resolved_since: None,
             check_watermarks_at: None,
             watermarks_checked_at: None,
             is_checking_watermarks: false,
@@ -112,7 +121,7 @@ impl Poller {
         while !self.shared.lock().is_closing {
             self.poll();
             self.check_watermarks();
-            self.open();
+            self.resolve_partitions();
             self.update_paused();
             self.commit();
             self.check_broker();
@@ -156,12 +165,20 @@ impl Poller {
     }
 
     fn poll(&mut self) {
-        let mut timeout = match self.shared.lock().waits_for_requests() {
-            true => POLL_REQUESTS,
+        let now = Instant::now();
+        let state = self.shared.lock();
+        let (deliveries, waits) = (state.deliveries, state.waits_for_requests());
+        drop(state);
+        if std::mem::replace(&mut self.deliveries, deliveries) != deliveries {
+            self.busy_until = now + POLL;
+        }
+        let mut timeout = match waits || now < self.busy_until {
+            true => POLL_BUSY,
             false => POLL,
         };
+        let consumer = Arc::clone(&self.consumer);
         for _ in 0..BATCH {
-            let polled = self.consumer.poll(timeout);
+            let polled = consumer.poll(timeout);
             timeout = Duration::ZERO;
             match polled {
                 Some(Ok(message)) => {
@@ -182,8 +199,12 @@ impl Poller {
     }
 
     /// Adds a record. Returns false if its partition is stopped, and has to be fetched no longer.
-    fn accept(&self, message: &BorrowedMessage<'_>) -> bool {
-        let key = (message.topic().to_owned(), message.partition());
+    fn accept(&mut self, message: &BorrowedMessage<'_>) -> bool {
+        // Many records of one partition follow each other.
+        let (topic, number) = (message.topic(), message.partition());
+        let last = self.last_key.take().filter(|last| *last.0 == *topic && last.1 == number);
+        let key = last.unwrap_or_else(|| (topic.into(), number));
+        self.last_key = Some(key.clone());
         let mut state = self.shared.lock();
         // A record of an assignment that has ended.
         let Some(partition) = state.partitions.get_mut(&key) else { return true };
@@ -265,30 +286,30 @@ impl Poller {
     }
 
     /// Requests the first offsets of assigned partitions, and fetches those whose first offset is known.
-    fn open(&mut self) {
+    fn resolve_partitions(&mut self) {
         // Without the lock, which a task that the runtime drops at once takes.
-        let beginning = self.shared.lock().begin_opening();
+        let beginning = self.shared.lock().begin_resolving();
         if let Some((number, keys)) = beginning {
-            self.requests.open(number, keys);
+            self.requests.resolve_partitions(number, keys);
         }
-        let opened = {
+        let resolved = {
             let mut state = self.shared.lock();
-            if state.opened.is_empty() {
-                self.opened_since = None;
+            if state.resolved.is_empty() {
+                self.resolved_since = None;
                 return;
             }
             let now = Instant::now();
-            let since = *self.opened_since.get_or_insert(now);
-            if state.is_opening() && now < since + OPEN_TOGETHER {
+            let since = *self.resolved_since.get_or_insert(now);
+            if state.is_resolving() && now < since + FETCH_TOGETHER {
                 return;
             }
-            self.opened_since = None;
-            std::mem::take(&mut state.opened)
+            self.resolved_since = None;
+            std::mem::take(&mut state.resolved)
         };
         let settings = self.settings();
         {
             let mut state = self.shared.lock();
-            for Opened { key, first, committed, position, watermarks } in opened {
+            for Resolved { key, first, committed, position, watermarks } in resolved {
                 if let Some(cause) = outside(first, watermarks, settings.remedy()) {
                     state.stop(key, cause);
                     continue;
@@ -398,12 +419,12 @@ impl Poller {
                 false => self.consumer.resume(&list),
             };
             if let Err(error) = changed {
-                tracing::debug!(%error, topic, number, "a partition was not paused or resumed");
+                tracing::debug!(%error, %topic, number, "a partition was not paused or resumed");
             }
         }
     }
 
-    /// Commits acknowledged records, and opens records that wait for it.
+    /// Commits acknowledged records, and opens further ones.
     fn commit(&mut self) {
         let now = Instant::now();
         let mut state = self.shared.lock();
@@ -411,8 +432,9 @@ impl Poller {
         if state.is_committing {
             return;
         }
-        if self.commits_assignment != state.assignment_number {
-            (self.commits_assignment, self.commits_fail_since) = (state.assignment_number, None);
+        if self.commits_assignment_number != state.assignment_number {
+            (self.commits_assignment_number, self.commits_fail_since) =
+                (state.assignment_number, None);
         }
         match result {
             Some(Ok(())) => self.commits_fail_since = None,
@@ -436,14 +458,15 @@ impl Poller {
             return;
         }
         let is_due = now >= self.commit_at;
-        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.waits_for_commit());
+        let wanted = state.partitions.iter().filter(|(_, it)| is_due || it.opens_records());
         let wanted =
             wanted.filter_map(|(key, it)| Some((key.clone(), it.assignment_number, it.commit()?)));
         let commits: Vec<_> = wanted.collect();
-        drop(state);
         if is_due {
+            state.partitions.values_mut().for_each(Partition::end_interval);
             self.commit_at = now + self.settings().commit_every;
         }
+        drop(state);
         if !commits.is_empty() {
             self.requests.commit(commits);
         }

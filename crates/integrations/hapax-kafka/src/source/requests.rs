@@ -14,7 +14,7 @@ use super::KafkaStartAt;
 use super::context::{Context, key, stored};
 use super::metadata::CommitMetadata;
 use super::partition::Commit;
-use super::state::{CheckedWatermarks, Opened, PartitionKey, PollSettings, Shared, Watermarks};
+use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
 
 /// Most partitions whose requests are in progress at the same time. A broker that does not answer delays the
 /// partitions of others by little.
@@ -34,25 +34,25 @@ pub(super) struct Requests {
 
 /// Partitions whose first offsets are being requested. Those that are left when it is dropped, because a store
 /// panics or the runtime has ended, are requested again.
-struct Opening {
+struct Resolving {
     shared: Arc<Shared>,
     number: u64,
     keys: BTreeSet<PartitionKey>,
 }
 
-impl Opening {
+impl Resolving {
     /// Stores a result. Returns false if its assignment has ended.
-    fn end(&mut self, key: PartitionKey, opened: Option<Opened>) -> bool {
+    fn end(&mut self, key: PartitionKey, resolved: Option<Resolved>) -> bool {
         self.keys.remove(&key);
-        self.shared.opened(self.number, key, opened)
+        self.shared.resolved(self.number, key, resolved)
     }
 }
 
-impl Drop for Opening {
+impl Drop for Resolving {
     fn drop(&mut self) {
         let mut lost = 0_u32;
         for key in std::mem::take(&mut self.keys) {
-            lost += u32::from(self.shared.opened(self.number, key, None));
+            lost += u32::from(self.shared.resolved(self.number, key, None));
         }
         if lost > 0 {
             self.shared.fail(format!(
@@ -127,30 +127,30 @@ impl Requests {
     }
 
     /// Requests the first offsets of partitions, and acquires their positions, if these are in a database.
-    pub(super) fn open(&self, number: u64, keys: Vec<PartitionKey>) {
+    pub(super) fn resolve_partitions(&self, number: u64, keys: Vec<PartitionKey>) {
         let (this, shared) = (self.clone(), Arc::clone(&self.shared));
-        let mut opening = Opening { shared, number, keys: keys.iter().cloned().collect() };
+        let mut resolving = Resolving { shared, number, keys: keys.iter().cloned().collect() };
         self.runtime.spawn(async move {
             let committed = this.committed(keys).await;
-            let open = |(key, committed): (PartitionKey, Result<_, String>)| {
+            let resolve = |(key, committed): (PartitionKey, Result<_, String>)| {
                 let this = &this;
                 async move {
-                    let opened = match committed {
-                        Ok(committed) => this.open_partition(number, &key, committed).await,
+                    let resolved = match committed {
+                        Ok(committed) => this.resolve_partition(number, &key, committed).await,
                         Err(error) => Err(error),
                     };
-                    (key, opened)
+                    (key, resolved)
                 }
             };
-            let mut opened = stream::iter(committed).map(open).buffer_unordered(CONCURRENT).boxed();
+            let mut resolved = stream::iter(committed).map(resolve).buffer_unordered(CONCURRENT).boxed();
             let mut errors = Vec::new();
-            while let Some((key, opened)) = opened.next().await {
-                let (opened, error) = match opened {
-                    Ok(opened) => (Some(opened), None),
+            while let Some((key, resolved)) = resolved.next().await {
+                let (resolved, error) = match resolved {
+                    Ok(resolved) => (Some(resolved), None),
                     Err(error) => (None, Some(format!("partition {} of {}: {error}", key.1, key.0))),
                 };
                 // An error of an assignment that has ended is not one of the source.
-                if opening.end(key, opened) {
+                if resolving.end(key, resolved) {
                     errors.extend(error);
                 }
             }
@@ -199,12 +199,12 @@ impl Requests {
         self.call(move |consumer| consumer.fetch_watermarks(&topic, number, timeout)).await
     }
 
-    async fn open_partition(
+    async fn resolve_partition(
         &self,
         number: u64,
         key: &PartitionKey,
         committed: Option<Commit>,
-    ) -> Result<Opened, String> {
+    ) -> Result<Resolved, String> {
         const ENDED: &str = "its assignment has ended";
         let text = |error: KafkaError| error.to_string();
         if !self.shared.is_wanted(number, key) {
@@ -218,7 +218,7 @@ impl Requests {
         };
         let key = key.clone();
         let Some(positions) = &self.settings.positions else {
-            return Ok(Opened { key, first, committed, position: None, watermarks });
+            return Ok(Resolved { key, first, committed, position: None, watermarks });
         };
         // A position must not be acquired from the next owner.
         if !self.shared.is_wanted(number, &key) {
@@ -241,7 +241,7 @@ impl Requests {
         };
         // Again: the previous owner may have advanced the position until it was acquired.
         let watermarks = self.watermarks(&key).await.map_err(text)?;
-        Ok(Opened { key, first, committed, position: Some(position), watermarks })
+        Ok(Resolved { key, first, committed, position: Some(position), watermarks })
     }
 
     /// Requests the watermarks of partitions, of which the client may have lost its offsets.
@@ -300,7 +300,7 @@ impl Requests {
         });
     }
 
-    /// Checks the ownership of positions of idle partitions, where no step would fail. Opens partitions again whose
+    /// Checks the ownership of positions of idle partitions, where no step would fail. Resolves partitions again whose
     /// position has another owner. One check is in progress at a time.
     pub(super) fn check_owner(&self, partitions: Vec<(PartitionKey, u64, u64)>) {
         let Some(positions) = self.settings.positions.clone() else { return };
@@ -312,7 +312,7 @@ impl Requests {
                 async move {
                     match positions.is_owner(&to_partition(&key), fence).await {
                         Ok(true) => {}
-                        Ok(false) => shared.open_again(&key, assignment_number),
+                        Ok(false) => shared.resolve_again(&key, assignment_number),
                         Err(error) => tracing::debug!(%error, "an owner was not checked"),
                     }
                 }
@@ -327,5 +327,5 @@ impl Requests {
 fn to_partition((topic, number): &PartitionKey) -> hapax_messages::Partition {
     // A broker counts from 0.
     let number = u32::try_from(*number).unwrap_or(0);
-    hapax_messages::Partition { topic: topic.clone(), number }
+    hapax_messages::Partition { topic: topic.to_string(), number }
 }

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use super::partition::{Commit, Partition, PartitionLimits, Record};
 
 /// Topic and number of a partition.
-pub(super) type PartitionKey = (String, i32);
+pub(super) type PartitionKey = (Arc<str>, i32);
 
-/// Pause before partitions that were not opened are opened again.
-const OPEN_RETRY: Duration = Duration::from_secs(1);
+/// Pause before first offsets are requested again, after an error.
+const RESOLVE_RETRY: Duration = Duration::from_secs(1);
 
 /// State of a source that its parts share.
 #[derive(Debug, Default)]
@@ -29,21 +29,21 @@ pub(super) struct Shared {
     changed: Notify,
 }
 
-/// An assigned partition is in one of `unopened`, `opening`, `opened`, `partitions` and `stopped`.
+/// An assigned partition is resolved once its first offset is known. It is in one of `unresolved`, `resolving`, `resolved`, `partitions` and `stopped`.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Partitions that are fetched.
     pub(super) partitions: BTreeMap<PartitionKey, Partition>,
     /// Partitions whose first offset is not known.
-    unopened: BTreeSet<PartitionKey>,
-    /// Time before which these are not opened, after an error.
-    open_after: Option<Instant>,
+    unresolved: BTreeSet<PartitionKey>,
+    /// Time before which these are not requested, after an error.
+    resolve_after: Option<Instant>,
     /// Partitions whose first offset is being requested, each with the number of the request.
-    opening: BTreeMap<PartitionKey, u64>,
+    resolving: BTreeMap<PartitionKey, u64>,
     /// Number of the last of these requests.
-    openings: u64,
+    last_request: u64,
     /// Partitions whose first offset is known, and that are not fetched yet.
-    pub(super) opened: Vec<Opened>,
+    pub(super) resolved: Vec<Resolved>,
     /// Partitions that are not received, and why.
     pub(super) stopped: BTreeMap<PartitionKey, String>,
     /// Number of the last assignment.
@@ -64,6 +64,8 @@ pub(super) struct State {
     fatal: Option<String>,
     /// The last partition of which a record was delivered.
     last_delivered: Option<PartitionKey>,
+    /// Number of the records that were delivered.
+    pub(super) deliveries: u64,
     /// An error that no receiver has returned yet.
     error: Option<String>,
 }
@@ -73,7 +75,7 @@ pub(super) type Watermarks = (i64, i64);
 
 /// A partition whose first offset is known.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct Resolved {
     pub(super) key: PartitionKey,
     /// The first offset to handle.
     pub(super) first: i64,
@@ -222,14 +224,14 @@ impl Shared {
         self.lock().owned(key, assignment_number).is_some()
     }
 
-    /// Ends the deliveries of a partition, and opens it again.
-    pub(super) fn open_again(&self, key: &PartitionKey, assignment_number: u64) {
+    /// Ends the deliveries of a partition, and requests its first offset again.
+    pub(super) fn resolve_again(&self, key: &PartitionKey, assignment_number: u64) {
         let mut state = self.lock();
         if state.owned(key, assignment_number).is_some() {
             state.partitions.remove(key);
             // Deliveries of before are not those of the partition that is created next.
             state.assignment_number += 1;
-            state.unopened.insert(key.clone());
+            state.unresolved.insert(key.clone());
             state.is_assigned = false;
         }
         drop(state);
@@ -240,22 +242,27 @@ impl Shared {
     /// Returns whether the first offset of a partition is still wanted by the request with this number.
     pub(super) fn is_wanted(&self, number: u64, key: &PartitionKey) -> bool {
         let state = self.lock();
-        !state.is_closing && state.opening.get(key) == Some(&number)
+        !state.is_closing && state.resolving.get(key) == Some(&number)
     }
 
     /// Stores the result of a request with this number. Returns false if its assignment has ended. The request
     /// may have acquired the position after the new owner did; the new owner then acquires it again.
-    pub(super) fn opened(&self, number: u64, key: PartitionKey, opened: Option<Opened>) -> bool {
+    pub(super) fn resolved(
+        &self,
+        number: u64,
+        key: PartitionKey,
+        resolved: Option<Resolved>,
+    ) -> bool {
         let mut state = self.lock();
-        if state.opening.get(&key) != Some(&number) {
+        if state.resolving.get(&key) != Some(&number) {
             return false;
         }
-        state.opening.remove(&key);
-        match opened {
-            Some(opened) => state.opened.push(opened),
+        state.resolving.remove(&key);
+        match resolved {
+            Some(resolved) => state.resolved.push(resolved),
             None => {
-                state.unopened.insert(key);
-                state.open_after = Some(Instant::now() + OPEN_RETRY);
+                state.unresolved.insert(key);
+                state.resolve_after = Some(Instant::now() + RESOLVE_RETRY);
             }
         }
         true
@@ -279,16 +286,16 @@ impl State {
         self.end_assignment();
         self.assignment_number += 1;
         self.is_assigned = assigned.is_empty();
-        self.unopened = assigned;
+        self.unresolved = assigned;
     }
 
     /// Ends all assignments: later acknowledgements are errors.
     pub(super) fn end_assignment(&mut self) {
         self.partitions.clear();
-        self.unopened.clear();
-        self.open_after = None;
-        self.opening.clear();
-        self.opened.clear();
+        self.unresolved.clear();
+        self.resolve_after = None;
+        self.resolving.clear();
+        self.resolved.clear();
         self.stopped.clear();
         self.is_draining = false;
         self.is_assigned = false;
@@ -296,31 +303,31 @@ impl State {
 
     /// Returns whether the first offset of every assigned partition is known.
     pub(super) fn is_resolved(&self) -> bool {
-        self.unopened.is_empty() && self.opening.is_empty() && self.opened.is_empty()
+        self.unresolved.is_empty() && self.resolving.is_empty() && self.resolved.is_empty()
     }
 
     /// Returns whether requests are in progress whose results the polling thread applies.
     pub(super) fn waits_for_requests(&self) -> bool {
-        self.is_committing || self.is_opening() || !self.opened.is_empty()
+        self.is_committing || self.is_resolving() || !self.resolved.is_empty()
     }
 
     /// Returns whether first offsets are being requested.
-    pub(super) fn is_opening(&self) -> bool {
-        !self.opening.is_empty()
+    pub(super) fn is_resolving(&self) -> bool {
+        !self.resolving.is_empty()
     }
 
     /// Begins a request for the first offsets of partitions. Returns its number and these; `None` if there is
     /// nothing to request now.
-    pub(super) fn begin_opening(&mut self) -> Option<(u64, Vec<PartitionKey>)> {
-        let is_early = self.open_after.is_some_and(|after| Instant::now() < after);
-        if self.unopened.is_empty() || is_early {
+    pub(super) fn begin_resolving(&mut self) -> Option<(u64, Vec<PartitionKey>)> {
+        let is_early = self.resolve_after.is_some_and(|after| Instant::now() < after);
+        if self.unresolved.is_empty() || is_early {
             return None;
         }
-        self.open_after = None;
-        self.openings += 1;
-        let keys: Vec<_> = std::mem::take(&mut self.unopened).into_iter().collect();
-        self.opening.extend(keys.iter().map(|key| (key.clone(), self.openings)));
-        Some((self.openings, keys))
+        self.resolve_after = None;
+        self.last_request += 1;
+        let keys: Vec<_> = std::mem::take(&mut self.unresolved).into_iter().collect();
+        self.resolving.extend(keys.iter().map(|key| (key.clone(), self.last_request)));
+        Some((self.last_request, keys))
     }
 
     /// Stops a partition, with the cause.
@@ -362,6 +369,7 @@ impl State {
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
                 let Some((offset, record)) = partition.deliver() else { return false };
                 let (assignment_number, fence) = (partition.assignment_number, partition.fence);
+                self.deliveries += 1;
                 delivered.push(Delivered {
                     key: key.clone(),
                     assignment_number,

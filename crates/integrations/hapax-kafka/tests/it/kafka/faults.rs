@@ -91,7 +91,7 @@ async fn a_partition_without_a_leader_that_answers_does_not_delay_others() {
             }
         }
     };
-    let first = timeout(LIMIT, first).await.expect("it is opened once its leader answers");
+    let first = timeout(LIMIT, first).await.expect("it is received once its leader answers");
     assert_eq!(first[0].message().position.as_ref().unwrap().partition, 1);
 }
 
