@@ -33,10 +33,10 @@ impl Window {
         self.records = self.records.saturating_mul(2).min(self.max);
     }
 
-    /// Ends an interval: the number becomes at least half of the records that were delivered in it, and half of what it
-    /// was if it is more than four times as large. `delivered_end` is the offset after the last record that was
-    /// delivered, and `in_progress` the number of those that are not acknowledged: a batch may last for more than an
-    /// interval, and the next one needs as many records.
+    /// Ends an interval. The commit needs half of the records that were delivered in the interval, and at least as many
+    /// as are in progress: a batch may last longer than an interval, and the next one needs as many. The window grows to
+    /// that number at once, and halves if it is more than four times that number. `delivered_end` is the offset after
+    /// the last record that was delivered.
     pub(super) fn end_interval(&mut self, delivered_end: i64, in_progress: usize) {
         let begin = std::mem::replace(&mut self.interval_begin, delivered_end);
         let delivered = usize::try_from(delivered_end.saturating_sub(begin)).unwrap_or(0);
