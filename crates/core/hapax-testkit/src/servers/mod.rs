@@ -22,6 +22,7 @@ mod rabbitmq;
 mod redis;
 mod redis_cluster;
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,11 +45,21 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// Returns a port on which nothing listens now.
 ///
-/// Another process may take it before it is used: start the server again with another port then.
+/// The port is below those that Linux gives to connections (from 32768): no connection of another test
+/// takes it before it is used. Another server may: start the server again with another port then.
+///
+/// # Panics
+///
+/// If no port is free.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("it is bound").port()
+    const FIRST: u64 = 10_000;
+    const PORTS: u64 = 22_000;
+    (0..1_000)
+        .map(|_| FIRST + RandomState::new().hash_one(()) % PORTS)
+        .filter_map(|port| u16::try_from(port).ok())
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .expect("a free port")
 }
 
 /// Memory that must be free for the files of some servers at one time.

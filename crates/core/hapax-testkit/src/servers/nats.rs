@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -81,6 +80,7 @@ impl NatsServer {
         command.args(["--addr", "127.0.0.1", "--port", &self.port.to_string()]);
         command.stderr(log).kill_on_drop(true).process_group(0);
         let child = command.spawn().expect("nats-server can be started");
+        let path = self.log();
         let child = self.child.insert(child);
         let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
@@ -88,7 +88,9 @@ impl NatsServer {
                 self.child = None;
                 return false;
             }
-            if TcpStream::connect(loopback(self.port)).await.is_ok() {
+            // Not a connection: another server on this port would accept it.
+            let log = std::fs::read_to_string(&path).unwrap_or_default();
+            if log.contains("Server is ready") {
                 return true;
             }
             sleep(EVERY).await;

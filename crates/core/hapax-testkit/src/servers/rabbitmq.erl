@@ -26,6 +26,10 @@ Port = list_to_integer(os:getenv("HAPAX_CONSOLE_PORT")).
 spawn(fun() ->
     Options = [binary, {packet, line}, {active, false}, {reuseaddr, true}, {ip, {127,0,0,1}},
         {buffer, 65536}],
-    {ok, Listener} = gen_tcp:listen(Port, Options),
-    Accept(Listener)
+    case gen_tcp:listen(Port, Options) of
+        {ok, Listener} -> Accept(Listener);
+        {error, Reason} ->
+            io:format("console: port ~b: ~p~n", [Port, Reason]),
+            erlang:halt(1)
+    end
 end).

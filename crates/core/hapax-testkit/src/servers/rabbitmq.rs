@@ -238,8 +238,10 @@ impl RabbitMqServer {
                 self.child = None;
                 return false;
             }
-            // The console listens after the node has started.
-            if TcpStream::connect(loopback(self.ports.console)).await.is_ok() {
+            // The console listens after the node has started. Another node on this port would have
+            // another name.
+            let name = timeout(Duration::from_secs(2), self.try_eval("node().")).await;
+            if matches!(name, Ok(Ok(name)) if name == format!("'{}'", self.node())) {
                 return true;
             }
             sleep(EVERY).await;
@@ -264,7 +266,7 @@ impl RabbitMqServer {
             ("RABBITMQ_ALLOW_INPUT", "1"),
             ("RABBITMQ_DIST_PORT", &distribution.to_string()),
             ("RABBITMQ_LOGS", "-"),
-            ("RABBITMQ_NODENAME", &format!("hapax-{amqp}@localhost")),
+            ("RABBITMQ_NODENAME", &self.node()),
             ("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1"),
             ("RABBITMQ_NODE_PORT", &amqp.to_string()),
             ("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", &arguments),
@@ -283,6 +285,11 @@ impl RabbitMqServer {
         ] {
             command.env(name, value);
         }
+    }
+
+    /// Name of the Erlang node.
+    fn node(&self) -> String {
+        format!("hapax-{}@localhost", self.ports.amqp)
     }
 
     fn start_epmd(&self) -> Child {
