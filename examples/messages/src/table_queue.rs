@@ -10,6 +10,7 @@
 //! The test calls the published suite, which every adapter passes: `tests/it/postgres/queue.rs`.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax::Timestamp;
@@ -88,7 +89,7 @@ impl TableQueue {
         self.ack_wait.as_secs_f64() * 1000.0
     }
 
-    fn delivery(&self, row: Row) -> Box<dyn Delivery> {
+    fn delivery(&self, row: Row) -> Arc<dyn Delivery> {
         let (id, message_id, key, names, values, payload, published_at, deliveries) = row;
         let published_at = Timestamp::from_micros(u64::try_from(published_at).unwrap_or(0));
         let mut message = Message::new(format!("table://table_queue/{}", self.queue), payload)
@@ -100,7 +101,7 @@ impl TableQueue {
         if let Some(key) = key {
             message = message.with_key(key);
         }
-        Box::new(TableDelivery { queue: self.clone(), id, deliveries, message })
+        Arc::new(TableDelivery { queue: self.clone(), id, deliveries, message })
     }
 
     async fn insert(&self, message: &OutgoingMessage) -> Result<(), sqlx::Error> {
@@ -138,7 +139,7 @@ impl MessageSource for TableQueue {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             let most = i64::try_from(max.get()).unwrap_or(i64::MAX);
             loop {

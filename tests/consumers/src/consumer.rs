@@ -258,7 +258,7 @@ impl MessageSource for FaultySource {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             let received = self.source.receive(max).await?;
             let mut deliveries = Vec::with_capacity(received.len());
@@ -269,7 +269,7 @@ impl MessageSource for FaultySource {
                 let faults = Arc::clone(&self.faults);
                 let delivery = FaultyDelivery { delivery, faults, acks_first: self.acks_first };
                 delivery.reach(FaultKind::FreezeReceived);
-                deliveries.push(Box::new(delivery) as Box<dyn Delivery>);
+                deliveries.push(Arc::new(delivery) as Arc<dyn Delivery>);
             }
             Ok(deliveries)
         })
@@ -281,7 +281,7 @@ impl MessageSource for FaultySource {
 }
 
 struct FaultyDelivery {
-    delivery: Box<dyn Delivery>,
+    delivery: Arc<dyn Delivery>,
     faults: Arc<Faults>,
     acks_first: bool,
 }

@@ -348,7 +348,7 @@ impl MessageSource for KafkaSource {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             // Records are delivered by the poll in which the future ends: a dropped one loses none.
             let received = self.shared.wait(|state| {
@@ -358,8 +358,8 @@ impl MessageSource for KafkaSource {
                 }
                 state.take_error().map(|error| Err(SourceError::new(error)))
             });
-            let delivery = |it: Delivered| -> Box<dyn Delivery> {
-                Box::new(KafkaDelivery::new(Arc::clone(&self.shared), it))
+            let delivery = |it: Delivered| -> Arc<dyn Delivery> {
+                Arc::new(KafkaDelivery::new(Arc::clone(&self.shared), it))
             };
             Ok(received.await?.into_iter().map(delivery).collect())
         })

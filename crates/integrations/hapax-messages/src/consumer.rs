@@ -374,11 +374,11 @@ impl ConsumerState {
             let slots = slots.into_iter().zip(self.memory.take(&sizes));
             for (delivery, (slot, memory)) in received.into_iter().zip(slots) {
                 let slot = self.counters.received(slot, memory);
-                let delivery: Arc<dyn Delivery> = Arc::from(delivery);
                 let key = delivery.message().key.as_deref().filter(|_| is_ordered);
                 // In the order in which they were received.
                 let turn = key.map(|key| self.key_queues.append(key));
-                tasks.spawn(Arc::clone(self).drive(delivery, turn, slot));
+                // In a box, because a future is moved several times while it is spawned.
+                tasks.spawn(Box::pin(Arc::clone(self).drive(delivery, turn, slot)));
             }
         }
     }
@@ -413,6 +413,9 @@ impl ConsumerState {
         mut turn: Option<KeyTurn>,
         draining: &mut watch::Receiver<bool>,
     ) {
+        let inbox = &self.inbox.shared;
+        // Before a handler is free, which then does not wait for it.
+        let identity = inbox.identify(delivery.message());
         if let Some(turn) = &mut turn {
             tokio::select! {
                 biased;
@@ -424,7 +427,7 @@ impl ConsumerState {
                 return;
             }
         }
-        let mut progress = Progress::new(self.inbox.shared.now());
+        let mut progress = Progress::new(inbox.now());
         let (mut is_suspect, mut is_first) = (false, true);
         loop {
             let (pause, cause) = {
@@ -433,19 +436,23 @@ impl ConsumerState {
                     _ = draining.wait_for(|draining| *draining) => return,
                     permits = self.permits(is_suspect) => permits,
                 };
-                let Some(_permits) = permits else { return };
+                let Some(permits) = permits else { return };
                 // It is delivered again, here or to another process, which may have begun. One that
                 // was begun here goes on: a dead letter may have to be removed.
                 if is_first && delivery.has_ended() {
                     return;
                 }
                 is_first = false;
-                let inbox = &self.inbox.shared;
-                let processed = inbox.process(delivery, &*self.handler, is_suspect, &mut progress);
-                let disposition = processed.await;
+                let handler = &*self.handler;
+                let disposition =
+                    inbox.process(delivery, &identity, handler, is_suspect, &mut progress).await;
                 self.note_store(&disposition);
                 match disposition {
-                    Disposition::Finished(finish) => return self.finish(delivery, finish).await,
+                    Disposition::Finished(finish) => {
+                        // The record has the outcome: another message begins during the acknowledgement.
+                        drop(permits);
+                        return self.finish(delivery, finish).await;
+                    }
                     Disposition::Suspect => {
                         is_suspect = true;
                         self.counters.suspect();

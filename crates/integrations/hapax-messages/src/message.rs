@@ -1,6 +1,7 @@
 //! Messages, as brokers and outboxes carry them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use hapax_core::{Fingerprint, Timestamp};
 #[non_exhaustive]
 pub struct Message {
     /// Origin, for operators: `nats://orders/orders.created`.
-    pub origin: String,
+    pub origin: Arc<str>,
     /// Order key, of at most [`Message::MAX_KEY_LEN`] bytes: messages with the same one are in order.
     /// `None`: the message has no order. A source sets it by [`Message::with_key`].
     pub key: Option<String>,
@@ -34,7 +35,7 @@ impl Message {
 
     /// Creates a message without headers.
     #[must_use]
-    pub fn new(origin: impl Into<String>, payload: impl Into<Bytes>) -> Self {
+    pub fn new(origin: impl Into<Arc<str>>, payload: impl Into<Bytes>) -> Self {
         Self { origin: origin.into(), payload: payload.into(), ..Self::default() }
     }
 
@@ -115,7 +116,7 @@ impl fmt::Debug for Message {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogPosition {
     /// Topic, stream or queue.
-    pub topic: String,
+    pub topic: Arc<str>,
     /// Partition; 0 without partitions.
     pub partition: u64,
     /// Offset or sequence number within the partition.

@@ -1,6 +1,7 @@
 //! Positions of partitions in the database of a handler.
 
 use std::fmt;
+use std::sync::Arc;
 
 use hapax_core::store::BoxFuture;
 
@@ -8,7 +9,7 @@ use hapax_core::store::BoxFuture;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Partition {
     /// Name of the topic.
-    pub topic: String,
+    pub topic: Arc<str>,
     /// Number of the partition.
     pub number: u32,
 }
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     fn step(from: u64, to: u64) -> PositionStep {
-        let partition = Partition { topic: "orders".to_owned(), number: 1 };
+        let partition = Partition { topic: "orders".into(), number: 1 };
         PositionStep {
             partition,
             fence: 7,

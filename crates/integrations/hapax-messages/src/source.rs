@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
@@ -107,7 +108,7 @@ pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>>;
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>>;
 
     /// Returns the properties that a consumer has to respect.
     fn limits(&self) -> SourceLimits;

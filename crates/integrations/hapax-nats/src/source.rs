@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, Config, PullConsumer, pull};
@@ -331,10 +332,10 @@ impl NatsSource {
         let info = message.info().map_err(SourceError::new)?;
         let micros = u64::try_from(info.published.unix_timestamp_nanos() / 1000).unwrap_or(0);
         let stored_at = Timestamp::from_micros(micros);
-        let (stream, is_redelivery) = (info.stream.to_owned(), info.delivered > 1);
+        let (stream, is_redelivery) = (info.stream, info.delivered > 1);
         let offset = info.stream_sequence;
         let origin = format!("nats://{stream}/{}", message.subject);
-        let position = LogPosition { topic: stream, partition: 0, offset, stored_at };
+        let position = LogPosition { topic: stream.into(), partition: 0, offset, stored_at };
         let mut received = Message::new(origin, message.payload.clone())
             .with_position(position)
             .published_at(stored_at);
@@ -387,14 +388,14 @@ impl MessageSource for NatsSource {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         // A request for more than the server delivers is answered only once it expires.
         let max = self.limits.max_unacknowledged.map_or(max, |most| max.min(most));
         Box::pin(async move {
             loop {
-                let mut deliveries: Vec<Box<dyn Delivery>> = Vec::new();
+                let mut deliveries: Vec<Arc<dyn Delivery>> = Vec::new();
                 for message in self.pull(max).await? {
-                    deliveries.push(Box::new(self.delivery(message)?));
+                    deliveries.push(Arc::new(self.delivery(message)?));
                 }
                 if !deliveries.is_empty() {
                     return Ok(deliveries);

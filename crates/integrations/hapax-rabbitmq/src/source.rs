@@ -164,7 +164,7 @@ impl MessageSource for RabbitSource {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(self.shared.receive(max))
     }
 
@@ -219,7 +219,7 @@ impl Shared {
     async fn receive(
         self: &Arc<Self>,
         max: NonZeroUsize,
-    ) -> Result<Vec<Box<dyn Delivery>>, SourceError> {
+    ) -> Result<Vec<Arc<dyn Delivery>>, SourceError> {
         let mut state = self.state.lock().await;
         self.connect(&mut state).await?;
         loop {
@@ -312,15 +312,15 @@ impl Shared {
         self: &Arc<Self>,
         current: &ConsumerChannel,
         max: NonZeroUsize,
-    ) -> Vec<Box<dyn Delivery>> {
-        let mut messages: Vec<Box<dyn Delivery>> = Vec::new();
+    ) -> Vec<Arc<dyn Delivery>> {
+        let mut messages: Vec<Arc<dyn Delivery>> = Vec::new();
         let mut dropped = self.lock_dropped();
         while messages.len() < max.get()
             && let Some(((channel_number, _), received)) = dropped.pop_first()
         {
             if channel_number == current.channel_number {
                 let delivery = RabbitDelivery::new(self, channel_number, received, true);
-                messages.push(Box::new(delivery));
+                messages.push(Arc::new(delivery));
             }
         }
         messages
@@ -330,7 +330,7 @@ impl Shared {
         self: &Arc<Self>,
         current: &ConsumerChannel,
         mut delivery: LapinDelivery,
-    ) -> Box<dyn Delivery> {
+    ) -> Arc<dyn Delivery> {
         let payload = std::mem::take(&mut delivery.data);
         let mut message = properties::incoming(
             &self.settings.queue,
@@ -355,7 +355,7 @@ impl Shared {
         }
         let is_redelivery = delivery.redelivered;
         let received = ReceivedMessage { delivery, message, received_at: Instant::now() };
-        Box::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
+        Arc::new(RabbitDelivery::new(self, current.channel_number, received, is_redelivery))
     }
 
     /// Publishes a message to the delay queue of a pause. Logs a warning at the first of several failures.

@@ -148,18 +148,18 @@ impl Shared {
         Ok(())
     }
 
-    fn take(self: &Arc<Self>, max: NonZeroUsize) -> Vec<Box<dyn Delivery>> {
+    fn take(self: &Arc<Self>, max: NonZeroUsize) -> Vec<Arc<dyn Delivery>> {
         let mut state = self.lock();
         let lapsed = state.lapsed();
         state.waiting.extend(lapsed);
-        let mut taken: Vec<Box<dyn Delivery>> = Vec::new();
+        let mut taken: Vec<Arc<dyn Delivery>> = Vec::new();
         while taken.len() < max.get()
             && let Some((number, message, is_redelivery)) = state.waiting.pop_front()
         {
             state.deliveries += 1;
             state.delivered.insert(number, (Arc::clone(&message), Instant::now()));
             let (shared, connection_number) = (Arc::clone(self), state.connection_number);
-            taken.push(Box::new(MemoryDelivery {
+            taken.push(Arc::new(MemoryDelivery {
                 shared,
                 connection_number,
                 number,
@@ -175,7 +175,7 @@ impl MessageSource for MemoryBroker {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             loop {
                 let changed = self.shared.changed.notified();
@@ -211,7 +211,7 @@ impl MessageSink for MemoryBroker {
                 let text = format!("expected a payload of at most {most} bytes, found {length}");
                 return Err(PublishError::rejected(text));
             }
-            let mut sent = Message::new(&message.destination, message.payload.clone())
+            let mut sent = Message::new(&*message.destination, message.payload.clone())
                 .with_header("message-id", message.id.as_str().to_owned());
             let further = message.headers.iter();
             let further = further.filter(|(name, _)| !name.eq_ignore_ascii_case("message-id"));

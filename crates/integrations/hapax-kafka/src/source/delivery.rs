@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hapax_core::store::BoxFuture;
 use hapax_messages::{Delivery, Message, Partition, PositionStep, SourceError};
 
-use super::partition::Record;
 use super::state::{Delivered, Shared};
 
 /// A record that was delivered, until it is acknowledged or dropped. It belongs to an assignment.
@@ -42,7 +41,7 @@ fn step(
     let position = |offset: i64| u64::try_from(offset).ok();
     Some(PositionStep {
         fence: (*fence)?,
-        partition: Partition { topic: topic.to_string(), number: u32::try_from(*number).ok()? },
+        partition: Partition { topic: Arc::clone(topic), number: u32::try_from(*number).ok()? },
         from: position(record.from)?,
         to: position(offset.saturating_add(1))?,
         timestamp_ms: record.timestamp_ms,
@@ -99,14 +98,7 @@ impl Drop for KafkaDelivery {
         if *self.is_acknowledged.get_mut() {
             return;
         }
-        let Record { message, bytes, timestamp_ms, from, .. } = &mut self.delivered.record;
-        let record = Record {
-            message: std::mem::take(message),
-            bytes: *bytes,
-            timestamp_ms: *timestamp_ms,
-            from: *from,
-            is_redelivery: true,
-        };
+        let record = std::mem::take(&mut self.delivered.record);
         let Delivered { key, assignment_number, offset, .. } = &self.delivered;
         self.shared.restore(key, *assignment_number, *offset, record);
     }

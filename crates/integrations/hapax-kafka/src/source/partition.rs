@@ -26,7 +26,7 @@ pub(super) struct PartitionLimits {
 }
 
 /// A record that was received and not delivered, or delivered and returned.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Record {
     pub(super) message: Message,
     pub(super) bytes: usize,
@@ -67,7 +67,7 @@ pub(super) struct Partition {
     next: i64,
     /// Records from the offset to commit on, by offset.
     tracked: VecDeque<Tracked>,
-    ready: BTreeMap<i64, Record>,
+    ready: BTreeMap<i64, Box<Record>>,
     unacknowledged: usize,
     /// Bytes of the unacknowledged records.
     bytes: usize,
@@ -171,7 +171,7 @@ impl Partition {
     ///
     /// # Errors
     /// [`Recreated`] if the record before the first one to handle is not the one that was handled.
-    pub(super) fn accept(&mut self, offset: i64, mut record: Record) -> Result<(), Recreated> {
+    pub(super) fn accept(&mut self, offset: i64, mut record: Box<Record>) -> Result<(), Recreated> {
         // A log without that record, which may have been compacted, shows nothing.
         if let Some(TopicCheck { offset: at, timestamp_ms }) = self.topic_check.take()
             && at == offset
@@ -198,7 +198,7 @@ impl Partition {
     }
 
     /// Delivers the first record that is ready, if the broker has confirmed that it may be.
-    pub(super) fn deliver(&mut self) -> Option<(i64, Record)> {
+    pub(super) fn deliver(&mut self) -> Option<(i64, Box<Record>)> {
         let end = self.open_end()?;
         let entry = self.ready.first_entry().filter(|entry| *entry.key() < end)?;
         let (offset, record) = entry.remove_entry();
@@ -208,7 +208,7 @@ impl Partition {
     }
 
     /// Returns a delivered record, which is delivered again.
-    pub(super) fn restore(&mut self, offset: i64, mut record: Record) {
+    pub(super) fn restore(&mut self, offset: i64, mut record: Box<Record>) {
         self.delivered = self.delivered.saturating_sub(1);
         record.is_redelivery = true;
         self.ready.insert(offset, record);
@@ -368,9 +368,9 @@ mod tests {
     const LIMITS: PartitionLimits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 6 };
     const TIME: i64 = 1_790_000_000_000;
 
-    fn record(offset: i64) -> Record {
-        let message = Message::new("kafka://orders", "x");
-        Record { message, bytes: 10, timestamp_ms: TIME + offset, from: 0, is_redelivery: false }
+    fn record(offset: i64) -> Box<Record> {
+        let (message, timestamp_ms) = (Message::new("kafka://orders", "x"), TIME + offset);
+        Box::new(Record { message, bytes: 10, timestamp_ms, from: 0, is_redelivery: false })
     }
 
     fn open(offset: i64, end: i64) -> Commit {
@@ -566,7 +566,7 @@ mod tests {
             partition.acknowledge(offset, 10);
             assert_eq!(partition.update_paused(), change, "{offset}");
         }
-        partition.accept(4, Record { bytes: 990, ..record(4) }).unwrap();
+        partition.accept(4, Box::new(Record { bytes: 990, ..*record(4) })).unwrap();
         assert_eq!(partition.update_paused(), Some(true), "bytes");
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..6 {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::context::{Context, RETRY, assign, fetched};
 use super::partition::{Partition, Recreated};
-use super::record::record;
+use super::record::{Origin, record};
 use super::requests::Requests;
 use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
 
@@ -55,8 +55,8 @@ pub(super) struct Poller {
     commits_fail_since: Option<Instant>,
     /// Number of the assignment of these.
     commits_assignment_number: u64,
-    /// Partition of the last record that was received.
-    last_key: Option<PartitionKey>,
+    /// Origin of the last record that was received.
+    last_origin: Option<Origin>,
     /// Number of the records that were delivered before the last poll.
     deliveries: u64,
     busy_until: Instant,
@@ -102,7 +102,7 @@ impl Poller {
             retry_at: now,
             commits_fail_since: None,
             commits_assignment_number: 0,
-            last_key: None,
+            last_origin: None,
             deliveries: 0,
             busy_until: now,
             resolved_since: None,
@@ -200,23 +200,23 @@ impl Poller {
 
     /// Adds a record. Returns false if its partition is stopped, and has to be fetched no longer.
     fn accept(&mut self, message: &BorrowedMessage<'_>) -> bool {
+        let remedy = self.settings().remedy();
         // Many records of one partition follow each other.
-        let (topic, number) = (message.topic(), message.partition());
-        let last = self.last_key.take().filter(|last| *last.0 == *topic && last.1 == number);
-        let key = last.unwrap_or_else(|| (topic.into(), number));
-        self.last_key = Some(key.clone());
+        let last = self.last_origin.take().filter(|last| last.is_of(message));
+        let origin = self.last_origin.insert(last.unwrap_or_else(|| Origin::of(message)));
+        // Without the lock, for which deliveries and acknowledgements wait.
+        let record = Box::new(record(message, origin));
         let mut state = self.shared.lock();
         // A record of an assignment that has ended.
-        let Some(partition) = state.partitions.get_mut(&key) else { return true };
+        let Some(partition) = state.partitions.get_mut(&origin.key) else { return true };
         if message.offset() < partition.fetch_from() {
             return true;
         }
         if let Err(Recreated { offset, expected, found }) =
-            partition.accept(message.offset(), record(message))
+            partition.accept(message.offset(), record)
         {
-            let remedy = self.settings().remedy();
             state.stop(
-                key,
+                origin.key.clone(),
                 format!(
                     "expected the record {offset} with the timestamp {expected} that was handled before, \
                      found one with the timestamp {found}: the topic was created again; {remedy}, so that \

@@ -1,6 +1,7 @@
 //! Records as messages.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hapax_core::Timestamp;
@@ -8,10 +9,29 @@ use hapax_messages::{LogPosition, Message};
 use rdkafka::message::{BorrowedMessage, Headers as _, Message as _, Timestamp as KafkaTimestamp};
 
 use super::partition::Record;
+use super::state::PartitionKey;
+
+/// Partition of a record, with the texts that all of its records share.
+#[derive(Clone, Debug)]
+pub(super) struct Origin {
+    pub(super) key: PartitionKey,
+    /// [`Message::origin`].
+    text: Arc<str>,
+}
+
+impl Origin {
+    pub(super) fn of(borrowed: &BorrowedMessage<'_>) -> Self {
+        let topic = borrowed.topic();
+        Self { key: (topic.into(), borrowed.partition()), text: format!("kafka://{topic}").into() }
+    }
+
+    pub(super) fn is_of(&self, borrowed: &BorrowedMessage<'_>) -> bool {
+        self.key.1 == borrowed.partition() && *self.key.0 == *borrowed.topic()
+    }
+}
 
 /// Copies a record out of the client's memory.
-pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
-    let topic = borrowed.topic();
+pub(super) fn record(borrowed: &BorrowedMessage<'_>, origin: &Origin) -> Record {
     let timestamp_ms = match borrowed.timestamp() {
         KafkaTimestamp::NotAvailable => -1,
         KafkaTimestamp::CreateTime(timestamp) | KafkaTimestamp::LogAppendTime(timestamp) => {
@@ -21,13 +41,12 @@ pub(super) fn record(borrowed: &BorrowedMessage<'_>) -> Record {
     let micros = u64::try_from(timestamp_ms).unwrap_or(0).saturating_mul(1000);
     let stored_at = Timestamp::from_micros(micros);
     let payload = Bytes::copy_from_slice(borrowed.payload().unwrap_or_default());
-    let mut message =
-        Message::new(format!("kafka://{topic}"), payload).with_position(LogPosition {
-            topic: topic.to_owned(),
-            partition: u64::try_from(borrowed.partition()).unwrap_or(0),
-            offset: u64::try_from(borrowed.offset()).unwrap_or(0),
-            stored_at,
-        });
+    let mut message = Message::new(Arc::clone(&origin.text), payload).with_position(LogPosition {
+        topic: Arc::clone(&origin.key.0),
+        partition: u64::try_from(borrowed.partition()).unwrap_or(0),
+        offset: u64::try_from(borrowed.offset()).unwrap_or(0),
+        stored_at,
+    });
     if timestamp_ms >= 0 {
         message = message.published_at(stored_at);
     }

@@ -327,5 +327,5 @@ impl Requests {
 fn to_partition((topic, number): &PartitionKey) -> hapax_messages::Partition {
     // A broker counts from 0.
     let number = u32::try_from(*number).unwrap_or(0);
-    hapax_messages::Partition { topic: topic.to_string(), number }
+    hapax_messages::Partition { topic: Arc::clone(topic), number }
 }

@@ -101,7 +101,7 @@ pub(super) struct Delivered {
     pub(super) assignment_number: u64,
     pub(super) fence: Option<u64>,
     pub(super) offset: i64,
-    pub(super) record: Record,
+    pub(super) record: Box<Record>,
 }
 
 impl Shared {
@@ -203,7 +203,7 @@ impl Shared {
         key: &PartitionKey,
         assignment_number: u64,
         offset: i64,
-        record: Record,
+        record: Box<Record>,
     ) {
         if let Some(partition) = self.lock().owned(key, assignment_number) {
             partition.restore(offset, record);

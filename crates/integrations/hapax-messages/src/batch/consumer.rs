@@ -244,15 +244,15 @@ impl BatchState {
     /// Returns the id of each message that was received, with its slot.
     fn identify(
         &self,
-        received: Vec<Box<dyn Delivery>>,
+        received: Vec<Arc<dyn Delivery>>,
         slots: Vec<OwnedSemaphorePermit>,
     ) -> Vec<(Identified, Arc<dyn Delivery>, Slot)> {
         let sizes: Vec<_> = received.iter().map(|it| it.message().bytes()).collect();
         let slots = slots.into_iter().zip(self.memory.take(&sizes));
-        let identify = |(delivery, (slot, memory)): (Box<dyn Delivery>, _)| {
+        let identify = |(delivery, (slot, memory)): (Arc<dyn Delivery>, _)| {
             let slot = self.counters.received(slot, memory);
             let identified = identify(self.inbox.consumer(), &self.ids, delivery.message());
-            (identified.map_err(|error| error.to_string()), Arc::from(delivery), slot)
+            (identified.map_err(|error| error.to_string()), delivery, slot)
         };
         received.into_iter().zip(slots).map(identify).collect()
     }
@@ -265,7 +265,7 @@ impl BatchState {
 
     fn begin(
         self: &Arc<Self>,
-        received: Vec<Box<dyn Delivery>>,
+        received: Vec<Arc<dyn Delivery>>,
         slots: Vec<OwnedSemaphorePermit>,
         tasks: &mut JoinSet<()>,
     ) {

@@ -54,14 +54,22 @@ impl MemoryBudget {
             self.expected.store(*largest, Ordering::Relaxed);
         }
         let taken = sizes.iter().fold(0_usize, |sum, bytes| sum.saturating_add(*bytes));
-        self.used.send_modify(|used| *used = used.saturating_add(taken));
+        // No change for waiters: they wait until fewer bytes are used.
+        self.used.send_if_modified(|used| {
+            *used = used.saturating_add(taken);
+            false
+        });
         sizes.iter().map(|bytes| MemoryPermit { budget: Arc::clone(self), bytes: *bytes }).collect()
     }
 }
 
 impl Drop for MemoryPermit {
     fn drop(&mut self) {
-        self.budget.used.send_modify(|used| *used = used.saturating_sub(self.bytes));
+        self.budget.used.send_if_modified(|used| {
+            let was_used_up = *used >= self.budget.limit.get();
+            *used = used.saturating_sub(self.bytes);
+            was_used_up && *used < self.budget.limit.get()
+        });
     }
 }
 

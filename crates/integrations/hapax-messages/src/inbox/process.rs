@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use hapax_core::transaction::{Execution, ExecutionEnd, ExecutionResult};
 use hapax_core::{
-    Claim, ClaimError, FinishError, Lease, LeaseHandle, OperationRequest, Reconciliation,
-    Timestamp, Verdict,
+    Claim, ClaimError, FinishError, Lease, LeaseHandle, OperationId, OperationRequest,
+    Reconciliation, Timestamp, Verdict,
 };
 
 use super::ended::EndedAttempt;
@@ -30,7 +30,7 @@ use crate::dead_letter::{
     OrderKeyState, TOO_OLD, dead_letter_id, identify,
 };
 use crate::handler::{MessageExecution, MessageFailure, MessageHandler, describe};
-use crate::id::MessageId;
+use crate::id::{MessageId, MessageIdError};
 use crate::message::Message;
 use crate::source::Delivery;
 
@@ -107,13 +107,21 @@ struct Parking {
     error: String,
 }
 
+/// Id of a message, and what its claims compare. It is computed once, while the message waits for a handler.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    id: MessageId,
+    /// The dead letter from which the message was redriven.
+    redriven: Option<[u8; 32]>,
+    operation: OperationId,
+    request: MessageRequest,
+}
+
 /// A delivery that is processed, and its id.
 struct Processing<'a> {
     inbox: &'a InboxState,
     delivery: &'a Arc<dyn Delivery>,
-    id: MessageId,
-    /// The dead letter from which the message was redriven.
-    redriven: Option<[u8; 32]>,
+    identity: &'a Identity,
     progress: &'a mut Progress,
 }
 
@@ -122,29 +130,35 @@ impl InboxState {
         self.clock.now()
     }
 
+    /// Computes the identity of a message.
+    pub(crate) fn identify(&self, message: &Message) -> Result<Identity, MessageIdError> {
+        let (id, redriven) = identify(&self.consumer, &self.ids, message)?;
+        let operation = self.engine.operation_id(&self.scope, &id.to_key());
+        Ok(Identity { id, redriven, operation, request: MessageRequest::new(message) })
+    }
+
     /// Processes a message. `is_alone` is true if this process handles no other message meanwhile;
     /// only then a suspect is executed.
     pub(crate) async fn process(
         &self,
         delivery: &Arc<dyn Delivery>,
+        identity: &Result<Identity, MessageIdError>,
         handler: &dyn MessageHandler,
         is_alone: bool,
         progress: &mut Progress,
     ) -> Disposition {
-        let message = delivery.message();
-        let (id, redriven) = match identify(&self.consumer, &self.ids, message) {
-            Ok(identified) => identified,
+        let identity = match identity {
+            Ok(identity) => identity,
             Err(error) => {
-                let text = error.to_string();
-                return self.park(None, message, DeadLetterReason::NoId, 0, &text, progress).await;
+                let (message, reason) = (delivery.message(), DeadLetterReason::NoId);
+                return self.park(None, message, reason, 0, &error.to_string(), progress).await;
             }
         };
-        let request = MessageRequest(message);
-        let key = id.to_key();
-        let mut claim = self.engine.claim(&self.scope, &key, &request, &self.policy).await;
-        let mut processing = Processing { inbox: self, delivery, id, redriven, progress };
+        let Identity { operation, request, .. } = identity;
+        let mut claim = self.engine.claim_id(*operation, request, &self.policy).await;
+        let mut processing = Processing { inbox: self, delivery, identity, progress };
         while let Ok(Claim::Reconcile(reconciliation)) = claim {
-            claim = processing.reconcile(reconciliation, &request).await;
+            claim = processing.reconcile(reconciliation, request).await;
         }
         match claim {
             Ok(Claim::Execute(lease)) => processing.with_lease(lease, handler, is_alone).await,
@@ -171,7 +185,7 @@ impl InboxState {
                     processing.progress.last_error.clone().unwrap_or_else(|| text.to_owned());
                 processing.park(DeadLetterReason::Unknown, processing.begun(), &text).await
             }
-            Err(error) => held_by_store(&processing.id, &error),
+            Err(error) => held_by_store(&identity.id, &error),
         }
     }
 
@@ -232,7 +246,9 @@ impl Processing<'_> {
 
     async fn park(&mut self, reason: DeadLetterReason, attempts: u32, error: &str) -> Disposition {
         let message = self.delivery.message();
-        self.inbox.park(Some(&self.id), message, reason, attempts, error, self.progress).await
+        self.inbox
+            .park(Some(&self.identity.id), message, reason, attempts, error, self.progress)
+            .await
     }
 
     /// Returns the number of executions of a message whose outcome is unknown, as far as this process
@@ -244,7 +260,7 @@ impl Processing<'_> {
     /// Removes the dead letter of a message that is handled: it was redriven, or stored by this
     /// process after it had lost its lease.
     async fn handled(&self, finish: Finish) -> Disposition {
-        let dead_letter = self.redriven.or(self.progress.dead_letter);
+        let dead_letter = self.identity.redriven.or(self.progress.dead_letter);
         let Some(dead_letter) = dead_letter else { return Disposition::Finished(finish) };
         if let Err(error) = self.inbox.dead_letters.remove(&dead_letter).await {
             let error = describe(&error);
@@ -279,7 +295,7 @@ impl Processing<'_> {
             return reconciliation.conclude(Verdict::CannotSay, request).await;
         };
         let call = MessageReconcileCall {
-            id: self.id.clone(),
+            id: self.identity.id.clone(),
             message: self.message().clone(),
             fence: reconciliation.fence(),
             attempt: reconciliation.attempt(),
@@ -374,8 +390,8 @@ impl Processing<'_> {
             // own dead letter blocks the key. Nothing changes between the answer and the handler, or
             // this dead letter: messages of one key, redriven ones included, are in progress one at a
             // time, or the source keeps no order.
-            let (consumer, is_redriven) = (&*inbox.consumer, self.redriven.is_some());
-            let dead_letter = dead_letter_id(consumer, Some(&self.id), message);
+            let (consumer, is_redriven) = (&*inbox.consumer, self.identity.redriven.is_some());
+            let dead_letter = dead_letter_id(consumer, Some(&self.identity.id), message);
             let query = OrderKeyQuery { consumer, key, dead_letter: &dead_letter, is_redriven };
             match inbox.dead_letters.order_key(query).await {
                 Ok(OrderKeyState::Free) => {}
@@ -426,17 +442,19 @@ impl Processing<'_> {
             let run = execution.begin_run();
             let handled = MessageExecution {
                 delivery: Arc::clone(self.delivery),
-                id: self.id.clone(),
+                id: self.identity.id.clone(),
                 lease: execution.lease().handle(),
                 transaction: run.clone(),
             };
             let (attempt, lease) = (handled.attempt(), execution.lease().handle());
             self.progress.attempts = attempt;
-            let ran = execution.attempt(async {
-                let result = handler.handle(handled).await;
-                self.conclude(result, attempt, &lease).await
-            });
-            let (end, then) = match ran.await {
+            let ran = execution
+                .attempt(async {
+                    let result = handler.handle(handled).await;
+                    self.conclude(result, attempt, &lease).await
+                })
+                .await;
+            let (end, then) = match ran {
                 Ok(concluded) => concluded,
                 Err(panicked) => {
                     let failure = Err(MessageFailure::unknown(panicked));
@@ -507,10 +525,10 @@ impl Processing<'_> {
         if let Some(backend) = &self.inbox.transactions
             && backend.database.any_is_conflict(failure.cause())
         {
-            tracing::debug!(id = ?self.id, attempt, error = %text, "a transaction conflicted with another one");
+            tracing::debug!(id = ?self.identity.id, attempt, error = %text, "a transaction conflicted with another one");
             return (ExecutionEnd::Rerun, self.retried(attempt, None));
         }
-        self.inbox.failures.note(&self.inbox.consumer, &self.id, attempt, &failure);
+        self.inbox.failures.note(&self.inbox.consumer, &self.identity.id, attempt, &failure);
         let is_last = attempt >= self.inbox.attempts.max.get();
         let reason = match &failure {
             MessageFailure::Retry { after, .. } if !is_last => {
@@ -521,7 +539,7 @@ impl Processing<'_> {
                 if !is_last || !matches!(self.inbox.rule, UnknownRule::Reexecute) =>
             {
                 if !matches!(self.inbox.rule, UnknownRule::Block) {
-                    self.inbox.note_ended(&self.id, lease, attempt).await;
+                    self.inbox.note_ended(&self.identity.id, lease, attempt).await;
                 }
                 return (ExecutionEnd::Abandon { seen: None }, self.retried(attempt, None));
             }

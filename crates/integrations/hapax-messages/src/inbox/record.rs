@@ -8,18 +8,24 @@ use crate::message::Message;
 /// Name of the format of outcomes.
 const FORMAT: &str = "message/1";
 
-/// The request of a message: its payload is the fingerprint.
-pub(super) struct MessageRequest<'a>(pub(super) &'a Message);
+/// The request of a message, by the fingerprint of its payload.
+#[derive(Debug)]
+pub(super) struct MessageRequest(Fingerprint);
 
-impl OperationRequest for MessageRequest<'_> {
+impl MessageRequest {
+    pub(super) fn new(message: &Message) -> Self {
+        Self(Fingerprint::builder("hapax 1 message").field(&message.payload).finish())
+    }
+}
+
+impl OperationRequest for MessageRequest {
     #[allow(clippy::unreachable, reason = "the name is far shorter than the limit")]
     fn scheme(&self) -> FingerprintScheme {
         FingerprintScheme::new(FORMAT).unwrap_or_else(|_| unreachable!("the name is short"))
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        (scheme.as_str() == FORMAT)
-            .then(|| Fingerprint::builder("hapax 1 message").field(&self.0.payload).finish())
+        (scheme.as_str() == FORMAT).then_some(self.0)
     }
 }
 

@@ -136,7 +136,7 @@ async fn a_message_that_kills_its_process_is_parked_and_no_other_one() {
         world.dead_letters(),
         [("poison".to_owned(), DeadLetterReason::Attempts, 3, expected)]
     );
-    assert_eq!(world.dead_letters.list()[0].message.origin, "memory://orders");
+    assert_eq!(&*world.dead_letters.list()[0].message.origin, "memory://orders");
     assert!(process.monitor.stats().suspects > 0);
     assert!(process.stop().await);
 }

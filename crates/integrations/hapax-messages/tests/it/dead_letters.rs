@@ -121,7 +121,7 @@ async fn a_redriven_message_that_a_position_named_keeps_its_id() {
         ])
     };
     let position = |offset| hapax_messages::LogPosition {
-        topic: "orders".to_owned(),
+        topic: "orders".into(),
         partition: 0,
         offset,
         stored_at: world.clock.now(),

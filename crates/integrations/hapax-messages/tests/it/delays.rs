@@ -61,7 +61,7 @@ impl MessageSource for Limited {
     fn receive(
         &self,
         _: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(std::future::pending())
     }
 

@@ -113,7 +113,7 @@ impl<F: BrokerFixture> Rounds<F> {
 
 /// Receives from sources in the background, so that no call of `receive` is dropped.
 pub(super) struct Receiver {
-    received: mpsc::Receiver<Box<dyn Delivery>>,
+    received: mpsc::Receiver<Arc<dyn Delivery>>,
     _tasks: JoinSet<()>,
 }
 
@@ -142,13 +142,13 @@ impl Receiver {
     }
 
     /// Returns the next delivery.
-    pub(super) async fn next(&mut self) -> Box<dyn Delivery> {
+    pub(super) async fn next(&mut self) -> Arc<dyn Delivery> {
         let next = timeout(TIMEOUT, self.received.recv()).await;
         next.expect("a message is delivered").expect("the tasks run")
     }
 
     /// Returns the next delivery of a message. Drops those of others before it.
-    pub(super) async fn take(&mut self, id: &str) -> Box<dyn Delivery> {
+    pub(super) async fn take(&mut self, id: &str) -> Arc<dyn Delivery> {
         let taken = async {
             loop {
                 let delivery = self.next().await;

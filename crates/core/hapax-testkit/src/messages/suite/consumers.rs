@@ -254,7 +254,7 @@ impl<S: MessageSource> MessageSource for LossySource<S> {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             let received = self.source.receive(max).await?;
             let deliveries = received.into_iter().map(|delivery| {
@@ -263,7 +263,7 @@ impl<S: MessageSource> MessageSource for LossySource<S> {
                 let loses =
                     is_first && self.loses < u64::MAX && self.entropy.below(self.loses) == 0;
                 let lost = loses.then(|| Arc::clone(&self.lost));
-                Box::new(LossyDelivery { delivery, lost }) as Box<dyn Delivery>
+                Arc::new(LossyDelivery { delivery, lost }) as Arc<dyn Delivery>
             });
             Ok(deliveries.collect())
         })
@@ -276,7 +276,7 @@ impl<S: MessageSource> MessageSource for LossySource<S> {
 
 #[derive(Debug)]
 struct LossyDelivery {
-    delivery: Box<dyn Delivery>,
+    delivery: Arc<dyn Delivery>,
     lost: Option<Arc<AtomicU64>>,
 }
 

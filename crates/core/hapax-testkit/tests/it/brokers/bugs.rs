@@ -143,7 +143,7 @@ impl<const BUG: u8> BrokerFixture for Broken<BUG> {
 pub(super) struct BrokenSource<const BUG: u8>(Arc<Adapter<BUG>>);
 
 impl<const BUG: u8> BrokenSource<BUG> {
-    fn delivery(&self, delivery: Box<dyn Delivery>) -> Box<dyn Delivery> {
+    fn delivery(&self, delivery: Arc<dyn Delivery>) -> Arc<dyn Delivery> {
         let adapter = Arc::clone(&self.0);
         let mut message = delivery.message().clone();
         if adapter.has(Bug::DropsKeys) {
@@ -154,12 +154,11 @@ impl<const BUG: u8> BrokenSource<BUG> {
                 *value = value.trim_ascii().to_vec().into();
             }
         }
-        let delivery: Arc<dyn Delivery> = Arc::from(delivery);
         let mut places = adapter.places.lock().unwrap();
         let place = places.len() as u64;
         places.insert(place, Arc::downgrade(&delivery));
         drop(places);
-        Box::new(BrokenDelivery { adapter, delivery, message, place })
+        Arc::new(BrokenDelivery { adapter, delivery, message, place })
     }
 }
 
@@ -167,7 +166,7 @@ impl<const BUG: u8> MessageSource for BrokenSource<BUG> {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             let max = if self.0.has(Bug::IgnoresMax) { max.saturating_add(1) } else { max };
             let received = match self.0.broker.receive(max).await {

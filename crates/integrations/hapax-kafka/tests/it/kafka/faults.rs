@@ -2,6 +2,7 @@
 
 use std::future::ready;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_kafka::{KafkaSink, KafkaSource};
@@ -16,7 +17,7 @@ use super::cluster::{Cluster, LIMIT, PARTITIONS};
 
 const MANY: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 
-async fn receive(source: &KafkaSource) -> Vec<Box<dyn Delivery>> {
+async fn receive(source: &KafkaSource) -> Vec<Arc<dyn Delivery>> {
     let received = timeout(LIMIT, source.receive(MANY)).await;
     received.expect("records are received").expect("no error")
 }

@@ -1,6 +1,7 @@
 //! The source.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_kafka::{KafkaSource, KafkaStartAt, KafkaStartError};
@@ -12,7 +13,7 @@ use super::cluster::{Cluster, LIMIT, clusters};
 const MANY: NonZeroUsize = NonZeroUsize::new(100).unwrap();
 
 /// Receives this many records.
-async fn receive(source: &KafkaSource, count: usize) -> Vec<Box<dyn Delivery>> {
+async fn receive(source: &KafkaSource, count: usize) -> Vec<Arc<dyn Delivery>> {
     let mut received = Vec::new();
     while received.len() < count {
         let next = timeout(LIMIT, source.receive(MANY)).await.expect("records are there");
@@ -25,7 +26,7 @@ fn payload(delivery: &dyn Delivery) -> String {
     String::from_utf8(delivery.message().payload.to_vec()).unwrap()
 }
 
-fn payloads(received: &[Box<dyn Delivery>]) -> Vec<String> {
+fn payloads(received: &[Arc<dyn Delivery>]) -> Vec<String> {
     received.iter().map(|it| payload(&**it)).collect()
 }
 

@@ -288,7 +288,7 @@ impl MessageSource for AckFirst {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             let received = self.0.receive(max).await?;
             for delivery in &received {

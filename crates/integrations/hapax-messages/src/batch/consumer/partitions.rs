@@ -31,7 +31,7 @@ impl BatchState {
     /// Appends messages to the queues of their partitions.
     pub(super) fn enqueue(
         self: &Arc<Self>,
-        received: Vec<Box<dyn Delivery>>,
+        received: Vec<Arc<dyn Delivery>>,
         slots: Vec<OwnedSemaphorePermit>,
         queues: &mut PartitionQueues,
         tasks: &mut JoinSet<()>,

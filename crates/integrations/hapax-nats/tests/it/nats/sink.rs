@@ -25,7 +25,7 @@ async fn a_message_has_its_place_in_the_stream() {
     let source = NatsSource::builder(context, "ORDERS", "test").start().await.unwrap();
     let received = source.receive(10.try_into().unwrap()).await.unwrap();
     let message = received[0].message();
-    assert_eq!(message.origin, "nats://ORDERS/orders.created");
+    assert_eq!(&*message.origin, "nats://ORDERS/orders.created");
     assert_eq!(message.position.as_ref().unwrap().offset, 1);
     assert!(message.published_at.is_some());
 }

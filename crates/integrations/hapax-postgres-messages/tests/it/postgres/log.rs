@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 /// The partition.
 pub(super) fn partition() -> Partition {
-    Partition { topic: "orders".to_owned(), number: 0 }
+    Partition { topic: "orders".into(), number: 0 }
 }
 
 /// A log with its reader, which acquires the position when it begins, and when a step was fenced.
@@ -61,7 +61,7 @@ impl MessageSource for Log {
     fn receive(
         &self,
         max: NonZeroUsize,
-    ) -> BoxFuture<'_, Result<Vec<Box<dyn Delivery>>, SourceError>> {
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
         Box::pin(async move {
             loop {
                 let changed = self.shared.changed.notified();
@@ -82,8 +82,8 @@ impl MessageSource for Log {
                     continue;
                 }
                 let steps = (position.next..).map(|from| step(position.fence, from));
-                let delivery = |(message, step)| -> Box<dyn Delivery> {
-                    Box::new(Record { shared: Arc::clone(&self.shared), message, step })
+                let delivery = |(message, step)| -> Arc<dyn Delivery> {
+                    Arc::new(Record { shared: Arc::clone(&self.shared), message, step })
                 };
                 let found: Vec<_> = found.into_iter().zip(steps).map(delivery).collect();
                 position.next += found.len() as u64;

@@ -1,6 +1,7 @@
 //! Delay queues.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_messages::{Delivery, MessageId, MessageSink, MessageSource, OutgoingMessage};
@@ -12,7 +13,7 @@ use super::{channel, clear_alarm, declare, has_blocked, set_alarm};
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Returns a source of `orders`, and its messages.
-async fn receive(server: &RabbitMqServer, count: usize) -> (RabbitSource, Vec<Box<dyn Delivery>>) {
+async fn receive(server: &RabbitMqServer, count: usize) -> (RabbitSource, Vec<Arc<dyn Delivery>>) {
     declare(&channel(&server.url()).await, "orders", &[]).await;
     let sink = RabbitSink::builder(&server.url()).unwrap().connect().await.unwrap();
     for number in 0..count {

@@ -61,7 +61,7 @@ async fn malformed_messages_are_handled_or_become_dead_letters_and_the_connectio
         assert_eq!(message.header("content-type").unwrap(), "t?");
         assert_eq!(message.header("t?").unwrap(), &b"t\xff"[..]);
         assert!(message.header("deep").is_none());
-        assert_eq!(message.origin, "amqp://orders/t?");
+        assert_eq!(&*message.origin, "amqp://orders/t?");
         assert_eq!(message.key.as_deref(), Some("t\u{fffd}"));
         assert!(!delivery.is_redelivery() && !delivery.has_ended());
     }

@@ -27,7 +27,7 @@ fn named(id: &str) -> BasicProperties {
     BasicProperties::default().with_message_id(id.into())
 }
 
-async fn receive_one(source: &RabbitSource) -> Box<dyn Delivery> {
+async fn receive_one(source: &RabbitSource) -> Arc<dyn Delivery> {
     let mut received = source.receive(MANY).await.unwrap();
     assert_eq!(received.len(), 1);
     received.remove(0)
