@@ -205,7 +205,7 @@ async fn main() {
     let mut ratios = [const { Vec::new() }; 2];
     for round in 0..rounds {
         let mut took = [Duration::ZERO; 3];
-        // The first of the three is another one each time: tables grow.
+        // The first of the three is another one each time: it is often the fastest, and tables grow.
         for at in (0..3).map(|at| (at + round) % 3) {
             let group = format!("{at}-{round}");
             took[usize::try_from(at).unwrap()] = match at {

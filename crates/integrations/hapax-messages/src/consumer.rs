@@ -49,7 +49,7 @@ pub struct ConsumerLimits {
     /// Largest number of handlers at a time. Default 16.
     pub handlers: NonZeroUsize,
     /// Largest number of messages that are received and not acknowledged: being handled, waiting
-    /// for a handler, or held. Default 256. A lower limit of the source applies instead.
+    /// for a handler, held, or being acknowledged. Default 256. A lower limit of the source applies instead.
     pub max_unacknowledged: NonZeroUsize,
     /// Bytes of unacknowledged messages at which the consumer stops receiving. The messages that it
     /// received last, or a single large one, may exceed them. Default 64 MiB.
@@ -449,7 +449,8 @@ impl ConsumerState {
                 self.note_store(&disposition);
                 match disposition {
                     Disposition::Finished(finish) => {
-                        // The record has the outcome: another message begins during the acknowledgement.
+                        // The outcome or the dead letter is stored: another message begins during the
+                        // acknowledgement, but none with the same key.
                         drop(permits);
                         return self.finish(delivery, finish).await;
                     }

@@ -45,8 +45,9 @@ const EVERY: Duration = Duration::from_millis(10);
 
 /// Returns a port on which nothing listens now.
 ///
-/// The port is below those that Linux gives to connections (from 32768): no connection of another test
-/// takes it before it is used. Another server may: start the server again with another port then.
+/// It is from 10000 to 19999, below the ports that Linux gives to connections, and below those of the torture
+/// tests, whose processes keep their ports while they are down. Another server may take it before it is used:
+/// start the server again with another port then.
 ///
 /// # Panics
 ///
@@ -54,7 +55,7 @@ const EVERY: Duration = Duration::from_millis(10);
 #[must_use]
 pub fn free_port() -> u16 {
     const FIRST: u64 = 10_000;
-    const PORTS: u64 = 22_000;
+    const PORTS: u64 = 10_000;
     (0..1_000)
         .map(|_| FIRST + RandomState::new().hash_one(()) % PORTS)
         .filter_map(|port| u16::try_from(port).ok())

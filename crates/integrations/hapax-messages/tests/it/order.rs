@@ -7,8 +7,10 @@ use hapax_core::Idempotency;
 use hapax_core::store::BoxFuture;
 use hapax_messages::{
     Consumer, ConsumerError, ConsumerLimits, DeadLetter, DeadLetterReason, DeadLetterStore as _,
-    Delivery, MessageExecution, MessageSource, SourceError, SourceLimits,
+    Delivery, Message, MessageExecution, MessageSource, SourceError, SourceLimits,
 };
+use tokio::sync::watch;
+use tokio::time::{Duration, sleep};
 
 use super::dead_letters::dead_letter;
 use super::world::*;
@@ -106,4 +108,88 @@ async fn an_ordered_inbox_with_a_source_without_order_keys_is_an_error_and_the_r
     assert_eq!(log.text(), "");
     assert_eq!(consumer(false, true), Ok(()));
     assert!(log.text().contains("the source has order keys and the inbox is not ordered"));
+}
+
+/// A source whose messages are acknowledged once a gate is open.
+#[derive(Debug)]
+struct Gated {
+    messages: Mutex<Vec<Message>>,
+    gate: watch::Receiver<bool>,
+}
+
+#[derive(Debug)]
+struct GatedDelivery {
+    message: Message,
+    gate: watch::Receiver<bool>,
+}
+
+impl MessageSource for Gated {
+    fn receive(
+        &self,
+        _: NonZeroUsize,
+    ) -> BoxFuture<'_, Result<Vec<Arc<dyn Delivery>>, SourceError>> {
+        Box::pin(async move {
+            let messages = std::mem::take(&mut *self.messages.lock().unwrap());
+            if messages.is_empty() {
+                std::future::pending().await
+            }
+            let delivery = |message| -> Arc<dyn Delivery> {
+                Arc::new(GatedDelivery { message, gate: self.gate.clone() })
+            };
+            Ok(messages.into_iter().map(delivery).collect())
+        })
+    }
+
+    fn limits(&self) -> SourceLimits {
+        SourceLimits::default().with_order_keys()
+    }
+}
+
+impl Delivery for GatedDelivery {
+    fn message(&self) -> &Message {
+        &self.message
+    }
+
+    fn is_redelivery(&self) -> bool {
+        false
+    }
+
+    fn acknowledge(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        let mut gate = self.gate.clone();
+        Box::pin(
+            async move { gate.wait_for(|open| *open).await.map(drop).map_err(SourceError::new) },
+        )
+    }
+
+    fn hold(&self) -> BoxFuture<'_, Result<(), SourceError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn during_an_acknowledgement_another_message_is_handled_but_none_with_the_same_key() {
+    let world = World::new();
+    let handled: Arc<Mutex<Vec<String>>> = Arc::default();
+    let handler = {
+        let handled = Arc::clone(&handled);
+        move |message: MessageExecution| {
+            handled.lock().unwrap().push(message.id().to_string());
+            std::future::ready(Ok(()))
+        }
+    };
+    let (open, gate) = watch::channel(false);
+    let messages = [("a-1", "a"), ("a-2", "a"), ("b-1", "b")];
+    let messages = Mutex::new(messages.map(|(id, key)| message(id).with_key(key)).into());
+    let engine = Idempotency::builder(Arc::clone(&world.memory)).build().unwrap();
+    let inbox = world.inbox(engine).reexecute().ordered().build().unwrap();
+    let limits = ConsumerLimits { handlers: NonZeroUsize::MIN, ..ConsumerLimits::default() };
+    let consumer = Consumer::new(inbox, Arc::new(Gated { messages, gate }), handler, limits);
+    let running = tokio::spawn(consumer.unwrap().run(std::future::pending()));
+    // The clock is paused: it advances once nothing else can happen.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(*handled.lock().unwrap(), ["a-1", "b-1"]);
+    open.send_replace(true);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(*handled.lock().unwrap(), ["a-1", "b-1", "a-2"]);
+    running.abort();
 }
