@@ -94,9 +94,10 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged records at which a partition pauses. After a crash, at
-    /// most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects.
-    /// Default 10,000; at least 1.
+    /// Sets the number of unacknowledged records at which a partition pauses. At half of it the partition is
+    /// resumed, and receives records up to half a second later: with few records the handlers wait for them.
+    /// After a crash, at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together
+    /// are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
