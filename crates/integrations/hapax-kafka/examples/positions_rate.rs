@@ -229,7 +229,7 @@ async fn main() {
     for (name, mut ratios) in ["positions", "ids too"].into_iter().zip(ratios) {
         ratios.sort_by(f64::total_cmp);
         if let ([least, ..], [.., most]) = (&*ratios, &*ratios) {
-            let median = ratios[ratios.len() / 2];
+            let median = f64::midpoint(ratios[(ratios.len() - 1) / 2], ratios[ratios.len() / 2]);
             println!("{name}: median {median:.2} ({least:.2} to {most:.2})");
         }
     }

@@ -95,7 +95,7 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses. At half of it the partition is
-    /// resumed, and receives records up to half a second later: with few records the handlers wait for them.
+    /// resumed, and receives its next record some 0.4 s later: with a low limit the handlers wait for it.
     /// After a crash, at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together
     /// are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {

@@ -98,8 +98,8 @@ impl SourceLimits {
 /// 2. The broker has no limit of deliveries, or one above the crashes after which the consumer parks a
 ///    message: the consumer counts attempts itself, and stores dead letters. An adapter that cannot know the limit does not start, or
 ///    states it in [`SourceLimits::delivery_limit`], and the consumer does not start.
-/// 3. A message that was received and dropped without an acknowledgement is delivered again. The source keeps
-///    no [`Arc`] of a delivery, which would not be dropped then.
+/// 3. A message that was received and dropped without an acknowledgement is delivered again. A source
+///    keeps at most a [`Weak`](std::sync::Weak) of a delivery, so that only the consumer keeps it alive.
 pub trait MessageSource: fmt::Debug + Send + Sync + 'static {
     /// Waits for messages, and receives at least one and at most `max`. Dropping the future loses
     /// none: those that it received are delivered again.

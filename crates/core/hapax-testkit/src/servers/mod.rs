@@ -43,11 +43,10 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval of checks whether it is ready.
 const EVERY: Duration = Duration::from_millis(10);
 
-/// Returns a port on which nothing listens now.
+/// Returns a port from 10000 to 19999 on which nothing listens now.
 ///
-/// It is from 10000 to 19999, below the ports that Linux gives to connections, and below those of the torture
-/// tests, whose processes keep their ports while they are down. Another server may take it before it is used:
-/// start the server again with another port then.
+/// Linux assigns ports from 32768 on to outgoing connections, and the torture tests use 20000 to 29999. Another
+/// test server may take the port before it is used: start the server again with another port then.
 ///
 /// # Panics
 ///

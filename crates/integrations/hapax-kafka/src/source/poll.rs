@@ -204,7 +204,7 @@ impl Poller {
         // Many records of one partition follow each other.
         let last = self.last_origin.take().filter(|last| last.is_of(message));
         let origin = self.last_origin.insert(last.unwrap_or_else(|| Origin::of(message)));
-        // Without the lock, for which deliveries and acknowledgements wait.
+        // Before the lock is taken: deliveries and acknowledgements wait for it.
         let record = Box::new(record(message, origin));
         let mut state = self.shared.lock();
         // A record of an assignment that has ended.
