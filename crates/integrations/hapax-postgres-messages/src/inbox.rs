@@ -112,6 +112,24 @@ struct InboxTable<C> {
     handler: Box<dyn BatchHandler<C>>,
 }
 
+/// Keys and digests of messages, for `hapax_inbox_insert`.
+struct HashedIds(Vec<(String, String)>);
+
+impl HashedIds {
+    /// Returns the keys and the digests.
+    fn columns(&self) -> [Vec<Option<&str>>; 2] {
+        let keys = self.0.iter().map(|(key, _)| Some(key.as_str()));
+        [keys.collect(), self.0.iter().map(|(_, digest)| Some(digest.as_str())).collect()]
+    }
+
+    /// Returns the state of each message, from the result of the function.
+    fn states(&self, codes: Option<SqlValue>) -> Result<Vec<EntryState>, BatchError> {
+        let codes = codes.and_then(SqlValue::text).ok_or_else(other_rows)?;
+        let states: Option<Vec<_>> = codes.chars().map(entry_state).collect();
+        states.filter(|states| states.len() == self.0.len()).ok_or_else(other_rows)
+    }
+}
+
 impl<C> fmt::Debug for PgInbox<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgInbox").field("consumer", &self.shared.consumer).finish_non_exhaustive()
@@ -331,10 +349,8 @@ impl<C: Executor + 'static> InboxTable<C> {
         messages: impl Iterator<Item = (&MessageId, &Message)>,
         settings: InboxSettings,
     ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
-        let hashes: Vec<_> =
-            messages.map(|(id, message)| (self.hasher.hash(id), payload_digest(message))).collect();
-        let keys: Vec<_> = hashes.iter().map(|(key, _)| Some(key.as_str())).collect();
-        let digests: Vec<_> = hashes.iter().map(|(_, digest)| Some(digest.as_str())).collect();
+        let ids = self.hash(messages);
+        let [keys, digests] = ids.columns();
         let parameters = [
             SqlParameter::Text(Some(&self.consumer)),
             SqlParameter::Texts(&keys),
@@ -347,10 +363,14 @@ impl<C: Executor + 'static> InboxTable<C> {
         let rows = connection.run(INSERT, &parameters).await.map_err(failed)?;
         let row = rows.into_iter().next().and_then(|row| <[SqlValue; 4]>::try_from(row).ok());
         let [states, transaction, ..] = row.ok_or_else(other_rows)?;
-        let states = states.text().ok_or_else(other_rows)?;
-        let states: Option<Vec<_>> = states.chars().map(entry_state).collect();
-        let states = states.filter(|states| states.len() == hashes.len());
-        Ok((states.ok_or_else(other_rows)?, transaction))
+        Ok((ids.states(Some(states))?, transaction))
+    }
+
+    fn hash<'a, 'b>(
+        &self,
+        messages: impl Iterator<Item = (&'a MessageId, &'b Message)>,
+    ) -> HashedIds {
+        HashedIds(messages.map(|(id, it)| (self.hasher.hash(id), payload_digest(it))).collect())
     }
 
     /// Stores a dead letter and, if `inserts_id`, inserts the id of its message as parked, in one
@@ -390,7 +410,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         if settings.has_positions {
             let step = step.ok_or(BatchError::Fenced)?;
             // The caller has decided that it is parked, whatever the other dead letters are.
-            if self.advance(connection, &step, settings).await?.is_done {
+            if self.advance(connection, &step, None, settings).await?.is_done {
                 return Ok(EntryState::Duplicate);
             }
         }

@@ -8,7 +8,7 @@ use hapax_messages::{
 use hapax_postgres_data::{Executor, SqlParameter, SqlValue};
 
 use super::errors::{failed, other_rows};
-use super::{InboxSettings, InboxTable, PgInbox, milliseconds};
+use super::{HashedIds, InboxSettings, InboxTable, PgInbox, milliseconds};
 use crate::connections::{ConnectCause, TimedConnection};
 
 const ACQUIRE: &str = "SELECT a.next_offset, a.handled_millis, a.fence, a.is_new::text
@@ -17,14 +17,31 @@ const IS_OWNER: &str = "SELECT EXISTS (
         SELECT FROM hapax_positions
         WHERE consumer = $1 AND topic = $2 AND partition = $3::integer AND fence = $4
     )::text";
-/// Advances a position. The dead letters follow the step: the transaction of an earlier owner may have
-/// stored one. With one message that has neither a key nor a dead letter the function returns null if and
+/// Returns a statement that advances a position, with further columns. The dead letters follow the step: the transaction
+/// of an earlier owner may have stored one. With one message that has neither a key nor a dead letter the function returns null if and
 /// only if the consumer has no dead letter.
-const ADVANCE: &str = "SELECT a.state, pg_current_xact_id_if_assigned()::text,
-        CASE a.state WHEN 'advanced' THEN hapax_dead_letter_states($1, '{NULL}', '{NULL}', '-') END,
-        hapax_limit_timeout('statement_timeout', $8),
-        hapax_limit_timeout('idle_in_transaction_session_timeout', $9)
-    FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)";
+macro_rules! advance {
+    ($columns:literal) => {
+        concat!(
+            "SELECT a.state, pg_current_xact_id_if_assigned()::text,
+                CASE a.state WHEN 'advanced' THEN
+                    hapax_dead_letter_states($1, '{NULL}', '{NULL}', '-')
+                END,
+                hapax_limit_timeout('statement_timeout', $8),
+                hapax_limit_timeout('idle_in_transaction_session_timeout', $9)",
+            $columns,
+            " FROM hapax_position_advance($1, $2, $3::integer, $4, $5, $6, $7) AS a (state)"
+        )
+    };
+}
+/// Advances a position.
+const ADVANCE: &str = advance!("");
+/// Advances a position, and inserts the ids of its records.
+const ADVANCE_AND_INSERT: &str = advance!(
+    ", CASE a.state WHEN 'advanced' THEN
+        hapax_inbox_insert($1, $10::uuid[], $11::uuid[], make_interval(secs => $12))
+    END"
+);
 const DEAD_LETTER_STATES: &str = "SELECT hapax_dead_letter_states($1, $2, $3, $4)";
 
 const OTHER_ROWS: &str = "expected the row of a position, found other rows: run the migrations";
@@ -37,6 +54,8 @@ pub(super) struct Advanced {
     pub(super) is_done: bool,
     /// Whether the consumer has dead letters. False if `is_done`.
     has_dead_letters: bool,
+    /// A state for each id that was to be inserted. Empty if `is_done`.
+    by_id: Vec<EntryState>,
 }
 
 impl<C: Executor + 'static> InboxTable<C> {
@@ -52,12 +71,13 @@ impl<C: Executor + 'static> InboxTable<C> {
         if !settings.has_positions {
             return self.insert(connection, messages, settings).await;
         }
+        let ids = settings.has_ids.then(|| self.hash(messages));
         let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
         // Steps that do not follow each other cannot begin at the position.
         let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
         let step = step.ok_or(BatchError::Fenced)?;
-        let Advanced { transaction, is_done, has_dead_letters } =
-            self.advance(connection, &step, settings).await?;
+        let Advanced { transaction, is_done, has_dead_letters, by_id } =
+            self.advance(connection, &step, ids.as_ref(), settings).await?;
         if is_done {
             return Ok((vec![EntryState::Duplicate; batch.len()], transaction));
         }
@@ -65,13 +85,10 @@ impl<C: Executor + 'static> InboxTable<C> {
         if has_dead_letters || batch.iter().any(|item| item.dead_letter().is_some()) {
             self.exclude(connection, batch, &mut states).await?;
         }
-        if settings.has_ids {
-            let (by_id, _) = self.insert(connection, messages, settings).await?;
-            for (state, by_id) in states.iter_mut().zip(by_id) {
-                // A dead letter decides only about messages that are new.
-                if by_id != EntryState::New {
-                    *state = by_id;
-                }
+        for (state, by_id) in states.iter_mut().zip(by_id) {
+            // A dead letter decides only about messages that are new.
+            if by_id != EntryState::New {
+                *state = by_id;
             }
         }
         let is_excluded =
@@ -82,14 +99,15 @@ impl<C: Executor + 'static> InboxTable<C> {
         }
     }
 
-    /// Advances the position of a partition, in the transaction of the messages of the step.
+    /// Advances the position of a partition and inserts ids, in the transaction of the messages of the step.
     pub(super) async fn advance(
         &self,
         connection: &mut TimedConnection<C>,
         step: &PositionStep,
+        ids: Option<&HashedIds>,
         settings: InboxSettings,
     ) -> Result<Advanced, BatchError> {
-        let parameters = [
+        let mut parameters = vec![
             SqlParameter::Text(Some(&self.consumer)),
             SqlParameter::Text(Some(&step.partition.topic)),
             SqlParameter::Integer(Some(step.partition.number.into())),
@@ -101,16 +119,34 @@ impl<C: Executor + 'static> InboxTable<C> {
             // Later than the rollback of a handler that does not end.
             milliseconds(settings.transaction.saturating_add(settings.statement)),
         ];
-        let rows = connection.run(ADVANCE, &parameters).await.map_err(failed)?;
-        let row = rows.into_iter().next().and_then(|row| <[SqlValue; 5]>::try_from(row).ok());
-        let [state, transaction, letters, ..] = row.ok_or_else(other_rows)?;
+        let [keys, digests] = ids.map(HashedIds::columns).unwrap_or_default();
+        let statement = if ids.is_some() {
+            parameters.extend([
+                SqlParameter::Texts(&keys),
+                SqlParameter::Texts(&digests),
+                self.retention_secs(),
+            ]);
+            ADVANCE_AND_INSERT
+        } else {
+            ADVANCE
+        };
+        let rows = connection.run(statement, &parameters).await.map_err(failed)?;
+        let mut row = rows.into_iter().next().ok_or_else(other_rows)?.into_iter();
+        let (Some(state), Some(transaction), Some(letters)) = (row.next(), row.next(), row.next())
+        else {
+            return Err(other_rows());
+        };
         let is_done = match state.text().as_deref() {
             Some("advanced") => false,
             Some("done") => true,
             Some("fenced") => return Err(BatchError::Fenced),
             _ => return Err(other_rows()),
         };
-        Ok(Advanced { transaction, is_done, has_dead_letters: letters != SqlValue::Null })
+        let by_id = match ids {
+            Some(ids) if !is_done => ids.states(row.nth(2))?,
+            _ => Vec::new(),
+        };
+        Ok(Advanced { transaction, is_done, has_dead_letters: letters != SqlValue::Null, by_id })
     }
 
     /// Changes the state of each message that a dead letter excludes.

@@ -186,28 +186,35 @@ async fn another_payload_under_an_id_is_parked_and_its_neighbours_are_handled() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_owner_has_no_effect_and_a_step_is_taken_once() {
-    let server = server().await;
-    let inbox = inbox(&server, write).advance_positions_without_ids();
-    let stale = inbox.acquire(&partition(), 5).await.unwrap();
-    assert!(stale.is_new && stale.next == 5);
-    let owner = inbox.acquire(&partition(), 0).await.unwrap();
-    assert!(!owner.is_new && owner.next == 5 && owner.fence > stale.fence);
-    let fenced = inbox.apply(vec![item(stale.fence, 5)], false).await;
-    assert!(matches!(fenced, Err(BatchError::Fenced)), "{fenced:?}");
-    let batch = vec![item(owner.fence, 5), item(owner.fence, 6)];
-    let applied = inbox.apply(batch.clone(), false).await.unwrap();
-    assert_eq!(applied, [EntryState::New, EntryState::New]);
-    // The reply to its COMMIT was lost.
-    let again = inbox.apply(batch, false).await.unwrap();
-    assert_eq!(again, [EntryState::Duplicate, EntryState::Duplicate]);
-    // Its steps neither begin at the position nor follow each other.
-    for batch in [vec![item(owner.fence, 8)], vec![item(owner.fence, 7), item(owner.fence, 9)]] {
-        let fenced = inbox.apply(batch, false).await;
+    for with_ids in [true, false] {
+        let server = server().await;
+        let inbox = inbox(&server, write);
+        let inbox = match with_ids {
+            true => inbox.advance_positions(),
+            false => inbox.advance_positions_without_ids(),
+        };
+        let stale = inbox.acquire(&partition(), 5).await.unwrap();
+        assert!(stale.is_new && stale.next == 5);
+        let owner = inbox.acquire(&partition(), 0).await.unwrap();
+        assert!(!owner.is_new && owner.next == 5 && owner.fence > stale.fence);
+        let fenced = inbox.apply(vec![item(stale.fence, 5)], false).await;
         assert!(matches!(fenced, Err(BatchError::Fenced)), "{fenced:?}");
+        let batch = vec![item(owner.fence, 5), item(owner.fence, 6)];
+        let applied = inbox.apply(batch.clone(), false).await.unwrap();
+        assert_eq!(applied, [EntryState::New, EntryState::New]);
+        // The reply to its COMMIT was lost.
+        let again = inbox.apply(batch, false).await.unwrap();
+        assert_eq!(again, [EntryState::Duplicate, EntryState::Duplicate]);
+        // Its steps neither begin at the position nor follow each other.
+        for batch in [vec![item(owner.fence, 8)], vec![item(owner.fence, 7), item(owner.fence, 9)]]
+        {
+            let fenced = inbox.apply(batch, false).await;
+            assert!(matches!(fenced, Err(BatchError::Fenced)), "{fenced:?}");
+        }
+        assert_eq!(server.sql("postgres", IN_ORDER).await, "m-5 m-6");
+        let next = inbox.acquire(&partition(), 0).await.unwrap();
+        assert_eq!((next.next, next.handled_timestamp_ms), (7, Some(1_790_000_000_000)));
     }
-    assert_eq!(server.sql("postgres", IN_ORDER).await, "m-5 m-6");
-    let next = inbox.acquire(&partition(), 0).await.unwrap();
-    assert_eq!((next.next, next.handled_timestamp_ms), (7, Some(1_790_000_000_000)));
 }
 
 /// The function that advances positions without its checks: an error, which a check has to find.
