@@ -147,9 +147,9 @@ impl Properties {
         config.set("group.id", group).set("partition.assignment.strategy", strategy);
         // The polling thread waits for answers to commits, for this time if there are none.
         self.unless_set(&mut config, "socket.timeout.ms", "10000");
-        // The client fetches uncommitted by itself; what it has is in memory twice.
+        // For each partition, beside the records that the source has taken from the client.
         self.unless_set(&mut config, "queued.min.messages", "10000");
-        self.unless_set(&mut config, "queued.max.messages.kbytes", "16384");
+        self.unless_set(&mut config, "queued.max.messages.kbytes", "1024");
         // The pause after which it fetches again once that was exceeded: a second by default, in which a
         // consumer handles all that it has, and waits.
         self.unless_set(&mut config, "fetch.queue.backoff.ms", "10");

@@ -6,9 +6,8 @@
 //!   records that are acknowledged already are received again after a crash or a rebalance, and are
 //!   duplicates then: their ids are in the store of the inbox.
 //! - One thread polls. Neither handlers nor requests to brokers or databases delay it, except while partitions
-//!   are revoked. A partition with
-//!   10,000 unacknowledged records or 64 MiB of them pauses, and the others continue, also if the leader of
-//!   one does not answer.
+//!   are revoked. A partition with 10,000 unacknowledged records or 64 MiB of them pauses: its records stay in
+//!   the client. The others continue, also if the leader of one does not answer.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
 //! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,
@@ -67,10 +66,14 @@
 //! | `acks`, of a sink | all | a confirmed record would be lost with its broker |
 //!
 //! Other defaults than those of librdkafka: of sources, `socket.timeout.ms` 10,000, `queued.min.messages`
-//! 10,000, `queued.max.messages.kbytes` 16,384, `fetch.queue.backoff.ms` 10 and
+//! 10,000, `queued.max.messages.kbytes` 1,024, `fetch.queue.backoff.ms` 10 and
 //! `partition.assignment.strategy` `range`; of sinks, `message.timeout.ms` 9,000 and `partitioner`
-//! `murmur2_random`. Set `session.timeout.ms` (45,000) to the time for which a
-//! dead process may delay its partitions.
+//! `murmur2_random`. Set `session.timeout.ms` (45,000) to the time for which a dead process may delay its
+//! partitions.
+//!
+//! The client fetches ahead, for each partition, up to `queued.min.messages` records or
+//! `queued.max.messages.kbytes` of payloads, and one fetch more (`fetch.message.max.bytes`, 1 MiB). An
+//! uncompressed record keeps the whole response of its broker in memory (`fetch.max.bytes`, 50 MiB).
 //!
 //! # Example
 //! ```no_run

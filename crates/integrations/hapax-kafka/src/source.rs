@@ -94,17 +94,17 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the number of unacknowledged records at which a partition pauses. At half of it the partition is
-    /// resumed, and receives its next record some 0.4 s later: with a low limit the handlers wait for it.
-    /// After a crash, at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together
+    /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
+    /// half of this number is left. After a crash, at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together
     /// are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
     }
 
-    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. A
-    /// process needs as much memory for each of its partitions.
+    /// Sets the bytes of unacknowledged records at which a partition pauses. Default 64 MiB; at least 1. A process
+    /// needs as much memory for each of its partitions, beside that of the
+    /// [client](crate#properties).
     pub const fn max_unacknowledged_bytes(mut self, bytes: usize) -> Self {
         self.limits.bytes = bytes;
         self
@@ -332,16 +332,14 @@ impl KafkaSource {
     /// drain to end; those that are left are fenced. Returns once the process has left; dropping the future
     /// does not stop that.
     pub async fn close(&self) {
-        self.shared.lock().is_closing = true;
-        self.shared.notify();
+        self.shared.close();
         self.shared.wait(|state| state.is_closed.then_some(())).await;
     }
 }
 
 impl Drop for KafkaSource {
     fn drop(&mut self) {
-        self.shared.lock().is_closing = true;
-        self.shared.notify();
+        self.shared.close();
     }
 }
 
@@ -355,6 +353,9 @@ impl MessageSource for KafkaSource {
             let received = self.shared.wait(|state| {
                 let delivered = state.deliver(max);
                 if !delivered.is_empty() {
+                    if state.opens_records() {
+                        self.shared.wake();
+                    }
                     return Some(Ok(delivered));
                 }
                 state.take_error().map(|error| Err(SourceError::new(error)))

@@ -7,6 +7,7 @@ use std::thread::park_timeout;
 use std::time::Duration;
 
 use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionListElem};
@@ -29,9 +30,25 @@ pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) settings: PollSettings,
     rebalances: AtomicU64,
+    logs: AtomicU64,
 }
 
 impl ClientContext for Context {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        self.logs.fetch_add(1, Ordering::Relaxed);
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error => tracing::error!(target: "librdkafka", facility, message),
+            RDKafkaLogLevel::Warning => tracing::warn!(target: "librdkafka", facility, message),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(target: "librdkafka", facility, message);
+            }
+            RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, message),
+        }
+    }
+
     fn error(&self, error: KafkaError, reason: &str) {
         // The poll returns it too.
         tracing::debug!(%error, reason, "the Kafka client reports an error");
@@ -57,7 +74,7 @@ impl ConsumerContext for Context {
 
 impl Context {
     pub(super) fn new(shared: Arc<Shared>, settings: PollSettings) -> Self {
-        Self { shared, settings, rebalances: AtomicU64::new(0) }
+        Self { shared, settings, rebalances: AtomicU64::new(0), logs: AtomicU64::new(0) }
     }
 
     /// Begins an assignment. The polling thread requests the first offsets, and then fetches the partitions.
@@ -84,6 +101,11 @@ impl Context {
     /// Returns the number of assignments and revocations so far.
     pub(super) fn rebalances(&self) -> u64 {
         self.rebalances.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of rebalances and log messages so far, whose callbacks end a poll.
+    pub(super) fn calls(&self) -> u64 {
+        self.rebalances().wrapping_add(self.logs.load(Ordering::Relaxed))
     }
 
     /// Ends the assignment. Partitions that are lost may have another owner: their deliveries are

@@ -194,6 +194,7 @@ impl Partition {
         self.unacknowledged += 1;
         self.bytes = self.bytes.saturating_add(record.bytes);
         self.ready.insert(offset, record);
+        self.update_paused();
         Ok(())
     }
 
@@ -231,6 +232,7 @@ impl Partition {
             self.handled_timestamp_ms = Some(first.timestamp_ms);
             self.tracked.pop_front();
         }
+        self.update_paused();
     }
 
     /// Returns whether every record that was received is acknowledged.
@@ -331,28 +333,17 @@ impl Partition {
         self.window.end_interval(self.delivered_end, self.delivered);
     }
 
-    /// Updates whether the partition is paused. Returns whether to pause (`Some(true)`) or to resume it; `None` for
-    /// no change.
-    pub(super) fn update_paused(&mut self) -> Option<bool> {
-        let PartitionLimits { records, bytes, uncommitted } = self.limits;
-        let is_over = |part: usize| {
-            self.unacknowledged >= (records / part).max(1)
-                || self.bytes >= (bytes / part).max(1)
-                || self.tracked.len() >= (uncommitted / part).max(1)
-        };
-        let change = match self.is_paused {
-            false => is_over(1).then_some(true),
-            true => (!is_over(2)).then_some(false),
-        };
-        if let Some(is_paused) = change {
-            self.is_paused = is_paused;
-        }
-        change
+    /// Returns whether no further records are read: from a limit on, until half of it is left.
+    pub(super) const fn is_paused(&self) -> bool {
+        self.is_paused
     }
 
-    /// Notes that the client fetches the partition again.
-    pub(super) const fn resumed(&mut self) {
-        self.is_paused = false;
+    fn update_paused(&mut self) {
+        let PartitionLimits { records, bytes, uncommitted } = self.limits;
+        let part = if self.is_paused { 2 } else { 1 };
+        self.is_paused = self.unacknowledged >= (records / part).max(1)
+            || self.bytes >= (bytes / part).max(1)
+            || self.tracked.len() >= (uncommitted / part).max(1);
     }
 }
 
@@ -558,16 +549,16 @@ mod tests {
         for offset in 0..3 {
             partition.accept(offset, record(offset)).unwrap();
         }
-        assert_eq!(partition.update_paused(), None);
+        assert!(!partition.is_paused());
         partition.accept(3, record(3)).unwrap();
-        assert_eq!((partition.update_paused(), partition.update_paused()), (Some(true), None));
+        assert!(partition.is_paused());
         deliver(&mut partition);
-        for (offset, change) in [(1, None), (2, None), (3, Some(false))] {
+        for (offset, is_paused) in [(1, true), (2, true), (3, false)] {
             partition.acknowledge(offset, 10);
-            assert_eq!(partition.update_paused(), change, "{offset}");
+            assert_eq!(partition.is_paused(), is_paused, "{offset}");
         }
         partition.accept(4, Box::new(Record { bytes: 990, ..*record(4) })).unwrap();
-        assert_eq!(partition.update_paused(), Some(true), "bytes");
+        assert!(partition.is_paused(), "bytes");
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..6 {
             partition.accept(offset, record(offset)).unwrap();
@@ -576,9 +567,9 @@ mod tests {
                 partition.acknowledge(offset, 10);
             }
         }
-        assert_eq!(partition.update_paused(), Some(true), "ahead of the first unacknowledged one");
+        assert!(partition.is_paused(), "ahead of the first unacknowledged one");
         partition.acknowledge(0, 10);
-        assert_eq!(partition.update_paused(), Some(false));
+        assert!(!partition.is_paused());
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The thread that polls the client. Nothing else polls it, and neither handlers nor requests delay it.
 
+use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
+use std::thread::park_timeout;
 use std::time::Duration;
 
+use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message as _};
@@ -16,15 +20,11 @@ use super::record::{Origin, record};
 use super::requests::Requests;
 use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
 
-/// Longest time of one poll, after which acknowledgements are committed and partitions resumed.
+/// Longest time between two polls, without an event that wakes the thread ([`Shared::wake`]).
 const POLL: Duration = Duration::from_millis(100);
 
-/// Longest time of one poll while requests are in progress, whose results the thread applies, or while records are
-/// delivered, so that others have to be opened: until [`POLL`] after the last delivery.
-const POLL_BUSY: Duration = Duration::from_millis(5);
-
-/// Most records that are received between two updates of commits and pauses.
-const BATCH: usize = 256;
+/// Most records of one partition that are read in one poll.
+const BATCH: usize = 64;
 
 /// Longest time for which partitions that can be fetched wait for others, whose first offsets are being
 /// requested: each change of the assignment drops records that the client has fetched.
@@ -44,8 +44,15 @@ const END: Duration = Duration::from_millis(10);
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// The polling thread.
+///
+/// Each partition has a queue of its own in the client. The records of a partition that has reached a limit stay in
+/// it, and the client fetches no more than its properties `queued.min.messages` and `queued.max.messages.kbytes` state.
+/// A pause of the client would drop them, and they would be fetched again some 0.4 s after its end.
 pub(super) struct Poller {
     consumer: Arc<BaseConsumer<Context>>,
+    /// Queues of the partitions that are or were fetched. Records that are left in one after the assignment has ended
+    /// are dropped at the next poll.
+    queues: BTreeMap<PartitionKey, PartitionQueue<Context>>,
     requests: Requests,
     shared: Arc<Shared>,
     topic: String,
@@ -57,9 +64,10 @@ pub(super) struct Poller {
     commits_assignment_number: u64,
     /// Origin of the last record that was received.
     last_origin: Option<Origin>,
-    /// Number of the records that were delivered before the last poll.
-    deliveries: u64,
-    busy_until: Instant,
+    /// Whether a queue may have records or events that have woken the thread before.
+    has_more: bool,
+    /// Whether the client fetches a partition that was stopped, or that has no queue of its own.
+    must_assign: bool,
     /// Time since which a resolved partition waits for others.
     resolved_since: Option<Instant>,
     /// Time at which watermarks are requested, if the client has lost offsets.
@@ -88,14 +96,16 @@ impl Drop for CloseOnDrop {
 
 impl Poller {
     /// Creates the thread's state. `topic` is one of the topics, by which the brokers are checked.
-    pub(super) fn new(consumer: BaseConsumer<Context>, topic: String, runtime: Handle) -> Self {
-        let consumer = Arc::new(consumer);
+    pub(super) fn new(mut consumer: BaseConsumer<Context>, topic: String, runtime: Handle) -> Self {
         let shared = Arc::clone(&consumer.context().shared);
+        consumer.set_nonempty_callback(waker(&shared));
+        let consumer = Arc::new(consumer);
         let now = Instant::now();
         let check_at = now + consumer.context().settings.idle_check_after;
         Self {
             requests: Requests::new(&consumer, runtime),
             consumer,
+            queues: BTreeMap::new(),
             shared,
             topic,
             commit_at: now,
@@ -103,8 +113,8 @@ impl Poller {
             commits_fail_since: None,
             commits_assignment_number: 0,
             last_origin: None,
-            deliveries: 0,
-            busy_until: now,
+            has_more: true,
+            must_assign: false,
             resolved_since: None,
             check_watermarks_at: None,
             watermarks_checked_at: None,
@@ -118,11 +128,11 @@ impl Poller {
     /// Polls until the source is closed, and leaves the group.
     pub(super) fn run(mut self) {
         let _closed = CloseOnDrop(Arc::clone(&self.shared));
+        self.shared.set_poller();
         while !self.shared.lock().is_closing {
             self.poll();
             self.check_watermarks();
             self.resolve_partitions();
-            self.update_paused();
             self.commit();
             self.check_broker();
             self.check_owner();
@@ -130,7 +140,9 @@ impl Poller {
         self.leave();
         // A client that has ended answers no commit.
         self.shared.wait_committed();
-        let mut consumer = self.consumer;
+        let Self { mut consumer, queues, .. } = self;
+        // Each refers to the client.
+        drop(queues);
         while let Err(used) = Arc::try_unwrap(consumer) {
             consumer = used;
             consumer.poll(END);
@@ -164,41 +176,64 @@ impl Poller {
         &self.consumer.context().settings
     }
 
+    /// Waits for an event, answers callbacks, and adds records.
     fn poll(&mut self) {
-        let now = Instant::now();
-        let state = self.shared.lock();
-        let (deliveries, waits) = (state.deliveries, state.waits_for_requests());
-        drop(state);
-        if std::mem::replace(&mut self.deliveries, deliveries) != deliveries {
-            self.busy_until = now + POLL;
+        // A queue wakes the thread once it is no longer empty. A wake since the last wait ends this one at once.
+        if !mem::take(&mut self.has_more) {
+            park_timeout(POLL);
         }
-        let mut timeout = match waits || now < self.busy_until {
-            true => POLL_BUSY,
-            false => POLL,
-        };
         let consumer = Arc::clone(&self.consumer);
-        for _ in 0..BATCH {
-            let polled = consumer.poll(timeout);
-            timeout = Duration::ZERO;
+        let (calls, mut records) = (consumer.context().calls(), 0);
+        if let Some(polled) = consumer.poll(Duration::ZERO) {
+            self.has_more = true;
             match polled {
-                Some(Ok(message)) => {
-                    if !self.accept(&message) {
-                        self.assign();
-                        break;
+                Ok(message) => {
+                    records += 1;
+                    // A record of a partition that the client has created anew, which has no queue of its own yet.
+                    // Once the partition is paused, it is assigned again.
+                    if self.accept(&message) {
+                        self.must_assign = true;
                     }
-                    self.check_broker_at = Instant::now() + self.settings().idle_check_after;
                 }
-                Some(Err(error)) => {
-                    self.failed(&error);
-                    break;
-                }
-                None => break,
+                Err(error) => self.failed(&error),
             }
         }
-        self.shared.notify();
+        // A poll ends after a callback.
+        self.has_more |= consumer.context().calls() != calls;
+        let queues = mem::take(&mut self.queues);
+        records += queues.iter().map(|(key, queue)| self.read(key, queue)).sum::<usize>();
+        self.queues = queues;
+        if mem::take(&mut self.must_assign) {
+            self.assign();
+        }
+        if records > 0 {
+            self.check_broker_at = Instant::now() + self.settings().idle_check_after;
+            self.shared.notify();
+        }
     }
 
-    /// Adds a record. Returns false if its partition is stopped, and has to be fetched no longer.
+    /// Reads up to [`BATCH`] records of a partition, until it is paused. Returns their number.
+    fn read(&mut self, key: &PartitionKey, queue: &PartitionQueue<Context>) -> usize {
+        let mut is_paused = self.shared.lock().is_paused(key);
+        let mut records = 0;
+        for _ in 0..BATCH {
+            if is_paused {
+                return records;
+            }
+            match queue.poll(Duration::ZERO) {
+                Some(Ok(message)) => {
+                    is_paused = self.accept(&message);
+                    records += 1;
+                }
+                Some(Err(error)) => self.failed(&error),
+                None => return records,
+            }
+        }
+        self.has_more = true;
+        records
+    }
+
+    /// Adds a record. Returns whether its partition is paused.
     fn accept(&mut self, message: &BorrowedMessage<'_>) -> bool {
         let remedy = self.settings().remedy();
         // Many records of one partition follow each other.
@@ -208,9 +243,9 @@ impl Poller {
         let record = Box::new(record(message, origin));
         let mut state = self.shared.lock();
         // A record of an assignment that has ended.
-        let Some(partition) = state.partitions.get_mut(&origin.key) else { return true };
+        let Some(partition) = state.partitions.get_mut(&origin.key) else { return false };
         if message.offset() < partition.fetch_from() {
-            return true;
+            return false;
         }
         if let Err(Recreated { offset, expected, found }) =
             partition.accept(message.offset(), record)
@@ -223,9 +258,10 @@ impl Poller {
                      its records are handled"
                 ),
             );
+            self.must_assign = true;
             return false;
         }
-        true
+        partition.is_paused()
     }
 
     fn failed(&mut self, error: &KafkaError) {
@@ -376,25 +412,27 @@ impl Poller {
         }
     }
 
-    /// Fetches all partitions from their next records.
-    fn assign(&self) {
+    /// Fetches all partitions from their next records, each into a queue of its own. Drops the records that the
+    /// client has.
+    fn assign(&mut self) {
         if self.consumer.assignment_lost() {
             // Another assignment would hide the loss, whose callback follows.
             self.shared.lock().end_assignment();
             return;
         }
-        let list = {
-            let mut state = self.shared.lock();
-            for partition in state.partitions.values_mut() {
-                partition.resumed();
-            }
-            fetched(state.partitions.iter())
+        let (keys, list) = {
+            let state = self.shared.lock();
+            let keys: Vec<_> = state.partitions.keys().cloned().collect();
+            (keys, fetched(state.partitions.iter()))
         };
-        // The client keeps the pause of a partition that is assigned again.
-        let assigned = list.and_then(|list| {
-            assign(&self.consumer, &list)?;
-            self.consumer.resume(&list)
-        });
+        if let Some((topic, number)) = keys.into_iter().find(|key| !self.split(key)) {
+            return self.shared.end(format!(
+                "expected a queue of the partition {number} of {topic}, found none: start the source again"
+            ));
+        }
+        // A record that came while a queue had no callback keeps it from waking the thread.
+        self.has_more = true;
+        let assigned = list.and_then(|list| assign(&self.consumer, &list));
         if let Err(error) = assigned {
             return self.shared.fail(format!("expected an assignment, found an error: {error}"));
         }
@@ -404,24 +442,17 @@ impl Poller {
         self.shared.notify();
     }
 
-    /// Pauses partitions that have too many records, and resumes those that have not.
-    fn update_paused(&self) {
-        let changes: Vec<(PartitionKey, bool)> = {
-            let mut state = self.shared.lock();
-            let partitions = state.partitions.iter_mut();
-            partitions.filter_map(|(key, it)| Some((key.clone(), it.update_paused()?))).collect()
+    /// Gives a partition a queue of its own, before it is fetched. Returns false if the client has none.
+    fn split(&mut self, key: &PartitionKey) -> bool {
+        // The last queue first: its drop removes the callback also from the next one if both are the same queue of
+        // the client.
+        self.queues.remove(key);
+        let Some(mut queue) = self.consumer.split_partition_queue(&key.0, key.1) else {
+            return false;
         };
-        for ((topic, number), pauses) in changes {
-            let mut list = TopicPartitionList::new();
-            list.add_partition(&topic, number);
-            let changed = match pauses {
-                true => self.consumer.pause(&list),
-                false => self.consumer.resume(&list),
-            };
-            if let Err(error) = changed {
-                tracing::debug!(%error, %topic, number, "a partition was not paused or resumed");
-            }
-        }
+        queue.set_nonempty_callback(waker(&self.shared));
+        self.queues.insert(key.clone(), queue);
+        true
     }
 
     /// Commits acknowledged records, and opens further ones.
@@ -471,6 +502,12 @@ impl Poller {
             self.requests.commit(commits);
         }
     }
+}
+
+/// Returns a callback of a queue that wakes the polling thread.
+fn waker(shared: &Arc<Shared>) -> impl Fn() + Send + Sync + use<> {
+    let shared = Arc::clone(shared);
+    move || shared.wake()
 }
 
 /// Returns why an offset cannot be fetched, if it is outside of the log.

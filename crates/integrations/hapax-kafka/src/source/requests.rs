@@ -280,6 +280,7 @@ impl Requests {
                 ));
             }
             this.shared.lock().watermarks = Some(checked);
+            this.shared.wake();
         });
     }
 

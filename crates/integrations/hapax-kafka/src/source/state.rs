@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use hapax_messages::{AcquiredPosition, PositionStore};
@@ -22,6 +23,7 @@ const RESOLVE_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
+    poller: OnceLock<Thread>,
     /// Signals the polling thread, which waits in a callback, that the last delivery of a partition, or a
     /// commit, has ended.
     ended: Condvar,
@@ -64,8 +66,6 @@ pub(super) struct State {
     fatal: Option<String>,
     /// The last partition of which a record was delivered.
     last_delivered: Option<PartitionKey>,
-    /// Number of the records that were delivered.
-    pub(super) deliveries: u64,
     /// An error that no receiver has returned yet.
     error: Option<String>,
 }
@@ -109,9 +109,29 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes everyone who waits for a change of the state.
+    /// Wakes receivers, and those who wait for an assignment or the end.
     pub(super) fn notify(&self) {
         self.changed.notify_waiters();
+    }
+
+    /// Sets the current thread as the polling thread.
+    pub(super) fn set_poller(&self) {
+        self.poller.get_or_init(thread::current);
+    }
+
+    /// Wakes the polling thread, or ends its next wait at once: there are events in a queue of the client, results
+    /// of a request, records to open, or a partition that is no longer paused.
+    pub(super) fn wake(&self) {
+        if let Some(poller) = self.poller.get() {
+            poller.unpark();
+        }
+    }
+
+    /// Ends the source. The polling thread then leaves the group.
+    pub(super) fn close(&self) {
+        self.lock().is_closing = true;
+        self.notify();
+        self.wake();
     }
 
     /// Waits until `read` returns a value.
@@ -145,10 +165,9 @@ impl Shared {
     pub(super) fn end(&self, error: String) {
         tracing::error!(%error, "a Kafka source has ended");
         let mut state = self.lock();
-        state.is_closing = true;
         state.fatal.get_or_insert(error);
         drop(state);
-        self.notify();
+        self.close();
     }
 
     /// Waits until no delivery is left, or for the time. Returns whether none is left.
@@ -175,6 +194,7 @@ impl Shared {
         drop(state);
         self.ended.notify_all();
         self.notify();
+        self.wake();
     }
 
     /// Acknowledges a record. Returns false if its assignment has ended.
@@ -187,12 +207,17 @@ impl Shared {
     ) -> bool {
         let mut state = self.lock();
         let Some(partition) = state.owned(key, assignment_number) else { return false };
+        let was_paused = partition.is_paused();
         partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
+        let resumes = was_paused && !partition.is_paused();
         drop(state);
         // Each notification is a system call, and the polling thread waits for the last delivery.
         if was_last {
             self.ended.notify_all();
+        }
+        if resumes {
+            self.wake();
         }
         true
     }
@@ -237,6 +262,7 @@ impl Shared {
         drop(state);
         self.ended.notify_all();
         self.notify();
+        self.wake();
     }
 
     /// Returns whether the first offset of a partition is still wanted by the request with this number.
@@ -265,6 +291,8 @@ impl Shared {
                 state.resolve_after = Some(Instant::now() + RESOLVE_RETRY);
             }
         }
+        drop(state);
+        self.wake();
         true
     }
 }
@@ -306,9 +334,14 @@ impl State {
         self.unresolved.is_empty() && self.resolving.is_empty() && self.resolved.is_empty()
     }
 
-    /// Returns whether requests are in progress whose results the polling thread applies.
-    pub(super) fn waits_for_requests(&self) -> bool {
-        self.is_committing || self.is_resolving() || !self.resolved.is_empty()
+    /// Returns whether no further records of a partition are read.
+    pub(super) fn is_paused(&self, key: &PartitionKey) -> bool {
+        self.partitions.get(key).is_some_and(Partition::is_paused)
+    }
+
+    /// Returns whether the polling thread can send a commit that opens records.
+    pub(super) fn opens_records(&self) -> bool {
+        !self.is_committing && self.partitions.values().any(Partition::opens_records)
     }
 
     /// Returns whether first offsets are being requested.
@@ -369,7 +402,6 @@ impl State {
                 let Some(partition) = self.partitions.get_mut(key) else { return false };
                 let Some((offset, record)) = partition.deliver() else { return false };
                 let (assignment_number, fence) = (partition.assignment_number, partition.fence);
-                self.deliveries += 1;
                 delivered.push(Delivered {
                     key: key.clone(),
                     assignment_number,
@@ -406,6 +438,63 @@ impl PollSettings {
         match self.positions {
             Some(_) => "set the position by hapax_position_set",
             None => "reset the committed offset of the group",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::park_timeout;
+
+    use hapax_messages::Message;
+
+    use super::super::metadata::CommitMetadata;
+    use super::*;
+
+    /// Returns a shared state with a paused partition of assignment 1, of which a record is delivered, and which the
+    /// current thread polls.
+    fn paused() -> (Shared, PartitionKey) {
+        let (shared, key) = (Shared::default(), (Arc::from("orders"), 0));
+        shared.set_poller();
+        let open = CommitMetadata::Open { end: 1, timestamp_ms: None };
+        let committed = Some(Commit { offset: 0, metadata: open });
+        let limits = PartitionLimits { records: 1, bytes: usize::MAX, uncommitted: usize::MAX };
+        let mut partition = Partition::new(limits, 1, 0, committed, (0, 0));
+        let message = Message::new("kafka://orders", "x");
+        partition.accept(0, Box::new(Record { message, bytes: 1, ..Record::default() })).unwrap();
+        partition.deliver().unwrap();
+        let mut state = shared.lock();
+        state.partitions.insert(key.clone(), partition);
+        assert!(state.is_paused(&key));
+        drop(state);
+        (shared, key)
+    }
+
+    #[test]
+    fn a_change_that_the_polling_thread_applies_wakes_it() {
+        type Change = fn(&Shared, PartitionKey);
+        let changes: [(&str, Change); 6] = [
+            ("an acknowledgement that ends a pause", |shared, key| {
+                assert!(shared.acknowledge(&key, 1, 0, 1));
+            }),
+            ("the end of a commit", |shared, _| shared.end_commit(Some(Ok(())))),
+            ("a first offset", |shared, key| {
+                let mut state = shared.lock();
+                state.begin_assignment(BTreeSet::from([key.clone()]));
+                let (number, _) = state.begin_resolving().unwrap();
+                drop(state);
+                assert!(shared.resolved(number, key, None));
+            }),
+            ("a position with another owner", |shared, key| shared.resolve_again(&key, 1)),
+            ("the end of the source", |shared, _| shared.close()),
+            ("an error that ends the source", |shared, _| shared.end("x".to_owned())),
+        ];
+        for (name, change) in changes {
+            let (shared, key) = paused();
+            change(&shared, key);
+            let (begun, limit) = (Instant::now(), Duration::from_secs(60));
+            park_timeout(limit);
+            assert!(begun.elapsed() < limit, "{name} does not wake the thread");
         }
     }
 }

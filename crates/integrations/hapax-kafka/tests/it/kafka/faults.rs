@@ -10,6 +10,9 @@ use hapax_messages::{
     Delivery, MessageId, MessageSink as _, MessageSource as _, OutgoingMessage, PublishError,
 };
 use hapax_testkit::servers::KafkaMock;
+use rdkafka::ClientConfig;
+use rdkafka::mocking::MockCoordinator;
+use rdkafka::producer::{FutureProducer, FutureRecord, Producer as _};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tokio::time::{sleep, timeout};
 
@@ -54,13 +57,54 @@ async fn a_paused_partition_continues_after_it_was_assigned_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn records_of_a_paused_partition_are_not_fetched_again() {
+    let cluster = Cluster::mock(KafkaMock::with_brokers(2, "orders", PARTITIONS));
+    let group = cluster.group.clone();
+    cluster.call(move |mock| {
+        mock.coordinator(MockCoordinator::Group(group), 1).unwrap();
+        mock.partition_leader("orders", 0, Some(2)).unwrap();
+    });
+    let mut config = ClientConfig::new();
+    let config = config.set("bootstrap.servers", cluster.bootstrap()).set("linger.ms", "60000");
+    let producer: FutureProducer = config.create().unwrap();
+    let payloads: Vec<_> = (0..1_000).map(|number| format!("r-{number}")).collect();
+    // After the first record, by which the client learns of the partition, the others are one batch, which a
+    // fetch returns whole.
+    for batch in [&payloads[..1], &payloads[1..]] {
+        for payload in batch {
+            let record = FutureRecord::<(), _>::to(&cluster.topic).partition(0).payload(payload);
+            producer.send_result(record).unwrap();
+        }
+        producer.flush(LIMIT).unwrap();
+    }
+    let source = cluster.started(cluster.source().max_unacknowledged(8)).await;
+    let mut received = Vec::new();
+    while received.len() < 8 {
+        received.extend(receive(&source).await);
+    }
+    assert_eq!(received.len(), 8, "the partition is paused");
+    cluster.call(|mock| mock.broker_round_trip_time(2, Duration::from_secs(3600))).unwrap();
+    let mut handled = Vec::new();
+    while handled.len() < payloads.len() {
+        for delivery in std::mem::take(&mut received) {
+            delivery.acknowledge().await.unwrap();
+            handled.push(String::from_utf8(delivery.message().payload.to_vec()).unwrap());
+        }
+        if handled.len() < payloads.len() {
+            received = receive(&source).await;
+        }
+    }
+    assert_eq!(handled, payloads);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_partition_without_a_leader_that_answers_does_not_delay_others() {
     const RECORDS: usize = 5_000;
     let mock = KafkaMock::with_brokers(2, "orders", PARTITIONS);
     let cluster = Cluster::mock(mock);
     let group = cluster.group.clone();
     cluster.call(move |mock| {
-        mock.coordinator(rdkafka::mocking::MockCoordinator::Group(group), 1).unwrap();
+        mock.coordinator(MockCoordinator::Group(group), 1).unwrap();
         for (partition, broker) in [(0, 1), (1, 2), (2, 1)] {
             mock.partition_leader("orders", partition, Some(broker)).unwrap();
         }
@@ -144,8 +188,11 @@ async fn a_runtime_that_ends_is_an_error_and_the_source_can_be_closed() {
 async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
     let cluster = Cluster::start();
     let source = cluster.started(cluster.source().max_unacknowledged(1)).await;
-    cluster.publish(0, ["r-0".to_owned()]).await;
-    let paused = receive(&source).await;
+    let (mut paused, mut held) = (Vec::new(), Vec::new());
+    for (partition, received) in [(0, &mut paused), (2, &mut held)] {
+        cluster.publish(partition, ["r-0".to_owned()]).await;
+        *received = receive(&source).await;
+    }
     // The mock cluster keeps 5 MiB of a partition.
     let large = "x".repeat(900_000);
     for _ in 0..60 {
@@ -173,6 +220,26 @@ async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
     cluster.publish(1, ["r-1".to_owned()]).await;
     let received = receive(&source).await;
     assert_eq!(received[0].message().position.as_ref().unwrap().partition, 1);
+    cluster.publish(2, ["r-1".to_owned()]).await;
+    held[0].acknowledge().await.unwrap();
+    let received = receive(&source).await;
+    assert_eq!(received[0].message().position.as_ref().unwrap().partition, 2);
+    assert_eq!(received[0].message().payload, "r-1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_logs_much_joins_its_group_and_receives() {
+    // The client asks it for its level.
+    let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG);
+    let subscriber = subscriber.with_writer(std::io::sink).finish();
+    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let cluster = Cluster::start();
+    cluster.publish(0, ["r-0".to_owned()]).await;
+    let properties = [("bootstrap.servers", cluster.bootstrap()), ("debug", "all")];
+    let builder = KafkaSource::builder(properties, [&cluster.topic], &cluster.group);
+    let source = cluster.started(builder).await;
+    receive(&source).await[0].acknowledge().await.unwrap();
+    cluster.until_finished().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
