@@ -147,11 +147,11 @@ impl Properties {
         config.set("group.id", group).set("partition.assignment.strategy", strategy);
         // The polling thread waits for answers to commits, for this time if there are none.
         self.unless_set(&mut config, "socket.timeout.ms", "10000");
-        // For each partition, beside the records that the source has taken from the client.
+        // Limits of the client's queue of each partition, beside the records that the source has.
         self.unless_set(&mut config, "queued.min.messages", "10000");
         self.unless_set(&mut config, "queued.max.messages.kbytes", "1024");
-        // The pause after which it fetches again once that was exceeded: a second by default, in which a
-        // consumer handles all that it has, and waits.
+        // Time after which the client fetches again once a queue was full. The default of a second is longer than a
+        // consumer needs for the records that it has.
         self.unless_set(&mut config, "fetch.queue.backoff.ms", "10");
         Ok(config)
     }

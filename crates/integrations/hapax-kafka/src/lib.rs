@@ -6,8 +6,9 @@
 //!   records that are acknowledged already are received again after a crash or a rebalance, and are
 //!   duplicates then: their ids are in the store of the inbox.
 //! - One thread polls. Neither handlers nor requests to brokers or databases delay it, except while partitions
-//!   are revoked. A partition with 10,000 unacknowledged records or 64 MiB of them pauses: its records stay in
-//!   the client. The others continue, also if the leader of one does not answer.
+//!   are revoked. A partition pauses at 10,000 unacknowledged records, 64 MiB of them, or 100,000 records from the
+//!   first unacknowledged one on: further records stay in the client. Other partitions continue, also if a leader
+//!   does not answer.
 //! - *Order*: the records of a partition are delivered in order, and so those of a key. An ordered inbox
 //!   ([`KafkaSourceBuilder::order_by_key`]) handles the messages of a key one after the other.
 //! - Partitions that are *revoked*, because a member joins or leaves, are drained: no record is delivered,
@@ -71,9 +72,10 @@
 //! `murmur2_random`. Set `session.timeout.ms` (45,000) to the time for which a dead process may delay its
 //! partitions.
 //!
-//! The client fetches ahead, for each partition, up to `queued.min.messages` records or
-//! `queued.max.messages.kbytes` of payloads, and one fetch more (`fetch.message.max.bytes`, 1 MiB). An
-//! uncompressed record keeps the whole response of its broker in memory (`fetch.max.bytes`, 50 MiB).
+//! For each partition, the client fetches ahead until it has `queued.min.messages` records or
+//! `queued.max.messages.kbytes` of payloads, and exceeds that by at most one fetch (`fetch.message.max.bytes`,
+//! 1 MiB). Each uncompressed record in a queue keeps the whole response of its broker in memory
+//! (`fetch.max.bytes`, 50 MiB).
 //!
 //! # Example
 //! ```no_run

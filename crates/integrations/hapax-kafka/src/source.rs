@@ -95,8 +95,8 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
-    /// half of this number is left. After a crash, at most as many records as this and [`max_uncommitted`](Self::max_uncommitted) together
-    /// are suspects. Default 10,000; at least 1.
+    /// fewer than half of each limit are left. After a crash, at most as many records as this and
+    /// [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
@@ -118,8 +118,9 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Sets the time between two commits of acknowledged records. Further commits are sent before records are
-    /// delivered, so that the group's next member knows of them. Default 1 s; 1 ms to 1 min.
+    /// Sets the time between two commits of acknowledged records. One may be sent up to 100 ms later. Further commits
+    /// are sent before records are delivered, so that the group's next member knows of them. Default 1 s; 1 ms to
+    /// 1 min.
     pub const fn commit_every(mut self, time: Duration) -> Self {
         self.commit_every = time;
         self
@@ -354,7 +355,7 @@ impl MessageSource for KafkaSource {
                 let delivered = state.deliver(max);
                 if !delivered.is_empty() {
                     if state.opens_records() {
-                        self.shared.wake();
+                        self.shared.wake_poller();
                     }
                     return Some(Ok(delivered));
                 }

@@ -112,17 +112,17 @@ struct InboxTable<C> {
     handler: Box<dyn BatchHandler<C>>,
 }
 
-/// Keys and digests of messages, for `hapax_inbox_insert`.
+/// Hashes of ids, and digests of payloads: parameters of `hapax_inbox_insert`.
 struct HashedIds(Vec<(String, String)>);
 
 impl HashedIds {
-    /// Returns the keys and the digests.
+    /// Returns both as parameters.
     fn columns(&self) -> [Vec<Option<&str>>; 2] {
         let keys = self.0.iter().map(|(key, _)| Some(key.as_str()));
         [keys.collect(), self.0.iter().map(|(_, digest)| Some(digest.as_str())).collect()]
     }
 
-    /// Returns the state of each message, from the result of the function.
+    /// Parses the result of `hapax_inbox_insert`, a state for each id.
     fn states(&self, codes: Option<SqlValue>) -> Result<Vec<EntryState>, BatchError> {
         let codes = codes.and_then(SqlValue::text).ok_or_else(other_rows)?;
         let states: Option<Vec<_>> = codes.chars().map(entry_state).collect();
@@ -349,7 +349,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         messages: impl Iterator<Item = (&MessageId, &Message)>,
         settings: InboxSettings,
     ) -> Result<(Vec<EntryState>, SqlValue), BatchError> {
-        let ids = self.hash(messages);
+        let ids = self.hash_ids(messages);
         let [keys, digests] = ids.columns();
         let parameters = [
             SqlParameter::Text(Some(&self.consumer)),
@@ -366,7 +366,8 @@ impl<C: Executor + 'static> InboxTable<C> {
         Ok((ids.states(Some(states))?, transaction))
     }
 
-    fn hash<'a, 'b>(
+    /// Hashes the ids and payloads of messages.
+    fn hash_ids<'a, 'b>(
         &self,
         messages: impl Iterator<Item = (&'a MessageId, &'b Message)>,
     ) -> HashedIds {

@@ -10,6 +10,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _, ConsumerContext};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::statistics::Statistics;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionListElem};
 use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
@@ -30,12 +31,13 @@ pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
     pub(super) settings: PollSettings,
     rebalances: AtomicU64,
-    logs: AtomicU64,
+    callbacks: AtomicU64,
 }
 
 impl ClientContext for Context {
+    /// Logs as the default implementation does, and counts the callback.
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
-        self.logs.fetch_add(1, Ordering::Relaxed);
+        self.callbacks.fetch_add(1, Ordering::Relaxed);
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
@@ -47,6 +49,12 @@ impl ClientContext for Context {
             }
             RDKafkaLogLevel::Debug => tracing::debug!(target: "librdkafka", facility, message),
         }
+    }
+
+    /// Logs as the default implementation does, and counts the callback.
+    fn stats(&self, statistics: Statistics) {
+        self.callbacks.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(target: "librdkafka", ?statistics);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
@@ -63,6 +71,7 @@ impl ConsumerContext for Context {
         partitions: &mut TopicPartitionList,
     ) {
         self.rebalances.fetch_add(1, Ordering::Relaxed);
+        self.callbacks.fetch_add(1, Ordering::Relaxed);
         match error {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
                 self.assigned(consumer, partitions);
@@ -74,7 +83,7 @@ impl ConsumerContext for Context {
 
 impl Context {
     pub(super) fn new(shared: Arc<Shared>, settings: PollSettings) -> Self {
-        Self { shared, settings, rebalances: AtomicU64::new(0), logs: AtomicU64::new(0) }
+        Self { shared, settings, rebalances: AtomicU64::new(0), callbacks: AtomicU64::new(0) }
     }
 
     /// Begins an assignment. The polling thread requests the first offsets, and then fetches the partitions.
@@ -86,7 +95,7 @@ impl Context {
         }
         let is_closing = state.is_closing;
         drop(state);
-        self.shared.notify();
+        self.shared.notify_waiting();
         // Answers the assignment, so that the client continues. A client that is being closed may end before it
         // has answered further requests.
         let answered = match is_closing {
@@ -103,9 +112,9 @@ impl Context {
         self.rebalances.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of rebalances and log messages so far, whose callbacks end a poll.
-    pub(super) fn calls(&self) -> u64 {
-        self.rebalances().wrapping_add(self.logs.load(Ordering::Relaxed))
+    /// Returns the number of callbacks so far. Each of them ends a poll.
+    pub(super) fn callbacks(&self) -> u64 {
+        self.callbacks.load(Ordering::Relaxed)
     }
 
     /// Ends the assignment. Partitions that are lost may have another owner: their deliveries are
@@ -124,7 +133,7 @@ impl Context {
             self.commit_last(consumer);
         }
         self.shared.lock().end_assignment();
-        self.shared.notify();
+        self.shared.notify_waiting();
         // The client waits by itself until all have stopped, before it takes part in the group again.
         if let Err(error) = consumer.unassign() {
             self.shared.fail(format!("expected a revocation, found an error: {error}"));
@@ -163,6 +172,7 @@ impl Context {
                 tracing::debug!(%error, "the last commit of an assignment failed: records may be delivered again");
                 return;
             }
+            // An event that wakes the thread shortens the pause, at the cost of one more commit.
             park_timeout(RETRY);
         }
     }
@@ -200,7 +210,7 @@ impl Context {
                 }
             }
         }
-        self.shared.notify();
+        self.shared.notify_waiting();
         result
     }
 }

@@ -333,7 +333,8 @@ impl Partition {
         self.window.end_interval(self.delivered_end, self.delivered);
     }
 
-    /// Returns whether no further records are read: from a limit on, until half of it is left.
+    /// Returns whether no further records are read: from the time at which the partition reaches a limit until it is
+    /// below half of each.
     pub(super) const fn is_paused(&self) -> bool {
         self.is_paused
     }
@@ -543,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_pauses_at_each_limit_and_resumes_at_half_of_it() {
+    fn a_partition_pauses_at_each_limit_and_resumes_below_half_of_it() {
         let limits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 100 };
         let mut partition = Partition::new(limits, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..3 {

@@ -20,7 +20,7 @@ use super::record::{Origin, record};
 use super::requests::Requests;
 use super::state::{CheckedWatermarks, PartitionKey, PollSettings, Resolved, Shared, Watermarks};
 
-/// Longest time between two polls, without an event that wakes the thread ([`Shared::wake`]).
+/// Longest wait before a poll, unless [`Shared::wake_poller`] ends it.
 const POLL: Duration = Duration::from_millis(100);
 
 /// Most records of one partition that are read in one poll.
@@ -45,9 +45,9 @@ const LEAVE: Duration = Duration::from_secs(10);
 
 /// The polling thread.
 ///
-/// Each partition has a queue of its own in the client. The records of a partition that has reached a limit stay in
-/// it, and the client fetches no more than its properties `queued.min.messages` and `queued.max.messages.kbytes` state.
-/// A pause of the client would drop them, and they would be fetched again some 0.4 s after its end.
+/// Each partition has its own queue in the client. The records of a paused partition stay in it, and properties of
+/// the client limit what it fetches ahead. The pause of librdkafka would drop these records, and fetch them again
+/// some 0.4 s after the resumption.
 pub(super) struct Poller {
     consumer: Arc<BaseConsumer<Context>>,
     /// Queues of the partitions that are or were fetched. Records that are left in one after the assignment has ended
@@ -64,9 +64,11 @@ pub(super) struct Poller {
     commits_assignment_number: u64,
     /// Origin of the last record that was received.
     last_origin: Option<Origin>,
-    /// Whether a queue may have records or events that have woken the thread before.
+    /// Whether a queue may still have records or events. The client calls the callback of a queue only when it was
+    /// empty.
     has_more: bool,
-    /// Whether the client fetches a partition that was stopped, or that has no queue of its own.
+    /// Whether partitions must be assigned again, because the client fetches a stopped one, or a paused one without its
+    /// own queue.
     must_assign: bool,
     /// Time since which a resolved partition waits for others.
     resolved_since: Option<Instant>,
@@ -90,7 +92,7 @@ impl Drop for CloseOnDrop {
         state.end_assignment();
         state.is_closed = true;
         drop(state);
-        self.0.notify();
+        self.0.notify_waiting();
     }
 }
 
@@ -141,7 +143,7 @@ impl Poller {
         // A client that has ended answers no commit.
         self.shared.wait_committed();
         let Self { mut consumer, queues, .. } = self;
-        // Each refers to the client.
+        // Each holds a reference to the client.
         drop(queues);
         while let Err(used) = Arc::try_unwrap(consumer) {
             consumer = used;
@@ -176,21 +178,22 @@ impl Poller {
         &self.consumer.context().settings
     }
 
-    /// Waits for an event, answers callbacks, and adds records.
+    /// Waits for an event, runs callbacks, and adds records.
     fn poll(&mut self) {
-        // A queue wakes the thread once it is no longer empty. A wake since the last wait ends this one at once.
+        // The client wakes the thread when an empty queue receives a record or an event. A wake before the wait ends it
+        // at once.
         if !mem::take(&mut self.has_more) {
             park_timeout(POLL);
         }
         let consumer = Arc::clone(&self.consumer);
-        let (calls, mut records) = (consumer.context().calls(), 0);
+        let (calls, mut records) = (consumer.context().callbacks(), 0);
         if let Some(polled) = consumer.poll(Duration::ZERO) {
             self.has_more = true;
             match polled {
                 Ok(message) => {
                     records += 1;
-                    // A record of a partition that the client has created anew, which has no queue of its own yet.
-                    // Once the partition is paused, it is assigned again.
+                    // The client has created its state of the partition again, without an own queue. Once the
+                    // partition is paused, all are assigned again.
                     if self.accept(&message) {
                         self.must_assign = true;
                     }
@@ -198,8 +201,8 @@ impl Poller {
                 Err(error) => self.failed(&error),
             }
         }
-        // A poll ends after a callback.
-        self.has_more |= consumer.context().calls() != calls;
+        // A poll that runs a callback ends, although the queue may have more events.
+        self.has_more |= consumer.context().callbacks() != calls;
         let queues = mem::take(&mut self.queues);
         records += queues.iter().map(|(key, queue)| self.read(key, queue)).sum::<usize>();
         self.queues = queues;
@@ -208,7 +211,7 @@ impl Poller {
         }
         if records > 0 {
             self.check_broker_at = Instant::now() + self.settings().idle_check_after;
-            self.shared.notify();
+            self.shared.notify_waiting();
         }
     }
 
@@ -233,7 +236,8 @@ impl Poller {
         records
     }
 
-    /// Adds a record. Returns whether its partition is paused.
+    /// Adds a record. Returns whether that leaves its partition paused; false if the record is ignored or the partition
+    /// is stopped.
     fn accept(&mut self, message: &BorrowedMessage<'_>) -> bool {
         let remedy = self.settings().remedy();
         // Many records of one partition follow each other.
@@ -425,12 +429,12 @@ impl Poller {
             let keys: Vec<_> = state.partitions.keys().cloned().collect();
             (keys, fetched(state.partitions.iter()))
         };
-        if let Some((topic, number)) = keys.into_iter().find(|key| !self.split(key)) {
+        if let Some((topic, number)) = keys.into_iter().find(|key| !self.split_queue(key)) {
             return self.shared.end(format!(
                 "expected a queue of the partition {number} of {topic}, found none: start the source again"
             ));
         }
-        // A record that came while a queue had no callback keeps it from waking the thread.
+        // A queue that received a record before its callback was set does not call it.
         self.has_more = true;
         let assigned = list.and_then(|list| assign(&self.consumer, &list));
         if let Err(error) = assigned {
@@ -439,13 +443,13 @@ impl Poller {
         let mut state = self.shared.lock();
         state.is_assigned = state.is_resolved();
         drop(state);
-        self.shared.notify();
+        self.shared.notify_waiting();
     }
 
-    /// Gives a partition a queue of its own, before it is fetched. Returns false if the client has none.
-    fn split(&mut self, key: &PartitionKey) -> bool {
-        // The last queue first: its drop removes the callback also from the next one if both are the same queue of
-        // the client.
+    /// Splits the queue of a partition from that of the consumer, before the partition is fetched. Returns false if the
+    /// client returns no queue.
+    fn split_queue(&mut self, key: &PartitionKey) -> bool {
+        // Drops the last handle first: its drop removes the callback of the queue, which the next one may share.
         self.queues.remove(key);
         let Some(mut queue) = self.consumer.split_partition_queue(&key.0, key.1) else {
             return false;
@@ -504,10 +508,10 @@ impl Poller {
     }
 }
 
-/// Returns a callback of a queue that wakes the polling thread.
+/// Returns a callback for a queue, which wakes the polling thread.
 fn waker(shared: &Arc<Shared>) -> impl Fn() + Send + Sync + use<> {
     let shared = Arc::clone(shared);
-    move || shared.wake()
+    move || shared.wake_poller()
 }
 
 /// Returns why an offset cannot be fetched, if it is outside of the log.

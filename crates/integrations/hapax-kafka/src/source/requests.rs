@@ -280,7 +280,7 @@ impl Requests {
                 ));
             }
             this.shared.lock().watermarks = Some(checked);
-            this.shared.wake();
+            this.shared.wake_poller();
         });
     }
 

@@ -23,15 +23,17 @@ const RESOLVE_RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
+    /// The polling thread, once it runs.
     poller: OnceLock<Thread>,
     /// Signals the polling thread, which waits in a callback, that the last delivery of a partition, or a
     /// commit, has ended.
     ended: Condvar,
-    /// Wakes receivers and those who wait for an assignment or the end.
+    /// Notifies those who [wait](Shared::wait).
     changed: Notify,
 }
 
-/// An assigned partition is resolved once its first offset is known. It is in one of `unresolved`, `resolving`, `resolved`, `partitions` and `stopped`.
+/// An assigned partition is resolved once its first offset is known. It is in one of `unresolved`, `resolving`,
+/// `resolved`, `partitions` and `stopped`.
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// Partitions that are fetched.
@@ -109,8 +111,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes receivers, and those who wait for an assignment or the end.
-    pub(super) fn notify(&self) {
+    /// Notifies receivers, and those who wait for an assignment or the end.
+    pub(super) fn notify_waiting(&self) {
         self.changed.notify_waiters();
     }
 
@@ -119,9 +121,9 @@ impl Shared {
         self.poller.get_or_init(thread::current);
     }
 
-    /// Wakes the polling thread, or ends its next wait at once: there are events in a queue of the client, results
-    /// of a request, records to open, or a partition that is no longer paused.
-    pub(super) fn wake(&self) {
+    /// Wakes the polling thread, or ends its next wait at once. Called after each event of a queue, result of a
+    /// request, record that a commit can open, end of a pause, and the end of the source.
+    pub(super) fn wake_poller(&self) {
         if let Some(poller) = self.poller.get() {
             poller.unpark();
         }
@@ -130,8 +132,8 @@ impl Shared {
     /// Ends the source. The polling thread then leaves the group.
     pub(super) fn close(&self) {
         self.lock().is_closing = true;
-        self.notify();
-        self.wake();
+        self.notify_waiting();
+        self.wake_poller();
     }
 
     /// Waits until `read` returns a value.
@@ -158,7 +160,7 @@ impl Shared {
         tracing::warn!(%error, "a Kafka source failed");
         state.error = Some(error);
         drop(state);
-        self.notify();
+        self.notify_waiting();
     }
 
     /// Ends the source because of an error after which the client receives nothing more.
@@ -193,8 +195,8 @@ impl Shared {
         state.commit_result = result;
         drop(state);
         self.ended.notify_all();
-        self.notify();
-        self.wake();
+        self.notify_waiting();
+        self.wake_poller();
     }
 
     /// Acknowledges a record. Returns false if its assignment has ended.
@@ -210,14 +212,14 @@ impl Shared {
         let was_paused = partition.is_paused();
         partition.acknowledge(offset, bytes);
         let was_last = partition.delivered() == 0;
-        let resumes = was_paused && !partition.is_paused();
+        let is_resumed = was_paused && !partition.is_paused();
         drop(state);
-        // Each notification is a system call, and the polling thread waits for the last delivery.
+        // Each is a system call: only the last delivery and the end of a pause cause one.
         if was_last {
             self.ended.notify_all();
         }
-        if resumes {
-            self.wake();
+        if is_resumed {
+            self.wake_poller();
         }
         true
     }
@@ -234,7 +236,7 @@ impl Shared {
             partition.restore(offset, record);
         }
         self.ended.notify_all();
-        self.notify();
+        self.notify_waiting();
     }
 
     /// Returns whether a handler may begin with a delivery: it is of the current assignment, and its
@@ -261,8 +263,8 @@ impl Shared {
         }
         drop(state);
         self.ended.notify_all();
-        self.notify();
-        self.wake();
+        self.notify_waiting();
+        self.wake_poller();
     }
 
     /// Returns whether the first offset of a partition is still wanted by the request with this number.
@@ -292,7 +294,7 @@ impl Shared {
             }
         }
         drop(state);
-        self.wake();
+        self.wake_poller();
         true
     }
 }
@@ -334,7 +336,7 @@ impl State {
         self.unresolved.is_empty() && self.resolving.is_empty() && self.resolved.is_empty()
     }
 
-    /// Returns whether no further records of a partition are read.
+    /// Returns whether a partition is paused; false if it is not fetched.
     pub(super) fn is_paused(&self, key: &PartitionKey) -> bool {
         self.partitions.get(key).is_some_and(Partition::is_paused)
     }
@@ -451,9 +453,9 @@ mod tests {
     use super::super::metadata::CommitMetadata;
     use super::*;
 
-    /// Returns a shared state with a paused partition of assignment 1, of which a record is delivered, and which the
-    /// current thread polls.
-    fn paused() -> (Shared, PartitionKey) {
+    /// Returns a state and the key of its partition, which is paused, is of assignment 1, and has one delivered record.
+    /// The current thread is the polling thread.
+    fn paused_partition() -> (Shared, PartitionKey) {
         let (shared, key) = (Shared::default(), (Arc::from("orders"), 0));
         shared.set_poller();
         let open = CommitMetadata::Open { end: 1, timestamp_ms: None };
@@ -471,14 +473,14 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_the_polling_thread_applies_wakes_it() {
+    fn changes_of_the_shared_state_wake_the_polling_thread() {
         type Change = fn(&Shared, PartitionKey);
         let changes: [(&str, Change); 6] = [
             ("an acknowledgement that ends a pause", |shared, key| {
                 assert!(shared.acknowledge(&key, 1, 0, 1));
             }),
             ("the end of a commit", |shared, _| shared.end_commit(Some(Ok(())))),
-            ("a first offset", |shared, key| {
+            ("a request of a first offset that failed", |shared, key| {
                 let mut state = shared.lock();
                 state.begin_assignment(BTreeSet::from([key.clone()]));
                 let (number, _) = state.begin_resolving().unwrap();
@@ -490,7 +492,7 @@ mod tests {
             ("an error that ends the source", |shared, _| shared.end("x".to_owned())),
         ];
         for (name, change) in changes {
-            let (shared, key) = paused();
+            let (shared, key) = paused_partition();
             change(&shared, key);
             let (begun, limit) = (Instant::now(), Duration::from_secs(60));
             park_timeout(limit);

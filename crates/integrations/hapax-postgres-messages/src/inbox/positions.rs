@@ -17,9 +17,9 @@ const IS_OWNER: &str = "SELECT EXISTS (
         SELECT FROM hapax_positions
         WHERE consumer = $1 AND topic = $2 AND partition = $3::integer AND fence = $4
     )::text";
-/// Returns a statement that advances a position, with further columns. The dead letters follow the step: the transaction
-/// of an earlier owner may have stored one. With one message that has neither a key nor a dead letter the function returns null if and
-/// only if the consumer has no dead letter.
+/// Expands to a statement that advances a position and returns further columns. It reads the dead letters after the
+/// step, since a transaction of an earlier owner may have stored one. For these arguments
+/// `hapax_dead_letter_states` returns null if and only if the consumer has none.
 macro_rules! advance {
     ($columns:literal) => {
         concat!(
@@ -36,7 +36,7 @@ macro_rules! advance {
 }
 /// Advances a position.
 const ADVANCE: &str = advance!("");
-/// Advances a position, and inserts the ids of its records.
+/// Advances a position and, if it is advanced now, inserts the ids of the step's messages.
 const ADVANCE_AND_INSERT: &str = advance!(
     ", CASE a.state WHEN 'advanced' THEN
         hapax_inbox_insert($1, $10::uuid[], $11::uuid[], make_interval(secs => $12))
@@ -54,12 +54,12 @@ pub(super) struct Advanced {
     pub(super) is_done: bool,
     /// Whether the consumer has dead letters. False if `is_done`.
     has_dead_letters: bool,
-    /// A state for each id that was to be inserted. Empty if `is_done`.
-    by_id: Vec<EntryState>,
+    /// States of the inserted ids, in their order. Empty without ids, or if `is_done`.
+    id_states: Vec<EntryState>,
 }
 
 impl<C: Executor + 'static> InboxTable<C> {
-    /// Advances the position and inserts the ids, as the mode is. Returns a state for each message, and
+    /// Advances the position and inserts the ids, as the mode requires. Returns a state for each message, and
     /// the name of the transaction.
     pub(super) async fn record(
         &self,
@@ -71,12 +71,12 @@ impl<C: Executor + 'static> InboxTable<C> {
         if !settings.has_positions {
             return self.insert(connection, messages, settings).await;
         }
-        let ids = settings.has_ids.then(|| self.hash(messages));
+        let ids = settings.has_ids.then(|| self.hash_ids(messages));
         let steps: Option<Vec<_>> = batch.iter().map(BatchItem::step).collect();
         // Steps that do not follow each other cannot begin at the position.
         let step = steps.and_then(|steps| PositionStep::merge(steps.into_iter()));
         let step = step.ok_or(BatchError::Fenced)?;
-        let Advanced { transaction, is_done, has_dead_letters, by_id } =
+        let Advanced { transaction, is_done, has_dead_letters, id_states } =
             self.advance(connection, &step, ids.as_ref(), settings).await?;
         if is_done {
             return Ok((vec![EntryState::Duplicate; batch.len()], transaction));
@@ -85,7 +85,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         if has_dead_letters || batch.iter().any(|item| item.dead_letter().is_some()) {
             self.exclude(connection, batch, &mut states).await?;
         }
-        for (state, by_id) in states.iter_mut().zip(by_id) {
+        for (state, by_id) in states.iter_mut().zip(id_states) {
             // A dead letter decides only about messages that are new.
             if by_id != EntryState::New {
                 *state = by_id;
@@ -99,7 +99,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         }
     }
 
-    /// Advances the position of a partition and inserts ids, in the transaction of the messages of the step.
+    /// Advances the position of a partition and inserts `ids`, if any, in the transaction of the messages of the step.
     pub(super) async fn advance(
         &self,
         connection: &mut TimedConnection<C>,
@@ -142,11 +142,17 @@ impl<C: Executor + 'static> InboxTable<C> {
             Some("fenced") => return Err(BatchError::Fenced),
             _ => return Err(other_rows()),
         };
-        let by_id = match ids {
+        // After the columns of the two timeouts.
+        let id_states = match ids {
             Some(ids) if !is_done => ids.states(row.nth(2))?,
             _ => Vec::new(),
         };
-        Ok(Advanced { transaction, is_done, has_dead_letters: letters != SqlValue::Null, by_id })
+        Ok(Advanced {
+            transaction,
+            is_done,
+            has_dead_letters: letters != SqlValue::Null,
+            id_states,
+        })
     }
 
     /// Changes the state of each message that a dead letter excludes.

@@ -68,8 +68,8 @@ async fn records_of_a_paused_partition_are_not_fetched_again() {
     let config = config.set("bootstrap.servers", cluster.bootstrap()).set("linger.ms", "60000");
     let producer: FutureProducer = config.create().unwrap();
     let payloads: Vec<_> = (0..1_000).map(|number| format!("r-{number}")).collect();
-    // After the first record, by which the client learns of the partition, the others are one batch, which a
-    // fetch returns whole.
+    // The producer learns the leader by the first record. It sends the others as one batch, which one fetch returns
+    // whole.
     for batch in [&payloads[..1], &payloads[1..]] {
         for payload in batch {
             let record = FutureRecord::<(), _>::to(&cluster.topic).partition(0).payload(payload);
@@ -83,6 +83,7 @@ async fn records_of_a_paused_partition_are_not_fetched_again() {
         received.extend(receive(&source).await);
     }
     assert_eq!(received.len(), 8, "the partition is paused");
+    // From here on its leader does not answer.
     cluster.call(|mock| mock.broker_round_trip_time(2, Duration::from_secs(3600))).unwrap();
     let mut handled = Vec::new();
     while handled.len() < payloads.len() {
@@ -188,8 +189,8 @@ async fn a_runtime_that_ends_is_an_error_and_the_source_can_be_closed() {
 async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
     let cluster = Cluster::start();
     let source = cluster.started(cluster.source().max_unacknowledged(1)).await;
-    let (mut paused, mut held) = (Vec::new(), Vec::new());
-    for (partition, received) in [(0, &mut paused), (2, &mut held)] {
+    let (mut of_stopped, mut of_other) = (Vec::new(), Vec::new());
+    for (partition, received) in [(0, &mut of_stopped), (2, &mut of_other)] {
         cluster.publish(partition, ["r-0".to_owned()]).await;
         *received = receive(&source).await;
     }
@@ -198,7 +199,7 @@ async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
     for _ in 0..60 {
         cluster.publish(0, [large.clone()]).await;
     }
-    for delivery in &paused {
+    for delivery in &of_stopped {
         delivery.acknowledge().await.unwrap();
     }
     let failed = async {
@@ -216,12 +217,12 @@ async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
     let error = timeout(LIMIT, failed).await.expect("it is reported");
     assert!(error.contains("records were deleted before they were handled"), "{error}");
     assert_eq!(source.stopped_partitions().len(), 1);
-    // The others continue.
+    // The others continue, also one that is paused during the new assignment.
     cluster.publish(1, ["r-1".to_owned()]).await;
     let received = receive(&source).await;
     assert_eq!(received[0].message().position.as_ref().unwrap().partition, 1);
     cluster.publish(2, ["r-1".to_owned()]).await;
-    held[0].acknowledge().await.unwrap();
+    of_other[0].acknowledge().await.unwrap();
     let received = receive(&source).await;
     assert_eq!(received[0].message().position.as_ref().unwrap().partition, 2);
     assert_eq!(received[0].message().payload, "r-1");
@@ -229,7 +230,7 @@ async fn a_partition_whose_next_record_was_deleted_stops_while_it_is_fetched() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_logs_much_joins_its_group_and_receives() {
-    // The client asks it for its level.
+    // The client takes its log level from the global subscriber.
     let subscriber = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG);
     let subscriber = subscriber.with_writer(std::io::sink).finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();

@@ -186,10 +186,10 @@ async fn another_payload_under_an_id_is_parked_and_its_neighbours_are_handled() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stale_owner_has_no_effect_and_a_step_is_taken_once() {
-    for with_ids in [true, false] {
+    for has_ids in [true, false] {
         let server = server().await;
         let inbox = inbox(&server, write);
-        let inbox = match with_ids {
+        let inbox = match has_ids {
             true => inbox.advance_positions(),
             false => inbox.advance_positions_without_ids(),
         };
@@ -205,7 +205,7 @@ async fn a_stale_owner_has_no_effect_and_a_step_is_taken_once() {
         // The reply to its COMMIT was lost.
         let again = inbox.apply(batch, false).await.unwrap();
         assert_eq!(again, [EntryState::Duplicate, EntryState::Duplicate]);
-        // Its steps neither begin at the position nor follow each other.
+        // The first does not begin at the position; the steps of the second do not follow each other.
         for batch in [vec![item(owner.fence, 8)], vec![item(owner.fence, 7), item(owner.fence, 9)]]
         {
             let fenced = inbox.apply(batch, false).await;
