@@ -67,7 +67,7 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     };
     let consumer = Consumer::new(inbox, receiver, service.clone(), of_consumer);
     let consumer = consumer.map_err(CliError::usage)?;
-    let monitor = ConsumeMonitor { consumer: consumer.monitor(), service };
+    let monitor = ConsumeMonitor { consumer: consumer.monitor(), service, source: source.clone() };
     let listener = args.admin.bind().await?;
     let admin = listener.as_ref().and_then(|listener| listener.local_addr().ok());
     tracing::info!(consumer = args.consumer, admin = admin.map(tracing::field::display), "ready");

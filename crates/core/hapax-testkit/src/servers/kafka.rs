@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdkafka::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
+use rdkafka::error::KafkaResult;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
@@ -63,13 +64,28 @@ impl KafkaMock {
         &self.bootstrap
     }
 
+    /// Returns a client of a group of which it is no member.
+    fn reader(&self, group: &str) -> KafkaResult<BaseConsumer> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.bootstrap).set("group.id", group).create()
+    }
+
+    /// Commits an offset of a group that has no member. Blocks.
+    ///
+    /// # Panics
+    /// If the brokers do not commit it.
+    pub fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, partition, Offset::Offset(offset)).expect("an offset");
+        let reader = self.reader(group).expect("a client");
+        reader.commit(&list, CommitMode::Sync).expect("the broker commits");
+    }
+
     /// Returns the number of records that a group has not committed; `None` if the brokers do not answer. Blocks.
     #[must_use]
     pub fn lag(&self, group: &str, topic: &str, partitions: i32) -> Option<u64> {
         const TIMEOUT: Duration = Duration::from_secs(5);
-        let mut config = ClientConfig::new();
-        config.set("bootstrap.servers", &self.bootstrap).set("group.id", group);
-        let reader: BaseConsumer = config.create().ok()?;
+        let reader = self.reader(group).ok()?;
         let mut list = TopicPartitionList::new();
         list.add_partition_range(topic, 0, partitions - 1);
         let committed = reader.committed_offsets(list, TIMEOUT).ok()?;

@@ -1,5 +1,6 @@
 //! Callbacks of the client, which run on the polling thread, and its assignments and commits.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,7 +89,8 @@ impl Context {
 
     /// Begins an assignment. The polling thread requests the first offsets, and then fetches the partitions.
     fn assigned(&self, consumer: &BaseConsumer<Self>, partitions: &TopicPartitionList) {
-        let assigned = partitions.elements().iter().map(key).collect();
+        let assigned: BTreeSet<_> = partitions.elements().iter().map(key).collect();
+        tracing::info!(partitions = assigned.len(), "a Kafka group has assigned partitions");
         let mut state = self.shared.lock();
         if !state.is_closing {
             state.begin_assignment(assigned);
@@ -121,6 +123,7 @@ impl Context {
     /// fenced at once. Of revoked ones, deliveries in progress end first, and acknowledged records are
     /// committed: until this function returns, no other process gets them.
     fn revoked(&self, consumer: &BaseConsumer<Self>) {
+        tracing::info!("a Kafka group revokes the partitions");
         self.shared.lock().is_draining = true;
         let is_drained = self.drain(consumer);
         if !is_drained {

@@ -5,17 +5,19 @@ use std::time::Duration;
 use hapax_messages::{ConsumerMonitor, ConsumerStats};
 
 use super::service::Service;
+use super::source::OpenSource;
 use crate::admin::{Metric, Observed};
 
 /// Time after which a failure of the service, or of the broker, is of interest: until then its next
 /// attempt may succeed.
 const LATE: Duration = Duration::from_secs(60);
 
-/// A consumer and its service.
+/// A consumer, its source and its service.
 #[derive(Clone, Debug)]
 pub(super) struct ConsumeMonitor {
     pub(super) consumer: ConsumerMonitor,
     pub(super) service: Service,
+    pub(super) source: OpenSource,
 }
 
 impl Observed for ConsumeMonitor {
@@ -60,13 +62,18 @@ impl Observed for ConsumeMonitor {
         let gauges = [
             (
                 "consume_unacknowledged",
-                "Messages that are received and not acknowledged.",
+                "Messages that the consumer has received and not acknowledged. A Kafka source may have read more.",
                 stats.unacknowledged as f64,
             ),
             (
                 "consume_unacknowledged_bytes",
                 "Bytes of these messages.",
                 stats.unacknowledged_bytes as f64,
+            ),
+            (
+                "consume_stopped_partitions",
+                "Partitions of Kafka that are assigned and not received, because their offsets are outside of their logs or their topics were created again.",
+                self.source.stopped_partitions() as f64,
             ),
             (
                 "consume_store_down",
@@ -87,14 +94,24 @@ impl Observed for ConsumeMonitor {
     }
 
     fn unready(&self) -> Option<String> {
-        unready(&self.consumer.stats(), self.service.failing_for())
+        let stopped = self.source.stopped_partitions();
+        unready(&self.consumer.stats(), self.service.failing_for(), stopped)
     }
 }
 
 /// Returns the reason for which a consumer is not ready.
-fn unready(stats: &ConsumerStats, failing_for: Option<Duration>) -> Option<String> {
+fn unready(
+    stats: &ConsumerStats,
+    failing_for: Option<Duration>,
+    stopped_partitions: usize,
+) -> Option<String> {
     if stats.store_is_down {
         return Some("the store is unavailable\n".to_owned());
+    }
+    if stopped_partitions > 0 {
+        return Some(format!(
+            "stopped partitions: {stopped_partitions}; the log has the cause\n"
+        ));
     }
     // Each further error comes within this time.
     if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
@@ -110,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_consumer_without_store_broker_or_service_is_not_ready() {
-        let of = |stats: &ConsumerStats, failing| unready(stats, failing).unwrap_or_default();
+        let of = |stats: &ConsumerStats, failing| unready(stats, failing, 0).unwrap_or_default();
         let mut stats = ConsumerStats::default();
         assert_eq!(of(&stats, None), "");
         assert_eq!(of(&stats, Some(LATE / 2)), "");
@@ -119,6 +136,8 @@ mod tests {
         assert_eq!(of(&stats, None), "");
         stats.source_failure_age = Some(LATE / 2);
         assert_eq!(of(&stats, None), "the broker returned an error 30 s ago\n");
+        let stopped = "stopped partitions: 2; the log has the cause\n";
+        assert_eq!(unready(&stats, None, 2).unwrap(), stopped);
         stats.store_is_down = true;
         assert_eq!(of(&stats, None), "the store is unavailable\n");
     }

@@ -29,7 +29,7 @@ pub(super) enum SourcePlan {
 }
 
 /// A broker from which messages are received.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum OpenSource {
     /// One that ends when it is dropped.
     Plain(Arc<dyn MessageSource>),
@@ -44,6 +44,15 @@ impl OpenSource {
             Self::Plain(source) => Arc::clone(source),
             #[cfg(feature = "kafka")]
             Self::Kafka(source) => Arc::clone(source) as Arc<dyn MessageSource>,
+        }
+    }
+
+    /// Returns the number of partitions that are assigned and not received.
+    pub(super) fn stopped_partitions(&self) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            #[cfg(feature = "kafka")]
+            Self::Kafka(source) => source.stopped_partitions().len(),
         }
     }
 
@@ -82,7 +91,7 @@ impl SourcePlan {
             Some("nats" | "tls") => NatsPlan::new(args, consumer, limits.lease).map(Self::Nats),
             Some("amqp" | "amqps") => RabbitPlan::new(args, limits).map(Self::Rabbit),
             #[cfg(feature = "kafka")]
-            Some("kafka") => KafkaPlan::new(url, args, consumer, limits.lease).map(Self::Kafka),
+            Some("kafka") => KafkaPlan::new(url, args, consumer, limits).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
             Some("kafka") => Err(crate::messages::without_kafka("--from")),
             other => Err(CliError::usage(format!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
 
-use super::super::args::SourceArgs;
+use super::super::args::{LimitArgs, SourceArgs};
 use super::unwanted;
 use crate::exit::CliError;
 
@@ -23,8 +23,9 @@ impl KafkaPlan {
         url: &str,
         args: &SourceArgs,
         consumer: &str,
-        lease: Duration,
+        limits: &LimitArgs,
     ) -> Result<Self, CliError> {
+        let lease = limits.lease;
         let place = url.split_once("://").map_or("", |(_, place)| place);
         let (hosts, topics) = place.split_once('/').unwrap_or((place, ""));
         let found = match (hosts, topics) {
@@ -66,7 +67,10 @@ impl KafkaPlan {
             ("heartbeat.interval.ms", (lease / 10).as_millis().to_string()),
             ("max.poll.interval.ms", poll.as_millis().to_string()),
         ];
-        let builder = KafkaSource::builder(properties, topics.split(','), consumer);
+        // The consumer holds no more than these at a time, whatever their partitions are.
+        let builder = KafkaSource::builder(properties, topics.split(','), consumer)
+            .max_unacknowledged(limits.max_unacknowledged.get())
+            .max_unacknowledged_bytes(limits.max_unacknowledged_bytes.get());
         match args.order_by.as_deref() {
             None => Ok(Self(builder)),
             Some("key") => Ok(Self(builder.order_by_key())),
@@ -85,7 +89,16 @@ impl KafkaPlan {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    /// The default limits.
+    #[derive(Parser)]
+    struct Limits {
+        #[command(flatten)]
+        limits: LimitArgs,
+    }
 
     fn plan(
         url: &str,
@@ -102,7 +115,8 @@ mod tests {
             delivery_limit: None,
             consumer_timeout: None,
         };
-        KafkaPlan::new(url, &args, "invoices", Duration::from_secs(30))
+        let Limits { limits } = Limits::parse_from(["hapax"]);
+        KafkaPlan::new(url, &args, "invoices", &limits)
     }
 
     #[test]

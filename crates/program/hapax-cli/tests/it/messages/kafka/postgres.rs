@@ -1,10 +1,13 @@
 //! `hapax relay`, `hapax consume` and `hapax messages redrive` with Kafka.
 
+use std::time::Duration;
+
 use hapax_testkit::servers::{KafkaMock, PostgresServer};
 
+use crate::messages::consume::ConsumeProcess;
 use crate::messages::kills::{Flags, lose_no_message_and_keep_the_order_of_keys};
 use crate::messages::{blocking, migrations, until};
-use crate::world::refused;
+use crate::world::{get_with, refused};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_order_of_keys() {
@@ -33,4 +36,27 @@ async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_ord
         let (code, line) = blocking(|| refused(&relay));
         assert!(code == expected && line.contains(text), "{code} {line}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_with_a_stopped_partition_is_not_ready() {
+    let (database, cluster) = (PostgresServer::start().await, KafkaMock::start("orders", 1));
+    database.sql("postgres", &migrations()).await;
+    // Past the end of the log.
+    blocking(|| cluster.commit("invoices", "orders", 0, 5));
+    let (url, from) = (database.url("postgres"), format!("kafka://{}/orders", cluster.bootstrap()));
+    let flags = [
+        ["--from", &*from],
+        ["--consumer", "invoices"],
+        ["--to", "http://127.0.0.1:1/orders"],
+        ["--store", &*url],
+    ];
+    let consumer = blocking(|| ConsumeProcess::start(&flags.concat()));
+    while blocking(|| consumer.metric("stopped_partitions")) == 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let answer = blocking(|| get_with(consumer.admin, "/readyz", ""));
+    let expected = "stopped partitions: 1; the log has the cause\n";
+    assert_eq!((answer.status, &*answer.body), (503, expected));
+    blocking(|| consumer.end());
 }
