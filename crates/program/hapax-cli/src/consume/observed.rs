@@ -109,9 +109,7 @@ fn unready(
         return Some("the store is unavailable\n".to_owned());
     }
     if stopped_partitions > 0 {
-        return Some(format!(
-            "stopped partitions: {stopped_partitions}; the log has the cause\n"
-        ));
+        return Some(format!("stopped partitions: {stopped_partitions}; the log has the cause\n"));
     }
     // Each further error comes within this time.
     if let Some(age) = stats.source_failure_age.filter(|age| *age < LATE) {
