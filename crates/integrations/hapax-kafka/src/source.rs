@@ -95,7 +95,8 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
-    /// fewer than half of each limit are left. After a crash, at most as many records as this and
+    /// fewer than half of each limit are left. Messages that a consumer holds for their next attempts count, so
+    /// that the limits should be at least twice those of the consumer. After a crash, at most as many records as this and
     /// [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;

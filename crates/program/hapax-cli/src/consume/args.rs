@@ -148,12 +148,12 @@ pub(super) struct LimitArgs {
     /// Largest number of requests at a time, each on a connection of its own
     #[arg(long, value_name = "N", default_value = "16")]
     pub(super) in_flight: NonZeroUsize,
-    /// Largest number of messages that are received and not acknowledged. A Kafka source reads up to as many of
-    /// each partition
+    /// Largest number of messages that are received and not acknowledged. A Kafka source reads up to twice as
+    /// many of each partition
     #[arg(long, value_name = "N", default_value = "256")]
     pub(super) max_unacknowledged: NonZeroUsize,
     /// Total size of these messages at which no more are received. The last ones received may exceed it. A Kafka
-    /// source reads up to as many bytes of each partition
+    /// source reads up to twice as many bytes of each partition
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = size)]
     pub(super) max_unacknowledged_bytes: NonZeroUsize,
     /// Largest payload; a message with a larger one becomes a dead letter

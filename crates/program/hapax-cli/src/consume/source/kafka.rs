@@ -67,10 +67,11 @@ impl KafkaPlan {
             ("heartbeat.interval.ms", (lease / 10).as_millis().to_string()),
             ("max.poll.interval.ms", poll.as_millis().to_string()),
         ];
-        // The consumer holds no more than these at a time, whatever their partitions are.
+        // A paused partition is resumed below half of its limits. With twice those of the consumer that is the case
+        // while the consumer can receive, although it holds messages of the partition for their next attempts.
         let builder = KafkaSource::builder(properties, topics.split(','), consumer)
-            .max_unacknowledged(limits.max_unacknowledged.get())
-            .max_unacknowledged_bytes(limits.max_unacknowledged_bytes.get());
+            .max_unacknowledged(limits.max_unacknowledged.get().saturating_mul(2))
+            .max_unacknowledged_bytes(limits.max_unacknowledged_bytes.get().saturating_mul(2));
         match args.order_by.as_deref() {
             None => Ok(Self(builder)),
             Some("key") => Ok(Self(builder.order_by_key())),
