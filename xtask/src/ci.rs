@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use crate::setup::Skip;
-use crate::sh::{Failure, Outcome};
+use crate::sh::{Failure, Outcome, Run};
 use crate::{features, lint, long, test, tools};
 
 type Step = (&'static str, fn() -> Outcome);
@@ -19,7 +19,11 @@ const STEPS: [Step; 6] = [
     ("fuzz", || tools::fuzz(10, None)),
 ];
 
+/// Space that a build of everything needs in the target folder, with a margin, in GB.
+const DISK: u64 = 20;
+
 pub(crate) fn run() -> Outcome {
+    check_disk()?;
     let mut times: Vec<(&str, Duration)> = Vec::new();
     for (name, step) in STEPS {
         eprintln!("\nxtask ci: {name}");
@@ -33,6 +37,29 @@ pub(crate) fn run() -> Outcome {
     }
     summary(&times, "ok");
     Ok(())
+}
+
+/// Checks the space for the target folder: what is free, and what the folder has. On a full disk linkers and tests
+/// fail with errors that do not name the cause.
+fn check_disk() -> Outcome {
+    let target = test::target()?;
+    let free = Run::new("df").args(["-Pk"]).args([&target]).read()?;
+    let free = free.lines().nth(1).and_then(|line| line.split_whitespace().nth(3));
+    let used = Run::new("du").args(["-sk"]).args([&target]).read()?;
+    let used = used.split_whitespace().next();
+    let gigabytes =
+        |kibibytes: &str| kibibytes.parse::<u64>().ok().map(|it| it * 1024 / 1_000_000_000);
+    let (Some(free), Some(used)) = (free.and_then(gigabytes), used.and_then(gigabytes)) else {
+        return Err(Failure::new("expected numbers of df and du, found another output"));
+    };
+    if free + used >= DISK {
+        return Ok(());
+    }
+    let target = target.display();
+    Err(Failure::new(format!(
+        "expected {DISK} GB of disk for {target}, found {free} GB free and {used} GB used by it: free disk, for \
+         example by `cargo clean` in other checkouts"
+    )))
 }
 
 fn summary(times: &[(&str, Duration)], last: &str) {

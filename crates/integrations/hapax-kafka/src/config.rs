@@ -54,12 +54,35 @@ pub enum KafkaStartError {
         /// The error of the broker.
         error: String,
     },
-    /// The client rejects its properties, or no broker answers.
-    #[error("expected a Kafka cluster, found an error: {0}: check the properties and the brokers")]
+    /// The client does not know a property, or rejects its value.
+    #[error(
+        "the property {name}: expected one of librdkafka with a valid value, found an error: {error}: correct or \
+         remove it"
+    )]
+    UnknownProperty {
+        /// Name of the property.
+        name: String,
+        /// The error of the client.
+        error: String,
+    },
+    /// No broker answers, or the client rejects its properties together.
+    #[error(
+        "expected a Kafka cluster, found an error: {0}: check the brokers and the properties; the log of \
+         librdkafka has the cause"
+    )]
     Client(#[source] KafkaError),
     /// The thread that polls was not started.
     #[error("expected a thread that polls, found an error: {0}: check the limits of the process")]
     Thread(#[source] std::io::Error),
+}
+
+impl From<KafkaError> for KafkaStartError {
+    fn from(error: KafkaError) -> Self {
+        match error {
+            KafkaError::ClientConfig(_, error, name, _) => Self::UnknownProperty { name, error },
+            error => Self::Client(error),
+        }
+    }
 }
 
 /// Properties that a caller has set.

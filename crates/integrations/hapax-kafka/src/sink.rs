@@ -80,7 +80,7 @@ impl KafkaSink {
         let mut single = config.clone();
         single.set("batch.num.messages", "1");
         let (batches, singles) = (Producer::new(config), Producer::new(single));
-        batches.current().map_err(KafkaStartError::Client)?;
+        batches.current()?;
         Ok(Self { batches: Arc::new(batches), singles: Arc::new(singles) })
     }
 

@@ -95,9 +95,9 @@ impl KafkaSourceBuilder {
     }
 
     /// Sets the number of unacknowledged records at which a partition pauses: further ones stay in the client until
-    /// fewer than half of each limit are left. Messages that a consumer holds for their next attempts count, so
-    /// that the limits should be at least twice those of the consumer. After a crash, at most as many records as this and
-    /// [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
+    /// less than seven eighths of each limit are left. Messages that a consumer holds for their next attempts count:
+    /// limits a quarter above those of the consumer let it receive other keys meanwhile. After a crash, at most as many
+    /// records as this and [`max_uncommitted`](Self::max_uncommitted) together are suspects. Default 10,000; at least 1.
     pub const fn max_unacknowledged(mut self, records: usize) -> Self {
         self.limits.records = records;
         self
@@ -235,11 +235,11 @@ fn join(
     let shared = Arc::new(Shared::default());
     let timeout = settings.request_timeout;
     let context = Context::new(Arc::clone(&shared), settings);
-    let consumer: BaseConsumer<Context> =
-        config.create_with_context(context).map_err(KafkaStartError::Client)?;
+    let consumer: BaseConsumer<Context> = config.create_with_context(context)?;
     for topic in &topics {
-        let metadata =
-            consumer.fetch_metadata(Some(topic), timeout).map_err(KafkaStartError::Client)?;
+        let metadata = consumer.fetch_metadata(Some(topic), timeout).inspect_err(|_| {
+            run_callbacks(&consumer);
+        })?;
         let found = metadata.topics().iter().find(|it| it.name() == topic);
         let error = match found.map(|it| (it.error(), it.partitions().len())) {
             Some((None, 1..)) => continue,
@@ -249,13 +249,25 @@ fn join(
         return Err(KafkaStartError::Topic { topic: topic.clone(), error });
     }
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
-    consumer.subscribe(&names).map_err(KafkaStartError::Client)?;
+    consumer.subscribe(&names)?;
     // It has a name.
     let topic = topics.into_iter().next().unwrap_or_default();
     let poller = Poller::new(consumer, topic, runtime);
     let thread = thread::Builder::new().name("hapax-kafka".to_owned());
     thread.spawn(move || poller.run()).map_err(KafkaStartError::Thread)?;
     Ok(shared)
+}
+
+/// Runs the callbacks of a client that is not polled, which log what it has reported: the cause of an error.
+fn run_callbacks(consumer: &BaseConsumer<Context>) {
+    // Bounded, since with the property `debug` the client may log faster than this reads.
+    for _ in 0..1_000 {
+        let before = consumer.context().callbacks();
+        let reported = consumer.poll(Duration::ZERO);
+        if reported.is_none() && consumer.context().callbacks() == before {
+            return;
+        }
+    }
 }
 
 /// A member of a consumer group. The crate's first page states its guarantees.

@@ -2,6 +2,7 @@
 
 mod args;
 mod grants;
+mod properties;
 mod redrive;
 mod render;
 mod sink;
@@ -19,6 +20,9 @@ use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
 use args::MessagesCommand;
 pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
+pub(crate) use properties::{PROPERTIES, PropertyArgs};
+#[cfg(feature = "kafka")]
+pub(crate) use properties::{SERVERS, not_started};
 #[cfg(not(feature = "kafka"))]
 pub(crate) use sink::without_kafka;
 pub(crate) use sink::{found_scheme, kafka_sink, rabbit_sink, scheme, sink};

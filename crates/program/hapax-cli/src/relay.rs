@@ -18,7 +18,7 @@ use crate::admin::{self, AdminAddr, Metric, Observed};
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
-use crate::messages::{HiddenUrl, connection};
+use crate::messages::{HiddenUrl, PropertyArgs, connection};
 use crate::shutdown::Shutdown;
 
 /// Age of the oldest message, and of what is known of it, from which on the relay is not ready.
@@ -44,6 +44,8 @@ pub(crate) struct RelayArgs {
     /// without a name, at which it is a queue]
     #[arg(long, value_name = "NAME")]
     exchange: Option<String>,
+    #[command(flatten)]
+    properties: PropertyArgs,
     /// For an endpoint: file of the signing secrets, one a line, each whsec_ and base64 [default:
     /// messages are not signed]
     #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]

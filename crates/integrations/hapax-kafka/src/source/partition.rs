@@ -334,17 +334,18 @@ impl Partition {
     }
 
     /// Returns whether no further records are read: from the time at which the partition reaches a limit until it is
-    /// below half of each.
+    /// below seven eighths of each. So the polling thread is not woken after each acknowledgement, and messages that a
+    /// consumer holds for their next attempts stop the other keys of the partition only if they nearly reach a limit.
     pub(super) const fn is_paused(&self) -> bool {
         self.is_paused
     }
 
     fn update_paused(&mut self) {
         let PartitionLimits { records, bytes, uncommitted } = self.limits;
-        let part = if self.is_paused { 2 } else { 1 };
-        self.is_paused = self.unacknowledged >= (records / part).max(1)
-            || self.bytes >= (bytes / part).max(1)
-            || self.tracked.len() >= (uncommitted / part).max(1);
+        let bound = |limit: usize| if self.is_paused { limit - limit / 8 } else { limit };
+        self.is_paused = self.unacknowledged >= bound(records)
+            || self.bytes >= bound(bytes)
+            || self.tracked.len() >= bound(uncommitted);
     }
 }
 
@@ -544,22 +545,30 @@ mod tests {
     }
 
     #[test]
-    fn a_partition_pauses_at_each_limit_and_resumes_below_half_of_it() {
-        let limits = PartitionLimits { records: 4, bytes: 1000, uncommitted: 100 };
+    fn a_partition_pauses_at_each_limit_and_resumes_below_seven_eighths_of_it() {
+        let limits = PartitionLimits { records: 16, bytes: 1000, uncommitted: 100 };
         let mut partition = Partition::new(limits, 1, 0, Some(open(0, 100)), (0, 0));
-        for offset in 0..3 {
+        for offset in 0..15 {
             partition.accept(offset, record(offset)).unwrap();
         }
         assert!(!partition.is_paused());
-        partition.accept(3, record(3)).unwrap();
+        partition.accept(15, record(15)).unwrap();
         assert!(partition.is_paused());
         deliver(&mut partition);
         for (offset, is_paused) in [(1, true), (2, true), (3, false)] {
             partition.acknowledge(offset, 10);
             assert_eq!(partition.is_paused(), is_paused, "{offset}");
         }
-        partition.accept(4, Box::new(Record { bytes: 990, ..*record(4) })).unwrap();
-        assert!(partition.is_paused(), "bytes");
+        // 130 bytes are unacknowledged.
+        for (offset, bytes, is_paused) in [(16, 869, false), (17, 1, true)] {
+            partition.accept(offset, Box::new(Record { bytes, ..*record(offset) })).unwrap();
+            assert_eq!(partition.is_paused(), is_paused, "{offset}");
+        }
+        deliver(&mut partition);
+        partition.acknowledge(17, 1);
+        assert!(partition.is_paused(), "999 bytes");
+        partition.acknowledge(16, 869);
+        assert!(!partition.is_paused(), "130 bytes");
         let mut partition = Partition::new(LIMITS, 1, 0, Some(open(0, 100)), (0, 0));
         for offset in 0..6 {
             partition.accept(offset, record(offset)).unwrap();

@@ -11,7 +11,7 @@ use hapax_messages::IdRule;
 
 use crate::admin::{self, AdminAddr};
 use crate::logging::FormatArg;
-use crate::messages::HiddenUrl;
+use crate::messages::{HiddenUrl, PropertyArgs};
 
 /// Post the messages of a broker to a service, which accepts each once
 ///
@@ -119,6 +119,8 @@ pub(super) struct SourceArgs {
     /// a message may be unacknowledged [default: 30m, as the server's]
     #[arg(long, value_name = "DUR", value_parser = crate::duration)]
     pub(super) consumer_timeout: Option<Duration>,
+    #[command(flatten)]
+    pub(super) properties: PropertyArgs,
 }
 
 /// A limit of deliveries.

@@ -15,6 +15,7 @@ use self::kafka::KafkaPlan;
 use self::rabbitmq::RabbitPlan;
 use super::args::{LimitArgs, SourceArgs};
 use crate::exit::CliError;
+use crate::messages::PROPERTIES;
 
 /// The schemes of this program, for errors.
 const SCHEMES: &str = "nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST/TOPIC";
@@ -88,10 +89,19 @@ impl SourcePlan {
     ) -> Result<Self, CliError> {
         let scheme = crate::messages::scheme(url);
         match scheme.as_deref() {
-            Some("nats" | "tls") => NatsPlan::new(args, consumer, limits.lease).map(Self::Nats),
-            Some("amqp" | "amqps") => RabbitPlan::new(args, limits).map(Self::Rabbit),
+            Some("nats" | "tls") => {
+                reject_others(args, NATS)?;
+                NatsPlan::new(args, consumer, limits.lease).map(Self::Nats)
+            }
+            Some("amqp" | "amqps") => {
+                reject_others(args, RABBIT)?;
+                RabbitPlan::new(args, limits).map(Self::Rabbit)
+            }
             #[cfg(feature = "kafka")]
-            Some("kafka") => KafkaPlan::new(url, args, consumer, limits).map(Self::Kafka),
+            Some("kafka") => {
+                reject_others(args, KAFKA)?;
+                KafkaPlan::new(url, args, consumer, limits).map(Self::Kafka)
+            }
             #[cfg(not(feature = "kafka"))]
             Some("kafka") => Err(crate::messages::without_kafka("--from")),
             other => Err(CliError::usage(format!(
@@ -112,11 +122,23 @@ impl SourcePlan {
     }
 }
 
-/// Rejects flags of another broker.
-fn unwanted(broker: &str, flags: &[(&str, bool)]) -> Result<(), CliError> {
-    match flags.iter().find(|(_, is_set)| *is_set) {
+const NATS: &str = "a NATS server";
+const RABBIT: &str = "a RabbitMQ server";
+const KAFKA: &str = "Kafka brokers";
+
+/// Rejects flags of other brokers than `own`.
+fn reject_others(args: &SourceArgs, own: &str) -> Result<(), CliError> {
+    let flags = [
+        (NATS, "--stream", args.stream.is_some()),
+        (NATS, "--subject", !args.subjects.is_empty()),
+        (RABBIT, "--queue", args.queue.is_some()),
+        (RABBIT, "--delivery-limit", args.delivery_limit.is_some()),
+        (RABBIT, "--consumer-timeout", args.consumer_timeout.is_some()),
+        (KAFKA, PROPERTIES, args.properties.file.is_some()),
+    ];
+    match flags.iter().find(|(broker, _, is_set)| *is_set && *broker != own) {
         None => Ok(()),
-        Some((flag, _)) => Err(CliError::usage(format!(
+        Some((broker, flag, _)) => Err(CliError::usage(format!(
             "{flag}: expected {broker} in --from, found another broker: remove {flag}"
         ))),
     }
@@ -124,14 +146,6 @@ fn unwanted(broker: &str, flags: &[(&str, bool)]) -> Result<(), CliError> {
 
 impl NatsPlan {
     fn new(args: &SourceArgs, consumer: &str, lease: Duration) -> Result<Self, CliError> {
-        unwanted(
-            "a RabbitMQ server",
-            &[
-                ("--queue", args.queue.is_some()),
-                ("--delivery-limit", args.delivery_limit.is_some()),
-                ("--consumer-timeout", args.consumer_timeout.is_some()),
-            ],
-        )?;
         let Some(stream) = &args.stream else {
             return Err(CliError::usage(
                 "--stream: expected the stream of a NATS server, found none: add --stream NAME",

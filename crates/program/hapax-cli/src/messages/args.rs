@@ -9,6 +9,8 @@ use clap::{Args, Subcommand, ValueEnum};
 use hapax_gateway::{StoreUrl, UrlText};
 use hapax_messages::DeadLetterReason;
 
+use super::properties::PropertyArgs;
+
 /// List, show, redrive and drop the dead letters of consumers and outboxes in PostgreSQL
 #[derive(Debug, Args)]
 pub(crate) struct MessagesArgs {
@@ -120,6 +122,8 @@ pub(super) struct RedriveArgs {
     /// the feature kafka
     #[arg(long, value_name = "URL", env = "HAPAX_BROKER", hide_env_values = true)]
     pub(super) to: Option<HiddenUrl>,
+    #[command(flatten)]
+    pub(super) properties: PropertyArgs,
     /// Store of the inbox of a consumer in claim mode, in which the records of the messages are
     /// released; without it they are duplicates, and are not handled. Before you name a file: store,
     /// stop the consumer. Omit it for a consumer in batch mode

@@ -76,7 +76,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
         is_file: matches!(store, Some(StoreUrl::File(_))),
         dead_letters: dead_letters(&args.at)?,
         sink: match &args.to {
-            Some(url) => Some(sink(url).await?),
+            Some(url) => Some(sink(url, &args.properties).await?),
             None => None,
         },
         records: match store {

@@ -10,14 +10,22 @@ use hapax_messages::MessageSink;
 use hapax_nats::NatsSink;
 use hapax_rabbitmq::RabbitSink;
 
-use super::HiddenUrl;
+use super::{HiddenUrl, PropertyArgs};
+#[cfg(feature = "kafka")]
+use super::{SERVERS, not_started};
 use crate::exit::{CliError, of};
 #[cfg(feature = "kafka")]
 use crate::keys::TIMEOUT;
 
 /// Connects to the broker of a URL. At RabbitMQ, destinations are queues.
-pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliError> {
+pub(crate) async fn sink(
+    url: &HiddenUrl,
+    properties: &PropertyArgs,
+) -> Result<Arc<dyn MessageSink>, CliError> {
     let scheme = scheme(&url.0);
+    if scheme.as_deref() != Some("kafka") {
+        properties.rejected_without_kafka("--to")?;
+    }
     match scheme.as_deref() {
         Some("nats" | "tls") => {
             let sink = NatsSink::connect(&url.0).await;
@@ -25,7 +33,7 @@ pub(crate) async fn sink(url: &HiddenUrl) -> Result<Arc<dyn MessageSink>, CliErr
             Ok(Arc::new(sink))
         }
         Some("amqp" | "amqps") => Ok(Arc::new(rabbit_sink(url, "", NonZeroUsize::MIN).await?)),
-        Some("kafka") => kafka_sink(url, None).await,
+        Some("kafka") => kafka_sink(url, properties, None).await,
         other => Err(CliError::usage(format!(
             "--to: expected nats://HOST, tls://HOST, amqp://HOST, amqps://HOST or kafka://HOST, found {}",
             found_scheme(other)
@@ -52,6 +60,7 @@ pub(crate) fn found_scheme(scheme: Option<&str>) -> String {
 #[cfg(feature = "kafka")]
 pub(crate) async fn kafka_sink(
     url: &HiddenUrl,
+    properties: &PropertyArgs,
     timeout: Option<Duration>,
 ) -> Result<Arc<dyn MessageSink>, CliError> {
     let hosts = url.0.split_once("://").map_or("", |(_, hosts)| hosts);
@@ -69,12 +78,13 @@ pub(crate) async fn kafka_sink(
             "--to: expected kafka://HOST[:PORT],… without a user and a topic; found {found}"
         )));
     }
-    let mut properties = vec![("bootstrap.servers", hosts.to_owned())];
+    let mut own = vec![(SERVERS, hosts.to_owned(), "--to")];
     if let Some(timeout) = timeout {
         // The client gives up first, so that its error says why.
-        properties.push(("message.timeout.ms", (timeout * 9 / 10).as_millis().max(1).to_string()));
+        let timeout = (timeout * 9 / 10).as_millis().max(1).to_string();
+        own.push(("message.timeout.ms", timeout, "--publish-timeout"));
     }
-    let sink = KafkaSink::new(properties).map_err(of("--to"))?;
+    let sink = KafkaSink::new(properties.with(own)?).map_err(not_started("--to"))?;
     let checked = sink.check_brokers(TIMEOUT).await;
     checked.map_err(|error| CliError::unavailable(format!("--to: {error}")))?;
     Ok(Arc::new(sink))
@@ -85,6 +95,7 @@ pub(crate) async fn kafka_sink(
 #[allow(clippy::unused_async, reason = "as with the feature")]
 pub(crate) async fn kafka_sink(
     _url: &HiddenUrl,
+    _properties: &PropertyArgs,
     _timeout: Option<Duration>,
 ) -> Result<Arc<dyn MessageSink>, CliError> {
     Err(without_kafka("--to"))

@@ -28,6 +28,9 @@ pub(super) async fn open(
              --exchange",
         ));
     }
+    if scheme.as_deref() != Some("kafka") {
+        args.properties.rejected_without_kafka("--to")?;
+    }
     match scheme.as_deref() {
         Some("http" | "https") => {
             let builder = WebhookSink::builder(&args.to.0).timeout(args.publish_timeout);
@@ -56,9 +59,10 @@ pub(super) async fn open(
             }
             let sink = match scheme.as_deref() {
                 Some("kafka") => {
-                    crate::messages::kafka_sink(&args.to, Some(args.publish_timeout)).await?
+                    let timeout = Some(args.publish_timeout);
+                    crate::messages::kafka_sink(&args.to, &args.properties, timeout).await?
                 }
-                _ => crate::messages::sink(&args.to).await?,
+                _ => crate::messages::sink(&args.to, &args.properties).await?,
             };
             Ok((sink, RelayLimits::default().in_flight))
         }

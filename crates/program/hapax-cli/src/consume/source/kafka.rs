@@ -5,8 +5,8 @@ use std::time::Duration;
 use hapax_kafka::{KafkaSource, KafkaSourceBuilder};
 
 use super::super::args::{LimitArgs, SourceArgs};
-use super::unwanted;
 use crate::exit::CliError;
+use crate::messages::{SERVERS, not_started};
 
 /// Sessions that brokers accept by default (`group.min.session.timeout.ms` and `…max…`).
 const SESSION: std::ops::RangeInclusive<Duration> =
@@ -40,18 +40,6 @@ impl KafkaPlan {
                 "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user; found {found}"
             )));
         }
-        unwanted(
-            "a NATS server",
-            &[("--stream", args.stream.is_some()), ("--subject", !args.subjects.is_empty())],
-        )?;
-        unwanted(
-            "a RabbitMQ server",
-            &[
-                ("--queue", args.queue.is_some()),
-                ("--delivery-limit", args.delivery_limit.is_some()),
-                ("--consumer-timeout", args.consumer_timeout.is_some()),
-            ],
-        )?;
         if !SESSION.contains(&lease) {
             return Err(CliError::usage(format!(
                 "--lease: expected {:?} to {:?} for Kafka, where it is the session timeout, found \
@@ -61,14 +49,15 @@ impl KafkaPlan {
             )));
         }
         let poll = Duration::from_secs(300).max(lease);
-        let properties = [
-            ("bootstrap.servers", hosts.to_owned()),
-            ("session.timeout.ms", lease.as_millis().to_string()),
-            ("heartbeat.interval.ms", (lease / 10).as_millis().to_string()),
-            ("max.poll.interval.ms", poll.as_millis().to_string()),
-        ];
-        // A paused partition is resumed below half of its limits. With twice those of the consumer that is the case
-        // while the consumer can receive, although it holds messages of the partition for their next attempts.
+        let properties = args.properties.with([
+            (SERVERS, hosts.to_owned(), "--from"),
+            ("group.id", consumer.to_owned(), "--consumer"),
+            ("session.timeout.ms", lease.as_millis().to_string(), "--lease"),
+            ("heartbeat.interval.ms", (lease / 10).as_millis().to_string(), "--lease"),
+            ("max.poll.interval.ms", poll.as_millis().to_string(), "--lease"),
+        ])?;
+        // A paused partition is resumed below seven eighths of its limits. With twice those of the consumer that is the
+        // case while the consumer can receive, although it holds messages of the partition for their next attempts.
         let builder = KafkaSource::builder(properties, topics.split(','), consumer)
             .max_unacknowledged(limits.max_unacknowledged.get().saturating_mul(2))
             .max_unacknowledged_bytes(limits.max_unacknowledged_bytes.get().saturating_mul(2));
@@ -84,7 +73,7 @@ impl KafkaPlan {
     /// Joins the group.
     pub(super) async fn open(self) -> Result<KafkaSource, CliError> {
         let started = self.0.start().await;
-        started.map_err(|error| CliError::unavailable(format!("--from: {error}")))
+        started.map_err(not_started("--from"))
     }
 }
 
@@ -92,7 +81,9 @@ impl KafkaPlan {
 mod tests {
     use clap::Parser;
 
+    use super::super::SourcePlan;
     use super::*;
+    use crate::messages::PropertyArgs;
 
     /// The default limits.
     #[derive(Parser)]
@@ -105,7 +96,7 @@ mod tests {
         url: &str,
         order_by: Option<&str>,
         stream: Option<&str>,
-    ) -> Result<KafkaPlan, CliError> {
+    ) -> Result<SourcePlan, CliError> {
         let args = SourceArgs {
             from: None,
             from_file: None,
@@ -115,9 +106,10 @@ mod tests {
             queue: None,
             delivery_limit: None,
             consumer_timeout: None,
+            properties: PropertyArgs { file: None },
         };
         let Limits { limits } = Limits::parse_from(["hapax"]);
-        KafkaPlan::new(url, &args, "invoices", &limits)
+        SourcePlan::new(url, &args, "invoices", &limits)
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::time::Duration;
 use hapax_rabbitmq::{RabbitOrderKey, RabbitSource, RabbitStartError};
 
 use super::super::args::{DeliveryLimitArg, LimitArgs, SourceArgs};
-use super::unwanted;
 use crate::exit::CliError;
 
 /// Delivery limit of a quorum queue from RabbitMQ 4.0 on.
@@ -25,10 +24,6 @@ pub(in crate::consume) struct RabbitPlan {
 
 impl RabbitPlan {
     pub(super) fn new(args: &SourceArgs, limits: &LimitArgs) -> Result<Self, CliError> {
-        unwanted(
-            "a NATS server",
-            &[("--stream", args.stream.is_some()), ("--subject", !args.subjects.is_empty())],
-        )?;
         let Some(queue) = &args.queue else {
             return Err(CliError::usage(
                 "--queue: expected the queue of a RabbitMQ server, found none: add --queue NAME",

@@ -75,7 +75,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
     let without: &str = "";
     for (changed, expected) in [
         (
-            &[("--from", "kafka://hidden")][..],
+            &[("--from", "kafka://hidden"), ("--stream", without)][..],
             if cfg!(feature = "kafka") {
                 "--from: expected kafka://HOST[:PORT],…/TOPIC,… without a user; found no topic"
             } else {
@@ -83,7 +83,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
             },
         ),
         (
-            &[("--from", "kafka://hidden@a/orders")],
+            &[("--from", "kafka://hidden@a/orders"), ("--stream", without)],
             if cfg!(feature = "kafka") { "found a user: remove it" } else { "the feature kafka" },
         ),
         (&[("--from", "http://u:hidden@a")], "or kafka://HOST/TOPIC, found the scheme http"),
@@ -94,6 +94,7 @@ fn a_consumer_with_a_wrong_setting_ends_with_one_line() {
             &[("--from", "amqp://hidden"), ("--stream", without)],
             "--queue: expected the queue of a RabbitMQ server, found none",
         ),
+        (&[("--kafka-properties", "/hidden")], "expected Kafka brokers in --from"),
         (&[("--delivery-limit", "0")], "expected a number of at least 1, or none"),
         (&[("--from", "nats://u:hidden@a")], "--from: expected a URL without a password or token"),
         (&[("--from", "nats://hidden@a")], "set HAPAX_BROKER instead"),

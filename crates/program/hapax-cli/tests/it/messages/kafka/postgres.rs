@@ -7,7 +7,7 @@ use hapax_testkit::servers::{KafkaMock, PostgresServer};
 use crate::messages::consume::ConsumeProcess;
 use crate::messages::kills::{Flags, lose_no_message_and_keep_the_order_of_keys};
 use crate::messages::{blocking, migrations, until};
-use crate::world::{get_with, refused};
+use crate::world::{get_with, refused, run};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_order_of_keys() {
@@ -36,6 +36,63 @@ async fn a_relay_and_a_consumer_that_are_killed_lose_no_message_and_keep_the_ord
         let (code, line) = blocking(|| refused(&relay));
         assert!(code == expected && line.contains(text), "{code} {line}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_properties_of_a_file_are_those_of_the_client() {
+    let (database, cluster) = (PostgresServer::start().await, KafkaMock::start("orders", 1));
+    database.sql("postgres", &migrations()).await;
+    let (url, broker) = (database.url("postgres"), format!("kafka://{}", cluster.bootstrap()));
+    let (from, folder) = (format!("{broker}/orders"), tempfile::tempdir().unwrap());
+    let file = folder.path().join("properties").display().to_string();
+    let consume = |from, level| {
+        let place = [["--from", from], ["--store", &url], ["--consumer", "invoices"]];
+        let flags = [["--to", "http://127.0.0.1:1/orders"], ["--kafka-properties", &file]];
+        let off = [["--admin", "off"], ["--log-level", level]];
+        [&["consume"][..], &place.concat(), &flags.concat(), &off.concat()].concat()
+    };
+    let place = [["--from", &*url], ["--to", &*broker], ["--kafka-properties", &*file]].concat();
+    let relay = [&["relay", "--admin", "off", "--log-level", "off"][..], &place].concat();
+    // The cluster has no TLS.
+    let tls = match cfg!(feature = "kafka-tls") {
+        true => (
+            "security.protocol=ssl",
+            69,
+            "expected a Kafka cluster",
+            "expected an answer of the Kafka",
+        ),
+        false => ("security.protocol=ssl", 64, "OpenSSL not available", "OpenSSL not available"),
+    };
+    for (text, code, of_consume, of_relay) in [
+        tls,
+        (
+            "hapax=hidden",
+            64,
+            "the property hapax: expected one of librdkafka",
+            "the property hapax",
+        ),
+        ("acks=1", 64, "", "the property acks: expected all"),
+        ("session.timeout.ms=6000", 64, "which --lease sets", ""),
+        ("bootstrap.servers=hidden", 64, "which --from sets", "which --to sets"),
+        ("hidden", 64, "line 1: expected NAME=VALUE", "line 1: expected NAME=VALUE"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        for (command, expected) in [(&consume(&from, "off"), of_consume), (&relay, of_relay)] {
+            if expected.is_empty() {
+                continue;
+            }
+            let (found, line) = blocking(|| refused(command));
+            assert!(found == code && line.contains(expected), "{text} {found} {line}");
+            assert!(!line.contains("hidden"), "{line}");
+        }
+    }
+    // No broker: the log has the cause, before the error.
+    std::fs::write(&file, "client.id=invoices").unwrap();
+    let output = blocking(|| run(&consume("kafka://127.0.0.1:1/orders", "error")));
+    let log = String::from_utf8(output.stderr).unwrap();
+    let (cause, error) = log.split_once("hapax: --from: expected a Kafka cluster").unwrap();
+    assert!(cause.contains("librdkafka") && cause.contains("127.0.0.1:1 failed"), "{log}");
+    assert!(error.contains("the log of librdkafka"), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
