@@ -56,7 +56,11 @@ impl PropertyArgs {
         };
         for (name, value, flag) in own {
             // Of two names of one property, the client takes that which is set last.
-            let other = if name == SERVERS { "metadata.broker.list" } else { name };
+            let other = match name {
+                SERVERS => "metadata.broker.list",
+                "message.timeout.ms" => "delivery.timeout.ms",
+                _ => name,
+            };
             if let Some(found) = [name, other].into_iter().find(|it| properties.contains_key(*it)) {
                 return Err(CliError::usage(format!(
                     "{PROPERTIES}: expected no {found}, which {flag} sets, found it: remove it, and set {flag}"
