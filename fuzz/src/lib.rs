@@ -6,7 +6,8 @@ use arbitrary::{Arbitrary, Result, Unstructured};
 use bytes::Bytes;
 use hapax_core::codec::{MAX_DECISION, MAX_DESCRIPTION};
 use hapax_core::{
-    Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms,
+    Extensions, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record,
+    RecordState, Terms,
 };
 
 /// Any record that can be written.
@@ -28,6 +29,7 @@ pub fn record(u: &mut Unstructured<'_>) -> Result<Record> {
         },
         checkpoint: Option::<Vec<u8>>::arbitrary(u)?.map(Into::into),
         notes: Notes { description: note(u, MAX_DESCRIPTION)?, decision: note(u, MAX_DECISION)? },
+        extensions: extensions(u)?,
         state: match u.int_in_range(0..=3)? {
             0 => RecordState::InFlight,
             1 => RecordState::Unknown {
@@ -48,6 +50,14 @@ fn scheme(u: &mut Unstructured<'_>) -> Result<FingerprintScheme> {
 
 fn duration(u: &mut Unstructured<'_>) -> Result<Duration> {
     Ok(Duration::new(u.arbitrary()?, u.int_in_range(0..=999_999_999)?))
+}
+
+fn extensions(u: &mut Unstructured<'_>) -> Result<Extensions> {
+    let mut extensions = Extensions::default();
+    for _ in 0..u.int_in_range(0..=3)? {
+        extensions.set(u.arbitrary()?, note(u, Extensions::MAX_FIELD)?);
+    }
+    Ok(extensions)
 }
 
 fn note(u: &mut Unstructured<'_>, limit: usize) -> Result<Option<Bytes>> {

@@ -318,6 +318,7 @@ fn claim() -> Result<Swap, Failure> {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };

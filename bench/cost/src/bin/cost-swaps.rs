@@ -14,7 +14,7 @@ use clap::Parser;
 use hapax::store::{Draft, Stamp, Swap, Swapped};
 use hapax::{
     Entropy, FileOptions, FileStore, Fingerprint, FingerprintScheme, LeaseId, MemoryCapacity,
-    MemoryStore, Notes, OnUnknown, OperationId, Outcome, PostgresOptions, PostgresStore, Record,
+    Extensions, MemoryStore, Notes, OnUnknown, OperationId, Outcome, PostgresOptions, PostgresStore, Record,
     RecordState, RedisOptions, RedisStore, Store, SystemClock, SystemEntropy, Terms, WriteId,
 };
 use hapax_bench_cost::process::{Cores, Times};
@@ -186,6 +186,7 @@ fn claim() -> Result<Swap, Any> {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Block },
         checkpoint: None,
         notes: Notes::default(),
+        extensions: Extensions::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };

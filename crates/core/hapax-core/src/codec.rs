@@ -4,6 +4,9 @@
 //! 2. [`decode`] returns a record or an error for any bytes. It never panics, and it allocates no
 //!    more than the size of its input. Outcome and checkpoint share the input's memory.
 //! 3. Bytes of another kind or of an unknown version are an error.
+//! 4. Version 3 is version 2 with the [`Extensions`] of the record at its end: their number, then
+//!    number, length and bytes of each, in ascending order. A record without extensions has version
+//!    2, which older builds read.
 //!
 //! Stores do not write these bytes directly: they seal them, see [`Sealer`](crate::Sealer).
 
@@ -12,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
-use crate::record::{LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms};
+use crate::record::{Extensions, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms};
 
 /// The longest outcome, in bytes: 64 MiB.
 pub const MAX_OUTCOME: usize = 64 << 20;
@@ -28,6 +31,7 @@ pub const MAX_DECISION: usize = 4 << 10;
 
 const MAGIC: [u8; 3] = *b"hxr";
 const VERSION: u8 = 2;
+const VERSION_WITH_EXTENSIONS: u8 = 3;
 
 /// Encodes `record`.
 ///
@@ -43,11 +47,12 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
         terms,
         checkpoint,
         notes,
+        extensions,
         state,
     } = record;
     let mut out = Vec::with_capacity(size(record));
     out.extend_from_slice(&MAGIC);
-    out.push(VERSION);
+    out.push(if extensions.is_empty() { VERSION } else { VERSION_WITH_EXTENSIONS });
     out.extend_from_slice(lease_id.as_bytes());
     out.extend_from_slice(generation.as_bytes());
     out.extend_from_slice(fingerprint.as_bytes());
@@ -82,6 +87,9 @@ pub fn encode(record: &Record) -> Result<Vec<u8>, EncodeError> {
         }
         RecordState::Released => out.push(3),
     }
+    if !extensions.is_empty() {
+        put_extensions(&mut out, extensions)?;
+    }
     Ok(out)
 }
 
@@ -95,7 +103,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         return Err(DecodeError::NotARecord);
     }
     let [version] = reader.array()?;
-    if version != VERSION {
+    if !matches!(version, VERSION | VERSION_WITH_EXTENSIONS) {
         return Err(DecodeError::Version { found: version });
     }
     let lease_id = LeaseId::from_bytes(reader.array()?);
@@ -130,6 +138,10 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         [3] => RecordState::Released,
         [_] => return Err(DecodeError::BadValue { field: Field::State }),
     };
+    let extensions = match version {
+        VERSION => Extensions::default(),
+        _ => reader.extensions()?,
+    };
     if reader.at != bytes.len() {
         return Err(DecodeError::TrailingBytes);
     }
@@ -143,6 +155,7 @@ pub fn decode(bytes: &Bytes) -> Result<Record, DecodeError> {
         terms,
         checkpoint,
         notes,
+        extensions,
         state,
     })
 }
@@ -171,6 +184,8 @@ pub enum Field {
     Format,
     /// The outcome.
     Outcome,
+    /// The list of extensions.
+    Extensions,
 }
 
 /// Error of [`encode`]: a field is longer than its limit.
@@ -193,7 +208,7 @@ pub enum DecodeError {
     #[error("the bytes are not a record")]
     NotARecord,
     /// The version is unknown: a newer Hapax wrote the record, or the byte is damaged.
-    #[error("a record of version {found}; this build reads version 2")]
+    #[error("a record of version {found}; this build reads versions 2 and 3")]
     Version {
         /// The version that was found.
         found: u8,
@@ -229,7 +244,8 @@ fn size(record: &Record) -> usize {
     let checkpoint = record.checkpoint.as_ref().map_or(0, Bytes::len).min(MAX_CHECKPOINT);
     let notes = [&record.notes.description, &record.notes.decision];
     let notes: usize = notes.into_iter().flatten().map(Bytes::len).sum();
-    192 + record.scheme.as_str().len() + checkpoint + notes + outcome
+    let extensions: usize = record.extensions.iter().map(|(_, field)| 6 + field.len()).sum();
+    192 + record.scheme.as_str().len() + checkpoint + notes + extensions + outcome
 }
 
 fn put(out: &mut Vec<u8>, bytes: &[u8], limit: usize, field: Field) -> Result<(), EncodeError> {
@@ -264,6 +280,18 @@ fn put_option(
 fn put_outcome(out: &mut Vec<u8>, outcome: &Outcome) -> Result<(), EncodeError> {
     put(out, outcome.format().as_bytes(), Outcome::MAX_FORMAT, Field::Format)?;
     put(out, outcome.bytes(), MAX_OUTCOME, Field::Outcome)
+}
+
+fn put_extensions(out: &mut Vec<u8>, extensions: &Extensions) -> Result<(), EncodeError> {
+    let length = extensions.iter().len();
+    let count = u8::try_from(length).ok().filter(|_| length <= Extensions::MAX_FIELDS);
+    let limit = Extensions::MAX_FIELDS;
+    out.push(count.ok_or(EncodeError { field: Field::Extensions, length, limit })?);
+    for (number, field) in extensions.iter() {
+        out.extend_from_slice(&number.to_be_bytes());
+        put(out, field, Extensions::MAX_FIELD, Field::Extensions)?;
+    }
+    Ok(())
 }
 
 fn put_duration(out: &mut Vec<u8>, duration: Duration) {
@@ -314,6 +342,31 @@ impl Reader<'_> {
     fn outcome(&mut self) -> Result<Outcome, DecodeError> {
         let format = self.text(Outcome::MAX_FORMAT, Field::Format)?;
         Ok(Outcome::new(format, self.field(MAX_OUTCOME, Field::Outcome)?))
+    }
+
+    fn extensions(&mut self) -> Result<Extensions, DecodeError> {
+        const FIELD: Field = Field::Extensions;
+        let [count] = self.array()?;
+        // Without any, the record has version 2.
+        if count == 0 {
+            return Err(DecodeError::BadValue { field: FIELD });
+        }
+        if usize::from(count) > Extensions::MAX_FIELDS {
+            return Err(DecodeError::TooLong { field: FIELD });
+        }
+        let mut extensions = Extensions::default();
+        let mut last = None;
+        for _ in 0..count {
+            let number = u16::from_be_bytes(self.array()?);
+            if last.is_some_and(|last| number <= last) {
+                return Err(DecodeError::BadValue { field: FIELD });
+            }
+            last = Some(number);
+            // A copy: a field must not keep the memory of a large outcome.
+            let field = self.field(Extensions::MAX_FIELD, FIELD)?;
+            extensions.set(number, Some(Bytes::copy_from_slice(&field)));
+        }
+        Ok(extensions)
     }
 
     fn flag(&mut self, field: Field) -> Result<bool, DecodeError> {

@@ -148,8 +148,8 @@ pub use machine::{Amendment, DefiniteVerdict, HookTiming, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
-    EntryId, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record, RecordState,
-    Terms, WriteId,
+    EntryId, Extensions, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record,
+    RecordState, Terms, WriteId,
 };
 pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};

@@ -38,7 +38,9 @@ pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
-use crate::record::{LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId};
+use crate::record::{
+    Extensions, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms, WriteId,
+};
 use crate::store::{Draft, Snapshot, Stamp, StoredRecord};
 
 /// Event that may change a record.
@@ -314,6 +316,7 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
             let mut draft = first(event, stored.record.attempt.saturating_add(1));
             // It stays in the record, which shows by whose decision the key executes again.
             draft.record.notes.decision.clone_from(&stored.record.notes.decision);
+            draft.record.extensions = stored.record.extensions.of_key();
             return Step::Execute(draft);
         }
         Standing::Live(stored)
@@ -474,6 +477,7 @@ fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
             terms: event.terms,
             checkpoint: None,
             notes: Notes { description: event.description.cloned(), decision: None },
+            extensions: Extensions::default(),
             state: RecordState::InFlight,
         },
         stamp: Stamp::NextFence,

@@ -10,6 +10,10 @@ use crate::clock::Timestamp;
 use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 
+mod extensions;
+
+pub use self::extensions::Extensions;
+
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -266,6 +270,8 @@ pub struct Record {
     pub checkpoint: Option<Bytes>,
     /// Text for operators.
     pub notes: Notes,
+    /// Fields of later versions than 2.
+    pub extensions: Extensions,
     /// State of the operation.
     pub state: RecordState,
 }
@@ -289,6 +295,7 @@ impl fmt::Debug for Record {
             .field("terms", &self.terms)
             .field("checkpoint_bytes", &self.checkpoint.as_ref().map(Bytes::len))
             .field("notes", &self.notes)
+            .field("extensions", &self.extensions)
             .field("state", &self.state)
             .finish()
     }

@@ -51,6 +51,7 @@ pub fn claim(of: u64) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(RETENTION) };

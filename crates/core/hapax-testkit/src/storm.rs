@@ -228,6 +228,7 @@ impl<S: Store> Caller<S> {
             terms: Terms { lease: day, retention: day, on_unknown: OnUnknown::Block },
             checkpoint: None,
             notes: hapax_core::Notes::default(),
+            extensions: hapax_core::Extensions::default(),
             state: RecordState::Done(Outcome::new("tag", write_id.as_bytes().to_vec())),
         };
         let draft = Draft { record, stamp: Stamp::NextFence, lease: day, keep: Some(day) };

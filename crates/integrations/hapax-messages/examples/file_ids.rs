@@ -48,6 +48,7 @@ fn record(number: u64, step: u64) -> Swap {
         terms: Terms { lease, retention: RETENTION, on_unknown },
         checkpoint: None,
         notes: Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::Done(Outcome::new("message/1", "handled")),
     };
     let draft =

@@ -148,6 +148,7 @@ fn claim(key: OperationId) -> Swap {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease, keep: Some(retention) };

@@ -6,7 +6,7 @@ mod strategy;
 
 use bytes::Bytes;
 use hapax_core::codec::{self, DecodeError, EncodeError, Field, MAX_CHECKPOINT, MAX_OUTCOME};
-use hapax_core::{Outcome, RecordState};
+use hapax_core::{Extensions, Outcome, RecordState};
 use proptest::prelude::*;
 
 use strategy::{record, sample};
@@ -41,9 +41,10 @@ proptest! {
     #[test]
     fn any_bytes_give_a_record_or_an_error(
         bytes in prop::collection::vec(any::<u8>(), 0..512),
-        headed: bool,
+        headed in 1..=3u8,
     ) {
-        let bytes = if headed { [b"hxr\x02".as_slice(), &bytes].concat() } else { bytes };
+        let head = [b'h', b'x', b'r', headed];
+        let bytes = if headed > 1 { [head.as_slice(), &bytes].concat() } else { bytes };
         if let Ok(read) = codec::decode(&bytes.clone().into()) {
             prop_assert_eq!(codec::encode(&read).unwrap(), bytes);
         }
@@ -53,8 +54,8 @@ proptest! {
 #[test]
 fn foreign_bytes_and_unknown_versions_are_different_errors() {
     let mut bytes = codec::encode(&sample()).unwrap();
-    bytes[3] = 3;
-    assert_eq!(codec::decode(&bytes.clone().into()), Err(DecodeError::Version { found: 3 }));
+    bytes[3] = 4;
+    assert_eq!(codec::decode(&bytes.clone().into()), Err(DecodeError::Version { found: 4 }));
     bytes[0] = b'H';
     assert_eq!(codec::decode(&bytes.into()), Err(DecodeError::NotARecord));
     assert_eq!(codec::decode(&Bytes::new()), Err(DecodeError::Truncated));
@@ -72,6 +73,38 @@ fn a_length_over_its_limit_is_rejected_before_the_field_is_read() {
     assert_eq!(found, Err(DecodeError::TooLong { field: Field::Outcome }));
     bytes[end - 4..].copy_from_slice(&(MAX_OUTCOME as u32).to_be_bytes());
     assert_eq!(codec::decode(&bytes.into()), Err(DecodeError::Truncated));
+}
+
+#[test]
+fn extensions_have_one_order_and_a_limit() {
+    let mut record = sample();
+    record.extensions.set(7, Some(Bytes::from_static(b"seven")));
+    record.extensions.set(2, Some(Bytes::from_static(b"two")));
+    record.extensions.set(9, Some(Bytes::new()));
+    record.extensions.set(9, None);
+    let bytes = codec::encode(&record).unwrap();
+    assert_eq!(bytes[3], 3);
+    let list = b"\x02\x00\x02\x00\x00\x00\x03two\x00\x07\x00\x00\x00\x05seven";
+    assert!(bytes.ends_with(list), "{bytes:?}");
+    let fields = |list: &[u8]| {
+        let bytes = [&bytes[..bytes.len() - 21], list].concat();
+        codec::decode(&bytes.into()).map(|record| record.extensions.iter().len())
+    };
+    let bad = Err(DecodeError::BadValue { field: Field::Extensions });
+    assert_eq!(fields(b"\x01\x00\x02\x00\x00\x00\x00"), Ok(1));
+    assert_eq!(fields(b"\x00"), bad, "an empty list is version 2");
+    assert_eq!(fields(b"\x02\x00\x02\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00"), bad, "twice");
+    assert_eq!(fields(b"\xff"), Err(DecodeError::TooLong { field: Field::Extensions }));
+    let long = [b"\x01\x00\x02\x00\x00\x40\x01".as_slice(), &[0; 0x4001]].concat();
+    assert_eq!(fields(&long), Err(DecodeError::TooLong { field: Field::Extensions }));
+
+    record.extensions.set(1, Some(Bytes::from(vec![0; Extensions::MAX_FIELD + 1])));
+    let field = Field::Extensions;
+    let (length, limit) = (Extensions::MAX_FIELD + 1, Extensions::MAX_FIELD);
+    assert_eq!(codec::encode(&record), Err(EncodeError { field, length, limit }));
+    (1..=33).for_each(|number| record.extensions.set(number, Some(Bytes::new())));
+    let (length, limit) = (33, Extensions::MAX_FIELDS);
+    assert_eq!(codec::encode(&record), Err(EncodeError { field, length, limit }));
 }
 
 #[test]

@@ -87,6 +87,7 @@ impl<'a, F: StoreFixture> Bench<'a, F> {
             terms,
             checkpoint: None,
             notes: hapax_core::Notes::default(),
+            extensions: hapax_core::Extensions::default(),
             state: RecordState::InFlight,
         };
         Draft { record, stamp: Stamp::NextFence, lease: LEASE, keep: Some(LONG) }

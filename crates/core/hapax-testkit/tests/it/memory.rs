@@ -57,6 +57,7 @@ fn claim(entropy: &SeededEntropy) -> Swap {
         terms,
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let mut key = [0; 32];

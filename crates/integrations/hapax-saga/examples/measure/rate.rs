@@ -139,6 +139,7 @@ async fn swaps(store: Arc<dyn Store>) -> Outcome<()> {
         terms: Terms { lease, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let mut expected = None;

@@ -65,6 +65,7 @@ async fn once(store: &dyn Store, entropy: &SeededEntropy, keys: u64) -> Result<b
         terms,
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::InFlight,
     };
     let draft = Draft { record, stamp: Stamp::NextFence, lease: KEEP, keep: Some(KEEP) };

@@ -52,6 +52,7 @@ impl Requests {
             terms: self.terms,
             checkpoint: None,
             notes: hapax_core::Notes::default(),
+            extensions: hapax_core::Extensions::default(),
             state: RecordState::InFlight,
         };
         let keep = Some(self.terms.retention);

@@ -1,10 +1,12 @@
 //! Bytes that earlier versions wrote. Every version has to read them, and writes the same bytes
 //! until the format version changes. A new format gets new files; old files stay.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hapax_core::{
-    Entropy, EntropyError, Notes, OperationId, Outcome, Record, RecordState, Sealer, Secret,
-    WriteId, codec,
+    Entropy, EntropyError, Extensions, Notes, OperationId, Outcome, Record, RecordState, Sealer,
+    Secret, WriteId, codec,
 };
 
 use super::strategy::sample;
@@ -30,6 +32,18 @@ fn records_are_read_and_written_as_in_earlier_versions() {
         assert_eq!(hex(&codec::encode(&record).unwrap()), hex(&golden), "{name}");
         assert_eq!(codec::decode(&Bytes::from(golden)).unwrap(), record, "{name}");
     }
+}
+
+#[test]
+fn records_with_extensions_are_read_and_written_as_in_earlier_versions() {
+    let mut record = sample();
+    record.extensions.set_settle(Some(Duration::from_micros(60_000_001)));
+    record.extensions.set(Extensions::OF_KEY + 77, Some(Bytes::from_static(b"of a later version")));
+    let golden = golden("record-extensions.v3.hex", &codec::encode(&record).unwrap());
+    assert_eq!(hex(&codec::encode(&record).unwrap()), hex(&golden));
+    let read = codec::decode(&Bytes::from(golden)).unwrap();
+    assert_eq!(read, record);
+    assert_eq!(read.extensions.settle(), Some(Duration::from_millis(60_001)));
 }
 
 #[test]

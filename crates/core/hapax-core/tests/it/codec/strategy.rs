@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{
-    Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record, RecordState, Terms,
+    Extensions, Fingerprint, FingerprintScheme, LeaseId, Notes, OnUnknown, Outcome, Record,
+    RecordState, Terms,
 };
 use proptest::prelude::*;
 
@@ -24,6 +25,7 @@ pub(super) fn sample() -> Record {
             description: Some(Bytes::from_static(b"POST /payments")),
             decision: Some(Bytes::from_static(b"released")),
         },
+        extensions: Extensions::default(),
         state: RecordState::Done(Outcome::new("http/1", b"201 created".as_slice())),
     }
 }
@@ -34,13 +36,14 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
         .prop_map(|(lease, retention, on_unknown)| Terms { lease, retention, on_unknown });
     let notes = (prop::option::of(blob()), prop::option::of(blob()))
         .prop_map(|(description, decision)| Notes { description, decision });
-    (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, state()).prop_map(
+    (ids, terms, "\\PC{0,40}", prop::option::of(blob()), notes, extensions(), state()).prop_map(
         |(
             (lease_id, generation, fingerprint, attempt),
             terms,
             scheme,
             checkpoint,
             notes,
+            extensions,
             state,
         )| Record {
             scheme: FingerprintScheme::new(scheme).unwrap(),
@@ -51,9 +54,18 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             terms,
             checkpoint,
             notes,
+            extensions,
             state,
         },
     )
+}
+
+fn extensions() -> impl Strategy<Value = Extensions> {
+    prop::collection::vec((any::<u16>(), blob()), 0..4).prop_map(|fields| {
+        let mut extensions = Extensions::default();
+        fields.into_iter().for_each(|(number, field)| extensions.set(number, Some(field)));
+        extensions
+    })
 }
 
 fn state() -> impl Strategy<Value = RecordState> {

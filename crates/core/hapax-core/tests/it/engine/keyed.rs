@@ -62,6 +62,7 @@ async fn put(world: &World, id: OperationId, scheme: &str) {
         terms: reexecute().terms,
         checkpoint: None,
         notes: hapax_core::Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::Done(Outcome::new("text", "of an earlier version")),
     };
     let (stamp, lease) = (Stamp::NextFence, std::time::Duration::ZERO);

@@ -91,6 +91,7 @@ pub(crate) async fn put_signal(
         terms: Terms { lease: Duration::ZERO, retention, on_unknown: OnUnknown::Reexecute },
         checkpoint: None,
         notes: Notes::default(),
+        extensions: hapax_core::Extensions::default(),
         state: RecordState::Done(Outcome::new("saga-signal/1", value::write(&number, 64).ok()?)),
     };
     let lease = Duration::ZERO;

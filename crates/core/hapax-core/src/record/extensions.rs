@@ -1,0 +1,93 @@
+//! Fields that records got after version 2 of their encoding.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+/// The list of numbered fields of a record, each with bytes.
+///
+/// A process stores the fields of numbers that it does not know as it read them, and decides without
+/// them. So a field that is no condition of safety needs one release. One that an older process must
+/// understand takes two: the first reads it, the second writes it.
+///
+/// A field whose number is at least [`Extensions::OF_KEY`] belongs to the key: it stays when a claim
+/// begins a new generation on a released record. Other fields belong to the generation.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Extensions {
+    /// In ascending order of numbers, each of them once.
+    fields: Vec<(u16, Bytes)>,
+}
+
+impl Extensions {
+    /// The most fields of a record.
+    pub const MAX_FIELDS: usize = 32;
+    /// The longest field, in bytes.
+    pub const MAX_FIELD: usize = 16 << 10;
+    /// The smallest number of a field that belongs to the key.
+    pub const OF_KEY: u16 = 0x8000;
+
+    /// Number of the settle time: eight bytes, milliseconds.
+    const SETTLE: u16 = 1;
+
+    /// Returns the field of this number.
+    #[must_use]
+    pub fn get(&self, number: u16) -> Option<&Bytes> {
+        let at = self.fields.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        self.fields.get(at).map(|(_, field)| field)
+    }
+
+    /// Sets the field of this number in place of an earlier one; `None` removes it.
+    pub fn set(&mut self, number: u16, field: Option<Bytes>) {
+        let at = self.fields.binary_search_by_key(&number, |(number, _)| *number);
+        match (at, field) {
+            (Ok(at), Some(field)) => self.fields[at].1 = field,
+            (Ok(at), None) => drop(self.fields.remove(at)),
+            (Err(at), Some(field)) => self.fields.insert(at, (number, field)),
+            (Err(_), None) => {}
+        }
+    }
+
+    /// Returns the fields by their numbers, in ascending order.
+    #[must_use]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (u16, &Bytes)> {
+        self.fields.iter().map(|(number, field)| (*number, field))
+    }
+
+    /// Returns whether there is no field.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+
+    /// Returns the fields that belong to the key.
+    #[must_use]
+    pub fn of_key(&self) -> Self {
+        let of_key = self.fields.iter().filter(|(number, _)| *number >= Self::OF_KEY);
+        Self { fields: of_key.cloned().collect() }
+    }
+
+    /// Returns the settle time: how long a request that the owner sent to another system may still
+    /// execute there after the owner's lease has lapsed. `None` if the owner sends none.
+    #[must_use]
+    pub fn settle(&self) -> Option<Duration> {
+        let bytes = <[u8; 8]>::try_from(self.get(Self::SETTLE)?.as_ref()).ok()?;
+        Some(Duration::from_millis(u64::from_be_bytes(bytes)))
+    }
+
+    /// Sets the settle time, rounded up to milliseconds.
+    pub fn set_settle(&mut self, settle: Option<Duration>) {
+        let bytes = settle.map(|settle| {
+            let millis = settle.as_nanos().div_ceil(1_000_000);
+            let millis = u64::try_from(millis).unwrap_or(u64::MAX);
+            Bytes::copy_from_slice(&millis.to_be_bytes())
+        });
+        self.set(Self::SETTLE, bytes);
+    }
+}
+
+impl fmt::Debug for Extensions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter().map(|(number, field)| (number, field.len()))).finish()
+    }
+}
