@@ -1,7 +1,7 @@
 //! Whatever joins fields: no two lists of fields give the same scope, fingerprint or store key.
 #![no_main]
 
-use hapax_core::{Fingerprint, Key, OperationId, Scope, Secret};
+use hapax_core::{Fingerprint, Key, Namespace, OperationId, Scope, Secret};
 use libfuzzer_sys::fuzz_target;
 
 type Fields = Vec<(Vec<u8>, Vec<u8>)>;
@@ -18,8 +18,8 @@ fuzz_target!(|input: (Fields, Fields, String, String, [u8; 32])| {
     assert_eq!(Key::new(key.as_str()).as_ref(), Ok(&key));
     let secret = Secret::new(secret);
     for secret in [None, Some(&secret)] {
-        let name = OperationId::derive(secret, &scope(&one), &key);
-        let other_name = OperationId::derive(secret, &scope(&other), &other_key);
+        let name = OperationId::derive(secret, &Namespace::default(), &scope(&one), &key);
+        let other_name = OperationId::derive(secret, &Namespace::default(), &scope(&other), &other_key);
         assert_eq!(name == other_name, one == other && key == other_key);
         assert_eq!(OperationId::from_hex(&name.to_string()), Some(name));
     }

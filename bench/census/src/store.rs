@@ -107,7 +107,7 @@ impl Place {
 
 /// Returns an engine on `store`, with the secret of `opened`.
 pub fn engine(opened: &OpenStore, store: Arc<dyn Store>, timeout: Duration) -> Idempotency {
-    Idempotency::builder(store).store_timeout(timeout).build().expect("there is a runtime")
+    Idempotency::builder(store).namespace("").store_timeout(timeout).build().expect("there is a runtime")
 }
 
 /// A walk through a store at a gateway's pace. Dropped, it ends at its next page.

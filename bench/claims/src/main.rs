@@ -150,7 +150,7 @@ async fn compare(
     rounds: u64,
 ) -> Outcome<()> {
     let (name, store) = store;
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("").build()?;
     let started = Broker::start(broker).await?;
     let mut ratios = Vec::new();
     for round in 0..rounds {

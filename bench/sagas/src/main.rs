@@ -44,7 +44,7 @@ async fn main() -> Outcome<()> {
 
     let saga = five()?;
     let options: PostgresOptions = server.url("postgres").parse()?;
-    let engine = Idempotency::builder(PostgresStore::connect(options).await?).build()?;
+    let engine = Idempotency::builder(PostgresStore::connect(options).await?).namespace("").build()?;
     let sagas = Sagas::builder(engine).register(&saga).build()?;
     let driving = sagas.clone();
     tokio::spawn(async move { driving.run(pending(), Duration::ZERO).await });

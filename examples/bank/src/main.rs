@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let transactions = transactions.idle(terms().lease);
     let (store, transactions) = deadly::both(store, transactions, death);
     let bank = Bank {
-        engine: Idempotency::builder(store).build()?,
+        engine: Idempotency::builder(store).namespace("bank").build()?,
         backend: TransactionBackend {
             terms: terms(),
             ..TransactionBackend::<Deadly>::new(transactions)

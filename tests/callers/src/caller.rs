@@ -68,7 +68,8 @@ async fn open(args: &CallArgs) -> Result<Client, CallsError> {
         let options: PostgresOptions =
             args.journal.parse().map_err(failed("reading the URL of the journal"))?;
         let store = PostgresStore::connect(options.secret(Secret::new([7; 32]))).await;
-        Journal::over(store.map_err(failed("connecting to the journal"))?)
+        let journal = Journal::over(store.map_err(failed("connecting to the journal"))?);
+        journal.map(|journal| journal.namespace("callers"))
     } else {
         if args.plant == Some(PlantedCallBug::ForgetJournal) {
             for path in [args.journal.clone(), format!("{}.secret", args.journal)] {

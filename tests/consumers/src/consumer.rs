@@ -121,7 +121,8 @@ async fn claims(
     backend: Option<TransactionBackend>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<bool, ConsumersError> {
-    let engine = Idempotency::builder(store).build().map_err(failed("building the engine"))?;
+    let engine =
+        Idempotency::builder(store).namespace("").build().map_err(failed("building the engine"))?;
     let letters = Arc::new(PgDeadLetterStore::new(&work.database.connections()));
     let inbox = Inbox::builder(CONSUMER, engine.clone())
         .lease(LEASE)

@@ -29,6 +29,7 @@ impl Plan {
         let url = format!("http://127.0.0.1:{upstream}");
         let (policy, hook) = (self.policy.to_string(), format!("{url}/outcome"));
         let mut arguments = vec!["gateway", "--listen", &listen, "--admin", "off"];
+        arguments.extend(["--namespace", "torture"]);
         arguments.extend(["--upstream", &url, "--store", &self.store, "--on-unknown", &policy]);
         if self.shared {
             arguments.extend(["--lease", LEASE]);

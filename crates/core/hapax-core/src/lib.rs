@@ -108,6 +108,7 @@ mod key;
 pub mod machine;
 pub mod manual;
 mod memory;
+mod namespace;
 mod policy;
 mod record;
 pub mod schedule;
@@ -146,6 +147,7 @@ pub use key::{
 };
 pub use machine::{Amendment, DefiniteVerdict, HookTiming, Resolve, Verdict};
 pub use memory::{MemoryCapacity, MemoryFull, MemoryStore};
+pub use namespace::{Namespace, NamespaceError, NamespacedSchedule};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
     EntryId, Extensions, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record,

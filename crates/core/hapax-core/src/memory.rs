@@ -229,7 +229,12 @@ impl Store for MemoryStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret.as_ref(), notify: None, schedule: Some(self) }
+        Capabilities {
+            secret: self.secret.as_ref(),
+            notify: None,
+            shared: false,
+            schedule: Some(self),
+        }
     }
 }
 

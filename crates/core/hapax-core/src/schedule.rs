@@ -193,13 +193,13 @@ impl fmt::Debug for ScheduleEntry {
     }
 }
 
-/// Name of a queue: 1 to 128 characters, each visible ASCII.
+/// Name of a queue: 1 to 192 characters, each visible ASCII.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueName(Arc<str>);
 
 impl QueueName {
     /// The greatest length, in characters.
-    pub const MAX_LEN: usize = 128;
+    pub const MAX_LEN: usize = 192;
 
     /// Creates the name.
     ///

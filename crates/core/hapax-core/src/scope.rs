@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::key::Key;
+use crate::namespace::Namespace;
 use crate::secret::Secret;
 
 /// The caller's identity: a key names an operation only within its scope.
@@ -61,7 +62,7 @@ fn push(bytes: &mut Vec<u8>, field: &[u8]) {
     bytes.extend_from_slice(field);
 }
 
-/// The id of an operation, which names its record: a hash of scope and key, keyed if there is a
+/// The id of an operation, which names its record: a hash of namespace, scope and key, keyed if there is a
 /// secret.
 ///
 /// It reveals nothing of scope or key; with a secret, not even to guesses.
@@ -69,13 +70,28 @@ fn push(bytes: &mut Vec<u8>, field: &[u8]) {
 pub struct OperationId([u8; 32]);
 
 impl OperationId {
-    /// Computes the id of `key` within `scope`: BLAKE3, in keyed mode if there is a secret.
+    /// Computes the id of `key` within `scope` and `namespace`: BLAKE3, in keyed mode if there is a secret.
+    ///
+    /// Ids of the default namespace are hashed in a domain of their own, without a namespace.
     #[must_use]
-    pub fn derive(secret: Option<&Secret>, scope: &Scope, key: &Key) -> Self {
-        let mut hasher = match secret {
-            Some(secret) => blake3::Hasher::new_keyed(&secret.subkey("hapax 1 store key")),
-            None => blake3::Hasher::new_derive_key("hapax 1 store key, no secret"),
+    pub fn derive(
+        secret: Option<&Secret>,
+        namespace: &Namespace,
+        scope: &Scope,
+        key: &Key,
+    ) -> Self {
+        let (keyed, unkeyed) = match namespace.is_default() {
+            true => ("hapax 1 store key", "hapax 1 store key, no secret"),
+            false => ("hapax 2 store key", "hapax 2 store key, no secret"),
         };
+        let mut hasher = match secret {
+            Some(secret) => blake3::Hasher::new_keyed(&secret.subkey(keyed)),
+            None => blake3::Hasher::new_derive_key(unkeyed),
+        };
+        if !namespace.is_default() {
+            hasher.update(&(namespace.as_str().len() as u64).to_be_bytes());
+            hasher.update(namespace.as_str().as_bytes());
+        }
         hasher.update(&(scope.0.len() as u64).to_be_bytes());
         hasher.update(&scope.0);
         hasher.update(key.as_str().as_bytes());

@@ -157,6 +157,9 @@ pub struct Capabilities<'a> {
     pub secret: Option<&'a Secret>,
     /// Notifications of writes by other processes.
     pub notify: Option<&'a dyn Notify>,
+    /// True if several processes can open the store at the same time, so that services may share it. An engine
+    /// over it needs a [`Namespace`](crate::Namespace).
+    pub shared: bool,
     /// The schedule that the store keeps with its records.
     pub schedule: Option<&'a dyn Schedule>,
 }

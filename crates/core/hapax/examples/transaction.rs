@@ -18,6 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     sqlx::raw_sql(TABLE).execute(&pool).await?;
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let layer = IdempotencyLayer::builder(Arc::clone(&store))
+        .namespace("orders")
         .transactions(SqlxTransactions::new(store, pool))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
         .build()?;

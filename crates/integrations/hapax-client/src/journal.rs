@@ -19,6 +19,7 @@ use hapax_saga::{DefinitionError, SagasBuildError};
 /// happened happens again: back the secret up, and never replace it.
 pub struct Journal {
     pub(crate) store: Arc<dyn Inspect>,
+    namespace: Option<String>,
 }
 
 impl fmt::Debug for Journal {
@@ -79,13 +80,24 @@ impl Journal {
         if capabilities.schedule.is_none() {
             return Err(JournalError::NoSchedule);
         }
-        Ok(Self { store: Arc::new(store) })
+        Ok(Self { store: Arc::new(store), namespace: None })
+    }
+
+    /// Sets the [`Namespace`](hapax_core::Namespace) of the operations: the name of this program among those
+    /// that share the journal, which PostgreSQL and Redis require. It is a part of each key.
+    #[must_use]
+    pub fn namespace(mut self, name: impl Into<String>) -> Self {
+        self.namespace = Some(name.into());
+        self
     }
 
     pub(crate) fn engine(&self, clock: Arc<dyn Clock>) -> Result<Idempotency, JournalError> {
         // A disk that synchronizes many writes may take seconds.
         const TIMEOUT: Duration = Duration::from_secs(10);
-        let engine = Idempotency::builder(Arc::clone(&self.store)).clock(clock);
+        let mut engine = Idempotency::builder(Arc::clone(&self.store)).clock(clock);
+        if let Some(namespace) = &self.namespace {
+            engine = engine.namespace(namespace);
+        }
         Ok(engine.store_timeout(TIMEOUT).build()?)
     }
 }

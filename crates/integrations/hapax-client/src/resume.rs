@@ -200,7 +200,7 @@ impl Client {
             // lapses.
             let left = view.lease_until.since(view.now);
             let key = EntryKey { operation: view.id, id: EntryId::from_bytes(log.entry) };
-            let schedule = self.inner.engine.store().capabilities().schedule;
+            let schedule = self.inner.engine.schedule();
             let schedule = schedule.ok_or(JournalError::NoSchedule)?;
             schedule.postpone(key, None, left).await.map_err(JournalError::Store)?;
         }

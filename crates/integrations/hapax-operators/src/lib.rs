@@ -44,6 +44,7 @@ mod api;
 mod audit;
 mod census;
 mod keys;
+mod register;
 mod sagas;
 mod token;
 
@@ -65,6 +66,9 @@ pub use census::{Census, Undecided};
 pub use keys::{
     CallerView, Decision, ListQuery, OperationDescription, OperatorError, OperatorRecords,
     OperatorVerdict, RecordBefore, RecordList, RecordView, ResponseView, StateView, rfc3339,
+};
+pub use register::{
+    RegisterError, RegisteredUser, RouteNames, StoreRegister, StoreUser, UserConflict,
 };
 pub use sagas::{
     DefinitionList, DefinitionView, OperatorSagas, SagaAction, SagaBefore, SagaDecisionRequest,

@@ -304,7 +304,7 @@ impl OperatorSagas {
         if let Some((at, text)) = counted.as_ref().filter(|it| it.0.elapsed() < COUNT_EVERY) {
             return Ok(with_age(text, at.elapsed()));
         }
-        if self.engine.store().capabilities().schedule.is_none() {
+        if self.engine.schedule().is_none() {
             return Err(OperatorError::NoSchedule);
         }
         let text = self.sagas.census(MAX_COUNTED).await?.prometheus();
@@ -343,7 +343,7 @@ impl OperatorSagas {
         &'a self,
         call: impl FnOnce(&'a dyn Schedule) -> BoxFuture<'a, Result<T, StoreError>>,
     ) -> Result<T, OperatorError> {
-        let schedule = self.engine.store().capabilities().schedule;
+        let schedule = self.engine.schedule();
         let read = timeout(self.store_timeout, call(schedule.ok_or(OperatorError::NoSchedule)?));
         Ok(read.await.map_err(|_| StoreError::unavailable("no answer in time"))??)
     }

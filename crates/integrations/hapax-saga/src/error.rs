@@ -37,6 +37,14 @@ pub enum SagasBuildError {
         /// The limit.
         found: usize,
     },
+    /// The name of a definition is too long beside the namespace of the engine.
+    #[error(
+        "expected a name of a saga that fits into a queue's name with the namespace, found `{name}`: shorten it, or the namespace"
+    )]
+    LongName {
+        /// The name of the saga.
+        name: &'static str,
+    },
     /// The retention of a definition is too short for the lease: the entry of a start in a transaction could
     /// outlive the outcome, and begin the saga again.
     #[error(

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{
-    EntryId, Fingerprint, FingerprintScheme, Idempotency, Key, LeaseId, OnUnknown, OperationId,
-    OperationRequest, Outcome, Policy, Scope, Terms, canonicalize_value, value,
+    EntryId, Fingerprint, FingerprintScheme, Idempotency, Key, LeaseId, Namespace, OnUnknown,
+    OperationId, OperationRequest, Outcome, Policy, Scope, Terms, canonicalize_value, value,
 };
 use serde::{Deserialize, Serialize};
 
@@ -162,7 +162,7 @@ pub(crate) fn step_key(saga: &OperationId, direction: Direction, name: &str, nth
         (b"direction", direction.as_str().as_bytes()),
         (b"step", name.as_bytes()),
     ]);
-    OperationId::derive(None, &scope, &number(nth)).downstream()
+    OperationId::derive(None, &Namespace::default(), &scope, &number(nth)).downstream()
 }
 
 /// Returns the key of a step's calls; `None` of a pause, which calls nothing.
@@ -206,7 +206,7 @@ pub(crate) fn signal_id(saga: &OperationId, generation: LeaseId, name: &str) -> 
         (b"generation", generation.as_bytes()),
         (b"signal", name.as_bytes()),
     ]);
-    OperationId::derive(None, &scope, &number(0))
+    OperationId::derive(None, &Namespace::default(), &scope, &number(0))
 }
 
 /// Name of the signal that cancels a saga. A flow cannot wait for it: names of signals are not empty.

@@ -125,7 +125,7 @@ impl SagasBuilder {
         if let Some(error) = error {
             return Err(error);
         }
-        if engine.store().capabilities().schedule.is_none() {
+        if engine.schedule().is_none() {
             return Err(SagasBuildError::NoSchedule);
         }
         if lease < Policy::MIN_LEASE {
@@ -133,6 +133,10 @@ impl SagasBuilder {
         }
         if !(1..=100_000).contains(&max_running) {
             return Err(SagasBuildError::MaxRunning { found: max_running });
+        }
+        let namespace = engine.namespace();
+        if let Some(saga) = definitions.values().find(|it| namespace.queue(&it.rejected).is_err()) {
+            return Err(SagasBuildError::LongName { name: saga.name });
         }
         let least = lease.saturating_mul(RETAINED_LEASES);
         if let Some(saga) = definitions.values().find(|it| it.retention < least) {
@@ -225,9 +229,11 @@ impl Sagas {
         let operation = self.id(saga, scope, key);
         let id = EntryId::fresh(&SystemEntropy)?;
         let note = note(input, &canonicalize_value(input)?, true)?;
+        // The caller inserts it into the schedule of the store, which has the queues of all namespaces.
+        let queue = self.node.engine.namespace().queue(&saga.definition.queue);
         Ok(NewEntry {
             key: EntryKey { operation, id },
-            queue: saga.definition.queue.clone(),
+            queue: queue.map_err(StoreError::unavailable)?,
             due_in: Duration::ZERO,
             note: Note { key: self.sealed_key(key), ..note }.encode()?,
         })

@@ -10,7 +10,7 @@ pub(crate) async fn on_schedule<'a, T>(
     engine: &'a Idempotency,
     call: impl FnOnce(&'a dyn Schedule) -> BoxFuture<'a, Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    let Some(schedule) = engine.store().capabilities().schedule else {
+    let Some(schedule) = engine.schedule() else {
         return Err(StoreError::unavailable(
             "expected a store with a schedule, found none: use memory, file, Redis or PostgreSQL, and run its migrations",
         ));

@@ -8,7 +8,7 @@ mod source;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hapax_core::{Idempotency, MemoryStore, Store};
+use hapax_core::{Idempotency, MemoryStore, Namespace, Store};
 use hapax_gateway::{OpenStore, ServerUrl, StoreOpenError, StoreOpener, StoreUrl};
 use hapax_messages::{
     Attempts, Consumer, ConsumerLimits, DeadLetterStore, IdRules, Inbox, InboxError,
@@ -47,15 +47,16 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
         )));
     }
 
+    let namespace = args.namespace.clone().unwrap_or_default();
     let dead_letters = Arc::new(
         PgDeadLetterStore::new(&connection(&database, "--database")?).statement_timeout(TIMEOUT),
     );
     // The settings of the inbox, with a store in memory.
-    inbox(&args, &engine(Arc::new(MemoryStore::default()))?, &dead_letters, true)?;
+    inbox(&args, &engine(Arc::new(MemoryStore::default()), &namespace)?, &dead_letters, true)?;
 
     check(&dead_letters).await?;
     let opened = open(store, &args).await?;
-    let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>)?;
+    let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
     let source = plan.open(&broker.0).await?;
     let receiver = source.receiver();
     let inbox = inbox(&args, &engine, &dead_letters, receiver.limits().has_order_keys)?;
@@ -105,9 +106,9 @@ fn attempts(limits: &LimitArgs) -> Attempts {
     }
 }
 
-fn engine(store: Arc<dyn Store>) -> Result<Idempotency, CliError> {
-    let engine = Idempotency::builder(store).store_timeout(TIMEOUT).build();
-    engine.map_err(CliError::unavailable)
+fn engine(store: Arc<dyn Store>, namespace: &Namespace) -> Result<Idempotency, CliError> {
+    let engine = Idempotency::builder(store).namespace(namespace.as_str()).store_timeout(TIMEOUT);
+    engine.build().map_err(CliError::unavailable)
 }
 
 async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError> {

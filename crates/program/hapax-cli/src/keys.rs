@@ -231,6 +231,7 @@ impl Records {
         };
         let store = Arc::clone(&opened.store) as Arc<dyn Store>;
         let engine = Idempotency::builder(store)
+            .namespace(location.namespace.as_str())
             .store_timeout(TIMEOUT)
             .build()
             .map_err(CliError::unavailable)?;

@@ -138,7 +138,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
         )),
         false => CliError::unavailable(error),
     })?;
-    let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>);
+    // The outbox has an identity of its own, which names the leases of its shards.
+    let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>).namespace("");
     let engine = engine.store_timeout(TIMEOUT).build().map_err(CliError::unavailable)?;
     let limits = RelayLimits {
         in_flight: args.in_flight.unwrap_or(in_flight),

@@ -140,6 +140,7 @@ impl Sagas {
             OpenedStore::Remote(remote) => return Ok(Self::Remote(remote)),
         };
         let engine = Idempotency::builder(Arc::clone(&opened.store) as Arc<dyn Store>)
+            .namespace(location.namespace.as_str())
             .store_timeout(TIMEOUT)
             .build()
             .map_err(CliError::unavailable)?;

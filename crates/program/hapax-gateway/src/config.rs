@@ -13,6 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hapax_core::Namespace;
 use hapax_proxy::Origin;
 use hapax_proxy::tls::{AllCertificates, TlsError, UpstreamTls};
 use http::Uri;
@@ -57,6 +58,9 @@ pub struct Config {
     pub store: StoreUrl,
     /// Drivers of stores on servers. Default: Redis and PostgreSQL.
     pub drivers: StoreDrivers,
+    /// Name of the service among those that share the store. A store on a server requires it; of another
+    /// store the default is the default namespace.
+    pub namespace: Option<Namespace>,
     /// Cache in front of the store, from which outcomes are replayed. Default: none.
     pub cache: Option<CacheUrl>,
     /// File of the secrets, in the format of [`KeyRing`](hapax_core::KeyRing). A `file:` store
@@ -193,6 +197,7 @@ impl Config {
             access_log: None,
             store: StoreUrl::File("./hapax.db".into()),
             drivers: StoreDrivers::default(),
+            namespace: None,
             cache: None,
             secret_file: None,
             auth: None,
@@ -236,6 +241,9 @@ impl Config {
             return Err(ConfigError::AdminIsListen { address: self.listen });
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
+        if matches!(self.store, StoreUrl::Server(_)) && self.namespace.is_none() {
+            return Err(ConfigError::NoNamespace);
+        }
         if matches!(self.cache, Some(CacheUrl::Redis(_)))
             && (matches!(&self.store, StoreUrl::Server(url) if url.is_redis())
                 || self.store == StoreUrl::Memory)

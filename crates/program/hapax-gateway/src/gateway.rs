@@ -1,6 +1,7 @@
 //! Start, reload and shutdown of a gateway.
 
 mod reload;
+mod user;
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +12,10 @@ use std::time::Duration;
 
 use hapax_core::{EngineError, Idempotency, Store, SystemEntropy};
 use hapax_http::header::IDEMPOTENCY_KEY;
-use hapax_operators::{AdminToken, Audit, Census, Operators, TokenError, is_open_to_others};
+use hapax_operators::{
+    AdminToken, Audit, Census, Operators, RegisterError, RegisteredUser, TokenError,
+    is_open_to_others,
+};
 use hapax_proxy::tls::{AllCertificates, ReadCertificates, TlsError};
 use hapax_proxy::{ConnectOptions, ListenerConfig, Shutdown, ShutdownPhase, listener};
 use tokio::net::{TcpListener, TcpSocket};
@@ -60,6 +64,8 @@ pub struct RunningGateway {
     listener: Task,
     admin: Option<Task>,
     housekeeping: Task,
+    /// The entry in the register of a store that processes share.
+    user: Option<(RegisteredUser, Task)>,
 }
 
 /// Requests and outcomes that a drain could not finish.
@@ -112,6 +118,9 @@ pub enum StartError {
     /// The store did not open.
     #[error(transparent)]
     Store(#[from] StoreOpenError),
+    /// Another process uses the namespace in another way, or the register of the store is unavailable.
+    #[error("--namespace: {0}")]
+    Register(#[from] RegisterError),
 }
 
 impl Gateway {
@@ -132,7 +141,7 @@ impl Gateway {
         let listen = local_addr(&listeners.data)?;
         let opening = opening(&config, &resolved, listeners.admin_addr);
         let opened = opening.open_within(config.store_wait, listen).await?;
-        run(&config, resolved, certificates, listeners, opened)
+        run(&config, resolved, certificates, listeners, opened).await
     }
 
     /// Checks whether a gateway could start, without listening, connecting, opening or creating
@@ -183,7 +192,7 @@ impl Gateway {
         let resolved = config.resolve()?;
         let certificates = resolved.certificates(&config).await?;
         let listeners = Listeners::bind(&config)?;
-        run(&config, resolved, certificates, listeners, opened)
+        run(&config, resolved, certificates, listeners, opened).await
     }
 }
 
@@ -233,7 +242,8 @@ impl RunningGateway {
     /// [`ReloadError`] if the configuration is invalid or needs a restart. The previous one stays
     /// in force.
     pub fn reload(&self, config: Config) -> Result<(), ReloadError> {
-        self.reloading.reload(config, &self.resources, &self.current)
+        let user = self.user.as_ref().map(|(user, _)| user);
+        self.reloading.reload(config, &self.resources, &self.current, user)
     }
 
     /// Drains the gateway and shuts it down.
@@ -280,6 +290,12 @@ impl RunningGateway {
             admin.join(CLOSE).await;
         }
         self.housekeeping.0.abort();
+        if let Some((user, mut keeping)) = self.user.take() {
+            // Its last write must not follow the removal.
+            keeping.0.abort();
+            keeping.join(CLOSE).await;
+            user.leave().await;
+        }
         self.opened.close().await;
         tracing::info!(cut_off = ended.cut_off, not_recorded = ended.not_recorded, "ended");
         ended
@@ -365,7 +381,7 @@ fn local_addr(listener: &TcpListener) -> Result<SocketAddr, StartError> {
     listener.local_addr().map_err(|source| StartError::Listen { address: unbound, source })
 }
 
-fn run(
+async fn run(
     config: &Config,
     resolved: ResolvedConfig,
     certificates: AllCertificates,
@@ -378,6 +394,8 @@ fn run(
     let MemoryPlan { bodies, observed, .. } = resolved.memory;
     let census = Arc::new(Census::default());
     let engine = engine(config, &resolved, &opened, &metrics, &census)?;
+    // Before any client is accepted.
+    let user = user::join(config, &resolved, &engine, local_addr(&listeners.data)?).await?;
     let connect = dialling(config, &certificates);
     let concurrent = config.limits.connections.saturating_mul(UNDER_WAY);
     let resources = SharedResources::new(
@@ -440,6 +458,10 @@ fn run(
             Arc::clone(&resources.upstreams),
             certificates.clone(),
         ))),
+        user: user.map(|user| {
+            let keeping = user.clone();
+            (user, Task(tokio::spawn(async move { keeping.keep().await })))
+        }),
         resources,
         current,
         reloading,
@@ -515,10 +537,15 @@ fn engine(
     if let Some(replies) = opened.replies() {
         limits.claims = budget::claims(replies, resolved.largest.response);
     }
-    Idempotency::builder(census.watch(Arc::new(store)))
+    let engine = Idempotency::builder(census.watch(Arc::new(store)))
         .store_timeout(config.store_timeout)
-        .limits(limits)
-        .build()
+        .limits(limits);
+    match &config.namespace {
+        Some(namespace) => engine.namespace(namespace.as_str()),
+        // The configuration of a store that the caller opened does not say whether it is shared.
+        None => engine,
+    }
+    .build()
 }
 
 fn warn(config: &Config, opened: &OpenStore) {

@@ -14,8 +14,8 @@ use futures_channel::oneshot;
 use hapax_core::store::parts::Admission;
 use hapax_core::store::{BoxFuture, Capabilities, Page, Reaped, Snapshot, Stamp, Swap, Swapped};
 use hapax_core::{
-    Entropy, Inspect, Key, KeyRing, OnUnknown, OperationId, Scope, Sealer, Secret, Store,
-    StoreError, Timestamp,
+    Entropy, Inspect, Key, KeyRing, Namespace, OnUnknown, OperationId, Scope, Sealer, Secret,
+    Store, StoreError, Timestamp,
 };
 
 use crate::backing::{Backing, FileBacking, sync_directory};
@@ -469,7 +469,7 @@ impl Store for FileStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: None, schedule: Some(self) }
+        Capabilities { secret: self.secret(), notify: None, shared: false, schedule: Some(self) }
     }
 }
 
@@ -523,6 +523,8 @@ pub(crate) fn check(secret: Option<&Secret>) -> Vec<u8> {
     let scope = Scope::of([("hapax-file", "secret check")]);
     // The shortest key: any would do, within a scope that no caller has.
     let key = Key::new("-").ok();
-    key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec())
-        .unwrap_or_default()
+    key.map(|key| {
+        OperationId::derive(Some(secret), &Namespace::default(), &scope, &key).as_bytes().to_vec()
+    })
+    .unwrap_or_default()
 }

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     sqlx::raw_sql(TABLE).execute(&pool).await?;
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let backend = TransactionBackend::new(Arc::new(SqlxTransactions::new(store.clone(), pool)));
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("orders").build()?;
     let mut policy = Policy::default();
     // A transaction that did not commit was rolled back, so it may run again.
     policy.terms.on_unknown = OnUnknown::Reexecute;

@@ -22,7 +22,7 @@
 //!
 //! let options: PostgresOptions = "postgres://app@db.example/orders".parse()?;
 //! let store = PostgresStore::connect(options).await?;
-//! let idempotency = hapax_core::Idempotency::builder(Arc::new(store)).build()?;
+//! let idempotency = hapax_core::Idempotency::builder(Arc::new(store)).namespace("orders").build()?;
 //! # Ok(()) }
 //! ```
 //!

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use hapax_core::{Key, OperationId, Scope, Secret};
+use hapax_core::{Key, Namespace, OperationId, Scope, Secret};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
@@ -91,6 +91,8 @@ fn name(secret: Option<&Secret>) -> Vec<u8> {
     let scope = Scope::of([("hapax-postgres", "secret check")]);
     // The shortest key: any would do, within a scope that no caller has.
     let key = Key::new("-").ok();
-    let named = key.map(|key| OperationId::derive(Some(secret), &scope, &key).as_bytes().to_vec());
+    let named = key.map(|key| {
+        OperationId::derive(Some(secret), &Namespace::default(), &scope, &key).as_bytes().to_vec()
+    });
     named.unwrap_or_default()
 }

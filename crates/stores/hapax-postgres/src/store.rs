@@ -344,7 +344,7 @@ impl Store for PostgresStore {
     fn capabilities(&self) -> Capabilities<'_> {
         let notify = self.listener.as_ref().map(|_| self as &dyn Notify);
         let schedule = self.tables.schedule.then_some(self as &dyn Schedule);
-        Capabilities { secret: self.secret(), notify, schedule }
+        Capabilities { secret: self.secret(), notify, shared: true, schedule }
     }
 }
 

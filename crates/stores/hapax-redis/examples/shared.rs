@@ -12,7 +12,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let key = NaturalKey::new("example").part("process", std::process::id());
     for process in 1..=2 {
         let options = RedisOptions::new(&*url).prefix("example:").secret(secret.clone());
-        let engine = Idempotency::builder(RedisStore::connect(options).await?).build()?;
+        let engine = Idempotency::builder(RedisStore::connect(options).await?)
+            .namespace("orders")
+            .build()?;
         let work = move || async move { Ok::<_, std::io::Error>(format!("process {process}")) };
         let receipt = engine.at_most_once(&key, work).await?;
         println!("executed by {}, replayed: {}", receipt.value, receipt.replayed);

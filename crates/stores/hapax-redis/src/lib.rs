@@ -21,7 +21,7 @@
 //! let secret = Secret::from_hex(&std::fs::read_to_string("hapax.secret")?).ok_or("no secret")?;
 //! let options = RedisOptions::new("redis://127.0.0.1").secret(secret);
 //! let store = RedisStore::connect(options).await?;
-//! let idempotency = Idempotency::builder(store).build()?;
+//! let idempotency = Idempotency::builder(store).namespace("orders").build()?;
 //! # Ok(()) }
 //! ```
 //!

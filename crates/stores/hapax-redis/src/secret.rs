@@ -1,6 +1,6 @@
 //! The check that all processes name keys by the same secret.
 
-use hapax_core::{Key, OperationId, Scope, Secret};
+use hapax_core::{Key, Namespace, OperationId, Scope, Secret};
 use redis::Value;
 
 use crate::connection::Connection;
@@ -50,7 +50,9 @@ fn secret_name(secret: Option<&Secret>) -> String {
     let named = |secret| {
         let scope = Scope::of([("hapax-redis", "secret check")]);
         // The shortest key: any would do, within a scope that no caller has.
-        Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key).to_string())
+        Key::new("-").ok().map(|key| {
+            OperationId::derive(Some(secret), &Namespace::default(), &scope, &key).to_string()
+        })
     };
     secret.and_then(named).unwrap_or_else(|| "none".into())
 }

@@ -334,7 +334,12 @@ impl Store for RedisStore {
     }
 
     fn capabilities(&self) -> Capabilities<'_> {
-        Capabilities { secret: self.secret(), notify: Some(self), schedule: Some(self) }
+        Capabilities {
+            secret: self.secret(),
+            notify: Some(self),
+            shared: true,
+            schedule: Some(self),
+        }
     }
 }
 

@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ring = KeyRing::new(Secret::new([7; 32])); // a service reads its own from a file
     let options = TieredOptions::default().authority("orders").key_ring(&ring);
     let store = Tiered::with(authority, cache, options);
-    let engine = Idempotency::builder(store.clone()).build()?;
+    let engine = Idempotency::builder(store.clone()).namespace("orders").build()?;
     let key = NaturalKey::order("customer-1", "cart-9");
     for _ in 0..3 {
         let order = || async { Ok::<_, std::io::Error>("order 17".to_owned()) };

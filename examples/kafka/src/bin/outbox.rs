@@ -22,7 +22,7 @@ async fn main() -> Result<(), AnyError> {
     let pool = sqlx::PgPool::connect(&argument(1, "a database")?).await?;
     let sink = KafkaSink::new([("bootstrap.servers", argument(2, "the brokers")?)])?;
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("orders").build()?;
     let outbox = PgOutbox::new(&Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }

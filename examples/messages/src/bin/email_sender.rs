@@ -25,7 +25,7 @@ async fn main() -> Result<(), AnyError> {
 
     // All replicas share the records of ids.
     let store = PostgresStore::from_pool(pool.clone()).await?;
-    let engine = Idempotency::builder(Arc::new(store)).build()?;
+    let engine = Idempotency::builder(Arc::new(store)).namespace("emails").build()?;
     let dead_letters = PgDeadLetterStore::new(&Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }

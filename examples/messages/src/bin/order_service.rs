@@ -35,6 +35,7 @@ async fn main() -> Result<(), AnyError> {
 
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let layer = IdempotencyLayer::builder(Arc::clone(&store))
+        .namespace("orders")
         .transactions(SqlxTransactions::new(Arc::clone(&store), pool.clone()))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
         .lease(LEASE)
@@ -46,7 +47,7 @@ async fn main() -> Result<(), AnyError> {
         async move { pool.acquire().await }
     }));
     // Every instance of the service runs a relay: they share the outbox.
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("orders").build()?;
     let limits = RelayLimits { lease: LEASE, ..RelayLimits::default() };
     let relay = Relay::new("orders", Arc::new(outbox), Arc::new(sink), engine.clone(), limits)?;
     let relaying = tokio::spawn(relay.run(shutdown()));

@@ -32,7 +32,7 @@ async fn main() -> Result<(), AnyError> {
 
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let transactions = SqlxTransactions::new(Arc::clone(&store), pool.clone());
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("stock").build()?;
     let dead_letters = PgDeadLetterStore::new(&Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }

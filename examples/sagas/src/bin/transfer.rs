@@ -165,7 +165,7 @@ async fn run() -> Result<ExitCode, ProgramError> {
     let database = Arc::new(SqlxTransactions::new(Arc::clone(&store), pool));
     let terms = TxOptions { lease: CRASH, ..TxOptions::default() };
     let transactions = TransactionBackend { database, terms };
-    let engine = Idempotency::builder(store).build()?;
+    let engine = Idempotency::builder(store).namespace("transfers").build()?;
     let transfer = definition(clearing)?;
     let sagas = Sagas::builder(engine.clone())
         .register(&transfer)

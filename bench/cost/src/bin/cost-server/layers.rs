@@ -43,7 +43,7 @@ pub(crate) async fn postgres(service: Router, url: &str) -> Result<Router, Any> 
 }
 
 fn protect(service: Router, store: impl Store) -> Result<Router, Any> {
-    Ok(service.layer(IdempotencyLayer::builder(store).build()?))
+    Ok(service.layer(IdempotencyLayer::builder(store).namespace("").build()?))
 }
 
 pub(crate) fn idempotent_memory(service: Router) -> Result<Router, Any> {

@@ -20,6 +20,8 @@ use crate::entropy::{BufferedEntropy, Entropy};
 use crate::exchange::{Executions, Next, Resolved, WriteExchange, WriteResult};
 use crate::key::{CompositeKey, Key};
 use crate::machine::Resolve;
+use crate::namespace::{Namespace, NamespaceError, NamespacedSchedule};
+use crate::schedule::Schedule;
 use crate::scope::{OperationId, Scope};
 use crate::secret::Secret;
 use crate::store::{BoxFuture, Snapshot, Store, StoreError};
@@ -83,6 +85,9 @@ pub(super) struct EngineState {
     pub(super) entropy: Arc<dyn Entropy>,
     pub(super) lease_clock: LeaseClock,
     pub(super) secret: Option<Secret>,
+    pub(super) namespace: Namespace,
+    /// The part of the store's schedule that belongs to the namespace.
+    pub(super) schedule: Option<NamespacedSchedule>,
     /// The key of keyed fingerprints; `None` without a secret.
     pub(super) fingerprint_key: Option<[u8; 32]>,
     pub(super) store_timeout: Duration,
@@ -147,15 +152,29 @@ impl Idempotency {
             store: Arc::new(store),
             entropy: Arc::new(BufferedEntropy::default()),
             clock: Arc::new(SystemClock),
+            namespace: None,
             store_timeout: Duration::from_secs(2),
             limits: EngineLimits::default(),
         }
     }
 
-    /// Returns the operation id of `key` in `scope`, which names the record in the store.
+    /// Returns the operation id of `key` in `scope` and the engine's namespace, which names the record in the
+    /// store.
     #[must_use]
     pub fn operation_id(&self, scope: &Scope, key: &Key) -> OperationId {
-        OperationId::derive(self.inner.secret.as_ref(), scope, key)
+        OperationId::derive(self.inner.secret.as_ref(), &self.inner.namespace, scope, key)
+    }
+
+    /// Returns the namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.inner.namespace
+    }
+
+    /// Returns the entries of the namespace in the schedule of the store; `None` if the store has no schedule.
+    #[must_use]
+    pub fn schedule(&self) -> Option<&dyn Schedule> {
+        self.inner.schedule.as_ref().map(|schedule| schedule as &dyn Schedule)
     }
 
     /// Returns a short keyed hash of a caller's credential, for operators; `None` without a secret.
@@ -302,11 +321,19 @@ pub struct IdempotencyBuilder {
     store: Arc<dyn Store>,
     entropy: Arc<dyn Entropy>,
     clock: Arc<dyn Clock>,
+    namespace: Option<Result<Namespace, NamespaceError>>,
     store_timeout: Duration,
     limits: EngineLimits,
 }
 
 impl IdempotencyBuilder {
+    /// Sets the [`Namespace`]: the name of this service among those that share the store. A store that several
+    /// processes can open requires it. `""` is the namespace of records that were written without one.
+    pub fn namespace(mut self, name: impl AsRef<str>) -> Self {
+        self.namespace = Some(Namespace::new(name));
+        self
+    }
+
     /// Sets the time within which the store must answer. Default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.store_timeout = timeout;
@@ -337,7 +364,12 @@ impl IdempotencyBuilder {
     /// # Errors
     /// [`EngineError`] names the limit that is out of range, or the missing runtime.
     pub fn build(self) -> Result<Idempotency, EngineError> {
-        let Self { store, entropy, clock, store_timeout, limits } = self;
+        let Self { store, entropy, clock, namespace, store_timeout, limits } = self;
+        let namespace = match namespace {
+            Some(namespace) => namespace?,
+            None if store.capabilities().shared => return Err(EngineError::NoNamespace),
+            None => Namespace::default(),
+        };
         if store_timeout.is_zero() {
             return Err(EngineError::NoStoreTimeout);
         }
@@ -348,6 +380,8 @@ impl IdempotencyBuilder {
         let secret = store.capabilities().secret.cloned();
         Ok(Idempotency {
             inner: Arc::new(EngineState {
+                schedule: NamespacedSchedule::new(Arc::clone(&store), namespace.clone()),
+                namespace,
                 store,
                 entropy,
                 lease_clock: LeaseClock::new(clock),
@@ -374,6 +408,15 @@ pub enum EngineError {
     /// The caller is outside of a tokio runtime.
     #[error("the engine spawns tasks, and there is no tokio runtime: build it within one")]
     NoRuntime,
+    /// Several processes can open the store, and no namespace was set.
+    #[error(
+        "several services can share this store, and the namespace is missing: call `.namespace(\"NAME\")` with \
+         the name of this service, or `.namespace(\"\")` to continue with records that were written without one"
+    )]
+    NoNamespace,
+    /// The namespace is no valid name.
+    #[error(transparent)]
+    Namespace(#[from] NamespaceError),
     /// The store would have no time to answer.
     #[error("the store timeout is zero: expected a duration such as 2 s")]
     NoStoreTimeout,

@@ -7,6 +7,7 @@ mod keyed;
 mod leases;
 mod limits;
 mod local;
+mod namespaces;
 mod operators;
 mod parked;
 mod transactions;
@@ -88,6 +89,7 @@ struct WithCapabilities {
     store: Arc<Unreliable>,
     secret: Option<Secret>,
     notify: Option<Arc<dyn Notify>>,
+    shared: bool,
 }
 
 impl Store for WithCapabilities {
@@ -107,6 +109,7 @@ impl Store for WithCapabilities {
         Capabilities {
             secret: self.secret.as_ref(),
             notify: self.notify.as_deref(),
+            shared: self.shared,
             schedule: None,
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::store::BoxFuture;
-use hapax_core::{InFlight, OnUnknown};
+use hapax_core::{InFlight, Namespace, OnUnknown};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::HttpFingerprintScheme;
 use hapax_http::header::{Grammar, IDEMPOTENCY_KEY};
@@ -58,6 +58,8 @@ pub trait StoreLink: Send + Sync {
 /// of the contract, but short times.
 #[derive(Clone)]
 pub struct ScenarioPolicy {
+    /// Namespace; `None` for one that no other scenario uses.
+    pub namespace: Option<Namespace>,
     /// Whether protected methods need a key.
     pub key: KeyRule,
     /// Header that has the key.
@@ -122,6 +124,7 @@ pub enum ScenarioScope {
 impl Default for ScenarioPolicy {
     fn default() -> Self {
         Self {
+            namespace: None,
             key: KeyRule::Optional,
             key_header: IDEMPOTENCY_KEY,
             grammar: Grammar::Lenient,

@@ -157,7 +157,7 @@ macro_rules! __http_group {
                 w04_without_an_optional_key_a_request_passes_untouched
                 w04_without_a_key_the_handler_gets_the_request_unchanged
                 w05_post_and_patch_are_protected_by_default w05_the_route_sets_the_protected_methods;
-            identity: w06_two_scopes_have_separate_records
+            identity: w06_two_scopes_have_separate_records w32_two_namespaces_have_separate_records
                 w06_scope_and_key_are_not_concatenated w06_a_missing_scope_is_rejected
                 w06_a_missing_scope_may_be_a_shared_scope w06_one_global_scope
                 w06_credentials_that_change_with_each_request_are_rejected

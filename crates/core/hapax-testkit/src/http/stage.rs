@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hapax_core::{Fingerprint, Namespace};
 use hapax_http::Body;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
@@ -27,7 +28,7 @@ impl ScenarioContext {
 
     /// Starts an instance under this policy.
     pub async fn start(&self, policy: ScenarioPolicy, handler: Handler) -> TestInstance {
-        let instance = self.fixture.start(policy, handler).await;
+        let instance = self.fixture.start(self.named(policy), handler).await;
         let instance = instance.unwrap_or_else(|error| panic!("it did not start: {error}"));
         let client = TestClient { address: instance.address(), protocol: self.protocol };
         TestInstance { instance, client, caller: self.unique("caller") }
@@ -35,10 +36,24 @@ impl ScenarioContext {
 
     /// Starts an instance that rejects its policy; returns its message.
     pub async fn refused(&self, policy: ScenarioPolicy, handler: Handler) -> String {
-        match self.fixture.start(policy, handler).await {
+        match self.fixture.start(self.named(policy), handler).await {
             Ok(_) => panic!("it started"),
             Err(error) => error,
         }
+    }
+
+    /// Returns a namespace that no other scenario uses.
+    #[must_use]
+    pub fn namespace(&self, word: &str) -> Namespace {
+        let digest = Fingerprint::builder("scenario").field(self.unique(word).as_bytes()).finish();
+        let digits: String = digest.as_bytes()[..12].iter().map(|it| format!("{it:02x}")).collect();
+        Namespace::new(digits).unwrap()
+    }
+
+    /// Scenarios run at the same time on one store, and their policies differ.
+    fn named(&self, policy: ScenarioPolicy) -> ScenarioPolicy {
+        let namespace = policy.namespace.unwrap_or_else(|| self.namespace(""));
+        ScenarioPolicy { namespace: Some(namespace), ..policy }
     }
 
     /// Returns the protocol of the scenario.

@@ -120,7 +120,7 @@ fn nothing() -> Idempotency {
 }
 
 fn engine<S: Store>(store: &Arc<S>) -> Idempotency {
-    Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).build().unwrap()
+    Idempotency::builder(Arc::clone(store) as Arc<dyn Store>).namespace("").build().unwrap()
 }
 
 async fn claim(

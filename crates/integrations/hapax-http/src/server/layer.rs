@@ -222,6 +222,13 @@ impl IdempotencyLayerBuilder {
         builder
     }
 
+    /// Sets the [`Namespace`](hapax_core::Namespace): the name of this service among those that share the
+    /// store, which PostgreSQL and Redis require.
+    pub fn namespace(mut self, name: impl AsRef<str>) -> Self {
+        self.engine = self.engine.namespace(name);
+        self
+    }
+
     /// Sets the timeout of the store. By default 2 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.engine = self.engine.store_timeout(timeout);

@@ -145,6 +145,7 @@ fn layer(policy: ScenarioPolicy, store: Arc<Linked>) -> Result<IdempotencyLayer,
     let limits =
         EngineLimits { waiters_per_key: policy.waiters_per_key, ..EngineLimits::default() };
     let engine = Idempotency::builder(store as Arc<dyn Store>)
+        .namespace(policy.namespace.unwrap_or_default().as_str())
         .store_timeout(policy.store_timeout)
         .limits(limits)
         .build()

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use bytes::Bytes;
 use hapax_core::machine::Verdict;
-use hapax_core::{FencingToken, Key, OperationId, Scope};
+use hapax_core::{FencingToken, Key, Namespace, OperationId, Scope};
 use hapax_http::fingerprint::{HttpFingerprintScheme, HttpRequest};
 use hapax_http::server::{ReconcileRequest, ReconciledResponse};
 use hapax_http::stored_response::{Cookies, FullResponse, StoredResponse};
@@ -43,7 +43,7 @@ fn request() -> http::request::Parts {
 #[test]
 fn debug_of_a_reconcile_request_and_its_verdict_shows_no_contents() {
     let key: Key = SECRET.parse().unwrap();
-    let id = OperationId::derive(None, &Scope::shared(), &key);
+    let id = OperationId::derive(None, &Namespace::default(), &Scope::shared(), &key);
     let doubt =
         ReconcileRequest { fence: FencingToken::new(17), id, attempt: 1, key, request: request() };
     assert_silent(&doubt);

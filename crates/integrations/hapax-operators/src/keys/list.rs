@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::view::{RecordView, StateView, id_or_none};
 use super::{OperatorError, OperatorRecords};
 use crate::census::{Census, CensusList};
+use crate::register::register_id;
 
 /// Largest number of records that are read for one page; with a filter, few of them may match.
 const MAX_LOOKED_AT: u32 = 10_000;
@@ -101,6 +102,10 @@ impl OperatorRecords {
             // being bounded by the store.
             let page = self.store.page(after, PAGE).await?;
             for (key, stored) in page.records {
+                // It is no operation.
+                if key == register_id() {
+                    continue;
+                }
                 if listed.keys.len() + listed.damaged.len() == limit {
                     listed.next = after.map(|id| id.to_string());
                     return Ok(listed);

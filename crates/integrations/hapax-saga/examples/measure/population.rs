@@ -90,7 +90,7 @@ impl Population {
     /// Runs the two templates.
     pub(crate) async fn new(store: Arc<dyn Store>) -> Outcome<Self> {
         let nap = nap(&Arc::default())?;
-        let engine = Idempotency::builder(Arc::clone(&store)).build()?;
+        let engine = Idempotency::builder(Arc::clone(&store)).namespace("").build()?;
         let sagas = Sagas::builder(engine).register(&nap).build()?;
         let driving = sagas.clone();
         let driver = tokio::spawn(async move { driving.run(pending(), Duration::ZERO).await });

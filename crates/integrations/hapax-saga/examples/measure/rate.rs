@@ -50,7 +50,7 @@ fn five() -> Outcome<Saga<u32, u32, String>> {
 
 pub(crate) async fn measure(place: &Place, rounds: u64, seconds: u64) -> Outcome<()> {
     let counted = Counted::new(place.open().await?);
-    let engine = Idempotency::builder(Arc::clone(&counted)).build()?;
+    let engine = Idempotency::builder(Arc::clone(&counted)).namespace("").build()?;
     let saga = five()?;
     let sagas = Sagas::builder(engine).register(&saga).build()?;
     let driving = sagas.clone();

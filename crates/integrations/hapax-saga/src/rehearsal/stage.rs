@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_core::{
-    Entropy, EntropyError, EntryId, FencingToken, Key, OperationId, Scope, Timestamp, Verdict,
+    Entropy, EntropyError, EntryId, FencingToken, Key, Namespace, OperationId, Scope, Timestamp,
+    Verdict,
 };
 use tokio::time::timeout;
 
@@ -347,7 +348,7 @@ fn text(failure: &UndoFailure) -> &str {
 #[allow(clippy::expect_used, reason = "digits are valid in a key")]
 fn id(number: u64) -> OperationId {
     let key = Key::new(number.to_string()).expect("digits are valid in a key");
-    OperationId::derive(None, &Scope::of([("rehearsal", "saga")]), &key)
+    OperationId::derive(None, &Namespace::default(), &Scope::of([("rehearsal", "saga")]), &key)
 }
 
 /// Entropy that is none: every pause is half of its bound.

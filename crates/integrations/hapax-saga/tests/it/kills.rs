@@ -220,7 +220,7 @@ pub(crate) trait KillFixture: Sync {
 }
 
 fn sagas(store: impl Store, saga: &Saga<u32, u32, String>) -> Sagas {
-    let engine = Idempotency::builder(store).build().unwrap();
+    let engine = Idempotency::builder(store).namespace("").build().unwrap();
     Sagas::builder(engine).register(saga).lease(LEASE).build().unwrap()
 }
 
@@ -380,7 +380,7 @@ async fn dies_after_its_entry(at: usize) -> bool {
     let process = world.process(&saga);
     let kill = Kill::at(at);
     let store = KilledStore { store: world.store.clone(), kill: Arc::clone(&kill) };
-    let engine = Idempotency::builder(store).build().unwrap();
+    let engine = Idempotency::builder(store).namespace("").build().unwrap();
     let starter = Sagas::builder(engine).register(&saga).build().unwrap();
     let (scope, key) = (scope(), key("k"));
     let begin = tokio::time::Instant::now();

@@ -212,7 +212,7 @@ impl Node {
         let saga = errand(Systems { node, outside: outside.clone() });
         let own = saga.clone();
         let opened = runtime.spawn(async move {
-            let engine = Idempotency::builder(opening.await).build().unwrap();
+            let engine = Idempotency::builder(opening.await).namespace("").build().unwrap();
             Sagas::builder(engine).register(&own).lease(lease).build().unwrap()
         });
         let sagas = opened.await.unwrap();
@@ -288,7 +288,8 @@ async fn insist(clients: Clients, saga: u32) {
 async fn all_end(clients: &mut JoinSet<()>, store: Arc<dyn Store>) {
     let ended = async { while clients.join_next().await.transpose().unwrap().is_some() {} };
     if timeout(LIMIT, ended).await.is_err() {
-        let operator = SagaOperator::new(Idempotency::builder(store).build().unwrap());
+        let operator =
+            SagaOperator::new(Idempotency::builder(store).namespace("").build().unwrap());
         let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
         panic!("sagas did not end: {sagas:#?}");
     }

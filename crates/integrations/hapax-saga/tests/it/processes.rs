@@ -101,7 +101,7 @@ async fn role_of_a_process() {
     let variable = |name| std::env::var(name).ok();
     let (Some(location), Some(calls)) = (variable(STORE), variable(CALLS)) else { return };
     let saga = five(&Calls(calls.into()));
-    let engine = Idempotency::builder(open(&location).await).build().unwrap();
+    let engine = Idempotency::builder(open(&location).await).namespace("").build().unwrap();
     let sagas = Sagas::builder(engine).register(&saga).lease(LEASE).build().unwrap();
     if let Some(input) = variable(START) {
         let input = input.parse().unwrap();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_core::JsonPointers;
+use hapax_core::{JsonPointers, Namespace};
 use hapax_gateway::{ByteSize, StoreUrl, UrlText};
 use hapax_messages::IdRule;
 
@@ -40,6 +40,10 @@ pub(crate) struct ConsumeArgs {
     /// for all processes of the consumer; or file:PATH, for one process
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: UrlText<StoreUrl>,
+    /// The namespace of the consumer: two services that share a store may have a consumer of one name each
+    /// [default: the empty one]
+    #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
+    pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     pub(super) secret_file: Option<PathBuf>,

@@ -6,11 +6,13 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use hapax_core::Namespace;
 use hapax_gateway::{
     CacheUrl, Config, ConfigError, GATEWAY_SETTINGS, GivenSettings, NamesSettings, POLICY_SETTINGS,
     PolicyConfig, ROUTE_SETTINGS, ReloadError, Setting, StartError, StoreOpenError, StoreUrl,
     TlsError,
 };
+use hapax_operators::RegisterError;
 use toml::Value;
 
 use super::args::GatewayArgs;
@@ -86,6 +88,9 @@ impl Loaded {
             // The texts of these errors begin with the flag.
             StartError::AdminToken { .. } => self.sources.failure_of("admin_token_file", what),
             StartError::AccessLog { .. } => self.sources.failure_of("access_log", what),
+            StartError::Register(RegisterError::Conflict(_)) => {
+                self.sources.failure_of("namespace", what)
+            }
             StartError::Store(StoreOpenError::Secret { .. }) => {
                 self.sources.failure_of("secret_file", what)
             }
@@ -167,6 +172,7 @@ fn read(path: &Path) -> Result<(String, File), CliError> {
 #[derive(Debug, Default)]
 pub(crate) struct StoreSettings {
     pub(crate) store: Option<StoreUrl>,
+    pub(crate) namespace: Option<Namespace>,
     pub(crate) cache: Option<CacheUrl>,
     pub(crate) secret_file: Option<PathBuf>,
     pub(crate) admin: Option<SocketAddr>,
@@ -194,7 +200,15 @@ impl StoreSettings {
     fn read(path: Option<&Path>) -> Result<Self, CliError> {
         let Some((name, file)) = path.map(read).transpose()? else { return Ok(Self::default()) };
         let mut given = GivenSettings::default();
-        let fields = ["store", "cache", "secret_file", "admin", "admin_token_file", "audit_file"];
+        let fields = [
+            "store",
+            "namespace",
+            "cache",
+            "secret_file",
+            "admin",
+            "admin_token_file",
+            "audit_file",
+        ];
         let gateway = file.given.gateway.iter().filter(|(field, _)| fields.contains(field));
         given.gateway.extend(gateway.map(|(field, words)| (*field, words.clone())));
         let is_given = |field| given.gateway.contains_key(field);
@@ -205,6 +219,7 @@ impl StoreSettings {
         })?;
         Ok(Self {
             store: has_store.then_some(config.store),
+            namespace: config.namespace,
             cache: config.cache,
             secret_file: config.secret_file,
             admin: config.admin.filter(|_| has_admin),

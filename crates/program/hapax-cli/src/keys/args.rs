@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use hapax_core::{Key, OperationId};
+use hapax_core::{Key, Namespace, OperationId};
 use hapax_gateway::{StoreUrl, UrlText};
 use hapax_operators::{AdminToken, StateView};
 use http::header::AUTHORIZATION;
@@ -122,6 +122,10 @@ pub(crate) struct StoreSelector {
     /// file:./hapax.db]
     #[arg(long, env = "HAPAX_STORE", value_name = "URL", hide_env_values = true)]
     store: Option<UrlText<StoreUrl>>,
+    /// The namespace of a record that KEY names, if no gateway answers [default: that of --config, else the
+    /// empty one]
+    #[arg(long, env = "HAPAX_NAMESPACE", value_name = "NAME")]
+    namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, env = "HAPAX_SECRET_FILE", value_name = "PATH")]
     secret_file: Option<PathBuf>,
@@ -142,6 +146,7 @@ pub(crate) struct StoreSelector {
 #[derive(Clone, Debug)]
 pub(crate) struct StoreLocation {
     pub(super) store: StoreUrl,
+    pub(crate) namespace: Namespace,
     pub(super) secret_file: Option<PathBuf>,
     /// The gateway that answers instead.
     pub(super) admin: Option<SocketAddr>,
@@ -189,6 +194,7 @@ impl StoreSelector {
         Ok(StoreLocation {
             audit_file: audit_file.unwrap_or_else(|| store.audit_file()),
             store,
+            namespace: self.namespace.clone().or(file.namespace).unwrap_or_default(),
             secret_file: self.secret_file.clone().or(file.secret_file),
             admin: self.admin.or(admin),
             admin_token_file: self.admin_token_file.clone().or(file.admin_token_file),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
+use hapax_core::Namespace;
 use hapax_gateway::{StoreUrl, UrlText};
 use hapax_messages::DeadLetterReason;
 
@@ -129,6 +130,9 @@ pub(super) struct RedriveArgs {
     /// stop the consumer. Omit it for a consumer in batch mode
     #[arg(long, value_name = "URL", env = "HAPAX_STORE", hide_env_values = true)]
     pub(super) store: Option<UrlText<StoreUrl>>,
+    /// The namespace of the consumer, as its process has it [default: the empty one]
+    #[arg(long, value_name = "NAME", env = "HAPAX_NAMESPACE")]
+    pub(super) namespace: Option<Namespace>,
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     pub(super) secret_file: Option<PathBuf>,

@@ -89,7 +89,9 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
                 };
                 let opened = opener.open().await.map_err(not_opened)?;
                 let store = Arc::clone(&opened.store) as Arc<dyn Store>;
-                let engine = Idempotency::builder(store).store_timeout(TIMEOUT).build();
+                let namespace = args.namespace.unwrap_or_default();
+                let engine = Idempotency::builder(store).namespace(namespace.as_str());
+                let engine = engine.store_timeout(TIMEOUT).build();
                 Some((engine.map_err(CliError::unavailable)?, opened))
             }
             None => None,

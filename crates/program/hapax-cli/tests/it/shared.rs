@@ -14,8 +14,17 @@ use crate::world::{
 };
 
 /// A gateway that does not start.
-pub(crate) const REFUSED: [&str; 7] =
-    ["gateway", "--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "off"];
+pub(crate) const REFUSED: [&str; 9] = [
+    "gateway",
+    "--upstream",
+    "http://127.0.0.1:1",
+    "--listen",
+    "127.0.0.1:0",
+    "--admin",
+    "off",
+    "--namespace",
+    "shop",
+];
 
 /// A server that can be frozen.
 pub(crate) trait Server {

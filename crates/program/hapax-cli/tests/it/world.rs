@@ -158,6 +158,11 @@ impl Starting {
         if !more.contains(&"--listen") {
             arguments.extend(["--listen", "127.0.0.1:0"]);
         }
+        let on_server =
+            more.iter().any(|it| it.starts_with("postgres://") || it.starts_with("redis://"));
+        if on_server && !more.contains(&"--namespace") {
+            arguments.extend(["--namespace", "shop"]);
+        }
         arguments.extend(["--admin", "127.0.0.1:0"]);
         // Beside its file, where it makes one by itself.
         let token = folder.join("hapax.db.admin-token");

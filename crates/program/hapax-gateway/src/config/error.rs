@@ -127,6 +127,10 @@ errors! {
             (field) " cannot be `{header}`: it belongs to a message, to the gateway or to the client's \
              credentials"
         }
+        NoNamespace = {
+            [namespace] " is required: several services can share the store. Name this service, or write \
+             an empty name (\"\") to continue with records that were written without one"
+        }
         CacheFor = {
             [cache] " on a server is for stores that are slower: `file:` and `postgres://`"
         }

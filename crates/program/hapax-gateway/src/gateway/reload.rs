@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use hapax_core::{InFlight, OnUnknown};
 use hapax_http::server::StoreOutage;
+use hapax_operators::{RegisteredUser, UserConflict};
 use http::Method;
 use tokio::runtime::Handle;
 
@@ -45,6 +46,8 @@ pub enum ReloadError {
     Restart(Vec<&'static str>),
     /// The configuration needs a restart: a URL begins with https, and none did before.
     Https,
+    /// Another process of the namespace names or compares operations otherwise.
+    Shared(Box<UserConflict>),
 }
 
 impl NamesSettings for ReloadError {
@@ -64,6 +67,7 @@ impl NamesSettings for ReloadError {
             Self::Https => {
                 "https for a URL, where there was none before, needs a restart".to_owned()
             }
+            Self::Shared(conflict) => conflict.to_string(),
         }
     }
 
@@ -123,6 +127,7 @@ impl ReloadState {
         config: Config,
         resources: &SharedResources,
         current: &CurrentConfig,
+        user: Option<&RegisteredUser>,
     ) -> Result<(), ReloadError> {
         let resolved = config.resolve()?;
         // Locked until the end, so that reloads are applied one after the other.
@@ -141,7 +146,12 @@ impl ReloadState {
         if resolved.is_secure() && resources.connect.tls.is_none() {
             return Err(ReloadError::Https);
         }
+        let routes = super::user::routes(&config, &resolved);
         let snapshot = resources.snapshot(&config, resolved, Some(&current.load()))?;
+        // The last check: it changes the entry.
+        if let Some(user) = user {
+            user.replace(config.upstream.to_string(), routes).map_err(ReloadError::Shared)?;
+        }
         current.store(Arc::new(snapshot));
         self.probe(current);
         compare(&in_force, &config);

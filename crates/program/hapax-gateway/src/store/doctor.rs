@@ -6,11 +6,14 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use hapax_core::Store;
 use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::driver::StoreDriverErrorKind;
 use hapax_file::{FileStore, OpenError};
-use hapax_operators::{AdminToken, is_open_to_others};
+use hapax_operators::{AdminToken, StoreRegister, StoreUser, is_open_to_others};
 
 use super::url::{CacheUrl, StoreUrl};
 use super::{OpenStore, StoreOpenError, StoreOpener, read_ring, server};
@@ -216,6 +219,7 @@ impl StoreOpener {
             Ok(opened) => {
                 let mut findings = vec![unreadable(&opened).await];
                 findings.extend(opened.is_replaced().then(StoreFinding::unconfirmed));
+                findings.extend(namespaces(&opened, self.timeout).await);
                 opened.close().await;
                 return findings;
             }
@@ -341,6 +345,63 @@ impl StoreOpener {
 
 /// Number of sampled records. Ids are hashes, so the first ones are a fair sample.
 const SAMPLE: u32 = 10_000;
+
+/// Returns a finding for each namespace that processes use: how many, and whether they should share it.
+async fn namespaces(opened: &OpenStore, timeout: Duration) -> Vec<StoreFinding> {
+    const SUBJECT: &str = "namespaces";
+    if !opened.store.capabilities().shared {
+        return Vec::new();
+    }
+    let register = StoreRegister::new(Arc::clone(&opened.store) as Arc<dyn Store>, timeout);
+    let users = match register.users().await {
+        Ok(users) => users,
+        Err(error) => {
+            return vec![StoreFinding::new(Severity::Unknown, SUBJECT, error.to_string(), "")];
+        }
+    };
+    let mut names: Vec<_> = users.iter().map(|user| &user.namespace).collect();
+    names.sort_unstable();
+    names.dedup();
+    let finding = |name: &String| {
+        let users: Vec<_> = users.iter().filter(|user| user.namespace == *name).collect();
+        let processes = match users.len() {
+            1 => "1 process".to_owned(),
+            count => format!("{count} processes"),
+        };
+        let found = format!("{name:?} has {processes}");
+        let pairs =
+            || users.iter().enumerate().flat_map(|(at, a)| users[..at].iter().map(move |b| (a, b)));
+        if let Some(conflict) = pairs().find_map(|(a, b)| a.conflict(b)) {
+            let found = format!(
+                "{found}, which differ in {} for path {}: a key executes once in each",
+                conflict.setting, conflict.path
+            );
+            return StoreFinding::new(
+                Severity::Broken,
+                SUBJECT,
+                found,
+                "give each service a namespace of its own",
+            );
+        }
+        if let Some((a, b)) = pairs().find(|(a, b)| a.differs_in_upstream(b)) {
+            let upstream = |user: &StoreUser| user.upstream.clone().unwrap_or_default();
+            let found = format!(
+                "{found} in front of two upstreams, {} and {}: if these are two services, one gets responses of the \
+                 other",
+                upstream(b),
+                upstream(a)
+            );
+            return StoreFinding::new(
+                Severity::Risk,
+                SUBJECT,
+                found,
+                "give each service a namespace of its own",
+            );
+        }
+        StoreFinding::new(Severity::Fine, SUBJECT, found, "")
+    };
+    names.into_iter().map(finding).collect()
+}
 
 /// Returns whether the secrets open what is in the store: an operator may have replaced one in the
 /// ring that records were sealed under.

@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use hapax_core::{Key, OperationId, Scope, Secret};
+use hapax_core::{Key, Namespace, OperationId, Scope, Secret};
 
 use super::StoreUrl;
 
@@ -128,8 +128,11 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 /// Returns a name that is derived from the secret and does not reveal it.
 fn name(secret: Option<&Secret>) -> String {
     let scope = Scope::of([("hapax-gateway", "identity of stores")]);
-    let named =
-        |secret| Key::new("-").ok().map(|key| OperationId::derive(Some(secret), &scope, &key));
+    let named = |secret| {
+        Key::new("-")
+            .ok()
+            .map(|key| OperationId::derive(Some(secret), &Namespace::default(), &scope, &key))
+    };
     let name = secret.and_then(named).map(|name| name.to_string());
     name.unwrap_or_else(|| "none".into())
 }

@@ -22,6 +22,7 @@ mod feigned;
 mod grpc;
 mod http2;
 mod load;
+mod namespaces;
 mod nested;
 mod npm;
 mod observing;

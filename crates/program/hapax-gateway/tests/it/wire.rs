@@ -158,6 +158,7 @@ fn config(
     config.listen = "127.0.0.1:0".parse().unwrap();
     config.admin = None;
     config.store = store;
+    config.namespace = policy.namespace.clone();
     config.store_timeout = policy.store_timeout;
     config.max_waiters = policy.waiters_per_key;
     config.drain_timeout = policy.grace;

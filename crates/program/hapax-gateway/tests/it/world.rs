@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_core::Namespace;
 use hapax_core::store::BoxFuture;
 use hapax_gateway::{Config, Gateway, RunningGateway, StoreUrl};
 use hapax_http::Body;
@@ -212,6 +213,7 @@ pub(crate) fn config(upstream: Uri) -> Config {
     config.listen = "127.0.0.1:0".parse().unwrap();
     config.admin = Some("127.0.0.1:0".parse().unwrap());
     config.store = StoreUrl::Memory;
+    config.namespace = Some(Namespace::default());
     config.admin_token_file = Some(token_file());
     config.audit_file = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("audit.jsonl"));
     config

@@ -60,7 +60,8 @@ impl World {
         server.sql("postgres", "CREATE TABLE work (of bigint)").await;
         let store = PostgresStore::connect(server.url("postgres").parse().unwrap()).await.unwrap();
         let store = Arc::new(store);
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<_>).build().unwrap();
+        let engine =
+            Idempotency::builder(Arc::clone(&store) as Arc<_>).namespace("bank").build().unwrap();
         let mut config = Config::new();
         config.host("127.0.0.1").port(port).user("postgres").dbname("postgres");
         let pool = Pool::builder(Manager::new(config, NoTls)).max_size(2).build().unwrap();

@@ -37,7 +37,7 @@ pub(crate) async fn run(address: &str, database: &str, routes: Router) -> Result
     };
     options.policy.terms.lease = CRASH;
     options.policy.terms.on_unknown = OnUnknown::Reexecute; // what did not commit was rolled back
-    let layer = IdempotencyLayer::builder(store).options(options).build()?;
+    let layer = IdempotencyLayer::builder(store).namespace("shop").options(options).build()?;
     let listener = TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
     Ok(serve(listener, routes.layer(layer)).with_graceful_shutdown(shutdown()).await?)

@@ -16,7 +16,12 @@ fn process(world: &World) -> Idempotency {
 }
 
 fn with_secret(world: &World, secret: Secret) -> Idempotency {
-    let store = WithCapabilities { store: world.store.clone(), secret: Some(secret), notify: None };
+    let store = WithCapabilities {
+        store: world.store.clone(),
+        secret: Some(secret),
+        notify: None,
+        shared: false,
+    };
     Idempotency::builder(store).build().unwrap()
 }
 

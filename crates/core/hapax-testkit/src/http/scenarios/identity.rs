@@ -1,6 +1,6 @@
 //! Scenarios of statements 6–8: scope and fingerprint.
 
-use hapax_core::JsonPointers;
+use hapax_core::{JsonPointers, OnUnknown};
 use hapax_http::fingerprint::{BodyForm, HttpFingerprintScheme, JsonParts};
 use hapax_http::server::MissingScope;
 use http::{HeaderName, Method};
@@ -25,6 +25,28 @@ pub async fn w06_two_scopes_have_separate_records(arena: ScenarioContext) {
     stage.send(other.clone().body("{}")).await.is_first(201, "2");
     stage.send(other.body("{}")).await.is_replay(201, "2");
     stage.send(stage.post("k")).await.is_replay(201, "1");
+}
+
+pub async fn w32_two_namespaces_have_separate_records(arena: ScenarioContext) {
+    let of = |word: &str| ScenarioPolicy {
+        namespace: Some(arena.namespace(word)),
+        on_unknown: OnUnknown::Block,
+        ..ScenarioPolicy::default()
+    };
+    let (orders, invoices) = (ExecutionCount::new(), ExecutionCount::new());
+    let stage = arena.start(of("orders"), counting(&orders)).await;
+    stage.send(stage.post("k")).await.is_first(201, "1");
+    tokio::time::timeout(crate::http::TIMEOUT, stage.instance().drain()).await.unwrap();
+    drop(stage);
+    // Another body: a key of another service is neither replayed nor rejected as reused.
+    let stage = arena.start(of("invoices"), counting(&invoices)).await;
+    stage.send(stage.post("k").body("{}")).await.is_first(201, "1");
+    stage.send(stage.post("k").body("{}")).await.is_replay(201, "1");
+    tokio::time::timeout(crate::http::TIMEOUT, stage.instance().drain()).await.unwrap();
+    drop(stage);
+    let stage = arena.start(of("orders"), counting(&orders)).await;
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+    assert_eq!((orders.count(), invoices.count()), (1, 1));
 }
 
 pub async fn w06_scope_and_key_are_not_concatenated(arena: ScenarioContext) {

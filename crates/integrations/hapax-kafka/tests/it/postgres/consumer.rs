@@ -201,7 +201,7 @@ async fn claims(
     let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object).idle(LEASE);
     let mut transactions = TransactionBackend::new(Arc::new(transactions));
     transactions.terms.lease = LEASE;
-    let engine = Idempotency::builder(store).build().unwrap();
+    let engine = Idempotency::builder(store).namespace("").build().unwrap();
     let inbox = Inbox::builder("orders", engine.clone())
         .lease(LEASE)
         .attempts(attempts())

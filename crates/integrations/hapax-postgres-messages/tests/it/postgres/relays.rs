@@ -196,7 +196,7 @@ impl World {
             PlantedBug::SkipLocked => Arc::new(MemoryStore::default()),
             _ => Arc::clone(&self.leases),
         };
-        let engine = Idempotency::builder(leases).build().unwrap();
+        let engine = Idempotency::builder(leases).namespace("").build().unwrap();
         let limits = RelayLimits { lease: LEASE, ..RelayLimits::default() };
         let outbox = BuggyOutbox {
             right: PgOutbox::new(&connections(&self.server)),

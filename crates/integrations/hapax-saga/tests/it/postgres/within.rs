@@ -94,7 +94,7 @@ fn sagas(
     backend: &TransactionBackend<PgTransactions>,
     saga: &Saga<i64, i64, String>,
 ) -> Sagas {
-    let engine = Idempotency::builder(Arc::clone(store)).build().unwrap();
+    let engine = Idempotency::builder(Arc::clone(store)).namespace("").build().unwrap();
     Sagas::builder(engine).register(saga).transactions(backend).build().unwrap()
 }
 
@@ -168,7 +168,8 @@ async fn a_saga_starts_if_and_only_if_the_callers_transaction_commits() {
 
 /// Waits until the only saga is stuck.
 async fn stuck(store: &Arc<PostgresStore>) -> Log {
-    let operator = SagaOperator::new(Idempotency::builder(Arc::clone(store)).build().unwrap());
+    let operator =
+        SagaOperator::new(Idempotency::builder(Arc::clone(store)).namespace("").build().unwrap());
     loop {
         let (sagas, _) = operator.list(None, NonZeroU32::MAX).await.unwrap();
         let log = sagas.into_iter().find_map(|saga| saga.log).filter(|log| log.stuck.is_some());
@@ -245,7 +246,9 @@ async fn a_step_or_an_undo_that_ends_its_transaction_itself_is_not_repeated() {
         assert_eq!(log.steps[0].tries(by).begun, 1);
         assert!(entries(&pool).await.contains(&(name.to_owned(), 1)));
         // An operator has looked at the rows.
-        let operator = SagaOperator::new(Idempotency::builder(Arc::clone(&store)).build().unwrap());
+        let operator = SagaOperator::new(
+            Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap(),
+        );
         let SagaLookup::Unfinished(view) = operator.show(&started.id()).await.unwrap() else {
             panic!("it is stuck")
         };

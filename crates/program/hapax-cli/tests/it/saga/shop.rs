@@ -165,6 +165,7 @@ impl Shop {
         let systems = Systems::default();
         let order = order(&systems);
         let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+            .namespace("")
             .store_timeout(Duration::from_secs(60))
             .build()
             .unwrap();

@@ -130,6 +130,11 @@ settings! {
     /// memory: (records are lost when the process ends). A file is for one gateway: replicas that have
     /// a file each execute a key once each, and nothing detects that
     store: Store, Fixed => (|it| it.store);
+    /// Name of the service among those that share the store, of which each has keys of its own; required for
+    /// redis:, rediss: and postgres:. An empty name continues with records that were written without
+    /// one
+    namespace: Option<ServiceName> = "for a file: or memory: store the empty name; for others none",
+        Fixed => (|it| it.namespace);
     /// Cache from which outcomes are replayed, in front of the store: memory:, redis://HOST or
     /// rediss://HOST. The outcome of a released key may be replayed from it for another minute
     cache: Option<Cache>, Fixed => (|it| it.cache);

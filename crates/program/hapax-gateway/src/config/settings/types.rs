@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use hapax_core::{InFlight, JsonPointers, OnUnknown};
+use hapax_core::{InFlight, JsonPointers, Namespace, OnUnknown};
 use hapax_http::classify::Profile;
 use hapax_http::fingerprint::BodyForm;
 use hapax_http::header::Grammar;
@@ -184,6 +184,10 @@ macro_rules! setting_types {
 setting_types! {
     Level: String = Text "LEVEL" { |words| single(words, str::parse::<String>), |level| one(level) }
     Name: String = Text "TEXT" { |words| single(words, str::parse::<String>), |name| one(name) }
+    /// A namespace, which may be empty.
+    ServiceName: Namespace = Text "NAME" {
+        |words| single(words, str::parse::<Namespace>), |name| one(name)
+    }
     Path: PathBuf = Text "PATH" {
         |words| single(words, |word| match word {
             "" => Err("expected a path, found nothing"),

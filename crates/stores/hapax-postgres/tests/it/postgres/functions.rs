@@ -13,17 +13,22 @@ use super::support::connect;
 async fn functions_have_their_guarantees() {
     let server = PostgresServer::start().await;
     let engines = [connect(&server).await, connect(&server).await];
-    functions::rules(&engines.map(|store| Idempotency::builder(store).build().unwrap())).await;
+    functions::rules(
+        &engines.map(|store| Idempotency::builder(store).namespace("").build().unwrap()),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn functions_have_their_guarantees_in_two_processes() {
     if let Some(part) = ProcessRole::of_this_process() {
         let store = PostgresStore::connect(part.store().parse().unwrap()).await.unwrap();
-        return part.play(Idempotency::builder(Arc::new(store)).build().unwrap()).await;
+        return part
+            .play(Idempotency::builder(Arc::new(store)).namespace("").build().unwrap())
+            .await;
     }
     let server = PostgresServer::start().await;
-    let engine = Idempotency::builder(connect(&server).await).build().unwrap();
+    let engine = Idempotency::builder(connect(&server).await).namespace("").build().unwrap();
     let test = "postgres::functions::functions_have_their_guarantees_in_two_processes";
     functions::two_processes(test, &server.url("postgres"), &engine).await;
 }

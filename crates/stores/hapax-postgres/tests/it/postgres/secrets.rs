@@ -57,7 +57,7 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
         let mut server = PostgresServer::start().await;
         let options = secret.iter().fold(at(&server), |all, one| all.secret(one.clone()));
         let store = Arc::new(PostgresStore::connect(options).await.unwrap());
-        live(&Idempotency::builder(store).build().unwrap()).await;
+        live(&Idempotency::builder(store).namespace("").build().unwrap()).await;
         let found = found(&mut server).await;
         match secret {
             // Shows that the search finds what is there. Key and credential never are.

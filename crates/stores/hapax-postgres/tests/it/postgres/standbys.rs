@@ -229,6 +229,7 @@ impl Process {
         let making = async move {
             let store = Arc::new(PostgresStore::connect(hosts(ports)).await?);
             let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+                .namespace("")
                 .store_timeout(patience)
                 .build()
                 .unwrap();

@@ -50,7 +50,10 @@ impl World {
     /// Transactions by way of `port`.
     async fn by(server: &PostgresServer, port: u16) -> Self {
         let store = Arc::new(PostgresStore::connect(super::support::at(server)).await.unwrap());
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+            .namespace("")
+            .build()
+            .unwrap();
         let pool = pool(port);
         let database = Arc::new(transactions(&store, &pool));
         Self { store, engine, pool, database }
@@ -324,8 +327,10 @@ async fn a_transaction_longer_than_its_lease_writes_nothing_after_a_takeover() {
         let lease = world.own(of, &short).await;
         let fence = lease.fence();
         // Another process: the one that executes does not take over from itself.
-        let engine =
-            Idempotency::builder(Arc::clone(&world.store) as Arc<dyn Store>).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&world.store) as Arc<dyn Store>)
+            .namespace("")
+            .build()
+            .unwrap();
         let work = move |tx: Tx<PgTx>, _| {
             let engine = engine.clone();
             async move {

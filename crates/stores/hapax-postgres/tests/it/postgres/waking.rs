@@ -60,7 +60,7 @@ async fn a_write_by_another_process_is_notified() {
 async fn a_commit_by_another_process_is_notified() {
     let server = PostgresServer::start().await;
     let (here, there) = (listening(&server).await, listening(&server).await);
-    let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).build().unwrap();
+    let engine = Idempotency::builder(Arc::clone(&there) as Arc<_>).namespace("").build().unwrap();
     let lease = own(&engine, 1, &policy(OnUnknown::Block)).await;
     let key = engine.operation_id(&hapax_core::Scope::shared(), &super::support::named(1));
     let mut written = here.written(&key);
@@ -119,10 +119,11 @@ async fn a_notified_waiter_is_answered_before_its_next_poll() {
     const ROUNDS: u64 = 15;
     let server = PostgresServer::start().await;
     let writer = listening(&server).await;
-    let here = Idempotency::builder(Arc::clone(&writer)).build().unwrap();
+    let here = Idempotency::builder(Arc::clone(&writer)).namespace("").build().unwrap();
     // This process gets no notifications and polls four times a second.
-    let polling = Idempotency::builder(Polling(listening(&server).await)).build().unwrap();
-    let there = Idempotency::builder(listening(&server).await).build().unwrap();
+    let polling =
+        Idempotency::builder(Polling(listening(&server).await)).namespace("").build().unwrap();
+    let there = Idempotency::builder(listening(&server).await).namespace("").build().unwrap();
     let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
     let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
     for of in 0..ROUNDS {

@@ -61,7 +61,7 @@ async fn nothing_of_a_key_a_credential_or_a_body_is_in_the_files() {
             store = store.secret(secret.clone());
         }
         let store = std::sync::Arc::new(RedisStore::connect(store).await.unwrap());
-        live(&Idempotency::builder(store).build().unwrap()).await;
+        live(&Idempotency::builder(store).namespace("").build().unwrap()).await;
         let found = found(&mut server).await;
         match secret {
             // Shows that the search finds what is there. Key and credential never are.

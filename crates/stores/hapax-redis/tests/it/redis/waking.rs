@@ -90,10 +90,11 @@ async fn channels_are_unsubscribed_while_others_are_subscribed() {
 async fn a_notified_waiter_is_answered_before_its_next_poll() {
     const ROUNDS: u64 = 15;
     let server = RedisServer::start().await;
-    let here = Idempotency::builder(connect(&server).await).build().unwrap();
+    let here = Idempotency::builder(connect(&server).await).namespace("").build().unwrap();
     // This process gets no notifications and polls four times a second.
-    let polling = Idempotency::builder(Polling(connect(&server).await)).build().unwrap();
-    let there = Idempotency::builder(connect(&server).await).build().unwrap();
+    let polling =
+        Idempotency::builder(Polling(connect(&server).await)).namespace("").build().unwrap();
+    let there = Idempotency::builder(connect(&server).await).namespace("").build().unwrap();
     let patient = Policy { in_flight: InFlight::Wait(SOON), ..policy(OnUnknown::Block) };
     let (mut waited, mut polled) = (Duration::ZERO, Duration::ZERO);
     for of in 0..ROUNDS {

@@ -19,7 +19,7 @@ async fn an_evicted_record_executes_again() {
     let evicts = RedisServerOptions::new().set("maxmemory-policy", "allkeys-lru");
     let server = RedisServer::start_with(evicts).await;
     let store = RedisStore::connect(at(server.port()).allow_eviction()).await.unwrap();
-    let process = Idempotency::builder(std::sync::Arc::new(store)).build().unwrap();
+    let process = Idempotency::builder(std::sync::Arc::new(store)).namespace("").build().unwrap();
     // Under `block` the store rejects new keys where its identity is among what was evicted.
     let anew = policy(OnUnknown::Reexecute);
     own(&process, 0, &anew).await.complete(Outcome::new("test/1", "paid"), None).await.unwrap();

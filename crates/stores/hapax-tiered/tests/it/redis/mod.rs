@@ -47,7 +47,7 @@ async fn a_process_uses_entries_of_another_and_continues_without_the_cache() {
             cache,
             hapax_tiered::TieredOptions::default().secret(&secret),
         );
-        let process = Idempotency::builder(store.clone()).build().unwrap();
+        let process = Idempotency::builder(store.clone()).namespace("").build().unwrap();
         processes.push((store, process));
     }
     let [(one, first), (two, second)] = processes.try_into().unwrap_or_else(|_| panic!("two"));

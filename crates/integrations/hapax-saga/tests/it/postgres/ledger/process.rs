@@ -176,10 +176,10 @@ impl Process {
         let backend = TransactionBackend { database: Arc::new(killed), terms };
         let saga = transfer(name, Steps { kill: Arc::clone(&kill), own: own.clone(), bug });
         let killed = KilledStore { store: store.clone(), kill: Arc::clone(&kill) };
-        let engine = Idempotency::builder(killed).build().unwrap();
+        let engine = Idempotency::builder(killed).namespace("").build().unwrap();
         let sagas = Sagas::builder(engine).register(&saga).transactions(&backend).lease(LEASE);
         let sagas = sagas.build().unwrap();
-        let engine = Idempotency::builder(Arc::clone(&store)).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap();
         let operator = SagaOperator::new(engine.clone());
         Self { kill, sagas, operator, engine, store, pool, own, saga, bug }
     }

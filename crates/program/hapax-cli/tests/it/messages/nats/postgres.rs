@@ -251,7 +251,7 @@ async fn a_redrive_handles_no_message_again_that_was_handled() {
     let url = world.database.url("postgres");
     let options = url.parse::<PostgresOptions>().unwrap();
     let store = Arc::new(PostgresStore::connect(options).await.unwrap());
-    let engine = Idempotency::builder(store).build().unwrap();
+    let engine = Idempotency::builder(store).namespace("").build().unwrap();
     let dead_letters = Arc::new(PgDeadLetterStore::new(&connections(url.clone())));
     let place = Arc::clone(&dead_letters);
     let inbox = Inbox::builder("invoices", engine.clone()).reexecute().dead_letters(place).build();
@@ -354,7 +354,7 @@ async fn consumer_with_a_file(
     rejects: &Arc<AtomicBool>,
 ) -> (oneshot::Sender<()>, JoinHandle<(u64, u64)>) {
     let store = Arc::new(FileStore::open(FileOptions::new(path)).unwrap());
-    let engine = Idempotency::builder(Arc::clone(&store)).build().unwrap();
+    let engine = Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap();
     let dead_letters =
         Arc::new(PgDeadLetterStore::new(&connections(world.database.url("postgres"))));
     let inbox = Inbox::builder("invoices", engine.clone()).reexecute().dead_letters(dead_letters);

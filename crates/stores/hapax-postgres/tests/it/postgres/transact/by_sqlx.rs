@@ -31,7 +31,10 @@ impl Sqlx {
         server.sql("postgres", TABLES).await;
         let store =
             Arc::new(PostgresStore::connect(super::super::support::at(&server)).await.unwrap());
-        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&store) as Arc<dyn Store>)
+            .namespace("")
+            .build()
+            .unwrap();
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let pool = PgPoolOptions::new().max_connections(2).connect_lazy(&url).unwrap();
         let database = SqlxTransactions::new(store, pool.clone()).isolation(level);

@@ -39,7 +39,7 @@ impl Ordered {
         let url = world.database.url("postgres");
         let options = url.parse::<PostgresOptions>().unwrap();
         let store = Arc::new(PostgresStore::connect(options).await.unwrap());
-        let engine = Idempotency::builder(Arc::clone(&store)).build().unwrap();
+        let engine = Idempotency::builder(Arc::clone(&store)).namespace("").build().unwrap();
         let rejects = Arc::new(AtomicBool::new(true));
         let this = Self { world, url, store, engine, rejects, called: Arc::default() };
         let running = this.run().await;

@@ -1,0 +1,245 @@
+//! The register of a store: the processes that use it, and how each names and compares operations.
+//!
+//! 1. It is one record of the store, under an operation id that no key has, and is changed by compare and
+//!    swap. So every store has it, and it needs no table.
+//! 2. A process writes its entry at least every three seconds. One that has written nothing for ten seconds counts
+//!    as ended; so does one that left.
+//! 3. Processes of one namespace name operations alike, or duplicates that reach two of them execute twice.
+//!    A process whose names differ from those of one that runs is rejected.
+//! 4. The register decides nothing about records: a process that is paused for longer than that may find
+//!    another one that differs. Both then log it.
+
+mod live;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hapax_core::{
+    Entropy, EntropyError, Fingerprint, Namespace, OperationId, Outcome, SystemEntropy, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+pub use live::{RegisterError, RegisteredUser, StoreRegister};
+
+/// Time between two writes of an entry.
+pub(crate) const REFRESH: Duration = Duration::from_secs(3);
+
+/// Time without a write after which a process counts as ended.
+pub(crate) const LAPSE: Duration = Duration::from_secs(10);
+
+/// The most processes of a register. Ended ones are replaced.
+const MAX_USERS: usize = 1000;
+
+/// Name of the scheme and of the format of the record.
+const FORMAT: &str = "hapax-register/1";
+
+/// Returns the operation id of the register.
+pub(crate) fn register_id() -> OperationId {
+    OperationId::from_bytes(*Fingerprint::builder(FORMAT).finish().as_bytes())
+}
+
+/// A process that uses a store.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StoreUser {
+    /// Random id of the process.
+    pub id: String,
+    /// The namespace of its operations; empty for the default.
+    pub namespace: String,
+    /// Kind, place and process, for people.
+    pub name: String,
+    /// The service behind it, if it is a gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// How operations are named and compared, by the path of the route; `*` is any other path.
+    pub routes: BTreeMap<String, RouteNames>,
+    /// Time of its start, in microseconds since 1970, by the clock of the store.
+    #[serde(default)]
+    pub since: u64,
+    /// Time of its last write, likewise.
+    #[serde(default)]
+    pub seen: u64,
+}
+
+/// How the operations of a route are named and compared.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RouteNames {
+    /// The headers that name the caller.
+    pub scope: String,
+    /// The header that has the key.
+    pub key_header: String,
+    /// The fingerprint scheme.
+    pub fingerprint: String,
+}
+
+/// A difference between two processes of one namespace.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "{name} uses namespace {namespace:?} of this store with {setting} {theirs} for path {path}, and this process has \
+     {ours}: requests with one key would execute once in each. Give this service a namespace of its own, or the same \
+     {setting}; to change it, stop every process of the namespace first"
+)]
+pub struct UserConflict {
+    /// The other process.
+    pub name: String,
+    /// The namespace.
+    pub namespace: String,
+    /// The path of the route.
+    pub path: String,
+    /// The setting that differs: `scope`, `key_header` or `fingerprint`.
+    pub setting: &'static str,
+    /// The value of this process.
+    pub ours: String,
+    /// The value of the other process.
+    pub theirs: String,
+}
+
+impl StoreUser {
+    /// Creates the entry of a process that has no routes yet.
+    ///
+    /// # Errors
+    /// [`EntropyError`] if there is no randomness.
+    pub fn new(namespace: &Namespace, name: String) -> Result<Self, EntropyError> {
+        let mut id = [0; 32];
+        SystemEntropy.fill(&mut id)?;
+        Ok(Self {
+            id: OperationId::from_bytes(id).to_string(),
+            namespace: namespace.as_str().to_owned(),
+            name,
+            upstream: None,
+            routes: BTreeMap::new(),
+            since: 0,
+            seen: 0,
+        })
+    }
+
+    /// Returns whether it wrote its entry within the last ten seconds.
+    #[must_use]
+    pub fn is_live(&self, now: Timestamp) -> bool {
+        now.since(Timestamp::from_micros(self.seen)) < LAPSE
+    }
+
+    /// Returns the difference from `other` that keeps them from sharing records, if both have one namespace.
+    #[must_use]
+    pub fn conflict(&self, other: &Self) -> Option<UserConflict> {
+        if self.id == other.id || self.namespace != other.namespace {
+            return None;
+        }
+        self.routes.iter().find_map(|(path, ours)| {
+            let theirs = other.routes.get(path)?;
+            let settings = [
+                ("scope", &ours.scope, &theirs.scope),
+                ("key_header", &ours.key_header, &theirs.key_header),
+                ("fingerprint", &ours.fingerprint, &theirs.fingerprint),
+            ];
+            let (setting, ours, theirs) = settings.into_iter().find(|(_, a, b)| a != b)?;
+            Some(UserConflict {
+                name: other.name.clone(),
+                namespace: self.namespace.clone(),
+                path: path.clone(),
+                setting,
+                ours: ours.clone(),
+                theirs: theirs.clone(),
+            })
+        })
+    }
+
+    /// Returns whether `other` is in front of another service under the same namespace, which is a mistake
+    /// unless both addresses lead to one service.
+    #[must_use]
+    pub fn differs_in_upstream(&self, other: &Self) -> bool {
+        let upstreams = self.upstream.as_ref().zip(other.upstream.as_ref());
+        self.namespace == other.namespace && upstreams.is_some_and(|(ours, theirs)| ours != theirs)
+    }
+}
+
+/// The content of the register.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub(crate) struct RegisterContent {
+    #[serde(default)]
+    users: Vec<StoreUser>,
+    /// Fields of later versions, which stay as they are.
+    #[serde(flatten)]
+    later: BTreeMap<String, serde_json::Value>,
+}
+
+impl RegisterContent {
+    /// Decodes the content; one that is unreadable counts as empty, and is replaced.
+    fn decode(outcome: &Outcome) -> Self {
+        serde_json::from_slice(outcome.bytes()).unwrap_or_default()
+    }
+
+    fn encode(&self) -> Result<Outcome, serde_json::Error> {
+        Ok(Outcome::new(FORMAT, serde_json::to_vec(self)?))
+    }
+
+    /// Adds or replaces the entry of a process, and removes those that ended.
+    fn enter(&mut self, user: &StoreUser, now: Timestamp) {
+        self.users.retain(|it| it.id != user.id && it.is_live(now));
+        if self.users.len() < MAX_USERS {
+            self.users.push(StoreUser { seen: now.as_micros(), ..user.clone() });
+        }
+    }
+
+    fn leave(&mut self, id: &str) {
+        self.users.retain(|it| it.id != id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(id: &str, namespace: &str, scope: &str, upstream: &str) -> StoreUser {
+        let names = RouteNames {
+            scope: scope.to_owned(),
+            key_header: "idempotency-key".to_owned(),
+            fingerprint: "http/1".to_owned(),
+        };
+        StoreUser {
+            id: id.to_owned(),
+            namespace: namespace.to_owned(),
+            name: format!("gateway {id}"),
+            upstream: Some(upstream.to_owned()),
+            routes: BTreeMap::from([("*".to_owned(), names)]),
+            since: 0,
+            seen: 0,
+        }
+    }
+
+    #[test]
+    fn users_of_one_namespace_that_name_operations_otherwise_conflict() {
+        let ours = user("a", "shop", "authorization", "http://a");
+        assert_eq!(ours.conflict(&user("b", "shop", "authorization", "http://b")), None);
+        assert_eq!(ours.conflict(&user("b", "bank", "x-user", "http://b")), None);
+        let found = ours.conflict(&user("b", "shop", "x-user", "http://b")).unwrap();
+        assert_eq!((found.setting, &*found.theirs), ("scope", "x-user"));
+        assert!(found.to_string().contains("gateway b uses namespace \"shop\""), "{found}");
+        // A route that only one of them has is no difference: a rolling deployment adds it.
+        let mut more = ours.clone();
+        more.id = "c".to_owned();
+        let mut names = more.routes["*"].clone();
+        names.key_header = "x-key".to_owned();
+        more.routes.insert("/other".to_owned(), names.clone());
+        assert_eq!(ours.conflict(&more), None);
+        more.routes.insert("*".to_owned(), names);
+        assert_eq!(ours.conflict(&more).map(|it| it.setting), Some("key_header"));
+    }
+
+    #[test]
+    fn an_entry_lapses_and_fields_of_later_versions_stay() {
+        let at = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
+        let later = br#"{"users": [], "pauses": [1, 2]}"#.as_slice();
+        let mut content = RegisterContent::decode(&Outcome::new(FORMAT, later));
+        content.enter(&user("a", "", "x", "http://a"), at(100));
+        content.enter(&user("b", "", "x", "http://a"), at(105));
+        content.enter(&user("a", "", "y", "http://a"), at(106));
+        assert_eq!(content.users.iter().map(|it| &*it.id).collect::<Vec<_>>(), ["b", "a"]);
+        content.enter(&user("c", "", "x", "http://a"), at(115));
+        assert_eq!(content.users.iter().map(|it| &*it.id).collect::<Vec<_>>(), ["a", "c"]);
+        content.leave("a");
+        let read = RegisterContent::decode(&content.encode().unwrap());
+        assert_eq!(read, content);
+        assert!(read.later.contains_key("pauses"), "{read:?}");
+        assert_eq!(RegisterContent::decode(&Outcome::new(FORMAT, "?")).users, []);
+    }
+}
