@@ -31,11 +31,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = env::var("BANK_STORE")?;
     let config: Config = env::var("BANK_POOL").as_ref().unwrap_or(&url).parse()?;
     let death = Arc::new(Death::of_environment()?);
+    let second = Duration::from_secs(1);
+    let terms = TxOptions { commit_check: second, ..TxOptions::default() };
 
     let store = Arc::new(PostgresStore::connect(url.parse()?).await?);
     let pool = Pool::builder(Manager::new(config, NoTls))
         .max_size(2)
-        .wait_timeout(Some(terms().begin))
+        .wait_timeout(Some(terms.begin))
         .runtime(Runtime::Tokio1)
         .build()?;
     let transactions = PgTransactions::new(
@@ -46,29 +48,21 @@ async fn main() -> Result<(), Box<dyn Error>> {
         },
         |connection| connection,
     );
-    let transactions = transactions.idle(terms().lease);
+    let transactions = transactions.idle(second);
     let (store, transactions) = deadly::both(store, transactions, death);
     let bank = Bank {
         engine: Idempotency::builder(store).namespace("bank").build()?,
-        backend: TransactionBackend {
-            terms: terms(),
-            ..TransactionBackend::<Deadly>::new(transactions)
-        },
+        backend: TransactionBackend { terms, ..TransactionBackend::<Deadly>::new(transactions) },
         policy: policy(),
     };
     let listener = tokio::net::TcpListener::bind(env::var("BANK_LISTEN")?).await?;
     Ok(axum::serve(listener, app(Arc::new(bank))?).await?)
 }
 
-/// Returns short times, so that a retry soon takes over from a crashed process.
-fn terms() -> TxOptions {
-    let second = Duration::from_secs(1);
-    TxOptions { lease: second, commit_check: second, ..TxOptions::default() }
-}
-
+/// Returns a policy with a short lease, so that a retry soon takes over from a crashed process.
 fn policy() -> Policy {
     let mut policy = Policy::default();
-    policy.terms.lease = Duration::from_millis(600);
+    policy.terms.lease = Duration::from_secs(1);
     // A transfer that crashed was rolled back, so that a second execution has no second effect.
     policy.terms.on_unknown = OnUnknown::Reexecute;
     policy.in_flight = InFlight::Wait(Duration::from_secs(2));

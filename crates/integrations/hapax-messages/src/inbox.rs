@@ -303,7 +303,8 @@ impl InboxBuilder {
         self
     }
 
-    /// Sets the lease: the time for which a process that died blocks its messages. Default 30 s.
+    /// Sets the lease: the time for which a process that died blocks its messages. Default 30 s. It
+    /// is not renewed within a [transaction](Self::transactions), so it is at least as long as one.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self

@@ -23,7 +23,7 @@ use axum::{Json, serve};
 use hapax::prelude::*;
 use hapax::saga::routes::{SagaOutcome, SagaRoutes};
 use hapax::saga::{StepContext, StepEffect, StepError, UndoError};
-use hapax::transaction::{TransactionBackend, Tx, TxOptions};
+use hapax::transaction::{TransactionBackend, Tx};
 use hapax_sagas_examples::{ProgramError, Remote, argument, exit, retries, shutdown};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -163,8 +163,7 @@ async fn run() -> Result<ExitCode, ProgramError> {
 
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let database = Arc::new(SqlxTransactions::new(Arc::clone(&store), pool));
-    let terms = TxOptions { lease: CRASH, ..TxOptions::default() };
-    let transactions = TransactionBackend { database, terms };
+    let transactions = TransactionBackend::new(database);
     let engine = Idempotency::builder(store).namespace("transfers").build()?;
     let transfer = definition(clearing)?;
     let sagas = Sagas::builder(engine.clone())

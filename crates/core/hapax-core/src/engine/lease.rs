@@ -384,15 +384,13 @@ enum WriteMode {
 }
 
 impl LeaseState {
-    /// Renews for `lease`, or the policy's lease if that is longer, and then no more until
-    /// [`LeaseState::resume_renewal`]; does nothing if the run has `ended`. Later renewals rely on
-    /// the policy's lease, so it is the minimum.
+    /// Renews for the policy's lease, and then no more until [`LeaseState::resume_renewal`]; does
+    /// nothing if the run has `ended`.
     pub(super) async fn pause_renewal(
         self: &Arc<Self>,
-        lease: Duration,
         ended: &Arc<AtomicBool>,
     ) -> Result<(), FinishError> {
-        self.write(self.longer(lease), WriteMode::Pausing(Arc::clone(ended))).await
+        self.write(self.renewal(), WriteMode::Pausing(Arc::clone(ended))).await
     }
 
     pub(super) const fn terms(&self) -> &Terms {
@@ -420,7 +418,7 @@ impl LeaseState {
 
     /// Renews for the policy's lease, on its own task.
     pub(super) fn renew(self: &Arc<Self>) -> impl Future<Output = Result<(), FinishError>> + use<> {
-        self.write(OwnerAction::Renew { lease: self.terms.lease }, WriteMode::Plain)
+        self.write(self.renewal(), WriteMode::Plain)
     }
 
     /// Saves a checkpoint and renews for the policy's lease, on its own task.
@@ -432,9 +430,9 @@ impl LeaseState {
         self.write(OwnerAction::Checkpoint { checkpoint, lease }, WriteMode::Plain)
     }
 
-    /// Returns a renewal for `lease`, or for the policy's lease if that is longer.
-    pub(super) fn longer(&self, lease: Duration) -> OwnerAction {
-        OwnerAction::Renew { lease: lease.max(self.terms.lease) }
+    /// Returns a renewal for the policy's lease.
+    pub(super) const fn renewal(&self) -> OwnerAction {
+        OwnerAction::Renew { lease: self.terms.lease }
     }
 
     /// Resumes renewals after a transaction. A later pause by its run has no effect if the run was

@@ -19,14 +19,13 @@ pub use self::run::TransactResult;
 pub use self::slot::{TakeTxError, Tx, TxHandle};
 
 /// Time limits of transactions, and the number of reruns.
+///
+/// The lease is that of the policy under which the operation was claimed. It is renewed before a
+/// transaction begins, and not within. If the process crashes, the key is in flight for at most this
+/// time. A transaction that takes longer is not stopped, and commits only if there was no takeover.
+/// (The database may end one that idles: `hapax_postgres::PgTransactions::idle`.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxOptions {
-    /// Time for which the lease is renewed before a transaction begins; it is not renewed within. A
-    /// transaction that takes longer is not stopped, and commits only if there was no takeover.
-    /// (The database may end one that idles: `hapax_postgres::PgTransactions::idle`.) If the
-    /// process crashes, the key is in flight for this time. From 100 ms to an hour; a longer lease
-    /// of the policy prevails. Default 30 s.
-    pub lease: Duration,
     /// Time limit for the transaction to begin, with a connection from the pool. From 1 ms to an
     /// hour. Default 10 s.
     pub begin: Duration,
@@ -41,10 +40,6 @@ pub struct TxOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TxOptionsError {
-    /// The lease would lapse before anything is done, or a crashed process would block its keys for
-    /// too long.
-    #[error("expected `TxOptions::lease` from 100 ms to an hour: change it")]
-    Lease,
     /// There is no time to begin a transaction, or too much.
     #[error("`begin` of transactions has to be 1 ms to an hour")]
     Begin,
@@ -60,9 +55,6 @@ impl TxOptions {
     /// [`TxOptionsError`] for a value out of its range.
     pub fn check(&self) -> Result<(), TxOptionsError> {
         const HOUR: Duration = Duration::from_secs(60 * 60);
-        if self.lease < Duration::from_millis(100) || self.lease > HOUR {
-            return Err(TxOptionsError::Lease);
-        }
         if self.begin < Duration::from_millis(1) || self.begin > HOUR {
             return Err(TxOptionsError::Begin);
         }
@@ -75,8 +67,8 @@ impl TxOptions {
 
 impl Default for TxOptions {
     fn default() -> Self {
-        let (lease, timeout) = (Duration::from_secs(30), Duration::from_secs(10));
-        Self { lease, begin: timeout, reruns: 3, commit_check: timeout }
+        let timeout = Duration::from_secs(10);
+        Self { begin: timeout, reruns: 3, commit_check: timeout }
     }
 }
 

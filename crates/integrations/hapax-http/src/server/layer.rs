@@ -200,7 +200,8 @@ impl IdempotencyLayerBuilder {
         self
     }
 
-    /// Sets the lease: the time for which a process that crashed blocks its keys. By default 30 s.
+    /// Sets the lease: the time for which a process that crashed blocks its keys. By default 30 s. It
+    /// is not renewed within a transaction, so it is at least as long as one.
     pub const fn lease(mut self, lease: Duration) -> Self {
         self.options.policy.terms.lease = lease;
         self

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, serve};
 use hapax::http::server::{KeyRule, RouteOptions};
 use hapax::prelude::*;
-use hapax::transaction::{TransactionBackend, TxOptions};
+use hapax::transaction::TransactionBackend;
 use hapax_sagas_examples::{ProgramError, shutdown};
 use sqlx::{PgConnection, PgPool};
 use tokio::net::TcpListener;
@@ -29,10 +29,9 @@ pub(crate) async fn run(address: &str, database: &str, routes: Router) -> Result
     sqlx::raw_sql(TABLES).execute(&pool).await?;
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
     let database = Arc::new(SqlxTransactions::new(Arc::clone(&store), pool));
-    let terms = TxOptions { lease: CRASH, ..TxOptions::default() };
     let mut options = RouteOptions {
         key: KeyRule::Required,
-        transactions: Some(TransactionBackend { database, terms }.any()),
+        transactions: Some(TransactionBackend::new(database).any()),
         ..RouteOptions::default()
     };
     options.policy.terms.lease = CRASH;

@@ -63,7 +63,7 @@ pub(in crate::engine) async fn commit(
     action: OwnerAction,
 ) -> CommitResult {
     let inner = &shared.inner;
-    // A checkpoint sets the lease, perhaps to a shorter one than the transaction had.
+    // A checkpoint sets the lease anew.
     let is_checkpoint = matches!(action, OwnerAction::Checkpoint { .. });
     let lease_from = is_checkpoint.then(|| inner.lease_clock.now());
     let TransactionBackend { database, terms } = backend;
@@ -157,8 +157,8 @@ async fn resolve_commit(
 ) -> CommitState {
     let inner = &shared.inner;
     let deadline = deadline_after(terms.commit_check);
-    let renew = shared.longer(terms.lease);
-    let Ok((mut writing, mut next)) = ownership.write(renew, &*inner.entropy) else {
+    let renewed = ownership.write(shared.renewal(), &*inner.entropy);
+    let Ok((mut writing, mut next)) = renewed else {
         return CommitState::Unknown;
     };
     loop {

@@ -204,7 +204,7 @@ impl Slot {
         if matches!(*self.lock(), State::Closed) {
             return Err(TakeTxError::Ended);
         }
-        self.lease.pause_renewal(self.terms.lease, &self.ended).await?;
+        self.lease.pause_renewal(&self.ended).await?;
         self.database.any_begin(&mut tx).await?;
         Ok(tx)
     }

@@ -199,8 +199,7 @@ async fn claims(
     };
     // A transaction of a frozen process delays the next owner for no longer.
     let transactions = PgTransactions::new(Arc::clone(&store), get, |object| object).idle(LEASE);
-    let mut transactions = TransactionBackend::new(Arc::new(transactions));
-    transactions.terms.lease = LEASE;
+    let transactions = TransactionBackend::new(Arc::new(transactions));
     let engine = Idempotency::builder(store).namespace("").build().unwrap();
     let inbox = Inbox::builder("orders", engine.clone())
         .lease(LEASE)

@@ -320,9 +320,8 @@ impl Conflicts for PgTransactions {
 async fn a_transaction_longer_than_its_lease_writes_nothing_after_a_takeover() {
     let server = PostgresServer::start().await;
     let world = World::new(&server).await;
-    let terms = TxOptions { lease: Duration::from_millis(200), ..TxOptions::default() };
     let mut short = policy(OnUnknown::Reexecute);
-    short.terms.lease = terms.lease;
+    short.terms.lease = Duration::from_millis(200);
     for (of, taken_over) in [(1, true), (2, false)] {
         let lease = world.own(of, &short).await;
         let fence = lease.fence();
@@ -347,7 +346,7 @@ async fn a_transaction_longer_than_its_lease_writes_nothing_after_a_takeover() {
                 }
             }
         };
-        let ran = lease.transact(&TransactionBackend { terms, ..world.within() }, work).await;
+        let ran = lease.transact(&world.within(), work).await;
         match ran {
             TransactResult::Ended(ExecutionResult::Failed(FinishError::Lost), Some(other))
                 if taken_over =>

@@ -90,9 +90,9 @@ async fn a_commit_in_doubt_is_no_success() {
     let mut world = World::by(server, proxy.address().port()).await;
     proxy.only(b"COMMIT\0");
     let second = Duration::from_secs(1);
-    let terms = TxOptions { lease: second * 6, commit_check: second, ..TxOptions::default() };
+    let terms = TxOptions { commit_check: second, ..TxOptions::default() };
     world.options.transactions.as_mut().unwrap().terms = terms;
-    world.options.policy.terms.lease = terms.lease;
+    world.options.policy.terms.lease = second * 6;
     world.options.policy.terms.on_unknown = OnUnknown::Reexecute;
     let app = world.app(post(|tx: Db| async move {
         tx.execute(LINE, &[]).await.unwrap();
@@ -226,9 +226,9 @@ async fn routes_that_could_not_keep_their_word_are_refused() {
     let keyless = check(|options| options.key = KeyRule::Optional);
     assert_eq!(keyless, Err(RouteError::KeylessTransactions));
     let short = check(|options| {
-        options.transactions.as_mut().unwrap().terms.lease = Duration::from_millis(99);
+        options.transactions.as_mut().unwrap().terms.begin = Duration::ZERO;
     });
-    assert_eq!(short, Err(RouteError::Transactions(TxOptionsError::Lease)));
+    assert_eq!(short, Err(RouteError::Transactions(TxOptionsError::Begin)));
 
     // A handler of a route without transactions gets none.
     let mut plain = world.options.clone();

@@ -17,12 +17,18 @@ struct Slow {
 
 const CONNECT_TIME: Duration = Duration::from_secs(3);
 
+/// Returns a policy whose lease is shorter than the wait for a connection.
+fn short() -> hapax_core::Policy {
+    let mut policy = reexecute();
+    policy.terms.lease = Duration::from_secs(1);
+    policy
+}
+
 impl Slow {
     fn within(database: &Arc<Database>, begins: bool) -> TransactionBackend<Self> {
         let database =
             Self { database: Arc::clone(database), begins, connected: AtomicU32::default() };
-        let terms = TxOptions { lease: Duration::from_secs(1), ..TxOptions::default() };
-        TransactionBackend { database: Arc::new(database), terms }
+        TransactionBackend::new(Arc::new(database))
     }
 }
 
@@ -69,17 +75,37 @@ async fn a_run_without_a_transaction_keeps_its_lease() {
     let world = World::new();
     let process = world.process();
     let backend = Slow::within(&Database::new(&world, []), false).any();
-    let execution = Execution::in_transactions(own(&process, &reexecute()).await, backend);
+    let execution = Execution::in_transactions(own(&process, &short()).await, backend);
     let run = execution.begin_run().unwrap();
     let other = world.process();
     let work = async {
         assert!(run.take::<Writes>().await.is_err());
         assert!(!run.is_taken());
         sleep(CONNECT_TIME).await;
-        claim(&other, "a", &reexecute()).await
+        claim(&other, "a", &short()).await
     };
     let copy = execution.lease().keep_alive(work).await;
     assert!(matches!(copy, Claim::InFlight { .. }), "{copy:?}");
+}
+
+/// A process that crashes within a transaction blocks its key for the lease that the policy has, as
+/// a crash outside of a transaction does.
+#[tokio::test(start_paused = true)]
+async fn after_a_crash_in_a_transaction_its_key_is_free_once_the_lease_of_the_policy_has_lapsed() {
+    let world = World::new();
+    let mut policy = reexecute();
+    policy.terms.lease = Duration::from_secs(5);
+    let lease = own(&world.process(), &policy).await;
+    let backend = TransactionBackend::new(Database::new(&world, [])).any();
+    let execution = Execution::in_transactions(lease, backend);
+    let run = execution.begin_run().unwrap();
+    // As after a crash: the transaction neither ends nor is its lease renewed.
+    let _tx = run.take::<Writes>().await.unwrap();
+    let other = world.elsewhere().process();
+    let Claim::InFlight { remaining, .. } = claim(&other, "a", &policy).await else { panic!() };
+    assert!(remaining <= policy.terms.lease, "{remaining:?}");
+    sleep(policy.terms.lease).await;
+    assert_eq!(own(&other, &policy).await.attempt(), 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -87,10 +113,10 @@ async fn the_lease_does_not_lapse_between_runs() {
     let world = World::new();
     let process = world.process();
     let backend = Slow::within(&Database::new(&world, [LosesRace]), true);
-    let lease = own(&process, &reexecute()).await;
+    let lease = own(&process, &short()).await;
     let running = tokio::spawn(async move { lease.transact(&backend, numbered(done())).await });
     sleep(CONNECT_TIME - Duration::from_secs(1)).await;
-    let duplicate = claim(&world.process(), "a", &reexecute()).await;
+    let duplicate = claim(&world.process(), "a", &short()).await;
     assert!(matches!(duplicate, Claim::InFlight { .. }), "{duplicate:?}");
     let ran = running.await.unwrap();
     assert!(matches!(ran, TransactResult::Ended(ExecutionResult::Recorded(_), 2)), "{ran:?}");

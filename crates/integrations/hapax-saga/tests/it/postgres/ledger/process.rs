@@ -7,7 +7,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, Pool};
 use hapax_core::schedule::Schedule;
 use hapax_core::store::{BoxFuture, Swap, Swapped};
-use hapax_core::transaction::{TransactionBackend, Transactions, TxError, TxOptions};
+use hapax_core::transaction::{TransactionBackend, Transactions, TxError};
 use hapax_core::{Idempotency, OperationId};
 use hapax_postgres::{PgTransactions, PgTx, PostgresStore};
 use hapax_saga::{
@@ -172,8 +172,7 @@ impl Process {
         let own = Pool::builder(own).max_size(1).build().unwrap();
         let database = PgTransactions::new(Arc::clone(&store), get, |connection| connection);
         let killed = KilledTransactions { database, kill: Arc::clone(&kill) };
-        let terms = TxOptions { lease: LEASE, ..TxOptions::default() };
-        let backend = TransactionBackend { database: Arc::new(killed), terms };
+        let backend = TransactionBackend::new(Arc::new(killed));
         let saga = transfer(name, Steps { kill: Arc::clone(&kill), own: own.clone(), bug });
         let killed = KilledStore { store: store.clone(), kill: Arc::clone(&kill) };
         let engine = Idempotency::builder(killed).namespace("").build().unwrap();

@@ -72,9 +72,9 @@ async fn while_the_result_of_a_commit_is_unknown_nothing_runs_again() {
     proxy.only(b"COMMIT\0");
     proxy.set(always(|rates| rates.silence = 1_000));
     let second = Duration::from_secs(1);
-    let terms = TxOptions { lease: second * 4, commit_check: second, ..TxOptions::default() };
+    let terms = TxOptions { commit_check: second, ..TxOptions::default() };
     let mut short = policy(OnUnknown::Reexecute);
-    short.terms.lease = terms.lease;
+    short.terms.lease = second * 4;
     let lease = world.own(1, &short).await;
     let ended = timeout(LIMIT, world.work(lease, terms, done("yes"))).await.unwrap();
     assert!(matches!(ended, ExecutionResult::Unknown), "{ended:?}");
@@ -83,7 +83,7 @@ async fn while_the_result_of_a_commit_is_unknown_nothing_runs_again() {
         Claim::InFlight { .. }
     ));
     // Its lease lapses, and still nobody can take over: the transaction has the row.
-    sleep(terms.lease).await;
+    sleep(short.terms.lease).await;
     let scope = hapax_core::Scope::shared();
     let key = super::super::support::named(1);
     let same = super::super::support::SameRequest;
