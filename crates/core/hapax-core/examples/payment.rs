@@ -105,7 +105,7 @@ async fn charge(
     cents: u64,
 ) -> Result<(String, bool), RunError<String, PayError>> {
     let payment = Payment { order: order.into(), cents };
-    let key = NaturalKey::payment(order, cents, "EUR").key();
+    let key = NaturalKey::payment(order).key();
     let customer = Scope::of([("customer", "c-1")]);
     let (provider, request) = (provider.clone(), payment.clone());
     let answer = pay

@@ -31,7 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
 
     // Whether the charge took effect is unknown: a retry is rejected until an operator decides.
-    let key = NaturalKey::payment("order-9", 4_200, "EUR");
+    let key = (NaturalKey::payment("order-9"), 4_200);
     let charge = || async { Err::<String, _>(std::io::Error::other("the bank did not answer")) };
     println!("{:?}", engine.at_most_once(&key, charge).await);
     println!("{:?}", engine.at_most_once(&key, charge).await);

@@ -9,7 +9,7 @@ use hapax_file::{FileOptions, FileStore};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("orders.db");
-    let key = NaturalKey::order("customer-1", "cart-9");
+    let key = (NaturalKey::order("customer-1", "cart-9"), "3 apples");
     for opening in 1..=2 {
         let store = std::sync::Arc::new(FileStore::open(FileOptions::new(&path))?);
         let engine = Idempotency::builder(store.clone()).build()?;

@@ -9,7 +9,7 @@ use hapax_redis::{RedisOptions, RedisStore};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).ok_or("expected the URL of a Redis")?;
     let secret = Secret::new([7; 32]); // for the example: a service reads its own from a file
-    let key = NaturalKey::new("example").part("process", std::process::id());
+    let key = NaturalKey::new("example").part("process", std::process::id()).identifies_alone();
     for process in 1..=2 {
         let options = RedisOptions::new(&*url).prefix("example:").secret(secret.clone());
         let engine = Idempotency::builder(RedisStore::connect(options).await?)

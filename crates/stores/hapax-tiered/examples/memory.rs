@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let authority = Arc::new(MemoryStore::default());
     let store = Tiered::new(authority, Arc::new(MemoryCache::default()));
     let engine = Idempotency::builder(store.clone()).build()?;
-    let key = NaturalKey::order("customer-1", "cart-9");
+    let key = (NaturalKey::order("customer-1", "cart-9"), "3 apples");
     for _ in 0..3 {
         let order = || async { Ok::<_, std::io::Error>("order 17".to_owned()) };
         let receipt = engine.at_most_once(&key, order).await?;

@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = TieredOptions::default().authority("orders").key_ring(&ring);
     let store = Tiered::with(authority, cache, options);
     let engine = Idempotency::builder(store.clone()).namespace("orders").build()?;
-    let key = NaturalKey::order("customer-1", "cart-9");
+    let key = (NaturalKey::order("customer-1", "cart-9"), "3 apples");
     for _ in 0..3 {
         let order = || async { Ok::<_, std::io::Error>("order 17".to_owned()) };
         let receipt = engine.at_most_once(&key, order).await?;

@@ -10,7 +10,11 @@ use super::Key;
 /// Parts are named, typed and length-prefixed, and their order does not matter: `("ab", "c")` is
 /// not `("a", "bc")`, the number 1 is not the text `1`, and a missing part is not an empty one. A
 /// text counts byte by byte: normalise capitals, blanks and Unicode forms before. There are no
-/// floating-point numbers, because 0.1 + 0.2 is not 0.3: give amounts in minor units.
+/// floating-point numbers, because 0.1 + 0.2 is not 0.3.
+///
+/// A part identifies the operation; what may be corrected, such as an amount, is no part. It belongs
+/// to the request that the key is compared by: then a correction is rejected, where another key would
+/// be a second operation beside the first.
 ///
 /// Risks. The same identifiers are the same operation for the retention: a customer who orders the
 /// same cart twice needs a part that differs. A party that has the identifiers can compute the key:
@@ -46,26 +50,16 @@ impl NaturalKey {
         Self::new("order").part("customer", customer).part("cart", cart)
     }
 
-    /// Creates the key of a payment: order, amount in minor units (cents), and currency. Two
-    /// payments of one order over the same amount, as by instalments, are one operation: add a part
+    /// Creates the key of a payment: its order. Amount and currency belong to the request, so that
+    /// another amount for the order is rejected. An order that is paid by instalments needs a part
     /// that distinguishes them.
-    ///
-    /// A corrected amount is another key, so it is a second payment beside the first. If an order
-    /// is paid once, leave the amount to the request (`NaturalKey::new("payment").part("order",
-    /// …)`): another amount is then rejected.
-    pub fn payment(
-        order: &(impl KeyPart + ?Sized),
-        minor_units: u64,
-        currency: impl AsRef<str>,
-    ) -> Self {
-        Self::new("payment")
-            .part("order", order)
-            .part("amount", minor_units)
-            .part("currency", currency.as_ref())
+    pub fn payment(order: &(impl KeyPart + ?Sized)) -> Self {
+        Self::new("payment").part("order", order)
     }
 
-    /// Creates the key of a transfer: sender, receiver and reference. The amount is no part, so
-    /// that the same reference with another amount is rejected. A reference must not be used twice.
+    /// Creates the key of a transfer: sender, receiver and reference. The amount belongs to the
+    /// request, so that the same reference with another amount is rejected. A reference must not be
+    /// used twice.
     pub fn transfer(
         sender: &(impl KeyPart + ?Sized),
         receiver: &(impl KeyPart + ?Sized),
@@ -84,6 +78,12 @@ impl NaturalKey {
         self.parts.push((name.into(), bytes));
         self.parts.sort_by(|(one, _), (other, _)| one.cmp(other));
         self
+    }
+
+    /// Returns the key for a call without a request: its parts are all that the operation executes
+    /// with. A call with the same parts gets the outcome of the first, whatever else it would do.
+    pub const fn identifies_alone(self) -> (Self, ()) {
+        (self, ())
     }
 
     /// Returns the key: 64 hexadecimal digits, a hash of the parts. It is the same in every

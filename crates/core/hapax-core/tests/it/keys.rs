@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::{
     BucketError, Clock, CompositeKey, Entropy, EntropyError, Function, Idempotency, Key, KeyError,
-    KeyMaker, MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, OutcomeClass, Scope,
+    KeyMaker, MakeKeyError, MemoryCapacity, MemoryStore, NaturalKey, OutcomeClass, RunError, Scope,
     Timestamp,
 };
 use proptest::prelude::*;
@@ -109,9 +109,14 @@ fn a_client_must_fit_into_a_key() {
 fn natural_keys_are_those_of_earlier_versions() {
     let keys = [
         NaturalKey::order("c-1", "cart-9"),
-        NaturalKey::payment("o-17", 1999, "EUR"),
+        // The key of a payment before the amount was left to the request.
+        NaturalKey::new("payment")
+            .part("order", "o-17")
+            .part("amount", 1999)
+            .part("currency", "EUR"),
         NaturalKey::transfer("DE1", "DE2", "rent 2026-10"),
         NaturalKey::new("x").part("n", -1).part("b", true).part("y", &[0u8, 255][..]),
+        NaturalKey::payment("o-17"),
     ];
     let expected = include_str!("../golden/natural-keys.v1.txt");
     let made: String = keys.iter().map(|key| format!("{}\n", key.key().as_str())).collect();
@@ -141,8 +146,8 @@ fn different_parts_give_different_keys() {
         of(new().part("a", -1)),
         of(new().part("a", 1).part("a", 2)),
         of(new().part("a", 2).part("a", 1)),
-        NaturalKey::payment("o", 1, "EUR").key(),
-        NaturalKey::payment("o", 1, "USD").key(),
+        NaturalKey::payment("o").key(),
+        NaturalKey::payment("p").key(),
         NaturalKey::transfer("a", "b", "r").key(),
         NaturalKey::transfer("b", "a", "r").key(),
         NaturalKey::order("a", "b").key(),
@@ -155,6 +160,37 @@ fn different_parts_give_different_keys() {
         of(new().part("a", 7u8).part("t", &text)),
         of(new().part("t", "x").part("a", 7i128))
     );
+}
+
+/// The amount is no part of these keys, and part of the request.
+#[tokio::test]
+async fn another_amount_under_a_natural_key_is_rejected() {
+    let idempotency = Idempotency::builder(MemoryStore::default()).build().unwrap();
+    for key in [NaturalKey::payment("o-17"), NaturalKey::transfer("DE1", "DE2", "rent 2026-10")] {
+        let pay = async |cents: u64| {
+            let named = (&key, (cents, "EUR"));
+            let paid =
+                idempotency.at_most_once(&named, move || async move { Ok::<_, String>(cents) });
+            paid.await.map(|paid| (paid.value, paid.replayed))
+        };
+        assert_eq!(pay(1999).await.unwrap(), (1999, false));
+        let corrected = pay(2499).await;
+        assert!(matches!(corrected, Err(RunError::KeyReused)), "{corrected:?}");
+        assert_eq!(pay(1999).await.unwrap(), (1999, true));
+    }
+}
+
+/// A record of an earlier version, whose natural key had no request.
+#[tokio::test]
+async fn a_key_that_identifies_alone_finds_the_record_of_a_call_without_a_request() {
+    let idempotency = Idempotency::builder(MemoryStore::default()).build().unwrap();
+    let key = NaturalKey::order("c-1", "cart-9");
+    let call = || async { Ok::<_, String>(17) };
+    idempotency.at_most_once(&(Scope::shared(), key.key(), ()), call).await.unwrap();
+    let again = idempotency.at_most_once(&key.clone().identifies_alone(), call).await.unwrap();
+    assert!(again.replayed);
+    let compared = idempotency.at_most_once(&(key, "3 apples"), call).await;
+    assert!(matches!(compared, Err(RunError::KeyReused)), "{compared:?}");
 }
 
 proptest! {
