@@ -56,7 +56,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
         policy: policy(),
     };
     let listener = tokio::net::TcpListener::bind(env::var("BANK_LISTEN")?).await?;
-    Ok(axum::serve(listener, app(Arc::new(bank))?).await?)
+    let engine = bank.engine.clone();
+    let ended = async {
+        let _ = tokio::signal::ctrl_c().await;
+    };
+    axum::serve(listener, app(Arc::new(bank))?).with_graceful_shutdown(ended).await?;
+    // Outcomes that are only in memory would end with the process.
+    engine.drain().await;
+    Ok(())
 }
 
 /// Returns a policy with a short lease, so that a retry soon takes over from a crashed process.

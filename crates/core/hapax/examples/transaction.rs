@@ -4,6 +4,7 @@
 //!     curl -i 127.0.0.1:3000/transfers -H 'Authorization: Bearer me' -H 'Idempotency-Key: t-1' -d ''
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::{Router, http::StatusCode, routing::post};
 use hapax::prelude::*;
@@ -22,10 +23,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .transactions(SqlxTransactions::new(store, pool))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
         .build()?;
-    let app = Router::new().route("/transfers", post(transfer)).layer(layer);
+    let app = Router::new().route("/transfers", post(transfer)).layer(layer.clone());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, app).await?;
+    let ending = layer.drain_on_signal(Duration::from_secs(25));
+    axum::serve(listener, app).with_graceful_shutdown(ending).await?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@
 //! in flight, and a retry gets the stored outcome.
 //!
 //! ```no_run
+//! use std::time::Duration;
 //! use axum::{Router, routing::post};
 //! use hapax::prelude::*;
 //!
@@ -14,8 +15,10 @@
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let store = FileStore::open(FileOptions::new("orders.db"))?;
 //!     let layer = IdempotencyLayer::builder(store).build()?;
-//!     let app = Router::new().route("/orders", post(|| async { "ordered" })).layer(layer);
-//!     axum::serve(tokio::net::TcpListener::bind("127.0.0.1:3000").await?, app).await?;
+//!     let app = Router::new().route("/orders", post(|| async { "ordered" })).layer(layer.clone());
+//!     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//!     let ending = layer.drain_on_signal(Duration::from_secs(25));
+//!     axum::serve(listener, app).with_graceful_shutdown(ending).await?;
 //!     Ok(())
 //! }
 //! ```

@@ -7,6 +7,8 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
+use std::time::Duration;
 
 use hapax_core::MemoryStore;
 use hapax_http::Body;
@@ -33,8 +35,13 @@ pub(crate) fn layer() -> Result<IdempotencyLayer, LayerError> {
 
 pub(crate) async fn serve(listener: TcpListener, layer: IdempotencyLayer) -> io::Result<()> {
     let service = layer.layer(service_fn(charge));
+    // Until it ends, new requests get 503; then the store has the outcomes.
+    let mut ending = pin!(layer.drain_on_signal(Duration::from_secs(25)));
     loop {
-        let (stream, _) = listener.accept().await?;
+        let (stream, _) = tokio::select! {
+            accepted = listener.accept() => accepted?,
+            () = &mut ending => return Ok(()),
+        };
         let service = TowerToHyperService::new(service.clone());
         tokio::spawn(async move {
             let served = http1::Builder::new().serve_connection(TokioIo::new(stream), service);

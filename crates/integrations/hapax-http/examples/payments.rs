@@ -46,7 +46,10 @@ pub(crate) async fn serve(
     let ending = async move {
         end.await;
         let drained = layer.drain(Duration::from_secs(25)).await;
-        println!("{} requests were cut off", drained.cut_off);
+        println!(
+            "{} requests were cut off, {} outcomes are not in the store",
+            drained.cut_off, drained.deferred
+        );
         drop(closing);
     };
     let late = async move {

@@ -17,6 +17,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -54,10 +55,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut options = RouteOptions { key: KeyRule::Required, ..RouteOptions::default() };
     options.policy.terms.on_unknown = OnUnknown::Block;
     let layer = IdempotencyLayer::new(engine, RoutePolicy::new(caller, options)?);
-    let app = Router::new().route("/payments", post(pay)).layer(layer);
+    let app = Router::new().route("/payments", post(pay)).layer(layer.clone());
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     println!("payments: http://{}/payments", listener.local_addr()?);
-    Ok(axum::serve(listener, app).await?)
+    let ending = layer.drain_on_signal(Duration::from_secs(25));
+    Ok(axum::serve(listener, app).with_graceful_shutdown(ending).await?)
 }
 
 /// Charges, and does not get to know whether it worked.

@@ -136,11 +136,15 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     println!("orders on http://127.0.0.1:3000/orders");
 
-    let driving = sagas.run(std::future::pending(), Duration::from_secs(30));
-    tokio::select! {
-        served = axum::serve(listener, app) => served?,
-        _ = driving => {}
-        _ = tokio::signal::ctrl_c() => {}
+    let ended = || async {
+        let _ = tokio::signal::ctrl_c().await;
+    };
+    // It parks the sagas, and waits until the store has what it was sent.
+    let driving = sagas.run(ended(), Duration::from_secs(30));
+    let serving = axum::serve(listener, app).with_graceful_shutdown(ended());
+    let (is_stored, served) = tokio::join!(driving, serving.into_future());
+    if !is_stored {
+        eprintln!("not all is stored: it is resumed once its lease has lapsed");
     }
-    Ok(())
+    Ok(served?)
 }

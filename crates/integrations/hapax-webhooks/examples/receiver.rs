@@ -8,6 +8,7 @@
 use std::error::Error;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
@@ -30,7 +31,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
     println!("http://{}/stripe", listener.local_addr()?);
-    Ok(axum::serve(listener, router(webhooks, engine, print)?).await?)
+    let (router, layer) = router(webhooks, engine, print)?;
+    let ending = layer.drain_on_signal(Duration::from_secs(25));
+    Ok(axum::serve(listener, router).with_graceful_shutdown(ending).await?)
 }
 
 /// An event, as the callback gets it.
@@ -39,13 +42,13 @@ pub(crate) struct Event {
     pub(crate) body: Bytes,
 }
 
-/// Returns a router that calls `callback` once for each event. An error of it makes Stripe send the
-/// event again, and the callback is called again.
+/// Returns a router that calls `callback` once for each event, and its layer. An error of it makes Stripe
+/// send the event again, and the callback is called again.
 pub(crate) fn router<C, F>(
     webhooks: WebhookLayer,
     engine: Idempotency,
     callback: C,
-) -> Result<Router, RouteError>
+) -> Result<(Router, IdempotencyLayer), RouteError>
 where
     C: Fn(Event) -> F + Send + Sync + 'static,
     F: Future<Output = Result<(), String>> + Send + 'static,
@@ -65,5 +68,6 @@ where
     };
     // The layer that is added last comes first.
     let idempotency = IdempotencyLayer::new(engine, policy);
-    Ok(Router::new().route("/stripe", post(handler)).layer(idempotency).layer(webhooks))
+    let route = Router::new().route("/stripe", post(handler));
+    Ok((route.layer(idempotency.clone()).layer(webhooks), idempotency))
 }

@@ -91,7 +91,8 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
 /// Waits for the writes to the store, and closes it.
 async fn close(engine: Idempotency, opened: OpenStore, limits: &LimitArgs) {
     if tokio::time::timeout(limits.drain_timeout, engine.drain()).await.is_err() {
-        tracing::warn!("records were not written: their messages are posted again");
+        let deferred = engine.stats().deferred;
+        tracing::warn!(deferred, "records were not written: their messages are posted again");
     }
     opened.close().await;
 }

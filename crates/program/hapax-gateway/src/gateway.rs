@@ -251,10 +251,12 @@ impl RunningGateway {
     /// 0. For `drain_delay`, `/readyz` is 503 and requests are served as before, so that load
     ///    balancers choose other servers before any request is rejected.
     /// 1. No new connections are accepted; new requests on open connections get 503 `draining`.
-    /// 2. Requests in progress may end within `drain_timeout`, and their outcomes are recorded.
+    /// 2. Requests in progress may end within `drain_timeout`, and their outcomes are recorded, also if
+    ///    the store returns only within this time.
     /// 3. Requests that have not ended by then are cut off. If a request was sent to the upstream,
     ///    its outcome is recorded as unknown; otherwise its key is released.
-    /// 4. Deferred writes get one more store timeout; then everything is closed.
+    /// 4. Deferred writes get one more store timeout; then everything is closed. The report counts
+    ///    those that the store has not accepted.
     pub async fn shutdown(mut self) -> ShutdownReport {
         let delay = self.reloading.drain_delay();
         if !delay.is_zero() {
@@ -265,7 +267,11 @@ impl RunningGateway {
         tracing::info!(requests = self.shutdown.active_requests(), "draining");
         self.shutdown.enter(ShutdownPhase::Draining);
         let (shutdown, engine) = (self.shutdown.clone(), self.engine.clone());
-        let idle = || shutdown.active_requests() == 0 && engine.stats().in_flight == 0;
+        // Their outcomes may be in memory only: ended here, the process would lose them.
+        let idle = || {
+            let stats = engine.stats();
+            shutdown.active_requests() == 0 && stats.in_flight == 0 && stats.deferred == 0
+        };
         let in_time = listener::settled(self.reloading.drain_timeout(), idle).await;
         let mut ended = ShutdownReport::default();
         if !in_time {
@@ -274,11 +280,13 @@ impl RunningGateway {
         }
         // The requests that were cut off are recorded now; those that still do not end become
         // unknown.
-        let drained = self.resources.layer.drain(self.store_timeout).await;
+        let (drained, _) = tokio::join!(
+            self.resources.layer.drain(self.store_timeout),
+            // What operators and the background began.
+            timeout(self.store_timeout, self.engine.drain()),
+        );
         ended.cut_off = ended.cut_off.max(drained.cut_off);
-        if timeout(self.store_timeout, self.engine.drain()).await.is_err() {
-            ended.not_recorded = self.engine.stats().deferred;
-        }
+        ended.not_recorded = drained.deferred;
         self.shutdown.enter(ShutdownPhase::Closing);
         self.listener.join(CLOSE).await;
         if let Some(access) = &self.access {

@@ -34,28 +34,28 @@ async fn main() -> Result<(), AnyError> {
     let listener = tokio::net::TcpListener::bind(argument(3, "an address")?).await?;
 
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
-    let layer = IdempotencyLayer::builder(Arc::clone(&store))
-        .namespace("orders")
-        .transactions(SqlxTransactions::new(Arc::clone(&store), pool.clone()))
+    let layer = IdempotencyLayer::builder(Arc::clone(&store)).namespace("orders")
+        .transactions(SqlxTransactions::new(store, pool.clone()))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
         .lease(LEASE)
         .build()?;
-    let app = Router::new().route("/orders", post(order)).layer(layer);
+    let app = Router::new().route("/orders", post(order)).layer(layer.clone());
 
     let outbox = PgOutbox::new(&Connections::new(move || {
         let pool = pool.clone();
         async move { pool.acquire().await }
     }));
     // Every instance of the service runs a relay: they share the outbox.
-    let engine = Idempotency::builder(store).namespace("orders").build()?;
+    let engine = layer.engine().clone();
     let limits = RelayLimits { lease: LEASE, ..RelayLimits::default() };
     let relay = Relay::new("orders", Arc::new(outbox), Arc::new(sink), engine.clone(), limits)?;
     let relaying = tokio::spawn(relay.run(shutdown()));
 
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, app).with_graceful_shutdown(shutdown()).await?;
+    let ending = layer.drain_on_signal(Duration::from_secs(25));
+    axum::serve(listener, app).with_graceful_shutdown(ending).await?;
     relaying.await?;
-    engine.drain().await;
+    engine.drain().await; // the relay's leases of shards are released
     Ok(())
 }
 

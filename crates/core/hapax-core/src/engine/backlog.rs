@@ -64,6 +64,12 @@ impl Backlog {
         let _ = self.size.subscribe().wait_for(quiet).await;
     }
 
+    /// Resolves when nothing is deferred.
+    pub(super) async fn written(&self) {
+        // The sender is part of `self`, so it outlives the wait and this cannot fail.
+        let _ = self.size.subscribe().wait_for(|size| size.entries == 0).await;
+    }
+
     /// Resolves when at most `bytes` are deferred.
     pub(super) async fn shrinks_to(&self, bytes: usize) {
         // The sender is part of `self`, so it outlives the wait and this cannot fail.

@@ -302,6 +302,12 @@ impl Idempotency {
         written.await.unwrap_or_else(|error| Err(StoreError::ambiguous(error).into()))
     }
 
+    /// Resolves when the store has accepted, or rejected, all [deferred](EngineStats::deferred) writes. Await
+    /// it with a timeout. Unlike [`drain`](Self::drain) it does not wait for what is in progress.
+    pub async fn deferred_written(&self) {
+        self.inner.backlog.written().await;
+    }
+
     /// Resolves when nothing is deferred, no exchange is in progress and no function executes or is
     /// being called. Await it with a timeout before a process ends: while the store is unavailable,
     /// a function hangs or a call waits, it does not resolve.

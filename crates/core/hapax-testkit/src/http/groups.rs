@@ -249,6 +249,7 @@ macro_rules! __http_group {
                 w21_a_page_may_read_the_rejection_during_an_outage
                 w20_without_a_store_at_completion_the_response_is_delivered_as_pending
                 w20_without_a_store_at_completion_the_response_may_be_withheld
+                w20_a_drain_waits_until_a_deferred_outcome_is_stored
                 w23_a_lapsed_lease_without_a_takeover_is_renewed;
         }
     };

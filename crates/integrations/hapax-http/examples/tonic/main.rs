@@ -5,6 +5,7 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use hapax_core::MemoryStore;
 use hapax_http::server::{ExecutionHandle, IdempotencyLayer};
@@ -40,8 +41,10 @@ pub(crate) fn layer() -> Result<IdempotencyLayer, Error> {
 }
 
 pub(crate) async fn serve(incoming: TcpIncoming, layer: IdempotencyLayer) -> Result<(), Error> {
-    let service = PaymentsServer::new(Shop);
-    Ok(Server::builder().layer(layer).add_service(service).serve_with_incoming(incoming).await?)
+    let server = Server::builder().layer(layer.clone()).add_service(PaymentsServer::new(Shop));
+    // Until it ends, new requests get `unavailable`; then the store has the outcomes.
+    let ending = layer.drain_on_signal(Duration::from_secs(25));
+    Ok(server.serve_with_incoming_shutdown(incoming, ending).await?)
 }
 
 struct Shop;

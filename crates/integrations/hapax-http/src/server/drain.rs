@@ -21,15 +21,19 @@ struct State {
     stopping: bool,
 }
 
-/// The requests and writes that a drain left.
+/// The requests and writes that a drain left. Nothing is left if it equals the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[must_use = "executions that were cut off have unknown outcomes"]
+#[must_use = "executions that were cut off have unknown outcomes, and deferred ones may be lost"]
 pub struct DrainReport {
     /// Number of requests that did not finish within the grace and were cut off.
     pub cut_off: usize,
     /// The requests that were in progress at the end of the drain: their handlers did not end, or
     /// their outcomes wait for memory of the backlog.
     pub left: usize,
+    /// The writes of the layer's engine that the store has not accepted: outcomes and releases that are
+    /// only in memory. They are lost if the process ends now, and the policies for unknown outcomes
+    /// apply: under `reexecute` a retry executes again.
+    pub deferred: usize,
 }
 
 impl DrainGate {
@@ -73,7 +77,7 @@ impl DrainGate {
         self.state.send_modify(|state| state.stopping = true);
         let _ = timeout(last, state.wait_for(|state| state.inside == 0)).await;
         let left = self.state.borrow().inside;
-        DrainReport { cut_off, left }
+        DrainReport { cut_off, left, deferred: 0 }
     }
 }
 
@@ -106,4 +110,33 @@ impl Drop for DrainPermit {
             state.draining && state.inside == 0
         });
     }
+}
+
+/// Resolves at the first signal that ends a service; never if there can be none.
+pub(super) async fn signalled() {
+    let interrupted = async {
+        match tokio::signal::ctrl_c().await {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!(%error, "the layer cannot wait for SIGINT: end the service by SIGTERM");
+                std::future::pending().await
+            }
+        }
+    };
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminated) => tokio::select! {
+                () = interrupted => {}
+                _ = terminated.recv() => {}
+            },
+            Err(error) => {
+                tracing::error!(%error, "the layer cannot wait for SIGTERM: end the service by SIGINT");
+                interrupted.await;
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    interrupted.await;
 }

@@ -10,11 +10,12 @@ use hapax_core::{EngineError, Idempotency, IdempotencyBuilder, InFlight, OnUnkno
 use http::Response;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
+use tokio::time::{Instant, timeout};
 use tower_layer::Layer;
 
 use super::budget::BodyBudgets;
 use super::concurrency::ConcurrencyLimits;
-use super::drain::{DrainGate, DrainReport};
+use super::drain::{DrainGate, DrainReport, signalled};
 use super::observe::{NoObserver, Observer, RequestEvent};
 use super::policy::{KeyRule, RouteError, RouteOptions, RoutePolicy};
 use super::response_info::{ResponseInfo, ResponseSource};
@@ -120,6 +121,12 @@ impl IdempotencyLayer {
         self
     }
 
+    /// Returns the engine, which functions, sagas and consumers of the same service share.
+    #[must_use]
+    pub const fn engine(&self) -> &Idempotency {
+        &self.engine
+    }
+
     /// Drains the layer: new requests get 503 `draining`; requests in progress may end within
     /// `grace`; then they are cut off, and their outcomes recorded as unknown.
     ///
@@ -128,12 +135,46 @@ impl IdempotencyLayer {
     /// clients, streamed, or too large to store. The server's own shutdown does, with its own
     /// limit: a client that does not read would delay it without end.
     ///
-    /// Resolves when no request is in progress, at the latest twice the engine's
-    /// [`store_timeout`](Idempotency::store_timeout) after the grace: later requests are not
-    /// recorded, and their leases lapse unless they end after all. [`Idempotency::drain`] waits for
-    /// writes that are deferred. Dropping this future stops waiting, not draining.
+    /// Resolves when no request is in progress and the store has accepted all writes of the engine,
+    /// at the latest after the grace; if requests were cut off, twice the engine's
+    /// [`store_timeout`](Idempotency::store_timeout) later. Requests that end after that are not
+    /// recorded, and their leases lapse. Dropping this future stops waiting, not draining.
     pub async fn drain(&self, grace: Duration) -> DrainReport {
-        self.gate.drain(grace, self.engine.store_timeout().saturating_mul(2)).await
+        let (began, last) = (Instant::now(), self.engine.store_timeout().saturating_mul(2));
+        let report = self.gate.drain(grace, last).await;
+        let limit = if report.cut_off == 0 { grace } else { grace.saturating_add(last) };
+        let rest = limit.saturating_sub(began.elapsed());
+        let _ = timeout(rest, self.engine.deferred_written()).await;
+        DrainReport { deferred: self.engine.stats().deferred, ..report }
+    }
+
+    /// Waits for SIGTERM or SIGINT (elsewhere than on Unix: Ctrl-C) and [drains](Self::drain) the layer.
+    /// Logs what the drain left. For `axum::serve`:
+    ///
+    /// ```no_run
+    /// # async fn run(layer: hapax_http::server::IdempotencyLayer) -> std::io::Result<()> {
+    /// let app: axum::Router = axum::Router::new()
+    ///     .route("/orders", axum::routing::post(|| async { "ordered" }))
+    ///     .layer(layer.clone());
+    /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    /// let ending = layer.drain_on_signal(std::time::Duration::from_secs(25));
+    /// axum::serve(listener, app).with_graceful_shutdown(ending).await
+    /// # }
+    /// ```
+    pub async fn drain_on_signal(self, grace: Duration) {
+        signalled().await;
+        let report = self.drain(grace).await;
+        let DrainReport { cut_off, left, deferred } = report;
+        if report == DrainReport::default() {
+            tracing::info!("drained");
+        } else {
+            tracing::error!(
+                cut_off,
+                left,
+                deferred,
+                "the drain left outcomes that the store does not have: the policies for unknown outcomes apply"
+            );
+        }
     }
 
     /// Notifies the observer. A panic of it must not cost a lease or a response.

@@ -79,7 +79,7 @@ async fn the_example_calls_back_once_for_each_event_and_again_after_an_error() {
             async move { if is_second { Err("the database is away".to_owned()) } else { Ok(()) } }
         }
     };
-    let router = receiver::router(world.stripe(), world.engine.clone(), callback).unwrap();
+    let (router, _) = receiver::router(world.stripe(), world.engine.clone(), callback).unwrap();
     let deliver = |id: &str| {
         let mut request = stripe_delivery(&event(id));
         *request.uri_mut() = "/stripe".parse().unwrap();

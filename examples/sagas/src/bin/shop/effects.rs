@@ -11,7 +11,7 @@ use axum::{Json, serve};
 use hapax::http::server::{KeyRule, RouteOptions};
 use hapax::prelude::*;
 use hapax::transaction::TransactionBackend;
-use hapax_sagas_examples::{ProgramError, shutdown};
+use hapax_sagas_examples::ProgramError;
 use sqlx::{PgConnection, PgPool};
 use tokio::net::TcpListener;
 
@@ -39,7 +39,8 @@ pub(crate) async fn run(address: &str, database: &str, routes: Router) -> Result
     let layer = IdempotencyLayer::builder(store).namespace("shop").options(options).build()?;
     let listener = TcpListener::bind(address).await?;
     println!("listening on {}", listener.local_addr()?);
-    Ok(serve(listener, routes.layer(layer)).with_graceful_shutdown(shutdown()).await?)
+    let ending = layer.clone().drain_on_signal(Duration::from_secs(25));
+    Ok(serve(listener, routes.layer(layer)).with_graceful_shutdown(ending).await?)
 }
 
 /// Locks an order until the transaction ends. Returns whether an undo has closed it: then no step may

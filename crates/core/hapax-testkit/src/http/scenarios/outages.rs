@@ -117,6 +117,21 @@ pub async fn w20_without_a_store_at_completion_the_response_may_be_withheld(
     assert_eq!(runs.count(), 1);
 }
 
+/// The store returns during the drain: the outcome does not end with the process.
+pub async fn w20_a_drain_waits_until_a_deferred_outcome_is_stored(arena: ScenarioContext) {
+    let (stage, runs, answer) = in_between(&arena, CompletionOutage::Deliver).await;
+    assert_eq!(answer.header("idempotency-recorded"), "pending");
+    let mut drained = tokio::spawn(stage.instance().drain());
+    let early = tokio::time::timeout(brisk().store_timeout * 3 / 2, &mut drained).await;
+    assert!(early.is_err(), "the drain ended without the outcome");
+    stage.mend().await;
+    tokio::time::timeout(crate::http::TIMEOUT, drained).await.unwrap().unwrap();
+    drop(stage);
+    let stage = arena.start(brisk(), counting(&runs)).await;
+    stage.send(stage.post("k")).await.is_replay(201, "1");
+    assert_eq!(runs.count(), 1);
+}
+
 /// Groups `outages` and `several`.
 pub async fn w20_after_a_completion_deferred_beyond_the_lease_the_policy_applies(
     arena: ScenarioContext,

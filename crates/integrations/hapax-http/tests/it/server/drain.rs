@@ -16,6 +16,52 @@ use super::world::{
 
 const GRACE: Duration = Duration::from_secs(25);
 
+/// Returns the report of a drain after which the store has all outcomes.
+fn report(cut_off: usize, left: usize) -> DrainReport {
+    DrainReport { cut_off, left, deferred: 0 }
+}
+
+/// The store goes away during an execution, and returns during the drain: then the outcome is stored.
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_deferred_outcomes() {
+    let world = World::new();
+    let layer = world.layer(reexecute());
+    let store = std::sync::Arc::clone(&world.store);
+    let app = app_of(&layer, move |_| {
+        store.is(Mood::Down);
+        async { respond(201, "paid") }
+    });
+    let first = send(&app, pay("k", "{}")).await;
+    assert_eq!(first.header("idempotency-recorded"), Some("pending"));
+    let drain = tokio::spawn(async move { layer.drain(GRACE).await });
+    sleep(GRACE / 2).await;
+    assert!(!drain.is_finished());
+    world.store.is(Mood::Well);
+    assert_eq!(drain.await.unwrap(), report(0, 0));
+    // The process ends; after the lease, another one replays.
+    drop(app);
+    sleep(super::world::LEASE * 2).await;
+    let next = world.other_process();
+    let app = next.app(reexecute(), |_| async { respond(201, "paid twice") });
+    assert_eq!(&*send(&app, pay("k", "{}")).await.body, b"paid");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_without_a_store_counts_the_deferred_outcomes() {
+    let world = World::new();
+    let layer = world.layer(reexecute());
+    let store = std::sync::Arc::clone(&world.store);
+    let app = app_of(&layer, move |_| {
+        store.is(Mood::Down);
+        async { respond(201, "paid") }
+    });
+    send(&app, pay("k", "{}")).await;
+    let began = Instant::now();
+    assert_eq!(layer.drain(GRACE).await, DrainReport { deferred: 1, ..report(0, 0) });
+    assert_eq!(began.elapsed(), GRACE);
+    assert_eq!(layer.engine().stats().deferred, 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn wire_23_a_drain_rejects_new_requests_and_finishes_those_in_progress() {
     let world = World::new();
@@ -42,7 +88,7 @@ async fn wire_23_a_drain_rejects_new_requests_and_finishes_those_in_progress() {
     assert_eq!(refused.header("retry-after"), Some("1"));
     assert!(!drain.is_finished());
     go.give();
-    assert_eq!(drain.await.unwrap(), DrainReport { cut_off: 0, left: 0 });
+    assert_eq!(drain.await.unwrap(), report(0, 0));
     assert_eq!(first.await.unwrap().status, 201);
 
     let next = world.other_process();
@@ -64,7 +110,7 @@ async fn wire_23_a_request_that_does_not_end_within_the_grace_is_unknown() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     let began = Instant::now();
-    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, report(1, 0));
     assert!(began.elapsed() < GRACE + Duration::from_secs(1));
     let answer = client.await.unwrap();
     assert_eq!((answer.status.as_u16(), &*answer.code()), (504, "upstream-timeout"));
@@ -89,7 +135,7 @@ async fn wire_23_a_waiter_at_the_end_of_the_grace_is_rejected() {
     runs.reach(1).await;
     let waiting = begin(&app, pay("k", "{}"));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 2, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, report(2, 0));
     assert_eq!(waiting.await.unwrap().code(), "draining");
     assert_eq!(runs.count(), 1);
 }
@@ -108,7 +154,7 @@ async fn wire_23_an_unprotected_execution_is_cut_off_too() {
     world.store.is(Mood::Down);
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
-    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, report(1, 0));
     assert_eq!(client.await.unwrap().code(), "upstream-timeout");
 }
 
@@ -131,7 +177,7 @@ async fn a_drain_waits_for_executions_of_disconnected_clients() {
     let client = begin(&app, pay("k", "{}"));
     runs.reach(1).await;
     client.abort();
-    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 0, left: 0 });
+    assert_eq!(layer.drain(GRACE).await, report(0, 0));
     assert_eq!(ended.count(), 1);
 }
 
@@ -172,7 +218,7 @@ async fn a_response_that_is_ready_at_the_end_of_the_grace_is_recorded() {
             assert!(!poll(&mut drain));
             let answer = client.await.unwrap();
             assert_eq!((answer.status.as_u16(), &*answer.body), (201, &b"paid"[..]), "{mood:?}");
-            assert_eq!(drain.await, DrainReport { cut_off: 1, left: 0 });
+            assert_eq!(drain.await, report(1, 0));
         }
     }
 }
@@ -197,7 +243,7 @@ async fn wire_23_a_drain_ends_with_a_blocked_handler_and_an_unavailable_store() 
     runs.reach(1).await;
     let began = Instant::now();
     // Its outcome is held back, and waits to be told so until there is room for it.
-    assert_eq!(layer.drain(GRACE).await, DrainReport { cut_off: 1, left: 1 });
+    assert_eq!(layer.drain(GRACE).await, DrainReport { deferred: 1, ..report(1, 1) });
     assert_eq!(began.elapsed(), GRACE + engine.store_timeout() * 2);
     world.store.is(Mood::Well);
     engine.drain().await;
@@ -237,7 +283,7 @@ async fn a_claim_at_the_end_of_the_grace_is_released() {
         });
         let answer = client.await.unwrap();
         assert_eq!((answer.status.as_u16(), &*answer.code()), (503, "draining"));
-        assert_eq!((drain.await.unwrap(), runs.count()), (DrainReport { cut_off: 1, left: 0 }, 0));
+        assert_eq!((drain.await.unwrap(), runs.count()), (report(1, 0), 0));
         world.engine.drain().await;
         let next = world.other_process();
         let app = next.app(RouteOptions::default(), |_| async { respond(201, "next") });
