@@ -1,6 +1,8 @@
 //! Fingerprints of requests.
 //!
-//! 1. Method and path count as received, byte by byte.
+//! 1. Method and path count as received, byte by byte. Behind nested routers the target is the one that
+//!    reached the outermost of them: its scheme is another one (`http/2`), because earlier versions
+//!    compared the stripped target. Records of theirs are compared by that.
 //! 2. The query counts as a list of pairs, sorted by name as received; values of one name keep
 //!    their order.
 //! 3. The chosen headers count with all their values. Headers that override the method of a POST
@@ -82,7 +84,14 @@ pub struct HttpFingerprintScheme {
     json: JsonParts,
     headers: Vec<HeaderName>,
     name: FingerprintScheme,
+    /// Name of the scheme in which the same parts count, with the target that reached the outermost
+    /// router, where a router has changed it.
+    original: FingerprintScheme,
 }
+
+/// The first part of the names of schemes.
+const RECEIVED: &str = "http/1";
+const ORIGINAL: &str = "http/2";
 
 impl HttpFingerprintScheme {
     /// Returns a scheme in which these headers count, and the body in this form.
@@ -96,8 +105,8 @@ impl HttpFingerprintScheme {
         let mut headers: Vec<_> = headers.into_iter().collect();
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
-        let name = name(body, &JsonParts::All, &headers)?;
-        Ok(Self { body, json: JsonParts::All, headers, name })
+        let [name, original] = names(body, &JsonParts::All, &headers)?;
+        Ok(Self { body, json: JsonParts::All, headers, name, original })
     }
 
     /// Returns the scheme in which only these parts of a JSON body count. It has no effect if
@@ -107,14 +116,17 @@ impl HttpFingerprintScheme {
     /// [`SchemeTooLong`] if the pointers do not fit.
     pub fn json(self, json: JsonParts) -> Result<Self, SchemeTooLong> {
         let json = if self.body == BodyForm::Canonical { json } else { JsonParts::All };
-        let name = name(self.body, &json, &self.headers)?;
-        Ok(Self { json, name, ..self })
+        let [name, original] = names(self.body, &json, &self.headers)?;
+        Ok(Self { json, name, original, ..self })
     }
 
-    /// Returns the scheme of this name; `None` if this version does not support it.
+    /// Returns the scheme of this name; `None` if this version does not support it. For a name of
+    /// `http/2` it is the scheme of `http/1` with the same parts: only the targets differ that they are
+    /// given.
     #[must_use]
     pub fn named(name: &FingerprintScheme) -> Option<Self> {
-        let mut fields = name.as_str().strip_prefix("http/1;body=")?.split(';');
+        let (version, rest) = name.as_str().split_once(";body=")?;
+        let mut fields = [RECEIVED, ORIGINAL].contains(&version).then(|| rest.split(';'))?;
         let body = fields.next()?;
         let forms = [BodyForm::Canonical, BodyForm::Raw, BodyForm::Ignored];
         let body = forms.into_iter().find(|form| form.word() == body)?;
@@ -132,7 +144,16 @@ impl HttpFingerprintScheme {
         }
         let scheme = Self::new(body, headers).ok()?.json(json).ok()?;
         // A name has one form: another spelling is not of this version.
-        (scheme.name == *name).then_some(scheme)
+        scheme.has_name(name).then_some(scheme)
+    }
+
+    fn has_name(&self, name: &FingerprintScheme) -> bool {
+        [&self.name, &self.original].contains(&name)
+    }
+
+    /// Returns the name for requests whose target a router has changed.
+    pub(crate) const fn original_name(&self) -> &FingerprintScheme {
+        &self.original
     }
 
     /// Returns the name.
@@ -225,10 +246,10 @@ type Fields<'a> = (&'static str, Vec<Cow<'a, [u8]>>);
 impl Default for HttpFingerprintScheme {
     /// Canonical bodies, no headers.
     fn default() -> Self {
-        let name = FingerprintScheme::new("http/1;body=canonical");
-        #[allow(clippy::unreachable, reason = "the name is shorter than any limit")]
-        let Ok(name) = name else { unreachable!() };
-        Self { body: BodyForm::Canonical, json: JsonParts::All, headers: Vec::new(), name }
+        let (body, json) = (BodyForm::Canonical, JsonParts::All);
+        #[allow(clippy::unreachable, reason = "the names are shorter than any limit")]
+        let Ok([name, original]) = names(body, &json, &[]) else { unreachable!() };
+        Self { body, json, headers: Vec::new(), name, original }
     }
 }
 
@@ -246,12 +267,13 @@ impl BodyForm {
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'_').remove(b'-').remove(b'.').remove(b'~');
 
-fn name(
+/// Returns the names of a scheme for targets as received and for original ones. They have the same length.
+fn names(
     body: BodyForm,
     json: &JsonParts,
     headers: &[HeaderName],
-) -> Result<FingerprintScheme, SchemeTooLong> {
-    let mut name = format!("http/1;body={}", body.word());
+) -> Result<[FingerprintScheme; 2], SchemeTooLong> {
+    let mut name = format!(";body={}", body.word());
     let (word, pointers) = match json {
         JsonParts::All => ("", None),
         JsonParts::Only(pointers) => (";only", Some(pointers)),
@@ -267,7 +289,13 @@ fn name(
         let names: Vec<_> = headers.iter().map(HeaderName::as_str).collect();
         name += &format!(";headers={}", names.join(","));
     }
-    FingerprintScheme::new(name)
+    let of = |version| FingerprintScheme::new(format!("{version}{name}"));
+    Ok([of(RECEIVED)?, of(ORIGINAL)?])
+}
+
+/// Returns whether a scheme compares the target that reached the outermost router.
+pub(crate) fn is_of_original(scheme: &FingerprintScheme) -> bool {
+    scheme.as_str().starts_with(ORIGINAL)
 }
 
 /// Returns the pointers of a list. An empty list has no `=`: an empty text after `=` is the pointer
@@ -314,7 +342,7 @@ impl hapax_core::OperationRequest for HttpRequest<'_> {
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
         let Self { method, uri, headers, body, .. } = self;
-        if scheme == self.scheme.name() {
+        if self.scheme.has_name(scheme) {
             return Some(self.scheme.fingerprint(method, uri, headers, body));
         }
         Some(HttpFingerprintScheme::named(scheme)?.fingerprint(method, uri, headers, body))

@@ -19,7 +19,8 @@ use http::{HeaderName, Method};
 use crate::http::handler::Handler;
 
 /// A factory of instances under test. All instances of one fixture share one store, which outlives
-/// them.
+/// them. A service whose routers can be nested mounts one, which strips its prefix, at
+/// `/mounted/payments` and at `/mounted/refunds`.
 pub trait HttpFixture: Send + Sync {
     /// Starts a process that protects `handler` under `policy`. If the process rejects the policy,
     /// the error is its message.

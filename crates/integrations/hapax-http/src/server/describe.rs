@@ -9,16 +9,29 @@
 use bytes::Bytes;
 use hapax_core::{Fingerprint, FingerprintScheme, Idempotency, Key, OperationRequest};
 use http::request::Parts;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Uri};
 use serde_json::{Value, json};
 
-use crate::fingerprint::HttpRequest;
+use crate::fingerprint::{HttpRequest, is_of_original};
 
 /// The longest path that is shown, in bytes.
 const MAX_TARGET: usize = 1024;
 
 /// The longest value of a header that is shown, in bytes.
 const MAX_VALUE: usize = 128;
+
+/// Returns the target that reached the outermost router of axum, if a router has changed it since.
+#[cfg(feature = "axum")]
+pub(super) fn original_target(parts: &Parts) -> Option<&Uri> {
+    let ::axum::extract::OriginalUri(original) = parts.extensions.get()?;
+    (original.path_and_query() != parts.uri.path_and_query()).then_some(original)
+}
+
+/// Returns `None`: without the feature `axum`, no router is known.
+#[cfg(not(feature = "axum"))]
+pub(super) const fn original_target(_: &Parts) -> Option<&Uri> {
+    None
+}
 
 /// Parts of the names of headers that name a caller.
 const NAMES: [&str; 16] = [
@@ -59,7 +72,10 @@ const CREDENTIALS: [&str; 13] = [
 
 /// A request with the data of its claim.
 pub(super) struct DescribedHttpRequest<'a> {
-    pub(super) request: &'a HttpRequest<'a>,
+    /// The request, with the target that earlier versions compared.
+    pub(super) request: HttpRequest<'a>,
+    /// The target that reached the outermost router, if a router has changed it.
+    pub(super) original: Option<&'a Uri>,
     pub(super) engine: &'a Idempotency,
     pub(super) key: &'a Key,
     pub(super) parts: &'a Parts,
@@ -71,15 +87,21 @@ pub(super) struct DescribedHttpRequest<'a> {
 
 impl OperationRequest for DescribedHttpRequest<'_> {
     fn scheme(&self) -> FingerprintScheme {
-        self.request.scheme()
+        match self.original {
+            Some(_) => self.request.scheme.original_name().clone(),
+            None => self.request.scheme(),
+        }
     }
 
     fn fingerprint(&self, scheme: &FingerprintScheme) -> Option<Fingerprint> {
-        self.request.fingerprint(scheme)
+        match self.original.filter(|_| is_of_original(scheme)) {
+            Some(uri) => HttpRequest { uri, ..self.request.clone() }.fingerprint(scheme),
+            None => self.request.fingerprint(scheme),
+        }
     }
 
     fn description(&self) -> Option<Bytes> {
-        let path = self.parts.uri.path();
+        let path = self.original.unwrap_or(self.request.uri).path();
         let target = &path[..path.floor_char_boundary(MAX_TARGET)];
         let values = self.scope.iter().flat_map(|name| {
             let values = self.parts.headers.get_all(name).iter();

@@ -21,6 +21,7 @@ use tower_service::Service;
 
 use super::budget::{Reservation, SMALL};
 use super::collect::{Collected, collect};
+use super::describe::original_target;
 use super::drain::DrainPermit;
 use super::handle::{ExecutionHandle, HandlerOverride};
 use super::layer::IdempotencyLayer;
@@ -61,7 +62,8 @@ pub(super) struct ExecutionLabel {
 
 impl ExecutionLabel {
     pub(super) fn new(id: OperationId, request: &Parts) -> Self {
-        Self { id, method: request.method.clone(), uri: request.uri.clone() }
+        let uri = original_target(request).unwrap_or(&request.uri);
+        Self { id, method: request.method.clone(), uri: uri.clone() }
     }
 }
 

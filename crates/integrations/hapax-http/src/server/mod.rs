@@ -37,8 +37,11 @@
 //! Middleware for web pages, such as `CorsLayer` of tower-http, goes around this layer: then scripts
 //! may read rejections and replays like any response, and preflights are answered.
 //!
-//! Inside of a router that strips a path prefix, the layer sees the stripped path. Set
-//! [`RouteOptions::target`] there, or two routes may count as one.
+//! A request is compared by the target that the client sent. Routers of axum 0.8 may be nested: with the
+//! feature `axum`, the layer takes the target that reached the outermost one. Inside of any other service
+//! that changes the target, such as a router that strips a prefix, the layer sees the changed one, and two
+//! routes may count as one: place the layer outside, or have [`RouteOptions::target`] return what the
+//! client sent, which an outer service keeps in an extension of the request.
 //!
 //! ```
 //! use hapax_core::MemoryStore;

@@ -77,8 +77,9 @@ pub struct RouteOptions {
     pub reconcile: Option<Arc<dyn Reconcile>>,
     /// Parts of a request that are compared with a retry.
     pub fingerprint: HttpFingerprintScheme,
-    /// The request's target as clients send it, for a layer behind a router that strips a prefix.
-    /// Default: the request's own target.
+    /// The request's target as clients send it, for a layer behind a service that changes it, such as a
+    /// router that strips a prefix. Default: with the feature `axum`, the target that reached the
+    /// outermost `axum::Router` (`axum::extract::OriginalUri`); else the request's own target.
     pub target: Option<Arc<TargetFn>>,
     /// Table of classes by status. Default: standard.
     pub profile: Profile,
@@ -274,7 +275,8 @@ pub struct ReconcileRequest {
     pub attempt: u32,
     /// Key of the operation.
     pub key: Key,
-    /// Head of the retry, which has the same fingerprint.
+    /// Head of the retry, which has the same fingerprint. Its target is the one that the layer gets:
+    /// behind nested routers of axum, the extension `OriginalUri` is what the client sent.
     pub request: Parts,
 }
 

@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use super::collect::{Collected, collect};
 use super::concurrency::ConcurrencyPermit;
-use super::describe::DescribedHttpRequest;
+use super::describe::{DescribedHttpRequest, original_target};
 use super::execute::{
     BufferedRequest, ExecutionLabel, NotBegun, RequestExecution, cut_off, keep, pending,
 };
@@ -85,6 +85,7 @@ where
             }
             let concurrency = take_permit(&layer, &policy, &scope, &key)?;
             let target = policy.options.target.as_ref().map(|target| target(&parts));
+            let original = if target.is_none() { original_target(&parts) } else { None };
             let request = HttpRequest {
                 scheme: &policy.options.fingerprint,
                 method: &parts.method,
@@ -96,7 +97,8 @@ where
             let names = policy.scope.names();
             let route = &*policy.options.name;
             let described = DescribedHttpRequest {
-                request: &request,
+                request,
+                original,
                 engine,
                 key: &key,
                 parts: &parts,
@@ -108,7 +110,7 @@ where
                 layer.observe(&policy, RequestEvent::ReconcileStarted);
                 let fence = question.fence();
                 // Boxed, since it is rare and large.
-                claim = Box::pin(ask(&policy, &key, &parts, question, &request)).await;
+                claim = Box::pin(ask(&policy, &key, &parts, question, &described)).await;
                 if let Ok(Claim::Execute(lease)) = &claim {
                     tracing::info!(
                         route = &*policy.options.name,
@@ -259,7 +261,7 @@ async fn ask(
     key: &Key,
     parts: &Parts,
     question: Reconciliation,
-    request: &HttpRequest<'_>,
+    request: &DescribedHttpRequest<'_>,
 ) -> Result<Claim, ClaimError> {
     let options = &policy.options;
     let (Some(reconcile), Some(hook)) = (&options.reconcile, options.policy.hook) else {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
+use axum::routing::any;
 use hapax_core::machine::HookTiming;
 use hapax_core::machine::Verdict;
 use hapax_core::store::{BoxFuture, Capabilities, Reaped, Snapshot, Swap, Swapped};
@@ -111,12 +112,19 @@ fn start<'a>(store: Arc<dyn Store>, policy: ScenarioPolicy, handler: Handler) ->
                 return Err(error);
             }
         };
-        let app = Router::new()
-            .fallback(move |request: axum::extract::Request| {
-                let handler = Arc::clone(&handler);
-                async move { perform(&handler, request).await }
-            })
-            .layer(layer.clone());
+        let handle = move |request: axum::extract::Request| {
+            let handler = Arc::clone(&handler);
+            async move { perform(&handler, request).await }
+        };
+        let mounted = Router::new().route("/{*rest}", any(handle.clone())).layer(layer.clone());
+        let app = Router::new().fallback(handle).layer(layer.clone());
+        // Each strips its prefix before the layer, which finds the whole target with this feature.
+        let app = match cfg!(feature = "axum") {
+            true => {
+                app.nest("/mounted/payments", mounted.clone()).nest("/mounted/refunds", mounted)
+            }
+            false => app,
+        };
         let app = match cors {
             Some(origin) => app.layer(cors_of(origin)),
             None => app,

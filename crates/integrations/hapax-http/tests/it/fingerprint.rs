@@ -302,7 +302,8 @@ fn wire_07_scheme_names_have_one_form_and_unknown_ones_are_rejected() {
     for name in [
         "",
         "http/1",
-        "http/2;body=raw",
+        "http/3;body=raw",
+        "http/2;body=xml",
         "http/1;body=xml",
         "http/1;body=raw;headers=",
         "http/1;body=raw;headers=b,a",

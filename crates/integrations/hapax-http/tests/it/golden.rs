@@ -29,6 +29,13 @@ const GOLDEN: &[(&str, Fields, &str, &str)] = &[
         BODY,
         "40125e2211fbbc5e547034d84f6ff7cfcb0350f21fd5e97171babdc286f9803e",
     ),
+    // Of the target that reached the outermost router.
+    (
+        "http/2;body=canonical",
+        JSON,
+        BODY,
+        "40125e2211fbbc5e547034d84f6ff7cfcb0350f21fd5e97171babdc286f9803e",
+    ),
     (
         "http/1;body=canonical",
         FORM,

@@ -236,6 +236,16 @@ pub async fn w07_method_path_and_query_count(arena: ScenarioContext) {
     }
 }
 
+/// The service may mount one router at both paths: see [`crate::http::HttpFixture`].
+pub async fn w35_the_target_that_the_client_sent_is_compared(arena: ScenarioContext) {
+    let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
+    let to = |target: &str| stage.plain().to(target);
+    let payment = to("/mounted/payments/confirm?x=1");
+    assert!(same(&stage, "same", &payment, &payment).await);
+    assert!(!same(&stage, "mount", &payment, &to("/mounted/refunds/confirm?x=1")).await);
+    assert!(!same(&stage, "inner", &payment, &to("/confirm?x=1")).await);
+}
+
 pub async fn w07_query_pairs_are_sorted_by_name(arena: ScenarioContext) {
     let stage = arena.start(ScenarioPolicy::default(), counting(&ExecutionCount::new())).await;
     let to = |target: &str| stage.plain().to(target);

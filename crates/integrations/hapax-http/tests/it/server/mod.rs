@@ -7,6 +7,8 @@ mod execution;
 mod grpc;
 mod keys;
 mod lengths;
+#[cfg(feature = "axum")]
+mod nested;
 mod options;
 mod outages;
 mod outcomes;

@@ -1,0 +1,113 @@
+//! wire.md 35: the target behind nested routers.
+
+use std::sync::Arc;
+
+use axum::Router;
+use bytes::Bytes;
+use hapax_core::{Inspect, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax_http::Body;
+use hapax_http::server::{IdempotencyLayer, RouteOptions, ScopeSource};
+use http::{Request, Uri};
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use super::world::{Answer, Runs, World, pay, respond};
+
+/// Returns a router whose route `/confirm` is behind the layer.
+fn confirmations(layer: &IdempotencyLayer, runs: &Runs) -> Router {
+    let runs = runs.clone();
+    let confirm = move || {
+        let run = runs.next();
+        async move { respond(201, format!("run {run}")) }
+    };
+    Router::new().route("/confirm", axum::routing::post(confirm)).layer(layer.clone())
+}
+
+/// Returns a router that mounts these routes twice.
+fn mounted_twice(routes: &Router) -> Router {
+    Router::new().nest("/payments", routes.clone()).nest("/refunds", routes.clone())
+}
+
+fn to(target: &'static str) -> Request<Body> {
+    let mut request = pay("k", "{}");
+    *request.uri_mut() = Uri::from_static(target);
+    request
+}
+
+async fn send(router: &Router, request: Request<Body>) -> Answer {
+    let (head, body) = router.clone().oneshot(request).await.unwrap().into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Answer { status: head.status, headers: head.headers, body, trailers: None }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wire_35_routes_with_one_inner_path_are_two_operations() {
+    let (world, runs) = (World::new(), Runs::default());
+    let router = mounted_twice(&confirmations(&world.layer(RouteOptions::default()), &runs));
+    assert_eq!(send(&router, to("/payments/confirm?a=1")).await.replayed(), Some("false"));
+    assert_eq!(send(&router, to("/payments/confirm?a=1")).await.replayed(), Some("true"));
+    assert_eq!(send(&router, to("/refunds/confirm?a=1")).await.code(), "key-reused");
+    assert_eq!(runs.count(), 1);
+}
+
+/// A router of the service is no longer nested.
+#[tokio::test(start_paused = true)]
+async fn wire_35_a_retry_outside_of_nested_routers_is_the_same_request() {
+    let (world, runs) = (World::new(), Runs::default());
+    let layer = world.layer(RouteOptions::default());
+    let nested = mounted_twice(&confirmations(&layer, &runs));
+    let path = "/payments/confirm";
+    let flat = axum::routing::post(|| async { respond(201, "flat") });
+    let flat = Router::new().route(path, flat).layer(layer);
+    let executed = send(&nested, to(path)).await;
+    let replayed = send(&flat, to(path)).await;
+    assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &executed.body));
+}
+
+/// Earlier versions compared the stripped path, and their records have the name of that scheme.
+#[tokio::test(start_paused = true)]
+async fn wire_35_a_retry_of_an_older_record_is_compared_by_the_stripped_path() {
+    let (world, runs) = (World::new(), Runs::default());
+    let routes = confirmations(&world.layer(RouteOptions::default()), &runs);
+    // As an earlier version recorded a request to `/payments/confirm`.
+    let older = send(&routes, to("/confirm")).await;
+    let replayed = send(&mounted_twice(&routes), to("/payments/confirm")).await;
+    assert_eq!((replayed.replayed(), &replayed.body), (Some("true"), &older.body));
+    assert_eq!(
+        send(&mounted_twice(&routes), to("/payments/confirm?a=1")).await.code(),
+        "key-reused"
+    );
+    assert_eq!(runs.count(), 1);
+}
+
+/// A function that returns the target prevails, with the scheme of earlier versions.
+#[tokio::test(start_paused = true)]
+async fn wire_35_a_target_function_finds_its_older_records() {
+    let (world, runs) = (World::new(), Runs::default());
+    let plain = confirmations(&world.layer(RouteOptions::default()), &runs);
+    let options = RouteOptions {
+        target: Some(Arc::new(|_| Uri::from_static("/confirm"))),
+        ..RouteOptions::default()
+    };
+    let routes = confirmations(&world.layer(options), &runs);
+    send(&plain, to("/confirm")).await;
+    assert_eq!(
+        send(&mounted_twice(&routes), to("/refunds/confirm")).await.replayed(),
+        Some("true")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_see_the_target_that_the_client_sent() {
+    let memory = MemoryStore::new(Arc::new(SystemClock), MemoryCapacity::default());
+    let store = Arc::new(memory.secret(Secret::new([7; 32])));
+    let layer = IdempotencyLayer::builder(Arc::clone(&store)).scope(ScopeSource::shared());
+    let routes = confirmations(&layer.build().unwrap(), &Runs::default());
+    send(&mounted_twice(&routes), to("/payments/confirm")).await;
+    let page = store.page(None, std::num::NonZeroU32::MIN).await.unwrap();
+    let record = &page.records[0].1.as_ref().unwrap().record;
+    let description: Bytes = record.notes.description.clone().unwrap();
+    let described: serde_json::Value = serde_json::from_slice(&description).unwrap();
+    assert_eq!(described["target"], "/payments/confirm");
+    assert!(record.scheme.as_str().ends_with("http/2;body=canonical"), "{:?}", record.scheme);
+}
