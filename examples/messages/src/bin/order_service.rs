@@ -34,7 +34,8 @@ async fn main() -> Result<(), AnyError> {
     let listener = tokio::net::TcpListener::bind(argument(3, "an address")?).await?;
 
     let store = Arc::new(PostgresStore::from_pool(pool.clone()).await?);
-    let layer = IdempotencyLayer::builder(Arc::clone(&store)).namespace("orders")
+    let layer = IdempotencyLayer::builder(Arc::clone(&store))
+        .namespace("orders")
         .transactions(SqlxTransactions::new(store, pool.clone()))
         .on_unknown(OnUnknown::Reexecute) // what did not commit was rolled back
         .lease(LEASE)
