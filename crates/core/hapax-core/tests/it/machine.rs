@@ -1,5 +1,6 @@
 //! The table of `machine`, each entry of it.
 
+mod extensions;
 mod operators;
 mod sagas;
 
@@ -533,39 +534,6 @@ fn a_takeover_keeps_generation_checkpoint_and_the_stricter_policy() {
         let Step::Execute(draft) = step(&seen, &answer) else { panic!() };
         assert_eq!(draft.record.terms.on_unknown, OnUnknown::Reconcile);
     }
-}
-
-#[test]
-fn extensions_of_a_later_version_stay_and_those_of_the_key_outlive_its_release() {
-    let (of_generation, of_key) = (77, Extensions::OF_KEY + 77);
-    let stored = |state| {
-        let mut stored = stored_record(state, 0, OnUnknown::Reexecute);
-        for number in [of_generation, of_key] {
-            stored.record.extensions.set(number, Some(Bytes::from_static(b"later")));
-        }
-        Snapshot { now: at(0), stored: Some(stored) }
-    };
-    let numbers = |step: &Step| match step {
-        Step::Execute(draft) | Step::Write(draft) => {
-            draft.record.extensions.iter().map(|(number, _)| number).collect::<Vec<_>>()
-        }
-        other => panic!("{other:?}"),
-    };
-    let owner = Owner { lease_id: OWN, generation: GENERATION };
-    for action in [
-        OwnerAction::Renew { lease: LEASE },
-        OwnerAction::Complete { outcome: outcome("paid"), retention: None },
-        OwnerAction::Abandon { seen: None },
-        OwnerAction::Release { keep: LEASE },
-        OwnerAction::Withdraw { keep: LEASE },
-    ] {
-        let step = step(&stored(RecordState::InFlight), &Event::Owner(owner, action));
-        assert_eq!(numbers(&step), [of_generation, of_key], "{step:?}");
-    }
-    let takeover = executes(&stored(RecordState::InFlight));
-    assert_eq!(numbers(&Step::Execute(takeover)), [of_generation, of_key]);
-    let anew = executes(&stored(RecordState::Released));
-    assert_eq!(numbers(&Step::Execute(anew)), [of_key]);
 }
 
 #[test]
