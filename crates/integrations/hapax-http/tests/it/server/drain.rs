@@ -21,9 +21,8 @@ fn report(cut_off: usize, left: usize) -> DrainReport {
     DrainReport { cut_off, left, deferred: 0 }
 }
 
-/// The store goes away during an execution, and returns during the drain: then the outcome is stored.
-#[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_deferred_outcomes() {
+/// Returns a layer whose store went away during an execution: the outcome is only in memory.
+async fn with_deferred_outcome() -> (World, IdempotencyLayer) {
     let world = World::new();
     let layer = world.layer(reexecute());
     let store = std::sync::Arc::clone(&world.store);
@@ -33,13 +32,19 @@ async fn a_drain_waits_for_deferred_outcomes() {
     });
     let first = send(&app, pay("k", "{}")).await;
     assert_eq!(first.header("idempotency-recorded"), Some("pending"));
+    (world, layer)
+}
+
+/// The store goes away during an execution, and returns during the drain: then the outcome is stored.
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_deferred_outcomes() {
+    let (world, layer) = with_deferred_outcome().await;
     let drain = tokio::spawn(async move { layer.drain(GRACE).await });
     sleep(GRACE / 2).await;
     assert!(!drain.is_finished());
     world.store.is(Mood::Well);
     assert_eq!(drain.await.unwrap(), report(0, 0));
     // The process ends; after the lease, another one replays.
-    drop(app);
     sleep(super::world::LEASE * 2).await;
     let next = world.other_process();
     let app = next.app(reexecute(), |_| async { respond(201, "paid twice") });
@@ -48,14 +53,7 @@ async fn a_drain_waits_for_deferred_outcomes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_without_a_store_counts_the_deferred_outcomes() {
-    let world = World::new();
-    let layer = world.layer(reexecute());
-    let store = std::sync::Arc::clone(&world.store);
-    let app = app_of(&layer, move |_| {
-        store.is(Mood::Down);
-        async { respond(201, "paid") }
-    });
-    send(&app, pay("k", "{}")).await;
+    let (_world, layer) = with_deferred_outcome().await;
     let began = Instant::now();
     assert_eq!(layer.drain(GRACE).await, DrainReport { deferred: 1, ..report(0, 0) });
     assert_eq!(began.elapsed(), GRACE);
