@@ -22,8 +22,8 @@ use crate::config::{KafkaStartError, Properties, is_topic};
 ///   it was not confirmed, may be in the topic twice. Consumers know it by its id.
 /// - A topic that does not exist is a temporary error, because it may be created: the message is
 ///   published again later.
-/// - A record over a limit of client, topic or broker, an invalid name of a topic, and a header name
-///   that is empty or has a zero byte are permanently rejected. A broker rejects a whole batch if it is over
+/// - A record over a limit of client, topic or broker, an invalid name of a topic, one that begins with `__`,
+///   which Kafka reserves, and a header name that is empty or has a zero byte are permanently rejected. A broker rejects a whole batch if it is over
 ///   the limit: its messages are published again, each in a batch of its own, whose rejection decides.
 /// - A producer with a fatal error is replaced. Its messages are not confirmed.
 /// - Kafka has no deduplication by ids, so that [`OutgoingMessage::broker_id`] is not used.
@@ -101,13 +101,7 @@ impl KafkaSink {
     }
 
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
-        if !is_topic(&message.destination) {
-            return Err(PublishError::rejected(format!(
-                "expected a topic of 1 to 249 letters, digits, dots, underscores and hyphens, found \
-                 {:?}: change the destination",
-                message.destination
-            )));
-        }
+        check_topic(&message.destination)?;
         let headers = headers(message)?;
         match self.batches.send(message, headers.clone()).await {
             Err(Failure::Broker(error)) if is_too_large(&error) => {
@@ -187,6 +181,24 @@ impl Producer {
     }
 }
 
+/// Rejects a name that no topic has, and one of Kafka's own topics (`__consumer_offsets`,
+/// `__transaction_state`): who writes a message must not write these by the sink's permissions.
+fn check_topic(topic: &str) -> Result<(), PublishError> {
+    if !is_topic(topic) {
+        return Err(PublishError::rejected(format!(
+            "expected a topic of 1 to 249 letters, digits, dots, underscores and hyphens, found \
+             {topic:?}: change the destination"
+        )));
+    }
+    if topic.starts_with("__") {
+        return Err(PublishError::rejected(format!(
+            "expected a topic of the application, found {topic:?}: Kafka reserves names that begin with __; \
+             change the destination"
+        )));
+    }
+    Ok(())
+}
+
 /// Returns whether a batch is over a limit of the topic or broker.
 fn is_too_large(error: &KafkaError) -> bool {
     matches!(
@@ -231,5 +243,22 @@ impl MessageSink for KafkaSink {
         message: &'a OutgoingMessage,
     ) -> BoxFuture<'a, Result<(), PublishError>> {
         Box::pin(self.send(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topic_of_kafka_itself_or_an_invalid_one_is_rejected() {
+        let long = "x".repeat(250);
+        for topic in ["__consumer_offsets", "__transaction_state", "__", "", "..", "a b", &long] {
+            let checked = check_topic(topic);
+            assert!(matches!(checked, Err(PublishError::Rejected(_))), "{topic}: {checked:?}");
+        }
+        for topic in ["orders", "_orders", "orders.__x", &long[..249]] {
+            check_topic(topic).unwrap();
+        }
     }
 }

@@ -22,7 +22,9 @@ use hapax_messages::{MessageSink, OutgoingMessage, PublishError};
 ///   or be without a leader for a time: the message is published again later.
 /// - A message that the server drops as a duplicate is compared with the one that is stored.
 ///   Another subject or payload, a payload larger than a limit of server or stream, and headers or
-///   subjects that NATS cannot carry are permanently rejected. A header has no white space at its
+///   subjects that NATS cannot carry are permanently rejected. So are subjects over 1,024 bytes, and those
+///   that NATS reserves: the first token begins with `$` (`$JS.API.…`, `$SYS.…`, `$KV.…`), or is `_INBOX`,
+///   `_GR_`, `_R_` or `_nats`. A header has no white space at its
 ///   ends, because the client removes it: two ids would become one.
 #[derive(Clone)]
 pub struct NatsSink {
@@ -109,8 +111,30 @@ fn exceeds_stream(error: &async_nats::jetstream::context::PublishError) -> bool 
     })
 }
 
-/// Rejects a subject to which nothing can be published.
+/// Longest subject in bytes: a server closes the connection at a longer line (`max_control_line`, 4,096 by
+/// default), which also has other fields.
+const MAX_SUBJECT: usize = 1024;
+
+/// First tokens of the server's own subjects, beside those that begin with `$` (`$JS`, `$SYS`, `$KV`, `$O`):
+/// replies, and subjects of gateways and clusters.
+const RESERVED: [&str; 4] = ["_INBOX", "_GR_", "_R_", "_nats"];
+
+/// Rejects a subject to which nothing can be published, and one at which the server takes a message for a
+/// request or a reply: who writes a message must not command the server by the sink's permissions.
 fn check_subject(subject: &str) -> Result<(), PublishError> {
+    if subject.len() > MAX_SUBJECT {
+        return Err(PublishError::rejected(format!(
+            "expected a subject of at most {MAX_SUBJECT} bytes, found {}: change the destination",
+            subject.len()
+        )));
+    }
+    let first = subject.split('.').next().unwrap_or_default();
+    if first.starts_with('$') || RESERVED.contains(&first) {
+        return Err(PublishError::rejected(format!(
+            "expected a subject of a stream, found {subject:?}, which NATS reserves for itself: change the \
+             destination"
+        )));
+    }
     let is_token = |token: &str| {
         !token.is_empty()
             && token != "*"

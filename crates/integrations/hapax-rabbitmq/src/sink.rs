@@ -47,6 +47,8 @@ pub struct RabbitSinkBuilder {
 ///   a temporary error, since the server also returns it while the node of the queue is down. Once the
 ///   destination has had no queue for 30 s ([`RabbitSinkBuilder::unroutable_for`]), it is permanently
 ///   rejected.
+/// - A destination over 255 bytes is permanently rejected, and with the default exchange one that begins with
+///   `amq.`: these queues are the server's and of single connections.
 /// - A message that a queue rejects, because it is full and has `x-overflow: reject-publish`, is a
 ///   temporary error, as is an exchange that does not exist.
 /// - The client gives a returned message to whichever confirmation comes next. So each channel has one
@@ -97,8 +99,8 @@ impl RabbitSinkBuilder {
     /// Connects. The sink connects again after the connection was lost.
     ///
     /// # Errors
-    /// [`PublishError`]: the name of the exchange has more than 255 bytes, the server accepts fewer
-    /// channels, or it cannot be reached.
+    /// [`PublishError`]: the name of the exchange has more than 255 bytes or begins with `amq.rabbitmq.`, the
+    /// server accepts fewer channels, or it cannot be reached.
     pub async fn connect(self) -> Result<RabbitSink, PublishError> {
         let Some(exchange) = short(&self.exchange) else {
             return Err(PublishError::rejected(format!(
@@ -106,6 +108,12 @@ impl RabbitSinkBuilder {
                 self.exchange.len()
             )));
         };
+        if self.exchange.starts_with("amq.rabbitmq.") {
+            return Err(PublishError::rejected(format!(
+                "expected an exchange of the application, found {:?}, which is RabbitMQ's own: choose another one",
+                self.exchange
+            )));
+        }
         let publishers = PublisherPool::new(self.address, "hapax sink", self.channels);
         publishers.connect().await?;
         let shared = SinkState {
@@ -136,6 +144,15 @@ impl RabbitSink {
 
 impl SinkState {
     async fn send(&self, message: &OutgoingMessage) -> Result<(), PublishError> {
+        // At the default exchange the destination is a queue, and these are the server's: those of other
+        // connections, and the addresses of their replies.
+        if self.exchange.as_str().is_empty() && message.destination.starts_with("amq.") {
+            return Err(PublishError::rejected(format!(
+                "expected a queue, found {:?}: RabbitMQ reserves names that begin with amq. for its own \
+                 queues; change the destination",
+                message.destination
+            )));
+        }
         let Some(routing_key) = short(&message.destination) else {
             return Err(PublishError::rejected(format!(
                 "expected a destination of at most 255 bytes, found {}: change it",

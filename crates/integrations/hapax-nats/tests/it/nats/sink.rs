@@ -118,6 +118,43 @@ async fn a_message_for_no_single_subject_is_rejected() {
 }
 
 #[tokio::test]
+async fn a_destination_that_commands_the_server_or_is_too_long_is_rejected() {
+    let server = NatsServer::start().await;
+    let context = context(&server).await;
+    let sink = NatsSink::new(context.clone());
+    sink.publish(&message("m-1", b"x")).await.unwrap();
+    let long = format!("orders.{}", "x".repeat(1018));
+    for subject in [
+        "$JS.API.STREAM.PURGE.ORDERS",
+        "$JS.API.STREAM.DELETE.ORDERS",
+        "$SYS.REQ.SERVER.PING",
+        "$KV.accounts.17",
+        "$",
+        "_INBOX.client.1",
+        "_R_.x.y.z",
+        "_GR_.x.y.z",
+        &long,
+    ] {
+        let mut message = message("m-2", b"");
+        message.destination = subject.to_owned();
+        let result = sink.publish(&message).await;
+        assert!(matches!(result, Err(PublishError::Rejected(_))), "{subject:?}: {result:?}");
+    }
+    let mut stream = context.get_stream("ORDERS").await.unwrap();
+    assert_eq!(stream.info().await.unwrap().state.messages, 1, "nothing was purged");
+    // The longest one, and tokens that only look like reserved ones.
+    for (number, subject) in [&long[..1024], "orders.$JS", "orders._INBOX"].iter().enumerate() {
+        let mut message = OutgoingMessage::new(
+            *subject,
+            MessageId::new(format!("m-{}", number + 3)).unwrap(),
+            &b"x"[..],
+        );
+        message.headers.clear();
+        sink.publish(&message).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_message_without_a_stream_is_not_acknowledged() {
     let server = NatsServer::start().await;
     let sink = NatsSink::new(context(&server).await);

@@ -7,7 +7,9 @@ use hapax_messages::{MessageId, MessageSink, MessageSource, OutgoingMessage, Pub
 use hapax_rabbitmq::{RabbitSink, RabbitSource};
 use hapax_testkit::servers::RabbitMqServer;
 use lapin::ExchangeKind;
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueuePurgeOptions};
+use lapin::options::{
+    ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueuePurgeOptions,
+};
 use lapin::types::FieldTable;
 
 use super::{channel, clear_alarm, declare, has_blocked, set_alarm, text};
@@ -68,6 +70,40 @@ async fn a_message_for_no_queue_is_rejected_and_those_beside_it_are_confirmed() 
     expect_rejection(&sink.publish(&large).await, "expected headers of at most");
     sink.publish(&message("orders", "last")).await.unwrap();
     assert_eq!(server.messages("orders").await, 31);
+}
+
+#[tokio::test]
+async fn a_destination_or_exchange_of_the_server_itself_is_rejected() {
+    let server = RabbitMqServer::start().await;
+    let channel = channel(&server.url()).await;
+    let options = QueueDeclareOptions { exclusive: true, ..QueueDeclareOptions::default() };
+    // The queue of another connection, which the server names.
+    let own = channel.queue_declare("".into(), options, FieldTable::default()).await.unwrap();
+    let own = own.name().as_str().to_owned();
+    assert!(own.starts_with("amq.gen"), "{own}");
+    let queues = sink(&server, "").await;
+    for destination in [own.as_str(), "amq.rabbitmq.reply-to.g1h2AA5y"] {
+        let published = queues.publish(&message(destination, "m-1")).await;
+        expect_rejection(&published, "reserves names that begin with amq.");
+    }
+    let published = queues.publish(&message(&"x".repeat(256), "m-2")).await;
+    expect_rejection(&published, "at most 255 bytes");
+    for exchange in ["amq.rabbitmq.trace", "amq.rabbitmq.log"] {
+        let builder = RabbitSink::builder(&server.url()).unwrap().exchange(exchange);
+        let refused = builder.connect().await.unwrap_err();
+        assert!(matches!(&refused, PublishError::Rejected(_)), "{refused}");
+    }
+    // At a topic exchange the destination is only a routing key.
+    let topics = sink(&server, "amq.topic").await;
+    let bound = channel.queue_bind(
+        own.as_str().into(),
+        "amq.topic".into(),
+        "#".into(),
+        QueueBindOptions::default(),
+        FieldTable::default(),
+    );
+    bound.await.unwrap();
+    topics.publish(&message("amq.orders", "m-3")).await.unwrap();
 }
 
 #[tokio::test]
