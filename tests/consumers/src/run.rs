@@ -77,7 +77,9 @@ impl<'a> Run<'a> {
         std::fs::create_dir(folder.path().join("happened")).map_err(failed("creating a folder"))?;
         let (database, broker) =
             (PostgresServer::start().await, Broker::start(options.broker).await?);
-        database.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+        database
+            .sql("postgres", &hapax_postgres_messages::message_migrations(&Default::default()))
+            .await;
         database.sql("postgres", TABLES).await;
         let proxy = FaultProxy::before(database.address(), options.seed).await;
         let proxy = proxy.map_err(failed("starting the proxy"))?;

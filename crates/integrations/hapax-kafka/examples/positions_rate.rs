@@ -180,7 +180,7 @@ async fn main() {
     let (records, rounds) = (arguments.next().unwrap_or(70_000), arguments.next().unwrap_or(5));
     assert!(records <= MAX_RECORDS, "expected at most {MAX_RECORDS} records, found {records}");
     let server = PostgresServer::start().await;
-    server.sql("postgres", message_migrations()).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
     let table = "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message text NOT NULL)";
     server.sql("postgres", table).await;
     let manager = Manager::new(server.url("postgres").parse().unwrap(), tokio_postgres::NoTls);

@@ -118,7 +118,7 @@ async fn main() {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse().unwrap());
     let (messages, rounds) = (arguments.next().unwrap_or(20_000), arguments.next().unwrap_or(3));
     let server = PostgresServer::start().await;
-    server.sql("postgres", message_migrations()).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
     server.sql("postgres", "CREATE TABLE effects (message text NOT NULL)").await;
     let manager = Manager::new(server.url("postgres").parse().unwrap(), tokio_postgres::NoTls);
     let pool = Pool::builder(manager).max_size(8).build().unwrap();

@@ -78,7 +78,7 @@ impl Outbox for Timed {
 async fn main() {
     let messages: u64 = std::env::args().nth(1).map_or(1_000_000, |text| text.parse().unwrap());
     let server = PostgresServer::start().await;
-    server.sql("postgres", message_migrations()).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
     let url = server.url("postgres");
     let connect = move || {
         let url = url.clone();

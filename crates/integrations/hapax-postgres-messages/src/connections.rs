@@ -3,6 +3,7 @@
 mod shared;
 mod timed;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +11,11 @@ use std::time::Duration;
 pub use self::shared::SharedConnection;
 pub(crate) use self::timed::TimedConnection;
 use hapax_core::store::BoxFuture;
-use hapax_postgres_data::{Executor, SqlParameter, SqlRow};
+use hapax_postgres::SchemaName;
+use hapax_postgres_data::{Answering, Executor, SqlParameter, SqlRow};
 use tokio::runtime::Handle;
+
+use crate::schema::{check_one_set, in_schema};
 
 /// Cause of a failed connection.
 pub type ConnectCause = Box<dyn std::error::Error + Send + Sync>;
@@ -38,6 +42,7 @@ type Discard<C> = dyn Fn(C) + Send + Sync;
 pub struct Connections<C> {
     connect: Arc<Connect<C>>,
     discard: Arc<Discard<C>>,
+    schema: Option<SchemaName>,
 }
 
 impl<C: Executor + 'static> Connections<C> {
@@ -55,7 +60,25 @@ impl<C: Executor + 'static> Connections<C> {
             Box::pin(async move { connecting.await.map_err(Into::into) })
                 as BoxFuture<'static, Result<C, ConnectCause>>
         };
-        Self { connect: Arc::new(connect), discard: Arc::new(wait_for_answer) }
+        Self { connect: Arc::new(connect), discard: Arc::new(wait_for_answer), schema: None }
+    }
+
+    /// Sets the schema of the tables and functions of messages, which the statements of this crate then name.
+    /// Default: that in which the search path of the role finds them, which must be one.
+    #[must_use]
+    pub fn schema(mut self, schema: SchemaName) -> Self {
+        self.schema = Some(schema);
+        self
+    }
+
+    /// Returns whether statements name their schema.
+    pub(crate) const fn has_schema(&self) -> bool {
+        self.schema.is_some()
+    }
+
+    /// Returns a statement as it is sent.
+    pub(crate) fn statement<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        in_schema(self.schema.as_ref(), text)
     }
 
     /// Sets the function that discards a connection on which the database did not answer in time. It
@@ -103,7 +126,11 @@ fn wait_for_answer<C: Executor + 'static>(mut connection: C) {
 
 impl<C> Clone for Connections<C> {
     fn clone(&self) -> Self {
-        Self { connect: Arc::clone(&self.connect), discard: Arc::clone(&self.discard) }
+        Self {
+            connect: Arc::clone(&self.connect),
+            discard: Arc::clone(&self.discard),
+            schema: self.schema.clone(),
+        }
     }
 }
 
@@ -121,15 +148,41 @@ type ConnectFor = dyn Fn(Option<Duration>) -> BoxFuture<'static, Result<Box<dyn 
 /// Connections for single statements: those of a pool ([`Connections`]), or one that is shared
 /// ([`SharedConnection`]).
 #[derive(Clone)]
-pub struct StatementConnections(Arc<ConnectFor>);
+pub struct StatementConnections {
+    connect: Arc<ConnectFor>,
+    has_schema: bool,
+}
+
+/// A connection whose statements name their schema, if there is one.
+struct InSchema<C> {
+    connections: Connections<C>,
+    connection: C,
+}
+
+impl<C: Executor + 'static> Executor for InSchema<C> {
+    fn run<'a>(&'a mut self, text: &'a str, parameters: &'a [SqlParameter<'a>]) -> Answering<'a> {
+        Box::pin(async move {
+            let text = self.connections.statement(text);
+            self.connection.run(&text, parameters).await
+        })
+    }
+}
 
 impl StatementConnections {
+    /// Rejects tables that exist twice in the search path, unless the statements name their schema.
+    pub(crate) async fn check_one_set(&self, limit: Option<Duration>) -> Result<(), ConnectCause> {
+        if !self.has_schema {
+            check_one_set(&mut *self.connect(limit).await?).await?;
+        }
+        Ok(())
+    }
+
     /// Takes a connection. With a limit it and each of its statements fail after that time.
     pub(crate) async fn connect(
         &self,
         limit: Option<Duration>,
     ) -> Result<Box<dyn Executor>, ConnectCause> {
-        (self.0)(limit).await
+        (self.connect)(limit).await
     }
 
     /// Runs one statement.
@@ -151,16 +204,21 @@ impl fmt::Debug for StatementConnections {
 
 impl<C: Executor + 'static> From<&Connections<C>> for StatementConnections {
     fn from(connections: &Connections<C>) -> Self {
+        let has_schema = connections.has_schema();
         let connections = connections.clone();
-        Self(Arc::new(move |limit| {
+        let connect = Arc::new(move |limit| {
             let connections = connections.clone();
             Box::pin(async move {
                 Ok(match limit {
                     Some(limit) => Box::new(TimedConnection::connect(&connections, limit).await?)
                         as Box<dyn Executor>,
-                    None => Box::new(connections.connect().await?),
+                    None => {
+                        let connection = connections.connect().await?;
+                        Box::new(InSchema { connections, connection })
+                    }
                 })
-            })
-        }))
+            }) as BoxFuture<'static, _>
+        });
+        Self { connect, has_schema }
     }
 }

@@ -9,6 +9,7 @@ use hapax_messages::{
     DeadLetter, DeadLetterError, DeadLetterReason, DeadLetterStore, MessageId, OrderKeyQuery,
     OrderKeyState,
 };
+use hapax_postgres::CONFIRM_READS;
 use hapax_postgres_data::{Executor, SqlParameter, SqlRow, SqlValue, StatementError};
 
 use crate::connections::{ConnectCause, StatementConnections, TIMEOUTS};
@@ -25,8 +26,9 @@ const MISSING_PRIVILEGES: &str = "SELECT privilege || ' on hapax_dead_letters'
     WHERE NOT has_table_privilege('hapax_dead_letters', privilege)";
 
 /// Reads the rows of one key, by index: the reason of the message's own dead letter, and whether
-/// another one is in front of it.
-const ORDER_KEY: &str = "SELECT own.reason, EXISTS (
+/// another one is in front of it. If the message has a dead letter it is acknowledged, so that its row has
+/// to be on the synchronous standbys.
+const ORDER_KEY: &str = "own.reason, EXISTS (
         SELECT FROM hapax_dead_letters d
         WHERE d.consumer = $1 AND d.order_key = $2 AND (own.id IS NULL OR d.number < own.number)
     )::text
@@ -64,8 +66,10 @@ impl PgDeadLetterStore {
     /// later a message whose dead letter cannot be stored is held.
     ///
     /// # Errors
-    /// [`ConnectCause`]: the database is unavailable, or has no table of dead letters.
+    /// [`ConnectCause`]: the database is unavailable, or has no table of dead letters, or the search path has
+    /// two and [`Connections::schema`](crate::Connections::schema) names none.
     pub async fn missing_privileges(&self) -> Result<Vec<String>, ConnectCause> {
+        self.connections.check_one_set(Some(self.timeout)).await?;
         let rows = self.run(MISSING_PRIVILEGES, &[]).await?;
         let privilege = |row: SqlRow| row.into_iter().next().and_then(SqlValue::text);
         Ok(rows.into_iter().filter_map(privilege).collect())
@@ -151,11 +155,14 @@ impl DeadLetterStore for PgDeadLetterStore {
                 SqlParameter::Text(Some(&storable(query.key))),
                 SqlParameter::Bytes(Some(query.dead_letter)),
             ];
-            let rows = self.run(ORDER_KEY, &parameters).await;
+            let text = format!(
+                "SELECT CASE WHEN own.id IS NOT NULL THEN {CONFIRM_READS} END, {ORDER_KEY}"
+            );
+            let rows = self.run(&text, &parameters).await;
             let rows = rows.map_err(DeadLetterError::new)?;
-            let row = rows.into_iter().next().and_then(|row| <[SqlValue; 2]>::try_from(row).ok());
+            let row = rows.into_iter().next().and_then(|row| <[SqlValue; 3]>::try_from(row).ok());
             let found = row.map(|row| row.map(SqlValue::text));
-            let state = found.and_then(|[own, is_blocked]| match (own, is_blocked.as_deref()) {
+            let state = found.and_then(|[_, own, is_blocked]| match (own, is_blocked.as_deref()) {
                 (Some(reason), _) if !query.is_redriven => {
                     DeadLetterReason::parse(&reason).map(OrderKeyState::Parked)
                 }

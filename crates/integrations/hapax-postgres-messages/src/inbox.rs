@@ -6,6 +6,7 @@ mod positions;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -21,9 +22,10 @@ use self::errors::{failed, handler_error, is_aborted, other_rows, unavailable};
 use crate::connections::{Connections, TIMEOUTS, TimedConnection};
 use crate::dead_letters::put;
 use crate::hashes::{IdHasher, payload_digest};
+use crate::schema::check_one_set;
 
 /// Begins with the level for which the functions are written.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 const INSERT: &str = "SELECT e.states, pg_current_xact_id_if_assigned()::text,
         hapax_limit_timeout('statement_timeout', $5),
         hapax_limit_timeout('idle_in_transaction_session_timeout', $6)
@@ -46,6 +48,9 @@ const ATTEMPT: &str = "SELECT a.attempt::bigint, a.crashes::bigint
     FROM hapax_inbox_attempt($1, $2, make_interval(secs => $3)) a";
 const PURGE: &str = "SELECT hapax_inbox_purge($1::integer)";
 const FAILED: &str = "SELECT hapax_inbox_failed($1, $2, $3, make_interval(secs => $4))";
+
+/// A hundred years of 365 days, in seconds.
+const MAX_RETENTION: u64 = 100 * 365 * 24 * 60 * 60;
 
 /// Bytes of a row of `hapax_inbox` and its index entry.
 const ID_BYTES: u64 = 120;
@@ -110,6 +115,8 @@ struct InboxTable<C> {
     connections: Connections<C>,
     retention: Duration,
     handler: Box<dyn BatchHandler<C>>,
+    /// Whether there is one set of tables.
+    is_checked: AtomicBool,
 }
 
 /// Hashes of ids, and digests of payloads: parameters of `hapax_inbox_insert`.
@@ -137,7 +144,8 @@ impl<C> fmt::Debug for PgInbox<C> {
 }
 
 impl<C: Executor + 'static> PgInbox<C> {
-    /// Creates the inbox of `consumer`, which keeps the ids of handled messages for `retention`.
+    /// Creates the inbox of `consumer`, whose name has at most 255 bytes. It keeps the ids of handled messages
+    /// for `retention`, at least a second and at most a hundred years.
     pub fn new(
         consumer: impl Into<String>,
         connections: Connections<C>,
@@ -146,7 +154,8 @@ impl<C: Executor + 'static> PgInbox<C> {
     ) -> Self {
         let (consumer, handler) = (consumer.into(), Box::new(handler));
         let hasher = IdHasher::new(&consumer);
-        let shared = InboxTable { consumer, hasher, connections, retention, handler };
+        let is_checked = AtomicBool::new(false);
+        let shared = InboxTable { consumer, hasher, connections, retention, handler, is_checked };
         let settings = InboxSettings {
             has_ids: true,
             has_positions: false,
@@ -210,8 +219,20 @@ fn integer(rows: &[SqlRow]) -> Option<i64> {
 }
 
 impl<C: Executor + 'static> InboxTable<C> {
+    /// Returns the retention, within the bounds of the SQL functions.
     fn retention_secs(&self) -> SqlParameter<'static> {
-        SqlParameter::Integer(Some(i64::try_from(self.retention.as_secs()).unwrap_or(i64::MAX)))
+        let seconds = self.retention.as_secs().clamp(1, MAX_RETENTION);
+        SqlParameter::Integer(Some(i64::try_from(seconds).unwrap_or(i64::MAX)))
+    }
+
+    /// Rejects tables that exist twice in the search path, before the first transaction.
+    async fn check(&self, connection: &mut TimedConnection<C>) -> Result<(), BatchError> {
+        if self.is_checked.load(Ordering::Relaxed) || self.connections.has_schema() {
+            return Ok(());
+        }
+        check_one_set(connection).await.map_err(unavailable)?;
+        self.is_checked.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Applies a batch in a transaction. The connection is in none afterwards, or lost or given up.
@@ -222,6 +243,7 @@ impl<C: Executor + 'static> InboxTable<C> {
         settings: InboxSettings,
     ) -> Result<Vec<EntryState>, BatchError> {
         let mut connection = self.connect(settings).await?;
+        self.check(&mut connection).await?;
         connection.run(BEGIN, &[]).await.map_err(unavailable)?;
         let written = self.write(&mut connection, &batch, clear_attempts, settings).await;
         let end = if written.is_ok() { "COMMIT" } else { "ROLLBACK" };

@@ -57,10 +57,16 @@
 //! failover loses the last transactions, ids and effects alike; a message that was acknowledged
 //! before is then lost with them. Use synchronous standbys where that matters. Then neither a
 //! message of the inbox is acknowledged nor one of the outbox published before a standby has its
-//! transaction, even if a crash of the primary has made it visible before: `hapax_inbox` raises
-//! `synchronous_commit` to `on`, and writes even if each message is a duplicate, so that COMMIT
-//! waits; each session of a relay writes once. The exception is a backend that an operator ends
-//! while it waits for a standby.
+//! transaction, even if a crash of the primary, or the end of a session that waits, has made it visible
+//! before: the functions that precede an acknowledgement raise `synchronous_commit` to `on`, and write
+//! even if each message is a duplicate, so that COMMIT waits; so does each poll of a relay that finds
+//! messages. The exception is a wait of this process that an operator cancels (`pg_cancel_backend`) on a
+//! connection of a pool, which COMMIT reports as a warning only.
+//!
+//! # Schema
+//! The script names one schema, by default `public`, and so does each function: the search path of a caller
+//! does not matter. Outside of `public`, name it in calls, or in the search path of the role;
+//! [`Connections::schema`] names it in the statements of this crate.
 
 mod connections;
 mod dead_letters;
@@ -72,9 +78,10 @@ mod schema;
 
 pub use connections::{ConnectCause, Connections, SharedConnection, StatementConnections};
 pub use dead_letters::PgDeadLetterStore;
+pub use hapax_postgres::{SchemaName, SchemaNameError};
 pub use inbox::{BatchHandler, PgInbox};
 pub use operators::{
     DeadLetterContents, DeadLetterPosition, DeadLetterQuery, DeadLetterSummary, OUTBOX_CONSUMER,
 };
 pub use outbox::{PgOutbox, put_messages};
-pub use schema::{message_migrations, migrate_messages};
+pub use schema::{message_migrations, message_schemas, migrate_messages};

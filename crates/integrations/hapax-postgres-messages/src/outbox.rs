@@ -14,7 +14,7 @@ use crate::connections::StatementConnections;
 
 const PUT: &str = "SELECT message_id FROM hapax_outbox_put_all($1, $2, $3, $4, $5::text[]::jsonb[])
     ORDER BY item";
-const POLL: &str = "SELECT p.* FROM hapax_outbox_poll($1, $2, $3, $4, $5, $6, $7) p";
+const POLL: &str = "hapax_outbox_poll($1, $2, $3, $4, $5, $6, $7)";
 const REMOVE: &str = "SELECT hapax_outbox_remove($1, $2)::text";
 const PARK: &str = "SELECT hapax_outbox_park($1, $2, $3, $4, $5::integer)::text";
 const WRITERS: &str = "SELECT last_id, array_to_string(writers, ' ') FROM hapax_outbox_writers()";
@@ -126,8 +126,10 @@ impl PgOutbox {
     /// does.
     ///
     /// # Errors
-    /// [`OutboxError`].
+    /// [`OutboxError`], also if the search path has tables in two schemas, unless
+    /// [`Connections::schema`](crate::Connections::schema) names one.
     pub async fn identity(&self) -> Result<String, OutboxError> {
+        self.connections.check_one_set(None).await.map_err(OutboxError::new)?;
         let row = self.run(IDENTITY, &[]).await?.into_iter().next();
         row.and_then(|row| row.into_iter().next()?.text()).ok_or_else(other_row)
     }
@@ -152,8 +154,7 @@ fn integers(positions: &[OutboxPosition]) -> (Vec<i64>, Vec<i64>) {
 /// Error of a row that the functions of this version do not return.
 fn other_row() -> OutboxError {
     OutboxError::new(
-        "expected the rows of the outbox's functions, found others: run the SQL of `hapax messages \
-         migrations`",
+        "expected the rows of the outbox's functions, found others: run the SQL of `hapax sql`",
     )
 }
 
@@ -162,8 +163,8 @@ fn unsigned(value: &SqlValue) -> Result<u64, OutboxError> {
 }
 
 fn message(row: SqlRow) -> Result<OutboxMessage, OutboxError> {
-    let Ok([_, shard, id, message_id, destination, key, headers, payload, age]) =
-        <[SqlValue; 9]>::try_from(row)
+    let Ok([_, shard, id, message_id, destination, key, headers, payload, age, _]) =
+        <[SqlValue; 10]>::try_from(row)
     else {
         return Err(other_row());
     };
@@ -203,10 +204,13 @@ impl Outbox for PgOutbox {
                 SqlParameter::Integer(Some(query.max.into())),
                 SqlParameter::Integer(Some(i64::try_from(query.bytes).unwrap_or(i64::MAX))),
             ];
-            // The first poll of a session waits until a synchronous standby has what it read: a
-            // message that a failover loses must not be published.
-            let poll =
-                format!("WITH confirmed AS MATERIALIZED ({CONFIRM_READS}) {POLL}, confirmed");
+            // A message that a failover loses must not be published. Its row may be visible and on no
+            // synchronous standby: an operator has ended the wait of the COMMIT that wrote it. So a page with
+            // messages writes once to the log, and its own COMMIT waits. The first row has no message.
+            let poll = format!(
+                "SELECT p.*, CASE WHEN p.epoch IS NULL AND pg_current_xact_id_if_assigned() IS NULL \
+                 THEN {CONFIRM_READS} END FROM {POLL} p"
+            );
             let mut page = OutboxPage::default();
             for row in self.run(&poll, &parameters).await? {
                 match row.first() {

@@ -24,7 +24,7 @@ use self::source::SourcePlan;
 use crate::admin;
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::TIMEOUT;
-use crate::messages::{HiddenUrl, connection, scheme};
+use crate::messages::{HiddenUrl, connection, connection_to_messages, scheme};
 use crate::shutdown::Shutdown;
 use crate::webhooks::{self, EndpointFiles};
 
@@ -48,12 +48,13 @@ pub(crate) async fn run(args: ConsumeArgs) -> Result<ExitCode, CliError> {
     }
 
     let namespace = args.namespace.clone().unwrap_or_default();
-    let dead_letters = Arc::new(
-        PgDeadLetterStore::new(&connection(&database, "--database")?).statement_timeout(TIMEOUT),
-    );
-    // The settings of the inbox, with a store in memory.
-    inbox(&args, &engine(Arc::new(MemoryStore::default()), &namespace)?, &dead_letters, true)?;
+    // The settings of the inbox, with a store in memory, before the first connection.
+    let unused = PgDeadLetterStore::new(&connection(&database, "--database")?);
+    let in_memory = engine(Arc::new(MemoryStore::default()), &namespace)?;
+    inbox(&args, &in_memory, &Arc::new(unused), true)?;
 
+    let messages = connection_to_messages(&database, "--database", &args.schema).await?;
+    let dead_letters = Arc::new(PgDeadLetterStore::new(&messages).statement_timeout(TIMEOUT));
     check(&dead_letters).await?;
     let opened = open(store, &args).await?;
     let engine = engine(Arc::clone(&opened.store) as Arc<dyn Store>, &namespace)?;
@@ -251,7 +252,7 @@ async fn check(dead_letters: &PgDeadLetterStore) -> Result<(), CliError> {
     let missing = dead_letters.missing_privileges().await.map_err(|error| {
         CliError::unavailable(format!(
             "--database: expected the table of dead letters, found an error: {}: check the URL, and run \
-             the SQL of `hapax messages migrations` there",
+             the SQL of `hapax sql` there",
             with_causes(&*error)
         ))
     })?;
@@ -260,7 +261,7 @@ async fn check(dead_letters: &PgDeadLetterStore) -> Result<(), CliError> {
     }
     Err(CliError::unavailable(format!(
         "--database: expected a role with the privileges of a consumer, found one without {}: run the SQL \
-         of `hapax messages migrations --service-role NAME` there",
+         of `hapax sql --service-role NAME` there",
         missing.join(", ")
     )))
 }

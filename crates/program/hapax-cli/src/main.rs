@@ -12,6 +12,7 @@ mod messages;
 mod relay;
 mod saga;
 mod shutdown;
+mod sql;
 mod store;
 mod webhooks;
 
@@ -40,6 +41,7 @@ enum Command {
     Call(Box<call::CallArgs>),
     Doctor(doctor::DoctorArgs),
     Store(store::StoreArgs),
+    Sql(sql::SqlArgs),
     Messages(messages::MessagesArgs),
     Relay(Box<relay::RelayArgs>),
     Consume(Box<consume::ConsumeArgs>),
@@ -80,6 +82,7 @@ async fn run(command: Command) -> Result<ExitCode, CliError> {
         Command::Call(args) => Box::pin(call::run(*args)).await,
         Command::Doctor(args) => Box::pin(doctor::run(args)).await,
         Command::Store(args) => Box::pin(store::run(args)).await,
+        Command::Sql(args) => Ok(sql::run(&args)),
         Command::Messages(args) => Box::pin(messages::run(args)).await,
         Command::Relay(args) => Box::pin(relay::run(*args)).await,
         Command::Consume(args) => Box::pin(consume::run(*args)).await,

@@ -1,7 +1,6 @@
 //! `hapax messages`.
 
 mod args;
-mod grants;
 mod properties;
 mod redrive;
 mod render;
@@ -11,15 +10,17 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 
+use hapax_messages::RelayLimits;
 use hapax_postgres::PostgresOptions;
 use hapax_postgres_messages::{
-    DeadLetterQuery, DeadLetterSummary, PgDeadLetterStore, SharedConnection, message_migrations,
+    DeadLetterQuery, DeadLetterSummary, PgDeadLetterStore, SchemaName, SharedConnection,
+    message_schemas,
 };
 
 use crate::exit::{CliError, of, with_causes};
 use crate::keys::user;
 use args::MessagesCommand;
-pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs};
+pub(crate) use args::{DatabaseSelector, HiddenUrl, MessagesArgs, SchemaSelector};
 pub(crate) use properties::{PROPERTIES, PropertyArgs};
 #[cfg(feature = "kafka")]
 pub(crate) use properties::{SERVERS, not_started};
@@ -33,13 +34,9 @@ const PREFIX: usize = 8;
 /// Runs `hapax messages`.
 pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
     match args.command {
-        // Without that, psql goes on after an error and reports success.
-        MessagesCommand::Migrations { roles } => {
-            let grants = grants::script(&roles);
-            print(&format!("\\set ON_ERROR_STOP on\n{}{grants}", message_migrations()));
-        }
+        MessagesCommand::Migrations { roles } => crate::sql::run_by_earlier_name(&roles),
         MessagesCommand::List { at, consumer, parked_as, after, limit, json } => {
-            let dead_letters = dead_letters(&at)?;
+            let dead_letters = dead_letters(&at).await?;
             let after = match after {
                 Some(prefix) => Some(find(&dead_letters, &prefix).await?.position()),
                 None => None,
@@ -50,7 +47,7 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
             print(&if json { render::json_list(&listed) } else { render::list(&listed) });
         }
         MessagesCommand::Show { at, dead_letter, json } => {
-            let dead_letters = dead_letters(&at)?;
+            let dead_letters = dead_letters(&at).await?;
             let view = find(&dead_letters, &dead_letter).await?;
             let contents = dead_letters.contents(&view.id).await.map_err(unavailable)?;
             let contents = contents.ok_or_else(|| gone(&dead_letter))?;
@@ -62,7 +59,7 @@ pub(crate) async fn run(args: MessagesArgs) -> Result<ExitCode, CliError> {
         }
         MessagesCommand::Redrive(args) => redrive::run(*args).await?,
         MessagesCommand::Drop { at, dead_letters: named, reason } => {
-            let dead_letters = dead_letters(&at)?;
+            let dead_letters = dead_letters(&at).await?;
             for prefix in named {
                 let view = find(&dead_letters, &prefix).await?;
                 let dropped = dead_letters.drop_dead_letter(&view.id, &user(), &reason).await;
@@ -106,9 +103,67 @@ pub(crate) fn connection(url: &HiddenUrl, flag: &str) -> Result<SharedConnection
     }))
 }
 
-fn dead_letters(at: &DatabaseSelector) -> Result<PgDeadLetterStore, CliError> {
-    Ok(PgDeadLetterStore::new(&connection(&at.database, "--database")?)
-        .statement_timeout(crate::keys::TIMEOUT))
+/// Returns the connection to the database of the flags, whose statements name the schema of the messages: that of
+/// the flag, or the only one that has them.
+pub(crate) async fn connection_to_messages(
+    url: &HiddenUrl,
+    flag: &str,
+    selector: &SchemaSelector,
+) -> Result<SharedConnection, CliError> {
+    let connection = connection(url, flag)?;
+    let finding = message_schemas(&connection);
+    let found = tokio::time::timeout(RelayLimits::default().outbox_timeout, finding).await;
+    let found = found.map_err(|_| {
+        CliError::unavailable(format!(
+            "{flag}: expected the tables of messages, found no answer: check the URL and the server"
+        ))
+    })?;
+    let found = found.map_err(|error| {
+        CliError::unavailable(format!(
+            "{flag}: expected the tables of messages, found an error: {}: check the URL",
+            with_causes(&*error)
+        ))
+    })?;
+    let schema = the_schema(found, selector.schema.as_ref(), flag)?;
+    Ok(connection.schema(schema))
+}
+
+/// Chooses one of the schemas that have the tables of messages.
+fn the_schema(
+    mut found: Vec<String>,
+    wanted: Option<&SchemaName>,
+    flag: &str,
+) -> Result<SchemaName, CliError> {
+    if let Some(wanted) = wanted {
+        if found.iter().any(|name| name == wanted.as_str()) {
+            return Ok(wanted.clone());
+        }
+        let found = if found.is_empty() { "none".to_owned() } else { found.join(", ") };
+        return Err(CliError::usage(format!(
+            "--schema: expected a schema with the tables of messages, found {}, and those in {found}: name \
+             that one, or run the SQL of `hapax sql --schema {}` in the database of {flag}",
+            wanted.as_str(),
+            wanted.as_str()
+        )));
+    }
+    match (found.pop(), found.is_empty()) {
+        (Some(one), true) => SchemaName::new(one).map_err(CliError::usage),
+        (Some(last), false) => Err(CliError::usage(format!(
+            "{flag}: expected the tables of messages in one schema, found them in {} and {last}: name that of \
+             the services by --schema; rows in another one are neither published nor known as handled, so move \
+             them, and drop it",
+            found.join(", ")
+        ))),
+        (None, _) => Err(CliError::unavailable(format!(
+            "{flag}: expected the tables of messages, found none: check the URL, and run the SQL of `hapax sql` \
+             there"
+        ))),
+    }
+}
+
+async fn dead_letters(at: &DatabaseSelector) -> Result<PgDeadLetterStore, CliError> {
+    let connection = connection_to_messages(&at.database, "--database", &at.schema).await?;
+    Ok(PgDeadLetterStore::new(&connection).statement_timeout(crate::keys::TIMEOUT))
 }
 
 /// Finds the dead letter whose id begins with `prefix`.

@@ -18,7 +18,7 @@ use crate::admin::{self, AdminAddr, Metric, Observed};
 use crate::exit::{CliError, of};
 use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
-use crate::messages::{HiddenUrl, PropertyArgs, connection};
+use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
 use crate::shutdown::Shutdown;
 
 /// Age of the oldest message, and of what is known of it, from which on the relay is not ready.
@@ -35,6 +35,8 @@ pub(crate) struct RelayArgs {
     /// The database with the outbox: postgres://USER@HOST/DB
     #[arg(long = "from", value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     from: HiddenUrl,
+    #[command(flatten)]
+    schema: SchemaSelector,
     /// The broker: nats://HOST, tls://HOST, amqp://HOST/VHOST or amqps://HOST/VHOST; kafka://HOST[:PORT],…
     /// if this program was built with the feature kafka; or an endpoint of webhooks: https://HOST/PATH or
     /// http://HOST/PATH
@@ -90,7 +92,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     crate::logging::start(args.log_format.into(), &args.log_level)?;
     let mut shutdown = Shutdown::new()?;
     let (sink, in_flight) = sink::open(&args).await?;
-    let outbox = PgOutbox::new(&connection(&args.from, "--from")?);
+    let outbox = connection_to_messages(&args.from, "--from", &args.schema).await?;
+    let outbox = PgOutbox::new(&outbox);
     // An outbox that cannot be read now is a wrong URL, or lacks its tables or privileges.
     let reading = async {
         let missing = outbox.missing_privileges().await?;
@@ -109,13 +112,13 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let (missing, identity) = read.map_err(|error: OutboxError| {
         CliError::unavailable(format!(
             "--from: expected an outbox, found an error: {error}: check the URL, and run the SQL of \
-             `hapax messages migrations` there"
+             `hapax sql` there"
         ))
     })?;
     if !missing.is_empty() {
         return Err(CliError::unavailable(format!(
             "--from: expected a role with the privileges of a relay, found one without {}: run the SQL \
-             of `hapax messages migrations --relay-role NAME` there",
+             of `hapax sql --relay-role NAME` there",
             missing.join(", ")
         )));
     }
@@ -133,8 +136,8 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     };
     let opened = opener.open().await.map_err(|error| match is_default {
         true => CliError::unavailable(format!(
-            "{error}: the leases of the shards are in the database of --from: run the SQL of `hapax \
-             messages migrations --relay-role NAME` there, or name another --store"
+            "{error}: the leases of the shards are in the database of --from: run the SQL of `hapax sql \
+             --relay-role NAME` there, or name another --store"
         )),
         false => CliError::unavailable(error),
     })?;

@@ -69,6 +69,23 @@ pub enum PostgresConnectError {
     /// The migration failed and was rolled back.
     #[error("the migration failed: {0}")]
     Migration(#[source] Error),
+    /// The search path of the role has no tables, and other schemas of the database have some. New ones would
+    /// be empty, so that operations execute again.
+    #[error(
+        "expected the tables of the store in the search path, found them in the schema {found}: run ALTER ROLE \
+         … SET search_path = … with that schema; for a store of its own, name another \
+         schema in `PostgresOptions::schema`"
+    )]
+    OtherSchema {
+        /// The schemas that have tables.
+        found: String,
+    },
+    /// No schema of the search path exists.
+    #[error(
+        "expected a search path with a schema that exists, found none: create the schema, or run ALTER ROLE … \
+         SET search_path = …"
+    )]
+    NoSchema,
     /// Other processes use another secret, or none while one is given here, or one while none is
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(

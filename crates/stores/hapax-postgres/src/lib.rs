@@ -42,7 +42,9 @@
 //!
 //! # The tables
 //! [`PostgresStore::connect`] creates and migrates them, in a transaction that many processes may
-//! run at once; or run [`migrations`] yourself. A role that only serves needs `SELECT`, `INSERT`,
+//! run at once; or run [`migrations`] yourself. They are in the schema that has them already, else in that
+//! of [`PostgresOptions::schema`], else in the first of the search path; without the second, none are
+//! created while only another schema of the database has some. A role that only serves needs `SELECT`, `INSERT`,
 //! `UPDATE` and `DELETE` on the four tables, and their functions, which every role may call.
 //!
 //! | column of `hapax_cells` | content |
@@ -79,9 +81,10 @@
 //! # Failover
 //! With `synchronous_standby_names` set, acknowledged writes are on a standby and survive its
 //! promotion: every COMMIT of the store waits for the standby, and so does one write on each new
-//! connection before its reads are used. After a crash PostgreSQL shows a commit that its standby
-//! does not have, although a promotion loses it: the store does not use such a row until the
-//! standby has it. While no standby is connected, claims are rejected, and connections fail with
+//! connection before its reads are used, and one with each claim or load that wrote nothing. After a
+//! crash, or when the session of a COMMIT that waits is cancelled or terminated, PostgreSQL shows a
+//! commit that its standby does not have, although a promotion loses it: the store does not use such a
+//! row until the standby has it. While no standby is connected, claims are rejected, and connections fail with
 //! [`PostgresConnectError::Unconfirmed`].
 //!
 //! - Name all hosts: `postgres://app@one,two/orders?target_session_attrs=read-write`. The store
@@ -90,7 +93,8 @@
 //!   off from its standbys is skipped, because it confirms nothing.
 //! - Never end a backend that waits for a standby (`pg_cancel_backend`, `pg_terminate_backend`,
 //!   wait event `SyncRep`), and never take the standby out of `synchronous_standby_names` to
-//!   unblock commits: waiting commits are then acknowledged at once, without replication.
+//!   unblock commits: waiting commits are then acknowledged at once, without replication. The store's own
+//!   connections notice a cancelled wait; those of your pool do not.
 //! - A cluster manager may take the standby out automatically when it fails. Patroni does, unless
 //!   `synchronous_mode_strict` is on: set it. SQL does not show that setting, so [`diagnose`]
 //!   cannot check it.
@@ -157,7 +161,7 @@ pub use driver::PostgresDriver;
 pub use error::{PostgresConnectError, PostgresStoreError, UnsafeSetting};
 pub use link::CONFIRM_READS;
 pub use options::PostgresOptions;
-pub use schema::migrations;
+pub use schema::{SchemaName, SchemaNameError, migrations};
 pub use store::{PostgresStats, PostgresStore};
 #[cfg(feature = "tls")]
 pub use tls::rustls::{Rustls, RustlsCertificates};

@@ -29,9 +29,14 @@
 //!    [`ConnectionSetup::distrust_connections`] makes every connection of the store confirm again
 //!    in its next transaction: before a swap that is sent again reads its own write, and before a
 //!    caller's COMMIT is resolved.
-//! 3. Not covered: an operator ends the wait of another process (`pg_terminate_backend`,
-//!    `pg_cancel_backend`). Its row is then read here without a confirmation. A write in every
-//!    transaction that reads would cover that, at the cost of a claim for each replay.
+//! 3. *Each read that decides.* An operator ends the wait of another process (`pg_cancel_backend`,
+//!    `pg_terminate_backend`), and its row is visible to old connections. So a transaction that claims, or
+//!    loads a record, and wrote nothing ([`Verb::decides`]) writes too, if `synchronous_standby_names` is
+//!    set: a replay then costs as much as a claim. Entries of the schedule need none: the claim of
+//!    their operation, which commits later, confirms them before anything is executed.
+//! 4. *A cancelled wait of our own* is a COMMIT that succeeds, with a warning. The connection ends at that
+//!    warning ([`crate::tls::drive`]), so that its reply is lost: see 2. A connection of a caller's pool does
+//!    not end: there, a cancelled COMMIT counts as recorded.
 //!
 //! Every write is confirmed by its own COMMIT, together with the reads for it. Notifications
 //! (LISTEN) are hints: a notified waiter loads the record, on a confirmed connection.
@@ -68,6 +73,8 @@ pub(crate) struct ConnectionSetup {
     begin: String,
     /// The end of a transaction, which confirms if the session has not confirmed yet.
     confirm_once: String,
+    /// The same, which also confirms if the transaction wrote nothing and there are standbys to wait for.
+    confirm_reads: String,
     /// The end of a transaction, which always confirms.
     confirm: String,
     /// Whether the tables were found to be used with our secret.
@@ -113,15 +120,34 @@ macro_rules! noted_write {
     };
 }
 
-/// A statement that confirms the reads of its transaction, once in each session: at its first COMMIT
-/// in a session the server waits until the synchronous standbys have all that was visible. The setting
-/// `hapax.confirmed` of the session notes it. For programs that read, on connections of their own, what
-/// must not be lost in a failover.
-pub const CONFIRM_READS: &str = concat!(
-    "SELECT CASE WHEN current_setting('hapax.confirmed', true) IS DISTINCT FROM 'yes' THEN ",
+/// A condition: the session has not confirmed yet.
+macro_rules! unconfirmed {
+    () => {
+        "current_setting('hapax.confirmed', true) IS DISTINCT FROM 'yes'"
+    };
+}
+
+const CONFIRM_ONCE: &str =
+    concat!("SELECT CASE WHEN ", unconfirmed!(), " THEN ", noted_write!(), " END");
+
+const CONFIRM_DECISION: &str = concat!(
+    "SELECT CASE WHEN ",
+    unconfirmed!(),
+    " OR (pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_standby_names') <> '') \
+     THEN ",
     noted_write!(),
     " END"
 );
+
+/// An expression of the type text that confirms what its statement reads, for programs that read, on
+/// connections of their own, what must not be lost in a failover. It writes to the log only, which every role
+/// may do, so that the COMMIT of its transaction waits until the log is on disk and on the synchronous
+/// standbys, whatever `synchronous_commit` is: with everything that was visible before. A wait that is cancelled
+/// is reported as a warning of the routine `SyncRepWaitForLSN` only.
+pub const CONFIRM_READS: &str = "(set_config('synchronous_commit', \
+     CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true) \
+     || set_config('client_min_messages', 'warning', true) \
+     || pg_logical_emit_message(true, 'hapax', '')::text)";
 
 /// The same, in any case.
 const CONFIRM_AGAIN: &str = concat!("SELECT ", noted_write!());
@@ -141,7 +167,8 @@ impl ConnectionSetup {
             statements,
             answer,
             begin,
-            confirm_once: format!("{DISABLE_TIMEOUT}; {CONFIRM_READS}"),
+            confirm_once: format!("{DISABLE_TIMEOUT}; {CONFIRM_ONCE}"),
+            confirm_reads: format!("{DISABLE_TIMEOUT}; {CONFIRM_DECISION}"),
             confirm: format!("{DISABLE_TIMEOUT}; {CONFIRM_AGAIN}"),
             agreed: AtomicBool::default(),
             hosts,
@@ -184,7 +211,10 @@ fn begin(options: &PostgresOptions, statement: Duration, lock: Duration) -> Stri
     // The setting may have changed since the server was checked, and a pooler's sessions may have
     // the settings of others.
     if !options.allow_lost_writes {
-        begin.push_str("; SET LOCAL synchronous_commit = on");
+        // With the level of the warning that a wait for a standby was cancelled.
+        begin.push_str(
+            "; SET LOCAL synchronous_commit = on; SET LOCAL client_min_messages = warning",
+        );
     }
     begin
 }
@@ -316,7 +346,11 @@ impl PgConnection {
     ) -> Result<Vec<Row>, TransactionFailure> {
         let doubts = setup.doubts.load(Ordering::SeqCst);
         let doubted = self.confirmed.load(Ordering::Relaxed) != doubts;
-        let prolong = if doubted { &setup.confirm } else { &setup.confirm_once };
+        let prolong = match call.verb.decides() {
+            _ if doubted => &setup.confirm,
+            true => &setup.confirm_reads,
+            false => &setup.confirm_once,
+        };
         // Polled in this order: each request is sent by the first poll of its future.
         let (began, rows, prolonged, committed) = tokio::join!(
             biased;

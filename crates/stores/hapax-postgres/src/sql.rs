@@ -50,6 +50,11 @@ pub(crate) const VERBS: [Verb; 11] = [
 ];
 
 impl Verb {
+    /// Returns whether what it reads decides about an execution or a replay.
+    pub(crate) const fn decides(self) -> bool {
+        matches!(self, Self::Swap | Self::SwapKnown | Self::Load)
+    }
+
     /// Returns whether it needs the schedule.
     pub(crate) const fn is_of_schedule(self) -> bool {
         matches!(

@@ -106,7 +106,12 @@ where
     Ok(Connected { client, driver: Box::pin(connection) })
 }
 
-/// Drives a connection to its end, and calls `hear` with every notification.
+/// The routine of the server that warns that the wait of a COMMIT for synchronous standbys was cancelled.
+const STANDBY_WAIT: &str = "SyncRepWaitForLSN";
+
+/// Drives a connection to its end, and calls `hear` with every notification. It ends too when an operator cancels
+/// the wait of its COMMIT for a synchronous standby: the server would answer that the transaction is
+/// committed.
 pub(crate) fn drive(
     mut driver: Driver,
     mut hear: impl FnMut(tokio_postgres::Notification) + Send,
@@ -115,7 +120,16 @@ pub(crate) fn drive(
         loop {
             match std::task::ready!(driver.as_mut().poll_message(context)) {
                 Some(Ok(AsyncMessage::Notification(notification))) => hear(notification),
-                // No program can act on notices.
+                Some(Ok(AsyncMessage::Notice(notice)))
+                    if notice.routine() == Some(STANDBY_WAIT) =>
+                {
+                    tracing::warn!(
+                        "the wait of a COMMIT for a synchronous standby was cancelled: its connection is \
+                         closed, and what it wrote or read is not used before a standby has it"
+                    );
+                    return std::task::Poll::Ready(());
+                }
+                // No program can act on other notices.
                 Some(Ok(_)) => {}
                 // Failures reach the requests through their replies, which end here.
                 Some(Err(_)) | None => return std::task::Poll::Ready(()),

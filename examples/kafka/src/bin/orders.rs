@@ -5,7 +5,7 @@
 //! orders 127.0.0.1:9092 postgres://app@127.0.0.1/app
 //! ```
 //!
-//! The database has the tables of `hapax messages migrations --service-role app`, and
+//! The database has the tables of `hapax sql --service-role app`, and
 //! `CREATE TABLE invoices (order_id bigint, customer text)`, into which `app` may insert.
 
 use std::sync::Arc;

@@ -60,7 +60,7 @@ fn cluster() -> String {
 async fn each_order_has_one_invoice_though_relay_and_consumer_are_killed() {
     let (database, brokers) = (PostgresServer::start().await, cluster());
     let sql = async |text: &str| database.sql("postgres", text).await;
-    sql(hapax::postgres_messages::message_migrations()).await;
+    sql(&hapax::postgres_messages::message_migrations(&Default::default())).await;
     sql(TABLES).await;
     sql(ORDERS).await;
     let url = database.url("postgres");

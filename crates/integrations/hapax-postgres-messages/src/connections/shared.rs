@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use hapax_postgres::SchemaName;
 use hapax_postgres_data::{Answering, Executor, SqlParameter};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -69,6 +70,12 @@ impl SharedConnection {
             }
         });
         Self { connections }
+    }
+
+    /// Sets the schema of the tables and functions: see [`Connections::schema`].
+    #[must_use]
+    pub fn schema(self, schema: SchemaName) -> Self {
+        Self { connections: self.connections.schema(schema) }
     }
 }
 

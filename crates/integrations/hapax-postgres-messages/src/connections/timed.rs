@@ -54,7 +54,8 @@ impl<C: Executor + 'static> Executor for TimedConnection<C> {
     fn run<'a>(&'a mut self, text: &'a str, parameters: &'a [SqlParameter<'a>]) -> Answering<'a> {
         Box::pin(async move {
             let Some(connection) = &mut self.connection else { return Err(self.no_answer()) };
-            let answered = timeout(self.limit, connection.run(text, parameters)).await;
+            let text = self.connections.statement(text);
+            let answered = timeout(self.limit, connection.run(&text, parameters)).await;
             answered.unwrap_or_else(|_| {
                 if let Some(connection) = self.connection.take() {
                     self.connections.give_up(connection);

@@ -25,7 +25,7 @@ macro_rules! advance {
         concat!(
             "SELECT a.state, pg_current_xact_id_if_assigned()::text,
                 CASE a.state WHEN 'advanced' THEN
-                    hapax_dead_letter_states($1, '{NULL}', '{NULL}', '-')
+                    hapax_dead_letter_states($1, ARRAY[NULL::text], ARRAY[NULL::bytea], '-')
                 END,
                 hapax_limit_timeout('statement_timeout', $8),
                 hapax_limit_timeout('idle_in_transaction_session_timeout', $9)",

@@ -136,15 +136,85 @@ $tables$;
 -- found. A consumer's name has no zero byte.
 CREATE OR REPLACE FUNCTION hapax_scoped_hash(consumer text, id text) RETURNS uuid
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT encode(substring(sha256(
-        convert_to(consumer, 'UTF8') || '\x00'::bytea || convert_to(id, 'UTF8')
-    ) FROM 1 FOR 16), 'hex')::uuid
+    SELECT pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(
+        pg_catalog.convert_to(consumer, 'UTF8')
+            OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex')
+            OPERATOR(pg_catalog.||) pg_catalog.convert_to(id, 'UTF8')
+    ), 1, 16), 'hex')::pg_catalog.uuid
 $$;
 
 -- Returns the digest by which payloads are compared.
 CREATE OR REPLACE FUNCTION hapax_payload_digest(fingerprint bytea) RETURNS uuid
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-    SELECT encode(substring(sha256(fingerprint) FROM 1 FOR 16), 'hex')::uuid
+    SELECT pg_catalog.encode(pg_catalog.substr(pg_catalog.sha256(fingerprint), 1, 16), 'hex')::pg_catalog.uuid
+$$;
+
+-- Rejects the name of a consumer that cannot be kept.
+CREATE OR REPLACE FUNCTION hapax_check_consumer(consumer text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF consumer IS NULL OR octet_length(consumer) NOT BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION 'expected a consumer name of 1 to 255 bytes, found %: choose another one',
+            coalesce(octet_length(consumer)::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Rejects an id, a name or another text that cannot be kept; `what` names it.
+CREATE OR REPLACE FUNCTION hapax_check_text(what text, value text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF value IS NULL OR octet_length(value) NOT BETWEEN 1 AND 1024 THEN
+        RAISE EXCEPTION 'expected % of 1 to 1024 bytes, found %: shorten it, for example by a hash', what,
+            coalesce(octet_length(value)::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Rejects a time for which nothing is kept, or for which no server keeps it.
+CREATE OR REPLACE FUNCTION hapax_check_retention(retention interval) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF retention IS NULL OR retention NOT BETWEEN interval '1 second' AND interval '36500 days' THEN
+        RAISE EXCEPTION 'expected a retention of 1 second to 100 years, found %: set another one',
+            coalesce(retention::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
+-- Returns the number of a shard of the outbox, and rejects others.
+CREATE OR REPLACE FUNCTION hapax_check_shard(shard bigint) RETURNS smallint
+LANGUAGE plpgsql IMMUTABLE COST 1
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF shard IS NULL OR shard NOT BETWEEN 0 AND 31 THEN
+        RAISE EXCEPTION 'expected a shard of 0 to 31, found %: pass one of these', coalesce(shard::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+    RETURN shard;
+END
+$$;
+
+-- Makes the COMMIT of this transaction wait until it is durable, and on the synchronous standbys, whatever
+-- the role's default is: what follows from a result, an acknowledgement, must not be earlier.
+CREATE OR REPLACE FUNCTION hapax_commit_durably() RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    PERFORM set_config('synchronous_commit', 'on', true)
+    WHERE current_setting('synchronous_commit') <> 'remote_apply';
+END
 $$;
 
 -- Records messages of `consumer` as handled, in the transaction of the caller, which writes the
@@ -157,13 +227,14 @@ $$;
 --
 -- Errors: 55P03: another transaction that is still open has inserted one of them: hold the messages.
 -- 40001 and 40P01: run the transaction again; with 40001 the id of a duplicate may have expired
--- meanwhile. 22023: an id is null, empty or over 1024 bytes, or there is not one fingerprint for each.
+-- meanwhile. 22023: an id is null, empty or over 1024 bytes, there is not one fingerprint for each, the name
+-- of the consumer is empty or over 255 bytes, or the retention is not 1 second to 100 years.
 CREATE OR REPLACE FUNCTION hapax_inbox(
     consumer text, ids text[], fingerprints bytea[] DEFAULT NULL,
     retention interval DEFAULT '30 days'
 ) RETURNS TABLE (item integer, state text)
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     keys uuid[];
@@ -200,7 +271,7 @@ CREATE OR REPLACE FUNCTION hapax_inbox_insert(
     consumer text, keys uuid[], digests uuid[], retention interval
 ) RETURNS text
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -211,11 +282,14 @@ AS $$
 #variable_conflict use_column
 DECLARE
     wanted integer := cardinality(keys);
-    -- Rounded up.
-    expiry timestamptz := date_trunc('second', clock_timestamp() + retention + interval '999999 us');
+    expiry timestamptz;
     inserted uuid[];
     states text;
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_retention(retention);
+    -- Rounded up.
+    expiry := date_trunc('second', clock_timestamp() + retention + interval '999999 us');
     WITH given AS (
         SELECT DISTINCT ON (g.key) g.key, g.digest
         FROM unnest(keys, digests) WITH ORDINALITY AS g (key, digest, at)
@@ -228,12 +302,9 @@ BEGIN
         RETURNING i.id
     )
     SELECT array_agg(w.id) INTO inserted FROM written w;
-    -- What follows from the states, an acknowledgement, must not be earlier than their durability,
-    -- whatever the role's default is. A transaction without a write would wait for no synchronous
-    -- standby: an id that a crash of the server made visible may be on none, and a failover loses
-    -- it.
-    PERFORM set_config('synchronous_commit', 'on', true)
-    WHERE current_setting('synchronous_commit') <> 'remote_apply';
+    -- A transaction without a write would wait for no synchronous standby: an id that a crash of the
+    -- server made visible may be on none, and a failover loses it.
+    PERFORM hapax_commit_durably();
     IF inserted IS NULL THEN
         PERFORM pg_logical_emit_message(true, 'hapax', '');
     END IF;
@@ -263,6 +334,7 @@ $$;
 -- Sets a timeout of this transaction, unless a shorter one is set. Returns it.
 CREATE OR REPLACE FUNCTION hapax_limit_timeout(setting text, max_ms bigint) RETURNS text
 LANGUAGE plpgsql VOLATILE
+SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     IF current_setting(setting)::interval BETWEEN interval '1 ms' AND max_ms * interval '1 ms' THEN
@@ -279,12 +351,14 @@ $$;
 -- is new again.
 CREATE OR REPLACE FUNCTION hapax_inbox_park(consumer text, id text) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     key uuid := hapax_scoped_hash(consumer, id);
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an id', id);
     DELETE FROM hapax_attempts a WHERE a.id = key;
     UPDATE hapax_inbox i SET parked = true WHERE i.id = key;
     RETURN FOUND;
@@ -297,7 +371,7 @@ $$;
 -- found by the index, as in hapax_inbox_insert.
 CREATE OR REPLACE FUNCTION hapax_inbox_purge(max_rows integer DEFAULT 10000) RETURNS bigint
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
@@ -333,21 +407,23 @@ CREATE OR REPLACE FUNCTION hapax_inbox_attempt(
     OUT attempt integer, OUT crashes integer
 )
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
     key uuid := hapax_scoped_hash(consumer, id);
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an id', id);
+    PERFORM hapax_check_retention(retention);
     -- Inserted and rolled back: an open transaction with the id is noticed only thus.
     BEGIN
         INSERT INTO hapax_inbox (id, expires_at, consumer) VALUES (key, clock_timestamp(), 0)
         ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
             -- As in hapax_inbox: the message is acknowledged after this.
-            PERFORM set_config('synchronous_commit', 'on', true)
-            WHERE current_setting('synchronous_commit') <> 'remote_apply';
+            PERFORM hapax_commit_durably();
             PERFORM pg_logical_emit_message(true, 'hapax', '');
             attempt := 0;
             crashes := 0;
@@ -371,13 +447,16 @@ CREATE OR REPLACE FUNCTION hapax_inbox_failed(
     consumer text, id text, error text, retention interval DEFAULT '30 days'
 ) RETURNS integer
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 DECLARE
     made integer;
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an id', id);
+    PERFORM hapax_check_retention(retention);
     INSERT INTO hapax_attempts AS a (id, attempts, ended, error, expires_at)
     VALUES (hapax_scoped_hash(consumer, id), 1, 1, error, clock_timestamp() + retention)
     ON CONFLICT ON CONSTRAINT hapax_attempts_pkey DO UPDATE
@@ -391,13 +470,15 @@ $$;
 -- it is delivered again. Returns whether the id existed.
 CREATE OR REPLACE FUNCTION hapax_inbox_release(consumer text, id text) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     key uuid := hapax_scoped_hash(consumer, id);
     removed bigint;
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an id', id);
     DELETE FROM hapax_attempts a WHERE a.id = key;
     DELETE FROM hapax_inbox i WHERE i.id = key;
     GET DIAGNOSTICS removed = ROW_COUNT;
@@ -414,19 +495,33 @@ CREATE OR REPLACE FUNCTION hapax_dead_letter_put(
     first_at timestamptz, last_at timestamptz
 ) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     stored boolean;
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    IF id IS NULL OR octet_length(id) <> 32 THEN
+        RAISE EXCEPTION 'expected an id of 32 bytes, found %: pass a hash, such as sha256',
+            coalesce(octet_length(id)::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+    IF attempts IS NULL OR attempts < 0 THEN
+        RAISE EXCEPTION 'expected a number of attempts from 0, found %', coalesce(attempts::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+    IF cardinality(header_names) IS DISTINCT FROM cardinality(header_values) THEN
+        RAISE EXCEPTION 'expected a value for each of % names of headers, found %',
+            coalesce(cardinality(header_names)::text, 'null'), coalesce(cardinality(header_values)::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
     IF octet_length(order_key) > 1024 THEN
         RAISE EXCEPTION 'expected an order key of at most 1024 bytes, found %: store a hash of it, and compare hashes', octet_length(order_key)
             USING ERRCODE = '22023';
     END IF;
     -- The message is acknowledged after this.
-    PERFORM set_config('synchronous_commit', 'on', true)
-    WHERE current_setting('synchronous_commit') <> 'remote_apply';
+    PERFORM hapax_commit_durably();
     INSERT INTO hapax_dead_letters AS d (
         id, consumer, message_id, origin, reason, attempts, error, order_key, header_names,
         header_values, payload, first_at, last_at
@@ -451,11 +546,13 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_dead_letter_redrive(dead_letter_id bytea, operator text, reason text)
 RETURNS integer
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     row hapax_dead_letters;
 BEGIN
+    -- The message, which was read before, is published after this.
+    PERFORM hapax_commit_durably();
     UPDATE hapax_dead_letters d SET redrives = d.redrives + 1 WHERE d.id = dead_letter_id
     RETURNING * INTO row;
     IF NOT FOUND THEN
@@ -482,7 +579,7 @@ $$;
 -- is parked, or not in hapax_inbox, stays.
 CREATE OR REPLACE FUNCTION hapax_dead_letter_remove(dead_letter_id bytea) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     DELETE FROM hapax_dead_letters d WHERE d.id = dead_letter_id AND EXISTS (
@@ -497,7 +594,7 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_dead_letter_drop(dead_letter_id bytea, operator text, reason text)
 RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     row hapax_dead_letters;
@@ -518,7 +615,8 @@ $$;
 -- Returns the shard of an order key.
 CREATE OR REPLACE FUNCTION hapax_outbox_shard(order_key text) RETURNS smallint
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-    SELECT (get_byte(sha256(convert_to(order_key, 'UTF8')), 0) % 32)::smallint
+    SELECT (pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(order_key, 'UTF8')), 0)
+        OPERATOR(pg_catalog.%) 32)::pg_catalog.int2
 $$;
 
 -- Writes messages to publish, in the transaction of the caller. Returns the message id of each, by
@@ -531,6 +629,9 @@ $$;
 -- best written by one call, shortly before COMMIT; two calls may deadlock with another transaction
 -- (40P01: run it again). Messages without an order key take no lock.
 --
+-- A destination has at most 1024 bytes. A relay publishes to no destination that is reserved by its broker,
+-- such as a subject of NATS that begins with $: the message becomes a dead letter.
+--
 -- A message id of null becomes a random one. Headers are objects of texts; a header with several
 -- values has an array of texts.
 --
@@ -542,30 +643,30 @@ CREATE OR REPLACE FUNCTION hapax_outbox_put_all(
     message_ids text[] DEFAULT NULL, headers jsonb[] DEFAULT NULL
 ) RETURNS TABLE (item integer, message_id text)
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     wanted integer := cardinality(destinations);
 BEGIN
-    IF cardinality(payloads) <> wanted OR cardinality(order_keys) <> wanted
+    IF wanted IS NULL OR cardinality(payloads) IS DISTINCT FROM wanted OR cardinality(order_keys) <> wanted
         OR cardinality(message_ids) <> wanted OR cardinality(headers) <> wanted
     THEN
-        RAISE EXCEPTION 'expected arrays of % elements, as in destinations, found another length', wanted
+        RAISE EXCEPTION 'expected arrays of % elements, as in destinations, found another length', coalesce(wanted::text, 'some')
             USING ERRCODE = '22023';
     END IF;
     IF EXISTS (
         SELECT FROM unnest(destinations, payloads, order_keys, message_ids, headers)
             AS g (destination, payload, order_key, message_id, headers)
-        WHERE g.destination IS NULL OR g.payload IS NULL
+        WHERE g.destination IS NULL OR octet_length(g.destination) > 1024 OR g.payload IS NULL
             OR octet_length(g.order_key) NOT BETWEEN 1 AND 1024
             OR octet_length(g.message_id) NOT BETWEEN 1 AND 1024
             OR jsonb_typeof(g.headers) <> 'object'
             -- In this mode of paths the elements of an array are tested one by one.
             OR jsonb_path_exists(g.headers, 'lax $.* ? (@.type() != "string")')
     ) THEN
-        RAISE EXCEPTION 'expected for each message a destination, a payload, null or 1 to 1024 bytes as order key and as id, and as headers an object of texts and arrays of texts, found a message without one of them'
-            USING ERRCODE = '22023', HINT = 'Cast the values of headers to text. Shorten an order key, for example by a hash.';
+        RAISE EXCEPTION 'expected for each message a destination of at most 1024 bytes, a payload, null or 1 to 1024 bytes as order key and as id, and as headers an object of texts and arrays of texts, found a message without one of them'
+            USING ERRCODE = '22023', HINT = 'Cast the values of headers to text. Shorten an order key, for example by a hash, or the destination.';
     END IF;
     -- A relay recognizes open writers by this lock, which is taken before an id is allocated.
     LOCK TABLE hapax_outbox IN ROW EXCLUSIVE MODE;
@@ -602,7 +703,7 @@ CREATE OR REPLACE FUNCTION hapax_outbox_put(
     headers jsonb DEFAULT NULL
 ) RETURNS text
 LANGUAGE sql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     SELECT p.message_id
     FROM hapax_outbox_put_all(ARRAY[destination], ARRAY[payload], ARRAY[order_key],
@@ -622,7 +723,7 @@ CREATE OR REPLACE FUNCTION hapax_outbox_poll(
     headers text, payload bytea, age_ms bigint
 )
 LANGUAGE sql STABLE
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     SELECT e.epoch, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM hapax_outbox_epoch e
     UNION ALL (
@@ -639,7 +740,7 @@ AS $$
                 FROM unnest(shards, floors) WITH ORDINALITY AS f (shard, floor, nr)
                 CROSS JOIN LATERAL (
                     SELECT o.* FROM hapax_outbox o
-                    WHERE o.shard = f.shard::smallint AND o.id > f.floor
+                    WHERE o.shard = hapax_check_shard(f.shard) AND o.id > f.floor
                         -- Not a join, so that the rows are read in the order of the index.
                         AND (o.shard::bigint, o.id) NOT IN (
                             SELECT k.shard, k.id FROM unnest(known_shards, known_ids) AS k (shard, id)
@@ -664,17 +765,17 @@ $$;
 -- Deletes messages that were published.
 CREATE OR REPLACE FUNCTION hapax_outbox_remove(shards bigint[], ids bigint[]) RETURNS void
 LANGUAGE sql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     DELETE FROM hapax_outbox o USING unnest(shards, ids) AS g (shard, id)
-    WHERE o.shard = g.shard::smallint AND o.id = g.id
+    WHERE o.shard = hapax_check_shard(g.shard) AND o.id = g.id
 $$;
 
 -- Returns the last allocated id, and the open transactions that may have allocated one, for
 -- a relay: once all of them have ended, no message with such an id is still to appear.
 CREATE OR REPLACE FUNCTION hapax_outbox_writers() RETURNS TABLE (last_id bigint, writers text[])
 LANGUAGE plpgsql VOLATILE
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN
@@ -695,11 +796,11 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_outbox_first_above(shards bigint[], floors bigint[])
 RETURNS TABLE (shard bigint, id bigint)
 LANGUAGE sql STABLE
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     SELECT f.shard, o.id FROM unnest(shards, floors) AS f (shard, floor)
     CROSS JOIN LATERAL (
-        SELECT o.id FROM hapax_outbox o WHERE o.shard = f.shard::smallint AND o.id > f.floor
+        SELECT o.id FROM hapax_outbox o WHERE o.shard = hapax_check_shard(f.shard) AND o.id > f.floor
         ORDER BY o.id LIMIT 1
     ) o
 $$;
@@ -708,9 +809,10 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_outbox_headers(headers jsonb) RETURNS TABLE (name text, value text)
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-    SELECT h.key, v.value FROM jsonb_each(headers) AS h (key, value)
-    CROSS JOIN LATERAL jsonb_array_elements_text(
-        CASE jsonb_typeof(h.value) WHEN 'array' THEN h.value ELSE jsonb_build_array(h.value) END
+    SELECT h.key, v.value FROM pg_catalog.jsonb_each(headers) AS h (key, value)
+    CROSS JOIN LATERAL pg_catalog.jsonb_array_elements_text(
+        CASE WHEN pg_catalog.jsonb_typeof(h.value) OPERATOR(pg_catalog.=) 'array' THEN h.value
+            ELSE pg_catalog.jsonb_build_array(h.value) END
     ) WITH ORDINALITY AS v (value, at)
     ORDER BY h.key, v.at
 $$;
@@ -720,13 +822,13 @@ CREATE OR REPLACE FUNCTION hapax_outbox_park(
     dead_letter_id bytea, outbox_shard bigint, outbox_id bigint, error text, attempts integer
 ) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
     row hapax_outbox;
 BEGIN
-    DELETE FROM hapax_outbox o WHERE o.shard = outbox_shard::smallint AND o.id = outbox_id
+    DELETE FROM hapax_outbox o WHERE o.shard = hapax_check_shard(outbox_shard) AND o.id = outbox_id
     RETURNING * INTO row;
     IF NOT FOUND THEN
         RETURN false;
@@ -755,7 +857,7 @@ $$;
 -- that wait.
 CREATE OR REPLACE FUNCTION hapax_outbox_redrive(dead_letter_id bytea) RETURNS boolean
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -801,7 +903,7 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_outbox_lag(max_messages bigint DEFAULT 10000)
 RETURNS TABLE (oldest_ms bigint, messages bigint, blocked_keys bigint)
 LANGUAGE sql VOLATILE
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     SELECT
         coalesce((extract(epoch FROM clock_timestamp() - min(f.created_at)) * 1000)::bigint, 0),
@@ -813,6 +915,23 @@ AS $$
         SELECT o.created_at FROM hapax_outbox o WHERE o.shard = s.shard::smallint
         ORDER BY o.id LIMIT 1
     ) f
+$$;
+
+-- Rejects limits of a gap that are not valid.
+CREATE OR REPLACE FUNCTION hapax_check_gap(max_wait interval, over_limit text) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    IF over_limit IS NULL OR over_limit NOT IN ('fetch', 'dead-letter', 'accept') THEN
+        RAISE EXCEPTION 'expected over_limit fetch, dead-letter or accept, found %', coalesce(over_limit, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+    IF max_wait IS NULL OR max_wait NOT BETWEEN interval '0' AND interval '36500 days' THEN
+        RAISE EXCEPTION 'expected max_wait of 0 to 100 years, found %', coalesce(max_wait::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+END
 $$;
 
 -- Applies the message `number`, from 1, of an aggregate in the transaction of the caller, or stores
@@ -828,13 +947,14 @@ $$;
 -- about a message after a gap if `max_waiting` messages wait or the gap is older than
 -- `max_wait`: 'fetch', 'dead-letter' or 'accept', which skips the gap. Calls for other messages of the
 -- aggregate wait until the transaction ends; after 500 ms they fail with 55P03: hold their messages.
--- Error 22023: `number` is below 1, or `over_limit` is another text.
+-- Error 22023: `number` is not 1 to 2^63 - 2, `max_waiting` is negative, `max_wait` is not 0 to 100 years,
+-- `over_limit` is another text, or a name or id is empty or too long.
 CREATE OR REPLACE FUNCTION hapax_sequence(
     consumer text, aggregate text, number bigint, message_id text, headers jsonb, payload bytea,
     max_waiting integer, max_wait interval, over_limit text
 ) RETURNS TABLE (step text, first bigint, last bigint)
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
@@ -844,11 +964,20 @@ DECLARE
     lowest bigint;
     moment timestamptz;
 BEGIN
-    IF number < 1 OR over_limit NOT IN ('fetch', 'dead-letter', 'accept') THEN
-        RAISE EXCEPTION 'expected a number from 1 and over_limit fetch, dead-letter or accept, found % and %',
-            number, over_limit
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an aggregate', aggregate);
+    PERFORM hapax_check_text('a message id', message_id);
+    PERFORM hapax_check_gap(max_wait, over_limit);
+    IF number IS NULL OR number NOT BETWEEN 1 AND 9223372036854775806 THEN
+        RAISE EXCEPTION 'expected a number of 1 to 9223372036854775806, found %', coalesce(number::text, 'null')
             USING ERRCODE = '22023';
     END IF;
+    IF max_waiting IS NULL OR max_waiting < 0 THEN
+        RAISE EXCEPTION 'expected max_waiting of at least 0, found %', coalesce(max_waiting::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+    -- The message is acknowledged after this.
+    PERFORM hapax_commit_durably();
     INSERT INTO hapax_sequences (id, applied, waiting, consumer, aggregate)
     VALUES (key, 0, 0, consumer, aggregate) ON CONFLICT ON CONSTRAINT hapax_sequences_pkey DO NOTHING;
     SELECT s.* INTO seen FROM hapax_sequences s WHERE s.id = key FOR UPDATE;
@@ -908,7 +1037,7 @@ CREATE OR REPLACE FUNCTION hapax_sequence_next(
     consumer text, aggregate text, max_wait interval, over_limit text
 ) RETURNS TABLE (step text, number bigint, message_id text, headers jsonb, payload bytea)
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
@@ -917,6 +1046,10 @@ DECLARE
     seen hapax_sequences;
     lowest hapax_sequence_messages;
 BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('an aggregate', aggregate);
+    PERFORM hapax_check_gap(max_wait, over_limit);
+    PERFORM hapax_commit_durably();
     SELECT s.* INTO seen FROM hapax_sequences s WHERE s.id = key FOR UPDATE;
     SELECT m.* INTO lowest FROM hapax_sequence_messages m WHERE m.id = key
     ORDER BY m.number LIMIT 1;

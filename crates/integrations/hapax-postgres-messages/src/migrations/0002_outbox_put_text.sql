@@ -6,7 +6,7 @@ CREATE OR REPLACE FUNCTION hapax_outbox_put_text(
     headers jsonb DEFAULT NULL
 ) RETURNS text
 LANGUAGE sql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
     SELECT hapax_outbox_put(destination, convert_to(payload, 'UTF8'), order_key, message_id, headers)
 $$;

@@ -24,6 +24,24 @@ CREATE TABLE IF NOT EXISTS hapax_positions (
 END
 $tables$;
 
+-- Rejects a position that cannot be kept.
+CREATE OR REPLACE FUNCTION hapax_check_position(
+    consumer text, topic text, partition integer, next_offset bigint
+) RETURNS void
+LANGUAGE plpgsql IMMUTABLE
+SET search_path = @schema@, pg_temp
+AS $$
+BEGIN
+    PERFORM hapax_check_consumer(consumer);
+    PERFORM hapax_check_text('a topic', topic);
+    IF partition IS NULL OR partition < 0 OR next_offset IS NULL OR next_offset < 0 THEN
+        RAISE EXCEPTION 'expected a partition and an offset of at least 0, found % and %',
+            coalesce(partition::text, 'null'), coalesce(next_offset::text, 'null')
+            USING ERRCODE = '22023';
+    END IF;
+END
+$$;
+
 -- Acquires a partition for a new owner, whose fencing token no other owner has, in a transaction of its own.
 -- Waits for a transaction of the previous owner; after 5 s the error is 55P03: call again.
 -- `first_offset` is the position of a partition that has none (`is_new`). The owner reads the partition
@@ -32,15 +50,22 @@ $tables$;
 CREATE OR REPLACE FUNCTION hapax_position_acquire(
     consumer text, topic text, partition integer, first_offset bigint
 ) RETURNS TABLE (next_offset bigint, handled_millis bigint, fence bigint, is_new boolean)
-LANGUAGE sql
-SET search_path FROM CURRENT
+LANGUAGE plpgsql
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '5s'
 AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM hapax_check_position(consumer, topic, partition, first_offset);
+    -- The owner reads from the position on, and commits it to the broker.
+    PERFORM hapax_commit_durably();
+    RETURN QUERY
     INSERT INTO hapax_positions AS p (consumer, topic, partition, next_offset, fence)
     VALUES (consumer, topic, partition, first_offset, nextval('hapax_position_fences'))
     ON CONFLICT ON CONSTRAINT hapax_positions_pkey DO UPDATE
         SET fence = EXCLUDED.fence, changed_at = clock_timestamp()
-    RETURNING p.next_offset, p.handled_millis, p.fence, p.xmax = 0
+    RETURNING p.next_offset, p.handled_millis, p.fence, p.xmax = 0;
+END
 $$;
 
 -- Advances the position of a partition in the transaction of the caller, which writes the effects of the
@@ -57,14 +82,18 @@ CREATE OR REPLACE FUNCTION hapax_position_advance(
     millis bigint
 ) RETURNS text
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '500ms'
 AS $$
 #variable_conflict use_column
 BEGIN
-    -- What follows from the state, an acknowledgement, must not be earlier than its durability.
-    PERFORM set_config('synchronous_commit', 'on', true)
-    WHERE current_setting('synchronous_commit') <> 'remote_apply';
+    PERFORM hapax_check_position(consumer, topic, partition, from_offset);
+    IF fence IS NULL OR to_offset IS NULL OR to_offset <= from_offset THEN
+        RAISE EXCEPTION 'expected a fencing token, and to_offset above from_offset, found %, % and %',
+            coalesce(fence::text, 'null'), coalesce(to_offset::text, 'null'), from_offset
+            USING ERRCODE = '22023';
+    END IF;
+    PERFORM hapax_commit_durably();
     UPDATE hapax_positions p
     SET next_offset = to_offset, handled_millis = millis, changed_at = clock_timestamp()
     WHERE p.consumer = hapax_position_advance.consumer AND p.topic = hapax_position_advance.topic
@@ -95,16 +124,23 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_position_set(
     consumer text, topic text, partition integer, next_offset bigint
 ) RETURNS boolean
-LANGUAGE sql
-SET search_path FROM CURRENT
+LANGUAGE plpgsql
+SET search_path = @schema@, pg_temp
 SET lock_timeout = '5s'
 AS $$
+#variable_conflict use_column
+DECLARE
+    existed boolean;
+BEGIN
+    PERFORM hapax_check_position(consumer, topic, partition, next_offset);
     INSERT INTO hapax_positions AS p (consumer, topic, partition, next_offset, fence)
     VALUES (consumer, topic, partition, next_offset, nextval('hapax_position_fences'))
     ON CONFLICT ON CONSTRAINT hapax_positions_pkey DO UPDATE SET
         next_offset = EXCLUDED.next_offset, handled_millis = NULL, fence = EXCLUDED.fence,
         changed_at = clock_timestamp()
-    RETURNING p.xmax <> 0
+    RETURNING p.xmax <> 0 INTO existed;
+    RETURN existed;
+END
 $$;
 
 -- Returns for each message of a consumer whether a dead letter excludes that it is handled, by a code:
@@ -119,7 +155,7 @@ CREATE OR REPLACE FUNCTION hapax_dead_letter_states(
     consumer text, order_keys text[], dead_letter_ids bytea[], redriven text
 ) RETURNS text
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 #variable_conflict use_column
 BEGIN

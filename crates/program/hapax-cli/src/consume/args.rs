@@ -11,7 +11,7 @@ use hapax_messages::IdRule;
 
 use crate::admin::{self, AdminAddr};
 use crate::logging::FormatArg;
-use crate::messages::{HiddenUrl, PropertyArgs};
+use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector};
 
 /// Post the messages of a broker to a service, which accepts each once
 ///
@@ -50,6 +50,8 @@ pub(crate) struct ConsumeArgs {
     /// The database of the dead letters: postgres://USER@HOST/DB [default: that of --store]
     #[arg(long, value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     pub(super) database: Option<HiddenUrl>,
+    #[command(flatten)]
+    pub(super) schema: SchemaSelector,
     /// File of the signing secrets, one a line, each whsec_ and base64 [default: messages are not
     /// signed]
     #[arg(long, value_name = "PATH", env = "HAPAX_SIGNING_SECRET_FILE")]

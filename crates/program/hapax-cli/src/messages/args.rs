@@ -9,8 +9,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use hapax_core::Namespace;
 use hapax_gateway::{StoreUrl, UrlText};
 use hapax_messages::DeadLetterReason;
+use hapax_postgres_messages::SchemaName;
 
 use super::properties::PropertyArgs;
+use crate::sql::RoleArgs;
 
 /// List, show, redrive and drop the dead letters of consumers and outboxes in PostgreSQL
 #[derive(Debug, Args)]
@@ -21,10 +23,8 @@ pub(crate) struct MessagesArgs {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum MessagesCommand {
-    /// Print the SQL that creates or migrates the tables and functions
-    ///
-    /// Run it with psql, any number of times: with an error psql ends with an exit code of 3. For a
-    /// migration tool leave out the first line, which is a command of psql.
+    /// Print the SQL of the messages: the earlier name of `hapax sql`
+    #[command(hide = true)]
     Migrations {
         #[command(flatten)]
         roles: RoleArgs,
@@ -73,25 +73,6 @@ pub(super) enum MessagesCommand {
         #[arg(long, value_name = "TEXT")]
         reason: String,
     },
-}
-
-/// Roles that do not own the tables. Each option may be repeated.
-#[derive(Debug, Args)]
-pub(super) struct RoleArgs {
-    /// Also print the GRANTs for this role of a service: it writes messages to the outbox, and consumes
-    /// them in batch mode or parks them in claim mode
-    #[arg(long = "service-role", value_name = "NAME")]
-    pub(super) services: Vec<String>,
-    /// Also print the GRANTs for this role of a relay, and those of --store-role
-    #[arg(long = "relay-role", value_name = "NAME")]
-    pub(super) relays: Vec<String>,
-    /// Also print the GRANTs for this role of an operator, who runs the other commands
-    #[arg(long = "operator-role", value_name = "NAME")]
-    pub(super) operators: Vec<String>,
-    /// Also print the SQL of a store in this database, and the GRANTs on it for this role: a consumer
-    /// in claim mode whose records are there, or an operator who redrives its messages
-    #[arg(long = "store-role", value_name = "NAME")]
-    pub(super) stores: Vec<String>,
 }
 
 /// Handle the messages of dead letters again
@@ -151,6 +132,16 @@ pub(crate) struct DatabaseSelector {
     /// The database with the dead letters: postgres://USER@HOST/DB
     #[arg(long, value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     pub(crate) database: HiddenUrl,
+    #[command(flatten)]
+    pub(crate) schema: SchemaSelector,
+}
+
+/// Option that names the schema of the messages.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SchemaSelector {
+    /// The schema of the tables of messages [default: the only one of the database that has them]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) schema: Option<SchemaName>,
 }
 
 /// A URL that is never shown, because it may contain a password.

@@ -74,7 +74,7 @@ pub(super) async fn run(args: RedriveArgs) -> Result<(), CliError> {
     let store = args.store.map(|url| url.read().map_err(of("--store"))).transpose()?;
     let redrive = Redrive {
         is_file: matches!(store, Some(StoreUrl::File(_))),
-        dead_letters: dead_letters(&args.at)?,
+        dead_letters: dead_letters(&args.at).await?,
         sink: match &args.to {
             Some(url) => Some(sink(url, &args.properties).await?),
             None => None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 #[cfg(feature = "kafka")]
 use hapax_kafka::KafkaSink;
-use hapax_messages::MessageSink;
+use hapax_messages::{MessageSink, PublishError};
 use hapax_nats::NatsSink;
 use hapax_rabbitmq::RabbitSink;
 
@@ -118,5 +118,8 @@ pub(crate) async fn rabbit_sink(
 ) -> Result<RabbitSink, CliError> {
     let builder = RabbitSink::builder(&url.0).map_err(of("--to"))?;
     let sink = builder.exchange(exchange).channels(channels).connect().await;
-    sink.map_err(|error| CliError::unavailable(format!("--to: {error}")))
+    sink.map_err(|error| match error {
+        PublishError::Rejected(cause) => CliError::usage(format!("--exchange: {cause}")),
+        error => CliError::unavailable(format!("--to: {error}")),
+    })
 }

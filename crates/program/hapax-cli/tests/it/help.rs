@@ -28,6 +28,7 @@ fn help_matches_the_golden_file() {
         ("call-forget", &["call", "forget", "--help"]),
         ("doctor", &["doctor", "--help"]),
         ("store-confirm", &["store", "confirm", "--help"]),
+        ("sql", &["sql", "--help"]),
         ("messages", &["messages", "--help"]),
         ("messages-list", &["messages", "list", "--help"]),
         ("messages-show", &["messages", "show", "--help"]),

@@ -57,9 +57,9 @@ fn ready(mut command: Command) -> (Child, SocketAddr) {
     (child, ready["admin"].as_str().unwrap().parse().unwrap())
 }
 
-/// Returns the script of `hapax messages migrations` without the command of psql at its beginning.
+/// Returns the script of `hapax sql --part messages` without the command of psql at its beginning.
 fn migrations() -> String {
-    let script = blocking(|| ok(&["messages", "migrations"]));
+    let script = blocking(|| ok(&["sql", "--part", "messages"]));
     script.strip_prefix("\\set ON_ERROR_STOP on\n").expect("psql ends at an error").to_owned()
 }
 

@@ -58,7 +58,7 @@ CREATE OR REPLACE FUNCTION hapax_swap_1(
     seen_at bigint, is_written boolean, its_key bytea, its_tag bytea, its_fence bigint,
     its_lease bigint, its_keep bigint, its_state text, its_seal bytea
 ) LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -161,7 +161,7 @@ CREATE OR REPLACE FUNCTION hapax_swap_in_1(
     graces bigint[], hints bigint[], expected bytea[], next_fences boolean[]
 ) RETURNS TABLE (seen_at bigint, its_fence bigint, its_lease bigint)
 LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     was_written boolean;

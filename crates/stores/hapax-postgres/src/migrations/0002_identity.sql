@@ -6,7 +6,7 @@ ALTER TABLE hapax_secrets
 
 -- Emptied tables have another identity.
 CREATE OR REPLACE FUNCTION hapax_emptied() RETURNS trigger LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 BEGIN
     UPDATE hapax_secrets SET identity = NULL, confirmed = false;

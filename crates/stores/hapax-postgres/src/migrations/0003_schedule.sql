@@ -36,7 +36,7 @@ CREATE OR REPLACE FUNCTION hapax_schedule_write_1(
     kinds text[], operations bytea[], ids bytea[], queues text[], notes bytea[], delays bigint[],
     expected bigint[], patient boolean
 ) RETURNS TABLE (its_operation bytea, its_id bytea, is_done boolean) LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -115,7 +115,7 @@ RETURNS TABLE (
     seen_at bigint, due_count bigint, next_at bigint, its_operation bytea, its_id bytea,
     its_queue text, its_due bigint, its_note bytea
 ) LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
 SET enable_bitmapscan = off
@@ -166,7 +166,7 @@ $$;
 CREATE OR REPLACE FUNCTION hapax_schedule_insert_in_1(
     new_operation bytea, new_id bytea, new_queue text, new_note bytea, delay bigint, known text
 ) RETURNS void LANGUAGE plpgsql
-SET search_path FROM CURRENT
+SET search_path = @schema@, pg_temp
 AS $$
 DECLARE
     moment bigint := date_part('epoch', clock_timestamp()) * 1000000;

@@ -38,7 +38,9 @@ struct World {
 impl World {
     async fn start() -> Self {
         let (database, broker) = (PostgresServer::start().await, NatsServer::start().await);
-        database.sql("postgres", hapax::postgres_messages::message_migrations()).await;
+        database
+            .sql("postgres", &hapax::postgres_messages::message_migrations(&Default::default()))
+            .await;
         database.sql("postgres", TABLES).await;
         let context = hapax_nats::jetstream(&broker.url()).await.unwrap();
         hapax_nats::create_stream(&context, "ORDERS", &["orders.>"]).await.unwrap();

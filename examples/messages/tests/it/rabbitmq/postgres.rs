@@ -33,7 +33,7 @@ impl Drop for Worker {
 async fn a_stock_worker_that_was_killed_reserves_for_each_order_once() {
     let (database, server) = (PostgresServer::start().await, RabbitMqServer::start().await);
     let sql = async |text: &str| database.sql("postgres", text).await;
-    sql(hapax::postgres_messages::message_migrations()).await;
+    sql(&hapax::postgres_messages::message_migrations(&Default::default())).await;
     sql("CREATE TABLE stock (item text PRIMARY KEY, pieces int NOT NULL);
          INSERT INTO stock VALUES ('book', 1000);
          CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS

@@ -35,7 +35,9 @@ impl World {
     /// Starts a database for a cluster.
     pub(crate) async fn on(cluster: Cluster) -> Self {
         let database = PostgresServer::start().await;
-        database.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+        database
+            .sql("postgres", &hapax_postgres_messages::message_migrations(&Default::default()))
+            .await;
         database.sql("postgres", TABLES).await;
         let sink = KafkaSink::new([("bootstrap.servers", cluster.bootstrap())]).unwrap();
         let config: Config = database.url("postgres").parse().unwrap();

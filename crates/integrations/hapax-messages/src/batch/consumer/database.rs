@@ -35,7 +35,7 @@ impl BatchState {
                     consumer = self.inbox.consumer(),
                     ?error,
                     "ids whose retention has ended were not removed, and the table of ids grows: run the SQL of \
-                     `hapax messages migrations --service-role NAME`, if a privilege is missing; it is tried \
+                     `hapax sql --service-role NAME`, if a privilege is missing; it is tried \
                      again in a minute"
                 ),
             }

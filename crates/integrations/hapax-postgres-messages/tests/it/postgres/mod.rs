@@ -2,6 +2,7 @@
 
 mod attempts;
 mod batch;
+mod bounds;
 mod log;
 mod operators;
 mod positions;
@@ -9,7 +10,9 @@ mod redriven;
 mod relay;
 mod relays;
 mod retention;
+mod schemas;
 mod sequences;
+mod settings;
 mod shared;
 mod sql;
 mod standbys;
@@ -25,7 +28,7 @@ use tokio_postgres::Config;
 /// Starts a server with the tables in the database `postgres`.
 async fn server() -> PostgresServer {
     let server = PostgresServer::start().await;
-    server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+    server.sql("postgres", &hapax_postgres_messages::message_migrations(&Default::default())).await;
     server
 }
 

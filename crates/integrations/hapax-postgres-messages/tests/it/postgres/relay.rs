@@ -102,7 +102,11 @@ pub(super) fn relay(
     relay_of(Arc::new(PgOutbox::new(&connections(server))), leases, sink)
 }
 
-fn relay_of(outbox: Arc<dyn Outbox>, leases: &Arc<MemoryStore>, sink: &Arc<Collected>) -> Running {
+pub(super) fn relay_of(
+    outbox: Arc<dyn Outbox>,
+    leases: &Arc<MemoryStore>,
+    sink: &Arc<Collected>,
+) -> Running {
     let engine = Idempotency::builder(Arc::clone(leases)).build().unwrap();
     let limits = RelayLimits {
         lease: Duration::from_secs(2),

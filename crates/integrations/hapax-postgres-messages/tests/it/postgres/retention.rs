@@ -15,9 +15,11 @@ use super::connections;
 async fn ids_whose_retention_has_ended_are_removed_while_the_consumer_runs() {
     let (server, broker) = (with_effects().await, MemoryBroker::default());
     let ids = "(SELECT array_agg(n::text) FROM generate_series(1, 250) n)";
-    let expired = format!("SELECT count(*) FROM hapax_inbox('orders', {ids}, NULL, '-1 s')");
+    let insert = format!("SELECT count(*) FROM hapax_inbox('orders', {ids})");
     let count = async || server.sql("postgres", "SELECT count(*) FROM hapax_inbox").await;
-    server.sql("postgres", &expired).await;
+    server.sql("postgres", &insert).await;
+    let expire = "UPDATE hapax_inbox SET expires_at = clock_timestamp() - interval '1 s'";
+    server.sql("postgres", expire).await;
     let retention = Duration::from_secs(3600);
     let inbox = || PgInbox::new("orders", connections(&server), retention, write);
     // Operators may purge the table themselves.

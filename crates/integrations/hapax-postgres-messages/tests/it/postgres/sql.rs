@@ -1,6 +1,6 @@
 //! The functions, as a program in any language calls them.
 
-use hapax_postgres_messages::message_migrations;
+use hapax_postgres_messages::{SchemaName, message_migrations};
 use hapax_testkit::servers::{PostgresServer, PostgresServerOptions};
 
 use super::server;
@@ -8,9 +8,9 @@ use super::server;
 #[tokio::test]
 async fn the_migrations_may_be_run_again() {
     let server = server().await;
-    server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+    server.sql("postgres", &hapax_postgres_messages::message_migrations(&Default::default())).await;
     let version = "SELECT max(version) FROM hapax_messages_migrations";
-    assert_eq!(server.sql("postgres", version).await, "3");
+    assert_eq!(server.sql("postgres", version).await, "4");
 }
 
 #[tokio::test]
@@ -59,7 +59,7 @@ async fn migrations_that_are_run_again_neither_wait_for_a_handler_nor_stop_other
     ] {
         open.query(used, &[]).await.unwrap();
     }
-    server.sql("postgres", hapax_postgres_messages::message_migrations()).await;
+    server.sql("postgres", &hapax_postgres_messages::message_migrations(&Default::default())).await;
     open.commit().await.unwrap();
 }
 
@@ -67,10 +67,9 @@ async fn migrations_that_are_run_again_neither_wait_for_a_handler_nor_stop_other
 async fn after_migrations_that_fail_the_connection_is_in_no_transaction() {
     let server = server().await;
     let client = super::pool(&server).get().await.unwrap();
-    client.batch_execute("SET default_transaction_read_only = on").await.unwrap();
-    hapax_postgres_messages::migrate_messages(&client).await.unwrap_err();
-    client.batch_execute("SET default_transaction_read_only = off").await.unwrap();
-    hapax_postgres_messages::migrate_messages(&client).await.unwrap();
+    let other = SchemaName::new("elsewhere").unwrap();
+    hapax_postgres_messages::migrate_messages(&client, &other).await.unwrap_err();
+    hapax_postgres_messages::migrate_messages(&client, &Default::default()).await.unwrap();
 }
 
 #[tokio::test]
@@ -100,7 +99,7 @@ async fn duplicates_are_found_by_the_index_of_a_table_that_was_empty() {
     // The statistics stay those of an empty table.
     let options = PostgresServerOptions::new().set("autovacuum", "off");
     let server = PostgresServer::start_with(options).await;
-    server.sql("postgres", message_migrations()).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
     let sql = |text: &'static str| server.sql("postgres", text);
     let scans = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'hapax_inbox'";
     let before = sql(scans).await;
@@ -139,12 +138,15 @@ async fn expired_ids_are_purged_in_batches_by_the_index() {
     // The statistics stay those of an empty table.
     let options = PostgresServerOptions::new().set("autovacuum", "off");
     let server = PostgresServer::start_with(options).await;
-    server.sql("postgres", message_migrations()).await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
     let sql = async |text: &str| server.sql("postgres", text).await;
     let ids = "(SELECT array_agg(n::text) FROM generate_series(1, 250) n)";
-    sql(&format!("SELECT count(*) FROM hapax_inbox('orders', {ids}, NULL, '-1 s')")).await;
+    sql(&format!("SELECT count(*) FROM hapax_inbox('orders', {ids})")).await;
+    sql("SELECT hapax_inbox_failed('orders', 'a', 'no')").await;
+    for table in ["hapax_inbox", "hapax_attempts"] {
+        sql(&format!("UPDATE {table} SET expires_at = clock_timestamp() - interval '1 s'")).await;
+    }
     sql("SELECT hapax_inbox('orders', ARRAY['kept'])").await;
-    sql("SELECT hapax_inbox_failed('orders', 'a', 'no', '-1 s')").await;
     let scans = "SELECT sum(seq_scan) FROM pg_stat_user_tables \
                  WHERE relname IN ('hapax_inbox', 'hapax_attempts')";
     let before = sql(scans).await;

@@ -6,12 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::MemoryStore;
-use hapax_postgres_messages::put_messages;
+use hapax_messages::{
+    DeadLetter, DeadLetterStore as _, Message, MessageId, OrderKeyQuery, OrderKeyState,
+};
+use hapax_postgres::PostgresOptions;
+use hapax_postgres_messages::{PgDeadLetterStore, PgOutbox, SharedConnection, put_messages};
 use hapax_testkit::messages::MemoryBroker;
 use hapax_testkit::servers::PostgresServer;
 
 use super::batch::{run, send, summary, with_effects, write};
-use super::relay::{Collected, message, relay};
+use super::relay::{Collected, message, relay, relay_of};
 
 /// Backends that wait for a standby.
 const WAITING: &str = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
@@ -93,6 +97,98 @@ async fn a_message_that_no_standby_has_is_not_published() {
     running.stop().await;
 }
 
+/// Cancels the sessions that wait, as an operator does who believes that they hang.
+async fn cancel(server: &PostgresServer) {
+    let cancel =
+        "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    server.sql("postgres", cancel).await;
+}
+
+/// Returns the outbox on connections of this library.
+fn own_outbox(server: &PostgresServer) -> Arc<PgOutbox> {
+    let options: PostgresOptions = server.url("postgres").parse().unwrap();
+    let shared = SharedConnection::new(move || {
+        let options = options.clone();
+        async move { options.client().await }
+    });
+    Arc::new(PgOutbox::new(&shared))
+}
+
+#[tokio::test]
+async fn a_message_whose_commit_was_cancelled_before_a_standby_had_it_is_not_published() {
+    for ends in ["pg_cancel_backend", "pg_terminate_backend"] {
+        let server = with_effects().await;
+        server.sql("postgres", "ALTER DATABASE postgres SET client_min_messages = error").await;
+        let (leases, sink) = (Arc::new(MemoryStore::default()), Arc::new(Collected::default()));
+        let running = relay_of(own_outbox(&server), &leases, &sink);
+        // The relay has read and published before.
+        server.sql("postgres", "SELECT hapax_outbox_put_text('orders', 'x')").await;
+        sink.reached(1).await;
+        while server.sql("postgres", "SELECT count(*) FROM hapax_outbox").await != "0" {}
+        standbys(&server, "gone").await;
+        let pool = super::pool(&server);
+        let writing = tokio::spawn(async move {
+            let connection = pool.get().await.unwrap();
+            connection.query("SELECT hapax_outbox_put_text('orders', 'lost')", &[]).await
+        });
+        waits(&server).await;
+        let end = format!(
+            "SELECT count({ends}(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' \
+             AND query LIKE '%lost%'"
+        );
+        server.sql("postgres", &end).await;
+        let _ = writing.await.unwrap();
+        for _ in 0..3 {
+            tokio::select! {
+                () = sink.reached(2) => panic!("{ends}: a message that failover loses is published"),
+                () = waits(&server) => {}
+            }
+            // Also the wait of the relay is cancelled: it reads the message again, and waits again.
+            cancel(&server).await;
+        }
+        assert_eq!(sink.distinct(), 1);
+        standbys(&server, "").await;
+        sink.reached(2).await;
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_dead_letter_whose_commit_was_cancelled_before_a_standby_had_it_is_not_relied_on() {
+    let server = with_effects().await;
+    let message = Message::new("memory://orders", "x").with_header("message-id", "m-1");
+    let message = message.with_key("k");
+    let id = MessageId::new("m-1").unwrap();
+    let dead_letter = DeadLetter::id_of("orders", Some(&id), &message);
+    let store = PgDeadLetterStore::new(&super::connections(&server));
+    let query = OrderKeyQuery {
+        consumer: "orders",
+        key: "k",
+        dead_letter: &dead_letter,
+        is_redriven: false,
+    };
+    assert_eq!(store.order_key(query).await.unwrap(), OrderKeyState::Free);
+    standbys(&server, "gone").await;
+    let put = format!(
+        "SELECT hapax_dead_letter_put(decode('{}', 'hex'), 'orders', 'm-1', 'memory://orders', 'rejected', 1, \
+         '', 'k', '{{}}', '{{}}', 'x', now(), now())",
+        dead_letter.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    );
+    let pool = super::pool(&server);
+    let writing =
+        tokio::spawn(async move { pool.get().await.unwrap().query(&put, &[]).await.map(drop) });
+    waits(&server).await;
+    cancel(&server).await;
+    writing.await.unwrap().unwrap();
+    tokio::select! {
+        state = store.order_key(query) => panic!("{state:?} of a row that failover loses"),
+        () = waits(&server) => {}
+    }
+    standbys(&server, "").await;
+    let state = store.order_key(query).await.unwrap();
+    assert!(matches!(state, OrderKeyState::Parked(_)), "{state:?}");
+}
+
 #[tokio::test]
 async fn a_statement_timeout_of_the_role_does_not_end_the_wait_for_a_standby() {
     let server = with_effects().await;
@@ -138,6 +234,11 @@ async fn an_inbox_commits_durably_whatever_the_role_says() {
             "SELECT FROM hapax_inbox('orders', ARRAY['m-1'])",
             "SELECT FROM hapax_dead_letter_put(sha256('x'), 'orders', 'm-1', 'o', 'rejected', 1, '', \
              NULL, '{}', '{}', '', now(), now())",
+            "SELECT FROM hapax_dead_letter_redrive(sha256('x'), 'ann', 'fixed')",
+            "SELECT FROM hapax_sequence('orders', 'a', 1, 'm', NULL, 'x', 1, '1 h', 'accept')",
+            "SELECT FROM hapax_sequence_next('orders', 'a', '1 h', 'accept')",
+            "SELECT FROM hapax_position_acquire('orders', 'orders', 0, 0)",
+            "SELECT FROM hapax_position_advance('orders', 'orders', 0, 1, 0, 1, 0)",
         ] {
             let script = format!(
                 "BEGIN; SET LOCAL synchronous_commit = {before}; {call}; \

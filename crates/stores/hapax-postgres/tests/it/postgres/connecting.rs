@@ -5,7 +5,8 @@ use std::time::Duration;
 use hapax_core::diagnose::{Finding, Severity};
 use hapax_core::{KeyRing, Secret, Store, StoreError, SystemClock};
 use hapax_postgres::{
-    PostgresConnectError, PostgresOptions, PostgresStore, UnsafeSetting, diagnose, migrations,
+    PostgresConnectError, PostgresOptions, PostgresStore, SchemaName, UnsafeSetting, diagnose,
+    migrations,
 };
 use hapax_testkit::servers::{PostgresServer, free_port};
 use tokio::io::AsyncWriteExt;
@@ -32,13 +33,53 @@ async fn many_processes_that_start_at_once_make_the_tables_once() {
 }
 
 #[tokio::test]
+async fn tables_are_migrated_in_the_schema_that_has_them_after_one_named_like_the_role_has_appeared()
+ {
+    let server = PostgresServer::start().await;
+    let store = PostgresStore::connect(at(&server)).await.unwrap();
+    expect_stored(&store, &claim(1)).await;
+    store.close().await;
+    // Tables as version 2 has them, and the schema that the search path names first.
+    let older = "DELETE FROM hapax_migrations WHERE version > 2; DROP TABLE hapax_schedule;
+        CREATE SCHEMA postgres";
+    server.sql("postgres", older).await;
+    let store = PostgresStore::connect(at(&server)).await.unwrap();
+    assert!(store.load(&key(1)).await.unwrap().stored.is_some(), "the store is another one");
+    let tables = "SELECT string_agg(schemaname || '.' || tablename, ' ' ORDER BY 1) FROM pg_tables
+        WHERE tablename IN ('hapax_cells', 'hapax_schedule')";
+    assert_eq!(server.sql("postgres", tables).await, "public.hapax_cells public.hapax_schedule");
+    let paths = "SELECT DISTINCT proconfig[1] FROM pg_proc WHERE proname LIKE 'hapax%'";
+    assert_eq!(server.sql("postgres", paths).await, "search_path=public, pg_temp");
+}
+
+#[tokio::test]
+async fn tables_that_only_another_schema_has_are_not_created_a_second_time() {
+    let server = PostgresServer::start().await;
+    let other = SchemaName::new("Of others").unwrap();
+    server.sql("postgres", &migrations(&other)).await;
+    let refused = PostgresStore::connect(at(&server)).await.unwrap_err();
+    assert!(matches!(&refused, PostgresConnectError::OtherSchema { .. }), "{refused}");
+    assert!(refused.to_string().contains("found them in the schema \"Of others\""), "{refused}");
+    let script = migrations(&SchemaName::default());
+    let refused = server.try_sql("postgres", &script).await.unwrap_err();
+    assert!(refused.contains("found them in \"Of others\""), "{refused}");
+    // A schema that is named is meant.
+    for named in ["Of others", "own"] {
+        let store = PostgresStore::connect(at(&server).schema(named)).await.unwrap();
+        expect_stored(&store, &claim(1)).await;
+    }
+    let tables = "SELECT count(*) FROM pg_tables WHERE tablename = 'hapax_cells'";
+    assert_eq!(server.sql("postgres", tables).await, "2");
+}
+
+#[tokio::test]
 async fn migrations_can_be_run_by_others_any_number_of_times() {
     let server = PostgresServer::start().await;
     let options = at(&server).migrate(false);
     let refused = PostgresStore::connect(options.clone()).await.unwrap_err();
     assert!(matches!(refused, PostgresConnectError::NotMigrated { found: None, .. }), "{refused}");
     for _ in 0..2 {
-        server.sql("postgres", migrations()).await;
+        server.sql("postgres", &migrations(&SchemaName::default())).await;
     }
     // A role that may do no more than what a store does.
     server
@@ -273,7 +314,7 @@ async fn a_standby_that_is_not_synchronous_is_a_risk() {
 #[tokio::test]
 async fn the_first_write_enters_the_secret_and_a_read_does_not() {
     let server = PostgresServer::start().await;
-    server.sql("postgres", migrations()).await;
+    server.sql("postgres", &migrations(&SchemaName::default())).await;
     let secrets = "SELECT count(*) FROM hapax_secrets";
     let looking = PostgresStore::connect(at(&server).migrate(false)).await.unwrap();
     assert!(looking.load(&key(1)).await.unwrap().stored.is_none());

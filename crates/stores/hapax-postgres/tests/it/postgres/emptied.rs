@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_postgres::{PostgresStore, migrations};
+use hapax_postgres::{PostgresStore, SchemaName, migrations};
 use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
 
@@ -38,7 +38,7 @@ impl EmptiedFixture for Emptied {
         };
         self.0.sql("postgres", how).await;
         // Dropped tables are made again, by whoever starts next.
-        self.0.sql("postgres", migrations()).await;
+        self.0.sql("postgres", &migrations(&SchemaName::default())).await;
     }
 
     async fn confirm(&self, store: &PostgresStore) {

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use hapax_core::diagnose::Severity;
 use hapax_core::schedule::{EntryKey, NewEntry, QueueName, Schedule};
 use hapax_core::{EntryId, Secret, Store, StoreError, SystemClock};
-use hapax_postgres::{PostgresOptions, PostgresStore, PostgresStoreError, diagnose, migrations};
+use hapax_postgres::{
+    PostgresOptions, PostgresStore, PostgresStoreError, SchemaName, diagnose, migrations,
+};
 use hapax_testkit::schedule;
 use hapax_testkit::servers::{PgBouncer, PostgresServer, PostgresServerOptions};
 use hapax_testkit::suite::server;
@@ -213,7 +215,7 @@ async fn emptied_tables_take_no_entry_before_an_operator_confirms() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tables_without_a_schedule_serve_records_and_name_the_migration() {
     let server = PostgresServer::start().await;
-    server.sql("postgres", migrations()).await;
+    server.sql("postgres", &migrations(&SchemaName::default())).await;
     // Tables as version 2 has them.
     let older = "DROP TABLE hapax_schedule; DROP FUNCTION hapax_schedule_write_1,
         hapax_schedule_due_1, hapax_schedule_insert_in_1;
@@ -238,7 +240,7 @@ async fn tables_without_a_schedule_serve_records_and_name_the_migration() {
         }
         // From when the tables are migrated they are there.
         if prepare {
-            server.sql("postgres", migrations()).await;
+            server.sql("postgres", &migrations(&SchemaName::default())).await;
             store.insert(entry(1, Duration::ZERO)).await.unwrap();
             assert_eq!(due(&store).await, [entry(1, LONG).key]);
         }
@@ -262,7 +264,7 @@ async fn diagnose_finds_a_schedule_that_is_missing_or_unlogged() {
     assert!(PostgresStore::connect(at(&server)).await.is_err());
     server.sql("postgres", "DROP TABLE hapax_schedule").await;
     assert_eq!(subject().await, Severity::Broken);
-    server.sql("postgres", migrations()).await;
+    server.sql("postgres", &migrations(&SchemaName::default())).await;
     assert_eq!(subject().await, Severity::Fine);
 }
 

@@ -327,6 +327,40 @@ async fn a_connection_without_its_standby_is_not_read_from() {
     PostgresStore::connect(at(&server)).await.unwrap();
 }
 
+/// Cancels the backends that wait, as an operator does who believes that they hang.
+const CANCEL: &str =
+    "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_record_whose_commit_was_cancelled_before_a_standby_had_it_is_neither_stored_nor_replayed()
+ {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", "ALTER DATABASE postgres SET client_min_messages = error").await;
+    let writer = Arc::new(PostgresStore::connect(at(&server)).await.unwrap());
+    let reader = PostgresStore::connect(at(&server)).await.unwrap();
+    expect_stored(&*writer, &claim(1)).await;
+    expect_stored(&reader, &claim(3)).await;
+    // Each connection has confirmed its reads before.
+    assert!(reader.load(&key(1)).await.unwrap().stored.is_some());
+    wait_for(&server, "absent").await;
+    let writing = tokio::spawn({
+        let writer = Arc::clone(&writer);
+        async move { writer.swap(claim(2)).await }
+    });
+    holds(&server, WAITING, "t").await;
+    server.sql("postgres", CANCEL).await;
+    holds(&server, "SELECT count(*) FROM hapax_cells", "3").await;
+    writing.await.unwrap().unwrap_err();
+    reader.load(&key(2)).await.unwrap_err();
+    let mut duplicate = claim(2);
+    duplicate.write_id = super::support::write_id(17);
+    reader.swap(duplicate).await.unwrap_err();
+    wait_for_none(&server).await;
+    let there = async { while reader.load(&key(2)).await.is_err() {} };
+    timeout(LIMIT, there).await.expect("commits wait for no standby");
+    assert!(reader.load(&key(2)).await.unwrap().stored.is_some());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_crash_behind_a_pooler_is_not_read_from_without_a_standby() {
     let server = PostgresServer::start().await;

@@ -1,5 +1,6 @@
 mod consume;
 mod order;
+mod schemas;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -392,8 +393,9 @@ async fn a_relay_names_the_privileges_that_its_role_lacks_and_the_script_grants_
     let relay = ["relay", "--from", &url, "--to", &broker, "--admin", "off", "--log-level", "off"];
     let (code, line) = blocking(|| refused(&relay));
     assert_eq!(code, 69);
-    assert!(line.contains("DELETE on hapax_outbox, SELECT on hapax_outbox_ids"), "{line}");
-    assert!(line.contains("`hapax messages migrations --relay-role NAME`"), "{line}");
+    let missing = "DELETE on \"public\".hapax_outbox, SELECT on \"public\".hapax_outbox_ids";
+    assert!(line.contains(missing), "{line}");
+    assert!(line.contains("`hapax sql --relay-role NAME`"), "{line}");
     let of_relay = "GRANT SELECT, DELETE ON hapax_outbox TO \"re-lay\";
         GRANT SELECT ON hapax_outbox_ids, hapax_outbox_epoch TO \"re-lay\";
         GRANT SELECT, INSERT ON hapax_dead_letters TO \"re-lay\"";
@@ -404,7 +406,7 @@ async fn a_relay_names_the_privileges_that_its_role_lacks_and_the_script_grants_
         code == 69 && line.contains("--relay-role NAME` there, or name another --store"),
         "{line}"
     );
-    let script = blocking(|| ok(&["messages", "migrations", "--relay-role", "re-lay"]));
+    let script = blocking(|| ok(&["sql", "--relay-role", "re-lay"]));
     for _ in 0..2 {
         world.sql(script.strip_prefix("\\set ON_ERROR_STOP on\n").unwrap()).await;
     }
@@ -424,7 +426,7 @@ async fn each_role_has_the_privileges_of_its_program_and_no_others() {
     let world = World::start().await;
     world.sql("CREATE ROLE shop; CREATE ROLE ann; CREATE ROLE publisher").await;
     let roles = ["--service-role", "shop", "--operator-role", "ann", "--relay-role", "publisher"];
-    let script = blocking(|| ok(&[&["messages", "migrations"][..], &roles].concat()));
+    let script = blocking(|| ok(&[&["sql"][..], &roles].concat()));
     world.sql(script.strip_prefix("\\set ON_ERROR_STOP on\n").unwrap()).await;
     let run = async |role: &str, text: &str| {
         world.database.try_sql("postgres", &format!("SET ROLE {role}; {text}")).await
@@ -492,7 +494,7 @@ async fn a_relay_without_tables_or_broker_ends_with_one_line() {
     };
     let (code, line) = said(&empty, &broker);
     assert_eq!(code, 69);
-    assert!(line.contains("hapax messages migrations"), "{line}");
+    assert!(line.contains("hapax sql"), "{line}");
     let (code, line) = said(&full, "nats://127.0.0.1:1");
     assert!(code == 69 && line.contains("--to"), "{line}");
     let (code, line) = said(&full, "mqtt://127.0.0.1");

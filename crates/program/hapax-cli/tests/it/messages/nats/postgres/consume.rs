@@ -313,8 +313,11 @@ async fn a_consumer_that_lacks_tables_privileges_or_a_stream_ends_with_one_line(
     let url = world.database.url("postgres");
     let (empty, app) = (world.database.url("empty"), url.replace("postgres@", "app@"));
     for (changed, expected) in [
-        (["--database", &empty], "expected the table of dead letters, found an error"),
-        (["--database", &app], "found one without INSERT on hapax_dead_letters, UPDATE on"),
+        (["--database", &empty], "expected the tables of messages, found none"),
+        (
+            ["--database", &app],
+            "found one without INSERT on \"public\".hapax_dead_letters, UPDATE on",
+        ),
         (["--stream", "NONE"], "--from: expected the stream NONE and its consumer"),
         (["--from", "nats://127.0.0.1:1"], "--from: expected a NATS server, found an error"),
         (["--store", "postgres://127.0.0.1:1/none"], "--store: postgres://127.0.0.1:1/none"),

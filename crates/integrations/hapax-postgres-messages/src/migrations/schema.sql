@@ -1,0 +1,25 @@
+-- One set of tables in a database: a second inbox would not know what was handled, and no relay would publish a second
+-- outbox.
+DO $schema$
+DECLARE
+    others text := (
+        SELECT string_agg(quote_ident(n.nspname), ', ' ORDER BY n.nspname)
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relname = 'hapax_messages_migrations' AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+            AND n.nspname <> '@name@'
+    );
+BEGIN
+    IF others IS NOT NULL AND to_regclass('@schema@.hapax_messages_migrations') IS NULL THEN
+        RAISE EXCEPTION 'expected the tables of messages in the schema @name@ or in none, found them in %', others
+            USING ERRCODE = '55000',
+                HINT = 'Print the SQL with hapax sql --schema and the name of that schema.';
+    END IF;
+    IF others IS NOT NULL THEN
+        RAISE WARNING 'tables of messages are also in the schema %: their rows are not those of the schema @name@', others;
+    END IF;
+    -- CREATE SCHEMA IF NOT EXISTS requires the privilege for one that exists, too.
+    IF to_regnamespace('@schema@') IS NULL THEN
+        CREATE SCHEMA @schema@;
+    END IF;
+END
+$schema$;

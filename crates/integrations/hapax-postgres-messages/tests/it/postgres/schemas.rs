@@ -1,0 +1,149 @@
+//! One set of tables in a database, in the schema that the script names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_messages::BatchInbox as _;
+use hapax_postgres_messages::{
+    PgDeadLetterStore, PgInbox, PgOutbox, SchemaName, message_migrations, message_schemas,
+};
+use hapax_testkit::messages::MemoryBroker;
+use hapax_testkit::servers::PostgresServer;
+
+use super::batch::{run_inbox, send, with_effects, write};
+use super::relay::{Collected, relay_of};
+use super::{connections, server};
+
+/// Schemas with an outbox.
+const SETS: &str =
+    "SELECT string_agg(schemaname, ' ' ORDER BY 1) FROM pg_tables WHERE tablename = 'hapax_outbox'";
+
+fn named(name: &str) -> SchemaName {
+    SchemaName::new(name).unwrap()
+}
+
+/// Creates tables in a second schema, as earlier scripts did.
+async fn second_set(server: &PostgresServer, schema: &str) {
+    let copy = format!(
+        "CREATE SCHEMA {schema};
+         CREATE TABLE {schema}.hapax_messages_migrations (version integer PRIMARY KEY, applied timestamptz
+             NOT NULL DEFAULT clock_timestamp())"
+    );
+    server.sql("postgres", &copy).await;
+    server.sql("postgres", &message_migrations(&named(schema))).await;
+}
+
+#[tokio::test]
+async fn migrations_that_are_run_after_a_schema_named_like_the_role_has_appeared_use_the_same_tables()
+ {
+    let server = PostgresServer::start().await;
+    server.sql("postgres", "CREATE ROLE owner; GRANT ALL ON SCHEMA public TO owner").await;
+    server.sql("postgres", "GRANT CREATE ON DATABASE postgres TO owner").await;
+    let as_owner =
+        async |text: &str| server.try_sql("postgres", &format!("SET ROLE owner;\n{text}")).await;
+    let script = message_migrations(&Default::default());
+    as_owner(&script).await.unwrap();
+    let enter = "SELECT state FROM public.hapax_inbox('c', ARRAY['m-1'])";
+    assert!(as_owner(enter).await.unwrap().ends_with("new"));
+    as_owner("CREATE SCHEMA owner").await.unwrap();
+    as_owner(&script).await.unwrap();
+    assert_eq!(server.sql("postgres", SETS).await, "public");
+    let entered = as_owner("SELECT state FROM hapax_inbox('c', ARRAY['m-1'])").await.unwrap();
+    assert!(entered.ends_with("duplicate"), "{entered}");
+}
+
+#[tokio::test]
+async fn migrations_for_another_schema_than_that_of_the_tables_are_refused() {
+    let server = server().await;
+    let failed =
+        server.try_sql("postgres", &message_migrations(&named("other"))).await.unwrap_err();
+    assert!(failed.contains("in the schema other or in none, found them in public"), "{failed}");
+    assert!(failed.contains("hapax sql --schema"), "{failed}");
+    assert_eq!(server.sql("postgres", SETS).await, "public");
+}
+
+#[tokio::test]
+async fn a_function_that_is_called_by_its_name_uses_its_own_tables() {
+    let server = server().await;
+    second_set(&server, "app").await;
+    let path = "CREATE TEMP TABLE hapax_outbox (LIKE public.hapax_outbox); SET search_path = app;";
+    let put = "SELECT public.hapax_outbox_put_text('d', 'x'); \
+               SELECT state FROM public.hapax_inbox('c', ARRAY['m'])";
+    server.sql("postgres", &format!("{path} {put}")).await;
+    let rows = "SELECT (SELECT count(*) FROM public.hapax_outbox), (SELECT count(*) FROM app.hapax_outbox), \
+                (SELECT count(*) FROM public.hapax_inbox), (SELECT count(*) FROM app.hapax_inbox)";
+    assert_eq!(server.sql("postgres", rows).await, "1|0|1|0");
+}
+
+#[tokio::test]
+async fn two_sets_of_tables_in_the_search_path_are_refused_unless_one_is_named() {
+    let server = with_effects().await;
+    second_set(&server, "app").await;
+    let outbox = PgOutbox::new(&connections(&server));
+    outbox.identity().await.unwrap();
+    server.sql("postgres", "ALTER DATABASE postgres SET search_path = app, public").await;
+    let expected =
+        "expected one set of tables in the search path, found them in the schemas app, public";
+    let refused = PgOutbox::new(&connections(&server)).identity().await.unwrap_err();
+    assert!(refused.to_string().contains(expected), "{refused}");
+    let store = PgDeadLetterStore::new(&connections(&server));
+    let refused = store.missing_privileges().await.unwrap_err();
+    assert!(refused.to_string().contains(expected), "{refused}");
+    let inbox = PgInbox::new("orders", connections(&server), Duration::from_secs(3600), write);
+    let refused = inbox.apply(Vec::new(), false).await.unwrap_err();
+    assert!(format!("{refused:?}").contains(expected), "{refused:?}");
+    assert_eq!(message_schemas(&connections(&server)).await.unwrap(), ["app", "public"]);
+    let of_public = connections(&server).schema(named("public"));
+    assert!(PgOutbox::new(&of_public).identity().await.is_ok());
+    assert!(PgDeadLetterStore::new(&of_public).missing_privileges().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn tables_outside_of_the_search_path_are_used_by_the_name_of_their_schema() {
+    let server = PostgresServer::start().await;
+    for _ in 0..2 {
+        server.sql("postgres", &message_migrations(&named("Of orders"))).await;
+    }
+    server.sql("postgres", "CREATE TABLE effects (message text NOT NULL)").await;
+    let put = "SELECT \"Of orders\".hapax_outbox_put_text('orders', 'x', 'k', 'm-1')";
+    server.sql("postgres", put).await;
+    let connections = connections(&server).schema(named("Of orders"));
+    let (leases, sink) = (Arc::default(), Arc::new(Collected::default()));
+    let outbox = PgOutbox::new(&connections);
+    assert!(outbox.missing_privileges().await.unwrap().is_empty());
+    let running = relay_of(Arc::new(outbox), &leases, &sink);
+    sink.reached(1).await;
+    running.stop().await;
+    let broker = MemoryBroker::default();
+    send(&broker, "m-1");
+    let inbox = PgInbox::new("orders", connections, Duration::from_secs(3600), write);
+    let running = run_inbox(&broker, inbox);
+    broker.emptied().await;
+    running.stop().await;
+    let ids = "SELECT count(*) FROM \"Of orders\".hapax_inbox";
+    assert_eq!(server.sql("postgres", ids).await, "1");
+}
+
+#[tokio::test]
+async fn a_database_of_the_present_release_gets_what_is_new_and_keeps_its_rows() {
+    let server = with_effects().await;
+    // As the third migration left it.
+    server
+        .sql(
+            "postgres",
+            "DELETE FROM hapax_messages_migrations WHERE version = 4;
+             ALTER TABLE hapax_outbox DROP CONSTRAINT hapax_outbox_bounds;
+             ALTER FUNCTION hapax_inbox SET search_path = \"$user\", public;
+             INSERT INTO hapax_outbox (shard, id, message_id, destination, headers, payload)
+                 VALUES (77, 1, 'm', 'd', '{}', 'p');
+             SELECT hapax_inbox('orders', ARRAY['m-1'])",
+        )
+        .await;
+    server.sql("postgres", &message_migrations(&Default::default())).await;
+    let rows = "SELECT count(*), max(shard) FROM hapax_outbox";
+    assert_eq!(server.sql("postgres", rows).await, "1|77");
+    let config = "SELECT proconfig FROM pg_proc WHERE proname = 'hapax_inbox'";
+    assert_eq!(server.sql("postgres", config).await, "{\"search_path=public, pg_temp\"}");
+    let again = "SELECT state FROM hapax_inbox('orders', ARRAY['m-1'])";
+    assert_eq!(server.sql("postgres", again).await, "duplicate");
+}
