@@ -39,10 +39,36 @@ impl Timestamp {
     }
 }
 
+impl fmt::Display for Timestamp {
+    /// Writes the time as RFC 3339 has it, in UTC, to the millisecond.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0 / 1000;
+        let (seconds, millis) = (millis / 1000, millis % 1000);
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        let (year, month, day) = civil(days);
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+    }
+}
+
 impl fmt::Debug for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}µs", self.0)
     }
+}
+
+/// Year, month and day of a day since 1970-01-01: years are counted from March, so that the leap
+/// day is a year's last.
+const fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let of_month = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + if month <= 2 { 1 } else { 0 };
+    (year, month, of_month)
 }
 
 /// The time source of a store without its own clock.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Timestamp;
 use crate::diagnose::Finding;
 use crate::secret::KeyRing;
 use crate::store::{BoxFuture, Inspect};
@@ -60,6 +61,10 @@ pub struct DriverOptions {
     /// Whether missing parts are created, such as tables. Without them a store is read and resolved,
     /// and claims nothing.
     pub make: bool,
+    /// Whether a store without an identity, which no process has used, is rejected with
+    /// [`Missing`](StoreDriverErrorKind::Missing). Then nothing is created, and older tables are still
+    /// migrated.
+    pub must_exist: bool,
 }
 
 /// Leaves out the URL, which may contain a password.
@@ -70,6 +75,7 @@ impl fmt::Debug for DriverOptions {
             .field("queue_bytes", &self.queue_bytes)
             .field("timeout", &self.timeout)
             .field("make", &self.make)
+            .field("must_exist", &self.must_exist)
             .finish_non_exhaustive()
     }
 }
@@ -82,6 +88,12 @@ pub trait DrivenStore: Inspect {
 
     /// Returns the identity of the records, which is lost with them; `None` before it is known.
     fn identity(&self) -> Option<String>;
+
+    /// Returns the time at which the store was created, by its own clock; `None` if it is not known, as
+    /// for a store of an earlier version.
+    fn created(&self) -> Option<Timestamp> {
+        None
+    }
 
     /// Returns whether the store was emptied or replaced, and no operator confirmed it.
     fn is_replaced(&self) -> bool;
@@ -135,6 +147,8 @@ pub enum StoreDriverErrorKind {
     Standby,
     /// Other processes use the store with another secret.
     OtherSecret,
+    /// The store must exist ([`DriverOptions::must_exist`]), and there is none.
+    Missing,
     /// The server cannot give the guarantees, or lacks parts. [`StoreDriver::diagnose`] finds it too.
     Unfit,
     /// Any other error.

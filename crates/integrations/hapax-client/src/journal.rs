@@ -20,6 +20,7 @@ use hapax_saga::{DefinitionError, SagasBuildError};
 pub struct Journal {
     pub(crate) store: Arc<dyn Inspect>,
     namespace: Option<String>,
+    is_new: bool,
 }
 
 impl fmt::Debug for Journal {
@@ -37,7 +38,14 @@ impl Journal {
     /// [`JournalError::Open`].
     #[cfg(feature = "file")]
     pub fn file(path: impl Into<PathBuf>) -> Result<Self, JournalError> {
-        Self::over(FileStore::open(FileOptions::new(path))?)
+        Self::open(FileOptions::new(path))
+    }
+
+    #[cfg(feature = "file")]
+    fn open(options: FileOptions) -> Result<Self, JournalError> {
+        let file = FileStore::open(options)?;
+        let is_new = file.is_new();
+        Ok(Self { is_new, ..Self::over(file)? })
     }
 
     /// Opens a journal in a file like [`file`](Self::file), and waits until the process that has it open
@@ -50,13 +58,30 @@ impl Journal {
         path: impl Into<PathBuf>,
         wait: Duration,
     ) -> Result<Self, JournalError> {
+        Self::open_within(FileOptions::new(path), wait).await
+    }
+
+    /// Opens a journal in a file like [`file_within`](Self::file_within), and creates none: for a process
+    /// whose names were sent before, and for one that only lists or resumes operations.
+    ///
+    /// # Errors
+    /// [`JournalError::Missing`] if there is no file, and those of [`file_within`](Self::file_within).
+    #[cfg(feature = "file")]
+    pub async fn existing_file_within(
+        path: impl Into<PathBuf>,
+        wait: Duration,
+    ) -> Result<Self, JournalError> {
+        Self::open_within(FileOptions::new(path).must_exist(true), wait).await
+    }
+
+    #[cfg(feature = "file")]
+    async fn open_within(options: FileOptions, wait: Duration) -> Result<Self, JournalError> {
         const POLL: Duration = Duration::from_millis(50);
-        let path = path.into();
         let until = tokio::time::Instant::now().checked_add(wait);
         loop {
-            let path = path.clone();
+            let options = options.clone();
             // A large file takes a while.
-            let opening = tokio::task::spawn_blocking(move || Self::file(path));
+            let opening = tokio::task::spawn_blocking(move || Self::open(options));
             match opening.await.map_err(|error| JournalError::Write(error.into()))? {
                 Err(JournalError::InUse { .. })
                     if until.is_none_or(|until| tokio::time::Instant::now() < until) =>
@@ -80,7 +105,7 @@ impl Journal {
         if capabilities.schedule.is_none() {
             return Err(JournalError::NoSchedule);
         }
-        Ok(Self { store: Arc::new(store), namespace: None })
+        Ok(Self { store: Arc::new(store), namespace: None, is_new: false })
     }
 
     /// Sets the [`Namespace`](hapax_core::Namespace) of the operations: the name of this program among those
@@ -89,6 +114,13 @@ impl Journal {
     pub fn namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = Some(name.into());
         self
+    }
+
+    /// Returns whether this opening created the file, with a new secret: every name has another key than in
+    /// any other journal. Of a store, `false`.
+    #[must_use]
+    pub const fn is_new(&self) -> bool {
+        self.is_new
     }
 
     pub(crate) fn engine(&self, clock: Arc<dyn Clock>) -> Result<Idempotency, JournalError> {
@@ -110,6 +142,7 @@ impl From<OpenError> for JournalError {
             OpenError::InUse { path, pid, .. } => Self::InUse { path, pid },
             OpenError::SecretMissing { path } => Self::SecretMissing { path },
             OpenError::OtherSecret => Self::OtherSecret,
+            OpenError::Missing { path } => Self::Missing { path },
             error => Self::Open(error),
         }
     }
@@ -136,6 +169,16 @@ pub enum JournalError {
         path: PathBuf,
         /// The process that has it, if the lock file has its id.
         pid: Option<u32>,
+    },
+    /// There is no file at the path, and none is created.
+    #[cfg(feature = "file")]
+    #[error(
+        "expected a journal at {}, found none: correct the path, or restore the file with its secret; a journal that is made in its place has a new secret, and sends every operation under a new key",
+        path.display()
+    )]
+    Missing {
+        /// The expected path, absolute.
+        path: PathBuf,
     },
     /// The file exists and its secret does not. With a new secret every name would have a new key, and an
     /// operation that has happened would happen again.

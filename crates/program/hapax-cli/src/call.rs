@@ -60,7 +60,19 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, CliError> {
 }
 
 async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
-    let SendArgs { journal, name, server, header, json, data, wait, within, method, url } = args;
+    let SendArgs {
+        journal,
+        journal_must_exist,
+        name,
+        server,
+        header,
+        json,
+        data,
+        wait,
+        within,
+        method,
+        url,
+    } = args;
     let (Some(name), Some(method), Some(url)) = (name, method, url) else {
         return Err(CliError::usage(
             "expected --name NAME METHOD URL, found fewer: such as --name invoice-17 POST https://api.example.com/payments",
@@ -78,7 +90,11 @@ async fn send(args: SendArgs) -> Result<ExitCode, CliError> {
         (None, None) => Vec::new(),
     };
     let origin = origin(&url)?;
-    let client = open(&journal).await?.server(origin, server.declaration());
+    let opened = match journal_must_exist {
+        true => existing(&journal).await?,
+        false => open_or_create(&journal).await?,
+    };
+    let client = opened.server(origin, server.declaration());
     let client = build(with_credentials(client, &server, &header)?).await?;
     let mut request = client.request(method, url).operation(&*name).body(body);
     if json.is_some() && !header.iter().any(|(name, _)| name.eq_ignore_ascii_case("content-type")) {
@@ -195,7 +211,7 @@ async fn list(
     only_pending: bool,
     as_json: bool,
 ) -> Result<ExitCode, CliError> {
-    let client = build(open(journal).await?).await?;
+    let client = build(existing(journal).await?).await?;
     let pending = client.pending().await.map_err(|error| failure(&error))?;
     let finished = match only_pending {
         true => Vec::new(),
@@ -221,7 +237,7 @@ async fn resume(
             "expected one --origin with --header-env, found more: each of these servers would get the header; run the command once for each",
         ));
     }
-    let mut client = open(journal).await?;
+    let mut client = existing(journal).await?;
     for url in origins {
         client = client.server(origin(url)?, server.declaration());
     }
@@ -279,7 +295,7 @@ async fn end(
     as_json: bool,
     part: EndOf,
 ) -> Result<ExitCode, CliError> {
-    let client = build(open(journal).await?).await?;
+    let client = build(existing(journal).await?).await?;
     let ended = match part {
         EndOf::Tries => client.acknowledge(name).await,
         EndOf::Record => client.forget(name).await,
@@ -315,10 +331,30 @@ async fn end(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the journal that flags select.
-async fn open(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
-    let journal = Journal::file_within(args.path()?, args.lock_wait).await;
-    Ok(Client::open(journal.map_err(|error| CliError::exit(69, "journal", with_flags(&error)))?))
+/// Opens the journal that flags select. A command that sends nothing creates none.
+async fn existing(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
+    let journal = Journal::existing_file_within(args.path()?, args.lock_wait).await;
+    Ok(Client::open(journal.map_err(|error| unopened(&error))?))
+}
+
+/// Opens the journal that flags select, or creates it and says so.
+async fn open_or_create(args: &JournalArgs) -> Result<ClientBuilder, CliError> {
+    let path = args.path_to_create()?;
+    let journal = Journal::file_within(&path, args.lock_wait).await;
+    let journal = journal.map_err(|error| unopened(&error))?;
+    if journal.is_new() {
+        let path = std::path::absolute(&path).unwrap_or(path);
+        eprintln!(
+            "hapax: a new journal was made, {}, with a new secret: a name that was sent from another \
+             journal is sent again, under another key; --journal-must-exist rejects this",
+            path.display()
+        );
+    }
+    Ok(Client::open(journal))
+}
+
+fn unopened(error: &JournalError) -> CliError {
+    CliError::exit(69, "journal", with_flags(error))
 }
 
 async fn build(client: ClientBuilder) -> Result<Client, CliError> {

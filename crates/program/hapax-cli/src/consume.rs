@@ -117,6 +117,7 @@ async fn open(store: StoreUrl, args: &ConsumeArgs) -> Result<OpenStore, CliError
     let opener = StoreOpener {
         secret_file: args.secret_file.clone(),
         timeout: TIMEOUT,
+        must_exist: args.required.store_must_exist,
         ..StoreOpener::new(store)
     };
     opener.open().await.map_err(|error| match error {

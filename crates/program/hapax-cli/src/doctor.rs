@@ -61,6 +61,7 @@ pub(crate) async fn run(args: DoctorArgs) -> Result<ExitCode, CliError> {
         secret_file: args.secret_file.or(file.secret_file),
         token_file: args.admin_token_file.or(file.admin_token_file),
         make: false,
+        must_exist: file.must_exist,
         ..StoreOpener::new(store)
     };
     let mut findings = opening.diagnose().await.map_err(CliError::unavailable)?;

@@ -159,9 +159,9 @@ pub(crate) fn decider() -> Decider {
 }
 
 impl OpenedStore {
-    /// Opens the store, or finds the gateway that has it open. With `make`, creates what is missing
-    /// on a server.
-    pub(crate) async fn find(location: &StoreLocation, make: bool) -> Result<Self, CliError> {
+    /// Opens the store, or finds the gateway that has it open. Creates neither a file nor tables. If it
+    /// `confirms`, an emptied Redis gets an identity.
+    pub(crate) async fn find(location: &StoreLocation, confirms: bool) -> Result<Self, CliError> {
         if let Some(admin) = location.admin {
             return Ok(Self::Remote(Remote::new(admin, location.token()?)));
         }
@@ -180,7 +180,7 @@ impl OpenedStore {
                 {
                     return Ok(Self::Remote(Remote::new(admin, location.token()?)));
                 }
-                let none = match make {
+                let none = match confirms {
                     true => {
                         ": start the gateway, which creates a store, then run this command again"
                     }
@@ -193,6 +193,8 @@ impl OpenedStore {
             }
             _ => {}
         }
+        // A confirmation is a write of its own in PostgreSQL, and needs tables there.
+        let make = confirms && matches!(&store, StoreUrl::Server(url) if url.is_redis());
         let opening =
             StoreOpener { secret_file, timeout: TIMEOUT, make, ..StoreOpener::new(store) };
         match opening.open().await {

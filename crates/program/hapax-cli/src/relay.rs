@@ -20,6 +20,7 @@ use crate::keys::TIMEOUT;
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector, connection_to_messages};
 use crate::shutdown::Shutdown;
+use crate::store::RequiredStoreArg;
 
 /// Age of the oldest message, and of what is known of it, from which on the relay is not ready.
 const LATE: Duration = Duration::from_secs(60);
@@ -63,6 +64,8 @@ pub(crate) struct RelayArgs {
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    required: RequiredStoreArg,
     /// Address that serves /metrics, /healthz and /readyz, or off
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9091", value_parser = admin::admin)]
     admin: AdminAddr,
@@ -132,6 +135,7 @@ pub(crate) async fn run(args: RelayArgs) -> Result<ExitCode, CliError> {
     let opener = StoreOpener {
         secret_file: args.secret_file,
         timeout: TIMEOUT,
+        must_exist: args.required.store_must_exist,
         ..StoreOpener::new(url.read().map_err(of("--store"))?)
     };
     let opened = opener.open().await.map_err(|error| match is_default {

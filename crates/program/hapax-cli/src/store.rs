@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand};
 
 use crate::exit::CliError;
@@ -20,7 +21,7 @@ enum StoreCommand {
     /// Accept a store that was emptied or replaced: new keys execute again under block and
     /// reconcile
     ///
-    /// Operations of the previous store may execute a second time. A file that a gateway has open
+    /// Operations of the previous store may execute a second time. No store is created. A file that a gateway has open
     /// is confirmed through the admin address of that gateway. On a server every gateway accepts
     /// the store with its next request.
     Confirm {
@@ -33,6 +34,15 @@ enum StoreCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+/// Whether a program creates a store. The gateway has a setting of the same name.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct RequiredStoreArg {
+    /// Reject a start without a store that was used before, rather than create one: a new store has no
+    /// records. Leave it out for the first start
+    #[arg(long, env = "HAPAX_STORE_MUST_EXIST", value_parser = BoolishValueParser::new())]
+    pub(crate) store_must_exist: bool,
 }
 
 /// Runs `hapax store`.

@@ -56,6 +56,9 @@ pub struct Config {
     pub access_log: Option<PathBuf>,
     /// Store of the records. Default `file:./hapax.db`.
     pub store: StoreUrl,
+    /// Whether the start fails if the store does not exist, or no process has used it before. Default
+    /// false: a store is created, with a warning in the log.
+    pub store_must_exist: bool,
     /// Drivers of stores on servers. Default: Redis and PostgreSQL.
     pub drivers: StoreDrivers,
     /// Name of the service among those that share the store. A store on a server requires it; of another
@@ -196,6 +199,7 @@ impl Config {
             audit_file: None,
             access_log: None,
             store: StoreUrl::File("./hapax.db".into()),
+            store_must_exist: false,
             drivers: StoreDrivers::default(),
             namespace: None,
             cache: None,
@@ -239,6 +243,14 @@ impl Config {
         // With port 0 each listener gets a different port.
         if self.admin.is_some_and(|admin| is_same(admin, self.listen)) {
             return Err(ConfigError::AdminIsListen { address: self.listen });
+        }
+        if self.store_must_exist && self.store == StoreUrl::Memory {
+            return Err(ConfigError::NoEffect {
+                field: "store_must_exist",
+                relation: "contradicts",
+                other: "store",
+                why: " memory:, which each start creates: leave out one of them",
+            });
         }
         let auth = self.auth.as_ref().map(|auth| auth.target(self)).transpose()?;
         if matches!(self.store, StoreUrl::Server(_)) && self.namespace.is_none() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use hapax_core::{EngineError, Idempotency, Store, SystemEntropy};
+use hapax_core::{EngineError, Idempotency, Store, SystemEntropy, Timestamp};
 use hapax_http::header::IDEMPOTENCY_KEY;
 use hapax_operators::{
     AdminToken, Audit, Census, Operators, RegisterError, RegisteredUser, TokenError,
@@ -207,6 +207,12 @@ impl RunningGateway {
     #[must_use]
     pub const fn admin_addr(&self) -> Option<SocketAddr> {
         self.admin_addr
+    }
+
+    /// Returns the time at which the store was created, if it is known.
+    #[must_use]
+    pub fn store_created(&self) -> Option<Timestamp> {
+        self.opened.created()
     }
 
     /// Returns the engine, which counts the operations in progress.
@@ -522,6 +528,7 @@ fn opening(config: &Config, resolved: &ResolvedConfig, admin: Option<SocketAddr>
         // while after the engine's timeout the write may have been applied.
         timeout: config.store_timeout * 3 / 4,
         make: true,
+        must_exist: config.store_must_exist,
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use hapax_core::driver::{
     DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
-use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock};
+use hapax_core::{Inspect, KeyRing, MemoryCapacity, MemoryStore, Secret, SystemClock, Timestamp};
 use hapax_file::{FileOptions, FileStore, OpenError, SecretSource};
 use hapax_redis::RedisOptions;
 use hapax_tiered::{Cache, MemoryCache, Tiered, TieredStats};
@@ -58,8 +58,11 @@ pub struct StoreOpener {
     /// Timeout of a server.
     pub timeout: Duration,
     /// Whether missing parts are created on a server: tables, and the name of the secret. Without
-    /// them, records can be read and resolved, but not claimed.
+    /// them, records can be read and resolved, but not claimed. Without it a file must exist.
     pub make: bool,
+    /// Whether a store that does not exist, or that no process has used, is rejected with
+    /// [`StoreOpenError::Missing`].
+    pub must_exist: bool,
 }
 
 /// A store that is open.
@@ -108,6 +111,15 @@ pub enum StoreOpenError {
         path: PathBuf,
         /// The cause.
         source: OpenError,
+    },
+    /// There is no store, and one is required. Nothing was created.
+    #[error("{}", missing(place, *by_setting))]
+    Missing {
+        /// The URL, with the absolute path of a file, and without its secrets.
+        place: String,
+        /// Whether [`StoreOpener::must_exist`] requires it. Otherwise the purpose does: a new store has
+        /// nothing to read.
+        by_setting: bool,
     },
     /// The URL of a server has an invalid setting.
     #[error("{url}: {}", chain(source))]
@@ -162,6 +174,7 @@ impl StoreOpener {
             memory: 64 << 20,
             timeout: Duration::from_secs(2),
             make: true,
+            must_exist: false,
         }
     }
 
@@ -217,7 +230,10 @@ impl StoreOpener {
                 let options =
                     DriverOptions { identity, ..self.options(url, memory, ring.as_ref()) };
                 let store = self.driver(url)?.open(options).await;
-                let store = store.map_err(|error| server(url, error))?;
+                let store = store.map_err(|error| match error.kind {
+                    StoreDriverErrorKind::Missing => self.missing(),
+                    _ => server(url, error),
+                })?;
                 let secret = store.capabilities().secret.cloned();
                 let name = store.cache_name();
                 self.tiered(OpenStore::driven(store, secret), &name, ring)
@@ -266,6 +282,7 @@ impl StoreOpener {
             queue_bytes: memory,
             timeout: self.timeout,
             make: self.make,
+            must_exist: self.must_exist,
         }
     }
 
@@ -277,6 +294,7 @@ impl StoreOpener {
     async fn file(&self, path: &Path, memory: usize) -> Result<Arc<FileStore>, StoreOpenError> {
         let third = memory / 3;
         let mut options = FileOptions::new(path)
+            .must_exist(self.must_exist || !self.make)
             .cache_bytes(third)
             .queue(QUEUED_REQUESTS, third)
             .reading_bytes(third);
@@ -290,10 +308,16 @@ impl StoreOpener {
         }
         // It blocks on the disk.
         let opened = tokio::task::spawn_blocking(move || FileStore::open(options)).await;
-        let store = opened
-            .map_err(|_| StoreOpenError::Shutdown)?
-            .map_err(|source| secret_or_file(path, source))?;
+        let store =
+            opened.map_err(|_| StoreOpenError::Shutdown)?.map_err(|source| match source {
+                OpenError::Missing { .. } => self.missing(),
+                source => secret_or_file(path, source),
+            })?;
         Ok(Arc::new(store))
+    }
+
+    fn missing(&self) -> StoreOpenError {
+        StoreOpenError::Missing { place: self.store.absolute(), by_setting: self.must_exist }
     }
 
     /// Returns the store with its cache in front, if one is configured. `name` distinguishes it from
@@ -385,6 +409,13 @@ impl OpenStore {
         }
     }
 
+    /// Returns the time at which the store was created, by its own clock; `None` in memory, and if it is
+    /// not known, as for a store of an earlier version.
+    #[must_use]
+    pub fn created(&self) -> Option<Timestamp> {
+        self.driven.as_ref()?.created()
+    }
+
     /// Returns the bytes for outcomes that claims read at once; `None` if the store bounds them.
     pub(crate) const fn replies(&self) -> Option<usize> {
         self.replies
@@ -398,6 +429,12 @@ impl OpenStore {
     /// Returns the counters of the store and of its cache.
     pub(crate) fn counts(&self) -> Vec<StoreCount> {
         let mut counts = self.driven.as_ref().map(|store| store.counts()).unwrap_or_default();
+        let created = self.created().map(|created| created.as_micros() / 1_000_000);
+        counts.extend(created.map(|value| StoreCount {
+            name: "created_seconds",
+            help: "The time at which the store was created, in seconds since 1970.",
+            value,
+        }));
         if let Some(CacheStats(stats)) = &self.cache {
             let stats = stats();
             let cached = [
@@ -428,6 +465,20 @@ fn server(url: &ServerUrl, source: StoreDriverError) -> StoreOpenError {
 
 fn seconds(time: Duration) -> String {
     format!("{:.0} s", time.as_secs_f64())
+}
+
+fn missing(place: &str, by_setting: bool) -> String {
+    let (because, then) = if by_setting {
+        (
+            ", because of --store-must-exist",
+            "restore it, mount its disk, or correct --store; only for the very first start leave \
+             --store-must-exist out: a new store has no records, so that retries of earlier requests \
+             execute again",
+        )
+    } else {
+        ("", "pass the URL of another one by --store")
+    };
+    format!("expected a store that was used before at {place}{because}, found none: {then}")
 }
 
 /// Returns the error and its causes: libraries leave the reason to the source.

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use hapax_core::Timestamp;
 use hapax_core::driver::{DrivenStore, StoreCount};
 use hapax_core::store::BoxFuture;
 
@@ -14,6 +15,10 @@ impl DrivenStore for FileStore {
 
     fn identity(&self) -> Option<String> {
         Some(Self::identity(self))
+    }
+
+    fn created(&self) -> Option<Timestamp> {
+        Some(Self::created(self))
     }
 
     fn is_replaced(&self) -> bool {

@@ -24,6 +24,16 @@ pub enum OpenError {
         /// The operators' address of that process, if the lock file has it.
         admin: Option<SocketAddr>,
     },
+    /// There is no database, and the options require one. Nothing was created.
+    #[error(
+        "expected a database at {}, found none: restore it, mount its disk, or correct the path; one \
+         that is made in its place has no records",
+        path.display()
+    )]
+    Missing {
+        /// The expected path, absolute.
+        path: PathBuf,
+    },
     /// The database exists and its secret does not. A new secret would make every record unreadable
     /// and every key look unused.
     #[error(

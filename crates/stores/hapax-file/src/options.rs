@@ -47,6 +47,7 @@ pub struct FileOptions {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) entropy: Arc<dyn Entropy>,
     pub(crate) admin: Option<SocketAddr>,
+    pub(crate) must_exist: bool,
     pub(crate) cache_bytes: usize,
     pub(crate) queue: QueueLimits,
     pub(crate) reading_bytes: usize,
@@ -69,6 +70,7 @@ impl FileOptions {
             clock: Arc::new(SystemClock),
             entropy: Arc::new(BufferedEntropy::default()),
             admin: None,
+            must_exist: false,
             cache_bytes: 64 << 20,
             queue: QueueLimits::default(),
             reading_bytes: 64 << 20,
@@ -110,6 +112,14 @@ impl FileOptions {
     #[must_use]
     pub fn admin(mut self, admin: SocketAddr) -> Self {
         self.admin = Some(admin);
+        self
+    }
+
+    /// Sets whether a missing database is an error, [`OpenError::Missing`](crate::OpenError::Missing).
+    /// By default false: a database is created, with a warning in the log.
+    #[must_use]
+    pub const fn must_exist(mut self, must_exist: bool) -> Self {
+        self.must_exist = must_exist;
         self
     }
 

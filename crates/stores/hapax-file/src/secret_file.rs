@@ -8,7 +8,7 @@ use hapax_core::{Entropy, KeyRing, KeyRingError, Secret};
 
 use crate::backing::{owner_only, sync_directory};
 use crate::error::OpenError;
-use crate::files::with_suffix;
+use crate::files::{absolute, with_suffix};
 
 /// Limit of the file's length: a ring and some comments.
 const MAX_LEN: u64 = 16 * 1024;
@@ -34,6 +34,10 @@ pub(crate) fn read_or_make(
                 .map_err(|error| OpenError::io(path, io::Error::other(error)))?;
             let secret = Secret::new(bytes);
             make(path, &secret).map_err(|error| OpenError::io(path, error))?;
+            tracing::warn!(
+                path = %absolute(path).display(),
+                "a new secret was made: under it every key and name is new; keep it with the store"
+            );
             Ok(KeyRing::new(secret))
         }
         Err(error) => Err(OpenError::io(path, error)),

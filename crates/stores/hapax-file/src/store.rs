@@ -26,7 +26,7 @@ use crate::budget::MemoryBudget;
 use crate::clock::DatabaseClock;
 use crate::database;
 use crate::error::{FileStoreError, OpenError, check_place};
-use crate::files::with_suffix;
+use crate::files::{absolute, with_suffix};
 use crate::job::{Job, WriteJob};
 use crate::lock_file::{self, LockFile, LockOwner};
 use crate::options::{FileOptions, SecretSource};
@@ -58,6 +58,7 @@ pub struct FileStore {
     path: PathBuf,
     /// Time at which the database was created, in microseconds since 1970.
     made: u64,
+    is_new: bool,
     /// True if it is not the expected database, and no operator confirmed it.
     replaced: AtomicBool,
 }
@@ -84,20 +85,30 @@ pub struct FileStats {
 }
 
 impl FileStore {
-    /// Opens the database, or creates it: takes the lock, reads or creates the secret, recovers the
+    /// Opens the database, or creates it with a warning in the log: takes the lock, reads or creates the secret, recovers the
     /// file after a crash, and begins a new epoch, in which every earlier lease has lapsed.
     ///
     /// Blocks on the disk, after a crash for seconds if the database is large: call it where
     /// blocking is allowed.
     ///
     /// # Errors
-    /// [`OpenError`]; [`OpenError::InUse`] if another process has the database open.
+    /// [`OpenError`]; [`OpenError::InUse`] if another process has the database open,
+    /// [`OpenError::Missing`] if there is none and [`FileOptions::must_exist`] is set.
     pub fn open(options: FileOptions) -> Result<Self, OpenError> {
         let path = options.path.clone();
+        let backing = FileBacking::existing(&path);
+        let exists = || {
+            let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
+            if options.must_exist && !exists {
+                return Err(OpenError::Missing { path: absolute(&path) });
+            }
+            Ok(exists)
+        };
+        // Also before the lock, whose file would be made.
+        exists()?;
         check_place(&path)?;
         let lock = LockFile::take(with_suffix(&path, ".lock"), options.admin)?;
-        let backing = FileBacking::existing(&path);
-        let exists = backing.exists().map_err(|error| OpenError::io(&path, error))?;
+        let exists = exists()?;
         let ring = match &options.secret {
             SecretSource::File(file) => {
                 Some(secret_file::read_or_make(file, exists, &*options.entropy)?)
@@ -108,7 +119,24 @@ impl FileStore {
             let naming = ring.as_ref().map(KeyRing::naming);
             create(&path, naming, options.cache_bytes, options.clock.now())?;
         }
-        Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)
+        let mut store = Self::start(Arc::new(backing), ring, Some(Arc::new(lock)), options)?;
+        store.is_new = !exists;
+        store.log_opened();
+        Ok(store)
+    }
+
+    fn log_opened(&self) {
+        let (path, created) = (absolute(&self.path), self.created());
+        if self.is_new {
+            tracing::warn!(
+                path = %path.display(),
+                %created,
+                "a new store was made: it has no records, so that a request that another store has \
+                 recorded executes again"
+            );
+        } else {
+            tracing::info!(path = %path.display(), %created, "the store is open");
+        }
     }
 
     /// Opens a database that is not in a file, for tests: without a lock, and without a file for
@@ -133,6 +161,18 @@ impl FileStore {
     #[must_use]
     pub fn identity(&self) -> String {
         self.made.to_string()
+    }
+
+    /// Returns the time at which this database was created, by the clock of the process that created it.
+    #[must_use]
+    pub const fn created(&self) -> Timestamp {
+        Timestamp::from_micros(self.made)
+    }
+
+    /// Returns whether this opening created the database.
+    #[must_use]
+    pub const fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// Compares the [`identity`](Self::identity) with `known`, the one of the database that was
@@ -302,6 +342,7 @@ impl FileStore {
             lock,
             path: options.path.clone(),
             made: adopted.made,
+            is_new: false,
             replaced: AtomicBool::new(false),
         };
         let mut readers = (0..READERS)

@@ -30,6 +30,9 @@ pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, Postgre
     let mut link = PgConnection::reach(setup).await?;
     let work = async {
         let found = server_info::version(link.client(), options).await?;
+        if options.must_exist && found.is_none() {
+            return Err(PostgresConnectError::Missing { tables: false });
+        }
         let outdated = server_info::needs_migration(found)?;
         if outdated && !options.migrate && found < Some(RECORDS) {
             return Err(PostgresConnectError::NotMigrated { found, needed: VERSION });
@@ -39,14 +42,21 @@ pub(crate) async fn prepare(setup: &ConnectionSetup) -> Result<Prepared, Postgre
             // A default of the schema may have created it unlogged, for example.
             server_info::check(link.client(), options).await?;
         }
-        let purpose = if options.migrate { Purpose::Write } else { Purpose::Inspect };
+        let makes = options.migrate && !options.must_exist;
+        let purpose = if makes { Purpose::Write } else { Purpose::Inspect };
         let entered = agree(link.client(), setup, purpose).await?;
         recognise(link.client(), setup, purpose).await?;
         link.prepare(setup).await?;
         let tables = Tables::ask(link.client(), options).await?;
+        if options.must_exist && tables.first_used.is_none() {
+            return Err(PostgresConnectError::Missing { tables: true });
+        }
         Ok((entered, tables))
     };
     let (entered, tables) =
         timeout(MIGRATION, work).await.unwrap_or(Err(PostgresConnectError::TimedOut))?;
+    if let Some(created) = tables.created() {
+        tracing::info!(tables = options.place(), %created, "the store is open");
+    }
     Ok(Prepared { link: entered.then_some(link), tables })
 }

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hapax_core::SystemClock;
 use hapax_core::diagnose::Finding;
 use hapax_core::driver::{
     DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::store::BoxFuture;
 use hapax_core::store::parts::QueueLimits;
+use hapax_core::{SystemClock, Timestamp};
 
 use crate::error::PostgresConnectError;
 use crate::options::PostgresOptions;
@@ -23,13 +23,15 @@ impl TryFrom<DriverOptions> for PostgresOptions {
     type Error = PostgresConnectError;
 
     fn try_from(options: DriverOptions) -> Result<Self, PostgresConnectError> {
-        let DriverOptions { url, secrets, identity, queue_bytes, timeout, make } = options;
+        let DriverOptions { url, secrets, identity, queue_bytes, timeout, make, must_exist } =
+            options;
         let options = url
             .parse::<Self>()?
             .timeout(timeout)
             .queue(QueueLimits::default().items, queue_bytes)
             .listen(true)
-            .migrate(make);
+            .migrate(make)
+            .must_exist(must_exist);
         let options = secrets.into_iter().fold(options, Self::key_ring);
         Ok(identity.into_iter().fold(options, Self::identity))
     }
@@ -39,6 +41,7 @@ impl From<PostgresConnectError> for StoreDriverError {
     fn from(error: PostgresConnectError) -> Self {
         let kind = match &error {
             PostgresConnectError::Url(_) => StoreDriverErrorKind::Options,
+            PostgresConnectError::Missing { .. } => StoreDriverErrorKind::Missing,
             PostgresConnectError::OtherSecret => StoreDriverErrorKind::OtherSecret,
             PostgresConnectError::Standby => StoreDriverErrorKind::Standby,
             _ if error.is_unreachable() => StoreDriverErrorKind::Unreachable,
@@ -85,6 +88,10 @@ impl DrivenStore for PostgresStore {
 
     fn identity(&self) -> Option<String> {
         self.known_identity()
+    }
+
+    fn created(&self) -> Option<Timestamp> {
+        Self::created(self)
     }
 
     fn is_replaced(&self) -> bool {

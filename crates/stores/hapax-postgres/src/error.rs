@@ -58,6 +58,17 @@ pub enum PostgresConnectError {
         /// The version that this build needs.
         needed: i32,
     },
+    /// There are no tables, or no process has written to them, and the options require a store that was
+    /// used before. Nothing was created.
+    #[error(
+        "expected a store that was used before, found {}: restore it, or correct the URL; one that is \
+         made in its place has no records",
+        if *.tables { "tables that were never used, or were emptied" } else { "no tables" }
+    )]
+    Missing {
+        /// Whether there are tables.
+        tables: bool,
+    },
     /// The tables belong to a later build.
     #[error("the tables have version {found}, this build supports {known}: run a newer build")]
     Newer {

@@ -16,7 +16,7 @@ use tokio_postgres::Client;
 
 use crate::error::PostgresConnectError;
 use crate::link::ConnectionSetup;
-use crate::secret::Purpose;
+use crate::secret::{Purpose, log_new};
 use crate::sql::qualified;
 
 /// Compares the identity of the tables with the expected one; if none is expected, the found one is
@@ -31,9 +31,13 @@ pub(crate) async fn recognise(
     let expected = setup.known.expected();
     if expected.is_none() && purpose == Purpose::Write {
         let make = format!(
-            "UPDATE {secrets} SET identity = gen_random_uuid()::text WHERE identity IS NULL"
+            "UPDATE {secrets} SET identity = gen_random_uuid()::text, since = clock_timestamp()
+            WHERE identity IS NULL RETURNING 1"
         );
-        client.batch_execute(&make).await.map_err(PostgresConnectError::Query)?;
+        let made = client.query_typed(&make, &[]).await.map_err(PostgresConnectError::Query)?;
+        if !made.is_empty() {
+            log_new(setup);
+        }
     }
     let text = format!("SELECT identity, confirmed FROM {secrets} WHERE identity IS NOT NULL");
     let rows = client.query_typed(&text, &[]).await.map_err(PostgresConnectError::Query)?;
@@ -76,7 +80,8 @@ pub(crate) async fn confirm(
     let secrets = qualified(setup.options.schema.as_deref(), "hapax_secrets");
     let mark = format!(
         "UPDATE {secrets} SET confirmed = true, identity = coalesce(identity, \
-         gen_random_uuid()::text)"
+         gen_random_uuid()::text), since = CASE WHEN identity IS NULL THEN clock_timestamp() \
+         ELSE since END"
     );
     client.batch_execute(&mark).await.map_err(PostgresConnectError::Query)?;
     recognise(client, setup, Purpose::Inspect).await.map(drop)

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hapax_core::store::parts::QueueLimits;
 use hapax_core::{BufferedEntropy, Entropy, KeyRing, Sealer, Secret};
 use tokio_postgres::Config;
+use tokio_postgres::config::Host;
 
 use crate::error::PostgresConnectError;
 use crate::tls::{Connected, Connector, Plain, drive};
@@ -32,6 +33,7 @@ pub struct PostgresOptions {
     pub(crate) queue: QueueLimits,
     pub(crate) prepare: bool,
     pub(crate) migrate: bool,
+    pub(crate) must_exist: bool,
     pub(crate) allow_lost_writes: bool,
     pub(crate) listen: bool,
     pub(crate) identity: Option<String>,
@@ -54,6 +56,7 @@ impl PostgresOptions {
             queue: QueueLimits::default(),
             prepare: false,
             migrate: true,
+            must_exist: false,
             allow_lost_writes: false,
             listen: false,
             identity: None,
@@ -171,6 +174,15 @@ impl PostgresOptions {
         self
     }
 
+    /// Sets whether tables that are missing, or that no process has written to, are an error:
+    /// [`PostgresConnectError::Missing`]. By default false: missing tables are created, with a warning in
+    /// the log. Older tables are migrated in either case.
+    #[must_use]
+    pub fn must_exist(mut self, must_exist: bool) -> Self {
+        self.must_exist = must_exist;
+        self
+    }
+
     /// Accepts a server that loses acknowledged writes when it crashes
     /// ([`UnsafeSetting`](crate::UnsafeSetting)): for tests, and where a duplicate execution after
     /// a crash is acceptable. By default such a server is rejected, and the store's transactions
@@ -199,6 +211,19 @@ impl PostgresOptions {
     pub fn identity(mut self, known: impl Into<String>) -> Self {
         self.identity = Some(known.into());
         self
+    }
+
+    /// Returns the place of the tables for log messages, without user and password.
+    pub(crate) fn place(&self) -> String {
+        let host = |host: &Host| match host {
+            Host::Tcp(name) => name.clone(),
+            #[cfg(unix)]
+            Host::Unix(path) => path.display().to_string(),
+        };
+        let hosts: Vec<_> = self.config.get_hosts().iter().map(host).collect();
+        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
+        let schema = self.schema.as_ref().map(|schema| format!(", schema {schema}"));
+        format!("database {database}{} at {}", schema.unwrap_or_default(), hosts.join(","))
     }
 
     pub(crate) fn sealer(&self) -> Sealer {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use hapax_core::{Key, Namespace, OperationId, Scope, Secret};
+use hapax_core::{Clock, Key, Namespace, OperationId, Scope, Secret, SystemClock};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
@@ -67,11 +67,24 @@ pub(crate) async fn agree(
         .await
         .map_err(PostgresConnectError::Query)?;
     client.batch_execute("COMMIT").await.map_err(PostgresConnectError::Query)?;
+    if entered {
+        log_new(setup);
+    }
     if entered || found {
         setup.agreed.store(true, Ordering::Relaxed);
         return Ok(true);
     }
     Err(PostgresConnectError::OtherSecret)
+}
+
+/// Logs that tables got an identity, and with it the time of their creation.
+pub(crate) fn log_new(setup: &ConnectionSetup) {
+    tracing::warn!(
+        tables = setup.options.place(),
+        created = %SystemClock.now(),
+        "a new store was made: it has no records, so that a request that another store has recorded \
+         executes again"
+    );
 }
 
 async fn both(

@@ -1,5 +1,6 @@
 //! Checks whether a server is durable and has the tables.
 
+use hapax_core::Timestamp;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
@@ -126,6 +127,9 @@ pub(crate) async fn version(
 pub(crate) struct Tables {
     /// Time at which they were created, in microseconds since 1970.
     pub(crate) made: i64,
+    /// Time of the first write to them, in microseconds since 1970, by which they have an identity;
+    /// `None` before it, and after they were emptied.
+    pub(crate) first_used: Option<i64>,
     /// Whether the server reads some blocks of a table without reading the others: from 14 on.
     pub(crate) reads_blocks: bool,
     /// Whether there is a schedule.
@@ -139,16 +143,24 @@ impl Tables {
     ) -> Result<Self, PostgresConnectError> {
         let text = format!(
             "SELECT (extract(epoch FROM min(applied)) * 1000000)::int8,
-                current_setting('server_version_num')::int4 >= 140000, max(version) = {VERSION}
+                current_setting('server_version_num')::int4 >= 140000, max(version) = {VERSION},
+                (SELECT (extract(epoch FROM min(s.since)) * 1000000)::int8 FROM {} s
+                    WHERE s.identity IS NOT NULL)
             FROM {}",
+            qualified(options.schema.as_deref(), "hapax_secrets"),
             qualified(options.schema.as_deref(), "hapax_migrations")
         );
         let row = client.query_typed_one(&text, &[]).await.map_err(PostgresConnectError::Query)?;
         let read = || {
             let (made, reads_blocks) = (row.try_get(0)?, row.try_get(1)?);
-            Ok(Self { made, reads_blocks, schedule: row.try_get(2)? })
+            Ok(Self { made, reads_blocks, schedule: row.try_get(2)?, first_used: row.try_get(3)? })
         };
         read().map_err(PostgresConnectError::Query)
+    }
+
+    /// Returns the time at which the store was created.
+    pub(crate) fn created(&self) -> Option<Timestamp> {
+        self.first_used.and_then(|micros| u64::try_from(micros).ok()).map(Timestamp::from_micros)
     }
 }
 

@@ -11,7 +11,7 @@ use hapax_core::store::{
     BoxFuture, Capabilities, Cursor, Notify, Page, Reaped, ScanStep, Snapshot, Swap, Swapped,
     Visitor, scan_by_pages,
 };
-use hapax_core::{Inspect, OperationId, Sealer, Secret, Store, StoreError};
+use hapax_core::{Inspect, OperationId, Sealer, Secret, Store, StoreError, Timestamp};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -111,6 +111,13 @@ impl PostgresStore {
     #[must_use]
     pub fn identity(&self) -> String {
         self.tables.made.to_string()
+    }
+
+    /// Returns the time of the first write to these tables, by which they became a store; `None` if there
+    /// was none when this store was connected.
+    #[must_use]
+    pub fn created(&self) -> Option<Timestamp> {
+        self.tables.created()
     }
 
     /// Returns the identity of the tables in which this store claims, for

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hapax_core::SystemClock;
 use hapax_core::diagnose::Finding;
 use hapax_core::driver::{
     DrivenStore, DriverOptions, StoreCount, StoreDriver, StoreDriverError, StoreDriverErrorKind,
 };
 use hapax_core::store::BoxFuture;
 use hapax_core::store::parts::QueueLimits;
+use hapax_core::{SystemClock, Timestamp};
 
 use crate::error::RedisConnectError;
 use crate::options::RedisOptions;
@@ -21,11 +21,13 @@ pub struct RedisDriver;
 
 impl From<DriverOptions> for RedisOptions {
     fn from(options: DriverOptions) -> Self {
-        let DriverOptions { url, secrets, identity, queue_bytes, timeout, make } = options;
+        let DriverOptions { url, secrets, identity, queue_bytes, timeout, make, must_exist } =
+            options;
         let options = Self::new(url)
             .timeout(timeout)
             .queue(QueueLimits::default().items, queue_bytes)
-            .make(make);
+            .make(make)
+            .must_exist(must_exist);
         let options = secrets.into_iter().fold(options, Self::key_ring);
         identity.into_iter().fold(options, Self::identity)
     }
@@ -35,6 +37,7 @@ impl From<RedisConnectError> for StoreDriverError {
     fn from(error: RedisConnectError) -> Self {
         let kind = match &error {
             RedisConnectError::Url(_) => StoreDriverErrorKind::Options,
+            RedisConnectError::Missing => StoreDriverErrorKind::Missing,
             RedisConnectError::OtherSecret => StoreDriverErrorKind::OtherSecret,
             RedisConnectError::Unfit(_) => StoreDriverErrorKind::Unfit,
             _ if error.is_unreachable() => StoreDriverErrorKind::Unreachable,
@@ -79,6 +82,10 @@ impl DrivenStore for RedisStore {
 
     fn identity(&self) -> Option<String> {
         self.known_identity()
+    }
+
+    fn created(&self) -> Option<Timestamp> {
+        Self::created(self)
     }
 
     fn is_replaced(&self) -> bool {

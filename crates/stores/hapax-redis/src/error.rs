@@ -37,6 +37,13 @@ pub enum RedisConnectError {
     /// The server cannot give the store's guarantees.
     #[error(transparent)]
     Unfit(#[from] UnfitServer),
+    /// No process has used the store, or it was emptied, and the options require one that was used before.
+    /// Nothing was written.
+    #[error(
+        "expected a store that was used before, found none: restore it, or correct the URL or the \
+         prefix; one that is made in its place has no records"
+    )]
+    Missing,
     /// Other processes use another secret, or none while one is given here, or one while none is
     /// given. Their names of keys would differ, so that one key could execute twice.
     #[error(
@@ -58,7 +65,9 @@ impl RedisConnectError {
         match self {
             Self::TimedOut(_) => true,
             Self::Unreachable(error) | Self::Denied { source: error, .. } => is_away(error),
-            Self::Url(_) | Self::Option(_) | Self::Unfit(_) | Self::OtherSecret => false,
+            Self::Url(_) | Self::Option(_) | Self::Unfit(_) | Self::Missing | Self::OtherSecret => {
+                false
+            }
         }
     }
 

@@ -11,7 +11,10 @@
 //! identity is in another slot: there it is compared when the store is opened. An insertion into the
 //! schedule is treated as a claim under `block`.
 
+use std::time::Duration;
+
 use hapax_core::store::parts::{ExpectedIdentity, Recognition};
+use hapax_core::{Clock, SystemClock, Timestamp};
 use redis::Value;
 
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
@@ -45,9 +48,30 @@ fn is_expected(known: &ExpectedIdentity, stored: &str) -> bool {
     }
 }
 
-/// Creates an identity from 16 random bytes.
-fn identity(random: [u8; LENGTH / 2]) -> String {
-    format!("{:032x}", u128::from_be_bytes(random))
+/// Creates an identity in the form of a UUID of version 7, without hyphens: it begins with the
+/// milliseconds since 1970.
+fn identity(now: Timestamp, random: [u8; LENGTH / 2]) -> String {
+    let time = u128::from(now.as_micros() / 1000) << 80;
+    let rest = u128::from_be_bytes(random) & !(u128::MAX << 80 | FORM_MASK);
+    format!("{:032x}", time | FORM | rest)
+}
+
+/// Version and variant of a UUID of version 7, and their bits.
+const FORM: u128 = 0x7000_8000_0000_0000_0000;
+const FORM_MASK: u128 = 0xf000_c000_0000_0000_0000;
+
+/// A time before any store with such an identity, and a difference between clocks.
+const EARLIEST: Timestamp = Timestamp::from_micros(1_764_547_200_000_000);
+const SKEW: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Returns the time at which an identity was created; `None` for one of an earlier version, which is
+/// random. Of a million of those, some look like a time between December 2025 and now.
+fn created(identity: &str, now: Timestamp) -> Option<Timestamp> {
+    let bits = u128::from_str_radix(identity, 16).ok()?;
+    let time =
+        u64::try_from(bits >> 80).ok().map(|millis| Timestamp::from_micros(millis * 1000))?;
+    let is_time = bits & FORM_MASK == FORM && (EARLIEST..now.after(SKEW)).contains(&time);
+    (identity.len() == LENGTH && is_time).then_some(time)
 }
 
 /// The store that a write requires.
@@ -70,7 +94,21 @@ pub(crate) struct Call<'a> {
     pub(crate) arguments: &'a [&'a [u8]],
 }
 
+/// Options of the first comparison of the identity.
+pub(crate) struct OpenIdentity {
+    pub(crate) must_exist: bool,
+    /// The server and the prefix, for log messages.
+    pub(crate) server: String,
+}
+
 impl RedisStore {
+    /// Returns the time at which the store was created, by the clock of the process that created it;
+    /// `None` for a store of an earlier version.
+    #[must_use]
+    pub fn created(&self) -> Option<Timestamp> {
+        self.known.expected().and_then(|identity| created(&identity, SystemClock.now()))
+    }
+
     /// Calls a script that writes to the required store. `asked` names the request in its answers.
     pub(crate) async fn run_on(
         &self,
@@ -134,35 +172,81 @@ impl RedisStore {
         leave: &str,
         confirm: bool,
     ) -> Result<bool, RequestFailure> {
+        let stored = self.stored_identity(leave, confirm).await?;
+        Ok(is_expected(&self.known, &stored))
+    }
+
+    /// Returns the identity as it is stored, once `leave` is stored if there was none.
+    async fn stored_identity(&self, leave: &str, confirm: bool) -> Result<String, RequestFailure> {
         let confirm: &[u8] = if confirm { b"1" } else { b"0" };
         let arguments = [leave.as_bytes(), confirm];
         match self.run(&self.identity, &[&self.names.identity()], &arguments).await? {
-            Value::BulkString(found) => {
-                Ok(is_expected(&self.known, &String::from_utf8_lossy(&found)))
-            }
+            Value::BulkString(found) => Ok(String::from_utf8_lossy(&found).into_owned()),
             _ => Err(RequestFailure::Nothing(RedisStoreError::Unreadable)),
         }
     }
 
-    pub(crate) async fn open_identity(&self) -> Result<(), RedisConnectError> {
-        let new = match self.make && self.known.expected().is_none() {
+    /// Compares the identity when the store is opened, and creates it if the options `make` it.
+    pub(crate) async fn open_identity(
+        &self,
+        options: &OpenIdentity,
+    ) -> Result<(), RedisConnectError> {
+        let new = match self.make && !options.must_exist && self.known.expected().is_none() {
             true => self.new_identity(),
             false => String::new(),
         };
-        match self.recognise(&new, false).await {
-            Ok(_) | Err(RequestFailure::Foreign) => Ok(()),
+        let stored = match self.stored_identity(&new, false).await {
+            Ok(stored) => stored,
+            Err(RequestFailure::Foreign) => return Ok(()),
             Err(RequestFailure::Nothing(error) | RequestFailure::Unknown(error)) => {
-                Err(self.refused(error))
+                return Err(self.refused(error));
             }
+        };
+        if options.must_exist && stored.is_empty() {
+            return Err(RedisConnectError::Missing);
         }
+        is_expected(&self.known, &stored);
+        let created = self.created().map(tracing::field::display);
+        if !new.is_empty() && stored == new {
+            tracing::warn!(
+                server = options.server,
+                created,
+                "a new store was made: it has no records, so that a request that another store has \
+                 recorded executes again"
+            );
+        } else if !stored.is_empty() {
+            tracing::info!(server = options.server, created, "the store is open");
+        }
+        Ok(())
     }
 
     /// Returns a new identity; empty, and so never stored, if there is no randomness.
     pub(crate) fn new_identity(&self) -> String {
         let mut random = [0; 16];
         match self.entropy.fill(&mut random) {
-            Ok(()) => identity(random),
+            Ok(()) => identity(SystemClock.now(), random),
             Err(_) => String::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_has_the_time_of_its_creation_and_a_random_one_has_none() {
+        let now = Timestamp::from_micros(1_795_000_000_123_000);
+        let made = identity(now, [0xff; 16]);
+        assert_eq!((made.len(), created(&made, now)), (LENGTH, Some(now)));
+        assert_ne!(identity(now, [0xfe; 16]), made);
+        // Random, not of this form, and before and after any possible time.
+        let at = |micros| identity(Timestamp::from_micros(micros), [7; 16]);
+        let old = at(1_600_000_000_000_000);
+        let late = at(1_895_000_000_000_000);
+        let other = format!("{}4{}", &made[..12], &made[13..]);
+        for text in ["9f86d081884c7d659a2feaa0c55ad015", "", "7", &old, &late, &other] {
+            assert_eq!(created(text, now), None, "{text}");
         }
     }
 }

@@ -39,6 +39,7 @@ pub struct RedisOptions {
     pub(crate) timeout: Duration,
     pub(crate) allow_eviction: bool,
     pub(crate) make: bool,
+    pub(crate) must_exist: bool,
     pub(crate) identity: Option<String>,
     pub(crate) queue: QueueLimits,
     #[cfg(feature = "tls")]
@@ -78,6 +79,7 @@ impl RedisOptions {
             timeout: Duration::from_secs(2),
             allow_eviction: false,
             make: true,
+            must_exist: false,
             identity: None,
             queue: QueueLimits::default(),
             #[cfg(feature = "tls")]
@@ -140,6 +142,15 @@ impl RedisOptions {
     #[must_use]
     pub const fn make(mut self, make: bool) -> Self {
         self.make = make;
+        self
+    }
+
+    /// Sets whether a server without the secret's mark or the identity, which no process has used, is an
+    /// error when the store is opened: [`RedisConnectError::Missing`](crate::RedisConnectError::Missing).
+    /// By default false: both are written, with a warning in the log.
+    #[must_use]
+    pub const fn must_exist(mut self, must_exist: bool) -> Self {
+        self.must_exist = must_exist;
         self
     }
 

@@ -95,9 +95,10 @@ impl Reconnector {
             Ok(false)
         })?;
         if let Some(secret_check) = &self.secret_check {
-            let agreed = timeout(limit, secret_check.check(connection)).await;
+            let is_first = self.made.load(Ordering::Relaxed) == 0;
+            let agreed = timeout(limit, secret_check.check(connection, is_first)).await;
             let was_empty = agreed.unwrap_or(Err(RedisConnectError::TimedOut(limit)))?;
-            if was_empty && self.made.load(Ordering::Relaxed) > 0 {
+            if was_empty && !is_first {
                 tracing::error!(
                     "the server of the store was emptied: operations of the lost records execute again"
                 );

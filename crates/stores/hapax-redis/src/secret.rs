@@ -17,26 +17,40 @@ pub(crate) struct SecretCheck {
     /// The expected content, which is written if there is no mark.
     name: String,
     make: bool,
+    must_exist: bool,
 }
 
 impl SecretCheck {
     pub(crate) fn new(options: &RedisOptions, names: &KeyNames) -> Self {
         let name = secret_name(options.naming_secret());
-        Self { script: Lua::secret(), place: names.secret(), name, make: options.make }
+        Self {
+            script: Lua::secret(),
+            place: names.secret(),
+            name,
+            make: options.make,
+            must_exist: options.must_exist,
+        }
     }
 
     /// Checks the mark, on every connection: it may lead to another server, or another process may
     /// have been the first after the server was emptied. Returns whether there was no mark until
-    /// now.
+    /// now. Only the first connection of a store requires one: a server that is emptied later is detected
+    /// by its identity.
     pub(crate) async fn check(
         &self,
         connection: &mut Connection,
+        is_first: bool,
     ) -> Result<bool, RedisConnectError> {
-        let make: &[u8] = if self.make { b"1" } else { b"0" };
+        let make: &[u8] = match self.make {
+            _ if is_first && self.must_exist => b"2",
+            true => b"1",
+            false => b"0",
+        };
         // By text, because it is sent once per connection.
         let asked = self.script.by_text(&[&self.place], &[self.name.as_bytes(), make]);
         match connection.query(&asked).await {
             Ok(Value::Int(found @ (1 | 2))) => Ok(found == 2),
+            Ok(Value::Int(3)) => Err(RedisConnectError::Missing),
             // The present mark is not ours to overwrite.
             Ok(_) => Err(RedisConnectError::OtherSecret),
             Err(error) if error.code() == Some("HAPAX") => Err(RedisConnectError::OtherSecret),

@@ -20,7 +20,7 @@ use redis::Value;
 
 use crate::admission::RequestLimit;
 use crate::error::{RedisConnectError, RedisStoreError, RequestFailure};
-use crate::identity::{Call, RequiredStore};
+use crate::identity::{Call, OpenIdentity, RequiredStore};
 use crate::key_names::KeyNames;
 use crate::link::ConnectionHandle;
 use crate::notify::Watchers;
@@ -121,6 +121,8 @@ impl RedisStore {
         let secret = options.naming_secret().cloned();
         let known = ExpectedIdentity::new(options.identity.clone());
         let (make, secret_check) = (options.make, Some(SecretCheck::new(&options, &names)));
+        let server = format!("{url}, prefix {}", options.prefix);
+        let opening = OpenIdentity { must_exist: options.must_exist, server };
         let link = ConnectionHandle::open(Reconnector::new(
             url,
             options,
@@ -148,7 +150,7 @@ impl RedisStore {
             make,
         };
         store.probe().await?;
-        store.open_identity().await?;
+        store.open_identity(&opening).await?;
         Ok(store)
     }
 

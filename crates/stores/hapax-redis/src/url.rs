@@ -22,6 +22,14 @@ pub(crate) struct RedisUrl {
     pub(crate) master: Option<String>,
 }
 
+/// Writes the addresses, without users and passwords.
+impl fmt::Display for RedisUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        f.write_str(&addresses.join(","))
+    }
+}
+
 impl RedisUrl {
     pub(crate) fn parse(options: &RedisOptions) -> Result<Self, RedisConnectError> {
         let bad = |why: &str| RedisConnectError::Url(why.into());

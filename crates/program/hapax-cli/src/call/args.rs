@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use hapax_client::Server;
 use hapax_gateway::parse_duration;
@@ -119,6 +120,10 @@ pub(super) enum CallCommand {
 pub(super) struct SendArgs {
     #[command(flatten)]
     pub(super) journal: JournalArgs,
+    /// Reject the call if there is no journal, rather than create one: in a new journal every name has another
+    /// key. Leave it out for the first call
+    #[arg(long, env = "HAPAX_JOURNAL_MUST_EXIST", value_parser = BoolishValueParser::new())]
+    pub(super) journal_must_exist: bool,
     /// The name of the operation, such as invoice-17: 1 to 255 printable ASCII characters. The same name is the
     /// same request and the same key in each run; never use it for another one
     #[arg(long, value_name = "NAME", required = true)]
@@ -152,7 +157,7 @@ pub(super) struct SendArgs {
 /// The journal.
 #[derive(Debug, Args)]
 pub(super) struct JournalArgs {
-    /// The journal: a file, created with its secret in PATH.secret. Another journal has another secret, and under
+    /// The journal: a file. The first call creates it, with its secret in PATH.secret, and prints a line. Another journal has another secret, and under
     /// it the same name has another key: use the same file in each run [default: hapax/calls.db in
     /// $XDG_STATE_HOME, else in ~/.local/state]
     #[arg(long, value_name = "PATH", env = "HAPAX_JOURNAL")]
@@ -179,16 +184,25 @@ impl JournalArgs {
                     "expected --journal, HAPAX_JOURNAL or an absolute HOME, found none: set one of them",
                 )
             })?;
-        let folder = state.join("hapax");
-        std::fs::create_dir_all(&folder).map_err(|error| {
-            let folder = folder.display();
-            CliError::exit(
-                69,
-                "journal",
-                format!("expected to create {folder}, found: {error}: create it, or set --journal"),
-            )
-        })?;
-        Ok(folder.join("calls.db"))
+        Ok(state.join("hapax").join("calls.db"))
+    }
+
+    /// Returns the path of a journal that may be created, and creates the folder of the default one.
+    pub(super) fn path_to_create(&self) -> Result<PathBuf, CliError> {
+        let path = self.path()?;
+        if let (None, Some(folder)) = (&self.journal, path.parent()) {
+            std::fs::create_dir_all(folder).map_err(|error| {
+                let folder = folder.display();
+                CliError::exit(
+                    69,
+                    "journal",
+                    format!(
+                        "expected to create {folder}, found: {error}: create it, or set --journal"
+                    ),
+                )
+            })?;
+        }
+        Ok(path)
     }
 }
 

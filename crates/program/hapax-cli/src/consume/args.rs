@@ -12,6 +12,7 @@ use hapax_messages::IdRule;
 use crate::admin::{self, AdminAddr};
 use crate::logging::FormatArg;
 use crate::messages::{HiddenUrl, PropertyArgs, SchemaSelector};
+use crate::store::RequiredStoreArg;
 
 /// Post the messages of a broker to a service, which accepts each once
 ///
@@ -47,6 +48,8 @@ pub(crate) struct ConsumeArgs {
     /// The file of the store's secrets [default: PATH.secret beside a file: store, else none]
     #[arg(long, value_name = "PATH", env = "HAPAX_SECRET_FILE")]
     pub(super) secret_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) required: RequiredStoreArg,
     /// The database of the dead letters: postgres://USER@HOST/DB [default: that of --store]
     #[arg(long, value_name = "URL", env = "HAPAX_DATABASE", hide_env_values = true)]
     pub(super) database: Option<HiddenUrl>,

@@ -178,6 +178,7 @@ pub(crate) struct StoreSettings {
     pub(crate) admin: Option<SocketAddr>,
     pub(crate) admin_token_file: Option<PathBuf>,
     pub(crate) audit_file: Option<PathBuf>,
+    pub(crate) must_exist: bool,
 }
 
 impl StoreSettings {
@@ -208,6 +209,7 @@ impl StoreSettings {
             "admin",
             "admin_token_file",
             "audit_file",
+            "store_must_exist",
         ];
         let gateway = file.given.gateway.iter().filter(|(field, _)| fields.contains(field));
         given.gateway.extend(gateway.map(|(field, words)| (*field, words.clone())));
@@ -225,6 +227,7 @@ impl StoreSettings {
             admin: config.admin.filter(|_| has_admin),
             admin_token_file: config.admin_token_file,
             audit_file: config.audit_file,
+            must_exist: config.store_must_exist,
         })
     }
 }

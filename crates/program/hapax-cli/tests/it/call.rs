@@ -186,6 +186,45 @@ fn a_call_prints_its_answer_and_the_same_call_again_sends_nothing() {
 }
 
 #[test]
+fn a_new_journal_is_told_in_one_line_and_can_be_rejected() {
+    let script = Script::new();
+    let (journal, url) = (script.journal(), script.bank.url());
+    let is_empty = || std::fs::read_dir(script.folder.path()).unwrap().count() == 0;
+    let send = ["--name", "invoice-17", "--server", "hapax", "POST", &url];
+    let required = [&send[..], &["--journal-must-exist"]].concat();
+    let expected = format!("hapax: expected a journal at {}, found none", journal.display());
+    for words in [
+        &["list"][..],
+        &["resume", "--origin", &url],
+        &["acknowledge", "invoice-17"],
+        &["forget", "invoice-17"],
+        &required,
+    ] {
+        let output = script.call(words);
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(69), "{line}");
+        assert!(line.starts_with(&expected) && line.lines().count() == 1, "{line}");
+        assert!(is_empty(), "{words:?}");
+    }
+    // The folder of the default journal is made by a call only.
+    let default = hapax(&["call", "list"]).env("HOME", script.folder.path()).output().unwrap();
+    assert_eq!(default.status.code(), Some(69));
+    assert!(is_empty());
+
+    let made = format!("hapax: a new journal was made, {}, with a new secret", journal.display());
+    for (words, line) in [(&send[..], Some(&made)), (&required, None)] {
+        let output = script.call(words);
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        match line {
+            Some(line) => assert!(said.starts_with(line) && said.lines().count() == 1, "{said}"),
+            None => assert_eq!(said, ""),
+        }
+    }
+    assert_eq!(script.bank.requests().len(), 1);
+}
+
+#[test]
 fn an_accepted_operation_is_followed_if_the_server_is_declared_so() {
     let script = Script::new();
     let lines = || {
@@ -407,6 +446,7 @@ fn a_header_from_the_environment_is_sent_to_one_server_only() {
     assert_eq!(refused.status.code(), Some(64), "{error}");
     assert!(error.contains("one --origin with --header-env") && error.lines().count() == 1);
     assert!(!script.journal().exists(), "it is refused before anything else");
+    assert_eq!(script.pay("invoice-17", &[]).0, 0);
     assert_eq!(script.call(&resume).status.code(), Some(0), "without a header both are resumed");
 }
 

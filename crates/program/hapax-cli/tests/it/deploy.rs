@@ -49,6 +49,22 @@ fn the_command_lines_of_the_systemd_unit_are_valid() {
 }
 
 #[test]
+fn a_deployed_gateway_makes_a_store_at_its_first_start_only() {
+    let required = "HAPAX_STORE_MUST_EXIST=true";
+    assert_eq!(lines(UNIT, "Environment="), [required]);
+    assert_eq!(lines(CONTAINER, "ENV "), [required]);
+    // Of systemd's own, a file wins over the unit.
+    let file = lines(UNIT, "EnvironmentFile=-")[0];
+    let first = format!("echo HAPAX_STORE_MUST_EXIST=false | sudo tee -a {file}");
+    let later = format!("sudo sed -i /^HAPAX_STORE_MUST_EXIST=/d {file}");
+    let at = |line: &str| README.lines().position(|it| it.starts_with(line));
+    let start = at("sudo systemctl enable --now hapax");
+    assert!(at(&first).is_some() && at(&first) < start && start < at(&later));
+    let once = "podman run --rm -e HAPAX_STORE_MUST_EXIST=false ";
+    assert!(at(once).is_some() && at(once) < at("podman run --rm --stop-timeout"));
+}
+
+#[test]
 fn the_units_configuration_file_is_readable_by_its_group_only() {
     let group = lines(UNIT, "SupplementaryGroups=");
     assert_eq!(group, ["hapax-config"]);

@@ -22,6 +22,7 @@ mod help;
 mod keys;
 mod load;
 mod messages;
+mod missing;
 mod reload;
 mod rotation;
 mod saga;

@@ -58,7 +58,7 @@ fn ready(mut command: Command) -> (Child, SocketAddr) {
 }
 
 /// Returns the script of `hapax sql --part messages` without the command of psql at its beginning.
-fn migrations() -> String {
+pub(crate) fn migrations() -> String {
     let script = blocking(|| ok(&["sql", "--part", "messages"]));
     script.strip_prefix("\\set ON_ERROR_STOP on\n").expect("psql ends at an error").to_owned()
 }

@@ -228,6 +228,9 @@ impl StoreOpener {
         let broken = |subject, found: String, fix| {
             vec![StoreFinding::new(Severity::Broken, subject, found, fix)]
         };
+        if let StoreOpenError::Missing { .. } = &error {
+            return broken("store", error.to_string(), "no gateway starts before that");
+        }
         // The file of the secret has a finding of its own.
         let StoreOpenError::Server { source, .. } = &error else { return Vec::new() };
         match source.kind {
@@ -274,6 +277,12 @@ impl StoreOpener {
                      file and rejects new keys under block and reconcile until `hapax store confirm`. A \
                      copy of an earlier time lacks later records: use `hapax restore` for it",
                 ));
+                return Ok(findings);
+            }
+            if self.must_exist {
+                let error = self.missing().to_string();
+                let fix = "no gateway starts before that";
+                findings.push(StoreFinding::new(Severity::Broken, "file", error, fix));
                 return Ok(findings);
             }
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

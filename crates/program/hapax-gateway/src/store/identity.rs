@@ -36,19 +36,13 @@ impl IdentityFile {
         secret_file: Option<&Path>,
         secret: Option<&Secret>,
     ) -> Option<Self> {
-        let named = match store {
-            StoreUrl::Memory => return None,
-            StoreUrl::File(path) => {
-                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                format!("file:{}", path.display())
-            }
-            StoreUrl::Server(url) => url.to_string(),
-        };
         let path = match (secret_file, store) {
+            (_, StoreUrl::Memory) => return None,
             (Some(path), _) => with_suffix(path, ".stores"),
             (None, StoreUrl::File(path)) => with_suffix(path, ".secret.stores"),
             (None, _) => return None,
         };
+        let named = store.absolute();
         let paths = [path, "hapax.stores".into()];
         Some(Self { paths, store: named.replace(['\t', '\n'], " "), secret: name(secret) })
     }

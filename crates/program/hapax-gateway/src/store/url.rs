@@ -44,6 +44,18 @@ impl StoreUrl {
         }
     }
 
+    /// Returns the URL as text, without its secrets, and with the absolute path of a file.
+    #[must_use]
+    pub fn absolute(&self) -> String {
+        match self {
+            Self::File(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                format!("file:{}", path.display())
+            }
+            Self::Memory | Self::Server(_) => self.to_string(),
+        }
+    }
+
     /// Returns the file of the secrets that a `file:` store creates next to it.
     #[must_use]
     pub fn secret_file(&self) -> Option<PathBuf> {

@@ -479,3 +479,22 @@ fn flip(path: &Path, bytes: &[u8]) {
     at.into_iter().for_each(|at| file[at] ^= 1);
     std::fs::write(path, file).unwrap();
 }
+
+#[tokio::test]
+async fn a_database_that_must_exist_is_not_made_and_leaves_no_file() {
+    let (directory, path) = temporary();
+    let required = |path: &Path| FileStore::open(FileOptions::new(path).must_exist(true));
+    for path in [&path, &directory.path().join("unmounted").join("hapax.db")] {
+        match required(path) {
+            Err(OpenError::Missing { path: expected }) => assert_eq!(&expected, path),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    let made = open(&path).unwrap();
+    let created = made.created();
+    assert!(made.is_new());
+    made.close().await;
+    let found = required(&path).unwrap();
+    assert_eq!((found.created(), found.is_new()), (created, false));
+}

@@ -135,6 +135,9 @@ settings! {
     /// one
     namespace: Option<ServiceName> = "for a file: or memory: store the empty name; for others none",
         Fixed => (|it| it.namespace);
+    /// Reject a start without a store that was used before, rather than create one: a new store has no
+    /// records, so that retries of earlier requests execute again. Leave it out for the first start
+    store_must_exist: Flag, Fixed => (|it| it.store_must_exist);
     /// Cache from which outcomes are replayed, in front of the store: memory:, redis://HOST or
     /// rediss://HOST. The outcome of a released key may be replayed from it for another minute
     cache: Option<Cache>, Fixed => (|it| it.cache);

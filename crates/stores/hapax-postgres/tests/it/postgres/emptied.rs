@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_postgres::{PostgresStore, SchemaName, migrations};
+use hapax_postgres::{PostgresConnectError, PostgresStore, SchemaName, migrations};
 use hapax_testkit::servers::PostgresServer;
 use hapax_testkit::suite::{EmptiedFixture, emptied_rules};
 
@@ -49,4 +49,34 @@ impl EmptiedFixture for Emptied {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn emptied_tables_execute_nothing_again_before_an_operator_confirms() {
     emptied_rules(&Emptied(PostgresServer::start().await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_must_exist_are_rejected_until_they_were_used() {
+    let server = PostgresServer::start().await;
+    let required = || PostgresStore::connect(at(&server).must_exist(true));
+    let missing = |opened: Result<PostgresStore, PostgresConnectError>| match opened {
+        Err(PostgresConnectError::Missing { tables }) => tables,
+        other => panic!("{:?}", other.map(drop)),
+    };
+    assert!(!missing(required().await));
+    let tables = "SELECT count(*) FROM pg_class WHERE relname LIKE 'hapax%'";
+    assert_eq!(server.sql("postgres", tables).await.trim(), "0");
+    // Migrated by a release, and used by no process.
+    server.sql("postgres", migrations()).await;
+    assert!(missing(required().await));
+    assert_eq!(server.sql("postgres", "SELECT count(*) FROM hapax_secrets").await.trim(), "0");
+    let made = PostgresStore::connect(at(&server)).await.unwrap();
+    let created = made.created().unwrap();
+    let found = required().await.unwrap();
+    assert_eq!((found.created(), found.is_replaced()), (Some(created), false));
+    for store in [made, found] {
+        store.close().await;
+    }
+
+    server.sql("postgres", "TRUNCATE hapax_cells").await;
+    assert!(missing(required().await));
+    let anew = PostgresStore::connect(at(&server)).await.unwrap();
+    assert!(anew.created().unwrap() > created);
+    anew.close().await;
 }
