@@ -121,6 +121,9 @@ enum Intent {
 pub struct ClaimExchange {
     key: OperationId,
     claim: ClaimRequest,
+    /// Fingerprints by the schemes of earlier requests to rehash. Their number is bounded by that of the
+    /// schemes in the records that were seen.
+    rehashed: Vec<(FingerprintScheme, Fingerprint)>,
     own_lease_ids: Vec<LeaseId>,
     /// Entries of the own leases that may be in the store.
     entered: Vec<Arc<ExecutionEntry>>,
@@ -156,6 +159,7 @@ impl ClaimExchange {
         let mut this = Self {
             key,
             claim,
+            rehashed: Vec::new(),
             own_lease_ids: Vec::new(),
             entered: Vec::new(),
             intent: Intent::Execute,
@@ -229,8 +233,9 @@ impl ClaimExchange {
         fingerprint: Fingerprint,
         entropy: &dyn Entropy,
     ) -> Result<Next<ClaimResult>, EntropyError> {
-        self.claim.scheme = scheme;
-        self.claim.fingerprint = fingerprint;
+        let scheme = std::mem::replace(&mut self.claim.scheme, scheme);
+        let fingerprint = std::mem::replace(&mut self.claim.fingerprint, fingerprint);
+        self.rehashed.push((scheme, fingerprint));
         self.decide(entropy)
     }
 
@@ -324,6 +329,7 @@ impl ClaimExchange {
             own_lease_ids: &self.own_lease_ids,
             scheme: &self.claim.scheme,
             fingerprint: &self.claim.fingerprint,
+            rehashed: &self.rehashed,
             terms: self.claim.terms,
             hook: self.claim.hook,
             may_reconcile: self.claim.may_reconcile,

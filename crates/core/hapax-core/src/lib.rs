@@ -151,7 +151,7 @@ pub use namespace::{Namespace, NamespaceError, NamespacedSchedule};
 pub use policy::{InFlight, Policy, PolicyError};
 pub use record::{
     EntryId, Extensions, FencingToken, LeaseId, Notes, OnUnknown, Outcome, OutcomeClass, Record,
-    RecordState, Terms, WriteId,
+    RecordState, Redirect, Terms, WriteId,
 };
 pub use scope::{OperationId, Scope};
 pub use seal::{SealError, Sealer};

@@ -24,10 +24,16 @@
 //! *Withdraw* gives the attempt back. The record is released; if the withdrawn claim was a takeover,
 //! the record has its former lease lapsed again, so that the next claim is a takeover too.
 //!
+//! A *redirect* releases the record too, and stays in it, as a field of the key. A claim whose request has
+//! the fingerprint of a redirect replays that in every state; another one follows the table. So the request
+//! that was sent elsewhere executes there under the same key, and a retry of the first one is sent there
+//! again. A record with redirects is kept for its retention when it is released.
+//!
 //! *By policy*: the stricter of the record's [`OnUnknown`] and the claimer's decides, so a process with a laxer
 //! configuration does not weaken the guarantee of another process.
 
 mod operator;
+mod release;
 
 use std::fmt;
 use std::time::Duration;
@@ -36,6 +42,7 @@ use bytes::Bytes;
 
 pub use self::operator::{Amendment, DefiniteVerdict, Resolve};
 use self::operator::{amend, by_operator};
+use self::release::{fingerprint_by, redirect_of, redirected, released, withdrawn};
 use crate::clock::Timestamp;
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::record::{
@@ -78,6 +85,8 @@ pub struct ClaimEvent<'a> {
     pub scheme: &'a FingerprintScheme,
     /// Fingerprint of the request.
     pub fingerprint: &'a Fingerprint,
+    /// Its fingerprints before each [`Step::Rehash`]. The first one has the claimer's own scheme.
+    pub rehashed: &'a [(FingerprintScheme, Fingerprint)],
     /// Lease, retention and policy.
     pub terms: Terms,
     /// Description of the operation for operators.
@@ -153,6 +162,14 @@ pub enum OwnerAction {
         /// Time for which the record keeps the number of attempts; at least its lease.
         keep: Duration,
     },
+    /// Releases the key: the request is to be repeated elsewhere. The record keeps the outcome for requests
+    /// with this fingerprint, within the limits of [`Extensions::add_redirect`].
+    Redirect {
+        /// The outcome to replay.
+        outcome: Outcome,
+        /// As for [`OwnerAction::Release`].
+        keep: Duration,
+    },
     /// Withdraws the claim, which has executed nothing: it does not count as an attempt.
     Withdraw {
         /// As for [`OwnerAction::Release`].
@@ -172,6 +189,7 @@ impl fmt::Debug for OwnerAction {
             }
             Self::Abandon { seen } => write!(f, "Abandon({seen:?})"),
             Self::Release { keep } => write!(f, "Release({keep:?})"),
+            Self::Redirect { outcome, keep } => write!(f, "Redirect({outcome:?}, {keep:?})"),
             Self::Withdraw { keep } => write!(f, "Withdraw({keep:?})"),
         }
     }
@@ -313,6 +331,9 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
         Standing::Absent | Standing::Released(_) if event.adopts => return Step::NotFound,
         Standing::Absent => return Step::Execute(first(event, 1)),
         Standing::Released(stored) => {
+            if let Some(step) = redirect_of(&stored.record, event) {
+                return step;
+            }
             let mut draft = first(event, stored.record.attempt.saturating_add(1));
             // It stays in the record, which shows by whose decision the key executes again.
             draft.record.notes.decision.clone_from(&stored.record.notes.decision);
@@ -324,11 +345,13 @@ fn claim(seen: &Snapshot, standing: &Standing<'_>, event: &ClaimEvent<'_>) -> St
         | Standing::Unknown(stored, _)
         | Standing::Done(stored, _) => *stored,
     };
-    if stored.record.scheme != *event.scheme {
-        return Step::Rehash(stored.record.scheme.clone());
+    if let Some(step) = redirect_of(&stored.record, event) {
+        return step;
     }
-    if stored.record.fingerprint != *event.fingerprint {
-        return Step::Mismatch;
+    match fingerprint_by(&stored.record.scheme, event) {
+        None => return Step::Rehash(stored.record.scheme.clone()),
+        Some(fingerprint) if *fingerprint != stored.record.fingerprint => return Step::Mismatch,
+        Some(_) => {}
     }
     let in_flight = matches!(stored.record.state, RecordState::InFlight);
     if in_flight && event.own_lease_ids.contains(&stored.record.lease_id) {
@@ -392,7 +415,12 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
         Standing::Absent => return Step::Gone,
         Standing::Released(stored)
             if stored.record.lease_id == owner.lease_id
-                && matches!(action, OwnerAction::Release { .. } | OwnerAction::Withdraw { .. }) =>
+                && matches!(
+                    action,
+                    OwnerAction::Release { .. }
+                        | OwnerAction::Redirect { .. }
+                        | OwnerAction::Withdraw { .. }
+                ) =>
         {
             return Step::Recorded;
         }
@@ -420,6 +448,9 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
         (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Release { keep }) => {
             Step::Write(released(record, *keep))
         }
+        (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Redirect { outcome, keep }) => {
+            Step::Write(redirected(record, outcome, *keep))
+        }
         (Standing::Live(_) | Standing::Lapsed(_), OwnerAction::Withdraw { keep }) => {
             Step::Write(withdrawn(record, *keep))
         }
@@ -437,6 +468,7 @@ fn by_owner(standing: &Standing<'_>, owner: Owner, action: &OwnerAction) -> Step
             OwnerAction::Renew { .. }
             | OwnerAction::Checkpoint { .. }
             | OwnerAction::Release { .. }
+            | OwnerAction::Redirect { .. }
             | OwnerAction::Withdraw { .. },
         ) => Step::Lost,
         (Standing::Done(_, kept), OwnerAction::Complete { outcome, .. }) if *kept == outcome => {
@@ -467,10 +499,12 @@ fn by_hook(
 
 /// Returns the record of the first execution of a generation.
 fn first(event: &ClaimEvent<'_>, attempt: u32) -> Draft {
+    let own = event.rehashed.first().map(|(scheme, fingerprint)| (scheme, fingerprint));
+    let (scheme, fingerprint) = own.unwrap_or((event.scheme, event.fingerprint));
     Draft {
         record: Record {
-            scheme: event.scheme.clone(),
-            fingerprint: *event.fingerprint,
+            scheme: scheme.clone(),
+            fingerprint: *fingerprint,
             lease_id: event.lease_id,
             generation: event.lease_id,
             attempt,
@@ -538,28 +572,6 @@ fn unknown(record: &Record, seen: Option<Outcome>) -> Draft {
         lease: Duration::ZERO,
         keep: keep_unfinished(&record.terms),
     }
-}
-
-fn released(record: &Record, keep: Duration) -> Draft {
-    Draft {
-        record: Record { checkpoint: None, state: RecordState::Released, ..record.clone() },
-        stamp: Stamp::Keep,
-        lease: Duration::ZERO,
-        keep: Some(record.terms.lease.max(keep)),
-    }
-}
-
-/// Returns the record as it was before a claim that has executed nothing.
-fn withdrawn(record: &Record, keep: Duration) -> Draft {
-    let record = Record { attempt: record.attempt.saturating_sub(1), ..record.clone() };
-    // Under `Reconcile` a hook has decided about the earlier owner; under `Block` there is no
-    // takeover.
-    if record.is_takeover() && record.terms.on_unknown == OnUnknown::Reexecute {
-        // The earlier owner crashed, and nothing that happened since changes that.
-        let keep = keep_unfinished(&record.terms);
-        return Draft { record, stamp: Stamp::Keep, lease: Duration::ZERO, keep };
-    }
-    released(&record, keep)
 }
 
 /// Returns how long a record without an outcome is stored. Under `Block` and `Reconcile` it is

@@ -11,8 +11,10 @@ use crate::entropy::{Entropy, EntropyError};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 
 mod extensions;
+mod redirects;
 
 pub use self::extensions::Extensions;
+pub use self::redirects::Redirect;
 
 macro_rules! random_id {
     ($(#[$doc:meta])* $name:ident) => {

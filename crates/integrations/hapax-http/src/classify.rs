@@ -12,6 +12,12 @@
 //! 6. The route's [lists](crate::statuses::StatusLists) of HTTP statuses.
 //! 7. The route's [`Profile`], by the HTTP status. Lists and profiles do not apply to gRPC
 //!    statuses.
+//!
+//! If the profile decides about a 307 or 308 ([`is_elsewhere`]), the record keeps the redirect: a duplicate of
+//! the request gets it again, status and `Location`, whatever happened since, and the request that follows it
+//! executes at the target under the same key. An effect before such a response is not protected. A key has at
+//! most eight redirects, of 16 KiB together; a redirect to the same path and query, as on another host, is not
+//! kept, since a duplicate of the request and the one that follows are the same.
 
 use std::fmt;
 use std::str::FromStr;
@@ -32,12 +38,12 @@ pub struct ClassifiedResponse(pub OutcomeClass);
 /// A table of classes by HTTP status.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Profile {
-    /// Final: 2xx, 3xx, 4xx. Retryable: 401, 403, 408, 413, 421, 425, 429, which mean that nothing
+    /// Final: 2xx, 3xx, 4xx. Retryable: 307, 308, 401, 403, 408, 413, 421, 425, 429, which mean that nothing
     /// was done, and under [`OnUnknown::Reexecute`] 503. Unknown: other 5xx, and under
     /// [`OnUnknown::Block`] and [`OnUnknown::Reconcile`] 503: services return it after effects too.
     #[default]
     Standard,
-    /// Every status is final, 500 included; 409 and 429 are retryable.
+    /// Every status is final, 500 included; 307, 308, 409 and 429 are retryable.
     StripeV1,
     /// 2xx is final, anything else retryable: errors are never stored.
     SuccessOnly,
@@ -48,6 +54,7 @@ impl Profile {
     #[must_use]
     pub fn classify(self, status: StatusCode, on_unknown: OnUnknown) -> OutcomeClass {
         match (self, status.as_u16()) {
+            _ if is_elsewhere(status) => OutcomeClass::Retryable,
             (Self::Standard, 401 | 403 | 408 | 413 | 421 | 425 | 429)
             | (Self::StripeV1, 409 | 429) => OutcomeClass::Retryable,
             (Self::Standard, 503) => unavailable(on_unknown),
@@ -97,6 +104,12 @@ impl FromStr for Profile {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected the profile `standard`, `stripe-v1` or `success-only`")]
 pub struct UnknownProfile;
+
+/// Returns whether a response sends its request elsewhere, with its method and body: 307 and 308.
+#[must_use]
+pub const fn is_elsewhere(status: StatusCode) -> bool {
+    matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+}
 
 /// The overrides in the headers of a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -10,6 +10,7 @@ use super::retry::{self, Exchange, ExchangeError};
 use crate::exchange::{ClaimExchange, Next, Ownership, Replay, WriteExchange, WriteResult};
 use crate::fingerprint::{Fingerprint, FingerprintScheme};
 use crate::machine::OwnerAction;
+use crate::record::{Record, Redirect};
 use crate::scope::OperationId;
 use crate::store::Swap;
 
@@ -38,6 +39,10 @@ pub(super) struct DeferredOutcome {
     pub(super) scheme: FingerprintScheme,
     pub(super) fingerprint: Fingerprint,
     pub(super) replay: Replay,
+    /// Redirects of the key.
+    pub(super) redirects: Vec<Redirect>,
+    /// Whether the write releases the key, so that another request may claim it afterwards.
+    pub(super) releases: bool,
 }
 
 impl Backlog {
@@ -156,11 +161,39 @@ pub(super) struct DeferredWrite {
     pub(super) sent: Option<(WriteExchange, Box<Swap>)>,
 }
 
+impl DeferredOutcome {
+    /// Returns the outcome that is replayed until the store has it; `None` if the write has none.
+    pub(super) fn of(write: &DeferredWrite) -> Option<Self> {
+        let (outcome, releases) = match &write.action {
+            OwnerAction::Complete { outcome, .. } => (outcome, false),
+            OwnerAction::Redirect { outcome, .. } => (outcome, true),
+            _ => return None,
+        };
+        let Record { scheme, fingerprint, extensions, .. } = write.ownership.record()?;
+        let replay = Replay {
+            outcome: outcome.clone(),
+            fence: write.ownership.fence(),
+            expires_in: None,
+            expires_at: None,
+            deferred: true,
+        };
+        Some(Self {
+            scheme: scheme.clone(),
+            fingerprint: *fingerprint,
+            replay,
+            redirects: extensions.redirects(),
+            releases,
+        })
+    }
+}
+
 impl DeferredWrite {
     /// Returns the memory that it needs beyond its own size, in bytes.
     pub(super) fn bytes(&self) -> usize {
         match &self.action {
-            OwnerAction::Complete { outcome, .. } => outcome.bytes().len(),
+            OwnerAction::Complete { outcome, .. } | OwnerAction::Redirect { outcome, .. } => {
+                outcome.bytes().len()
+            }
             OwnerAction::Abandon { seen } => seen.as_ref().map_or(0, |seen| seen.bytes().len()),
             OwnerAction::Checkpoint { checkpoint, .. } => checkpoint.len(),
             OwnerAction::Renew { .. }

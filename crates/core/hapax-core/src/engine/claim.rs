@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use super::backlog::ActiveExchange;
+use super::backlog::{ActiveExchange, DeferredOutcome};
 use super::execution::catch;
 use super::idempotency::{EngineState, Idempotency, deadline_after};
 use super::lease::Lease;
@@ -20,7 +20,7 @@ use crate::exchange::{self, ClaimExchange, ClaimResult, Next, Replay};
 use crate::key::Key;
 use crate::machine::Verdict;
 use crate::policy::{InFlight, Policy};
-use crate::record::{FencingToken, WriteId};
+use crate::record::{FencingToken, Redirect, WriteId};
 use crate::scope::{OperationId, Scope};
 use crate::store::{Snapshot, StoreError};
 
@@ -273,13 +273,7 @@ impl ClaimCall {
     ) -> Result<ClaimProgress, ClaimError> {
         let Self { inner, key, .. } = self;
         if let Some(found) = inner.backlog.outcome(key) {
-            let fingerprint =
-                request.fingerprint(&found.scheme).ok_or(ClaimError::UnknownScheme)?;
-            return Ok(ClaimProgress::Decided(if fingerprint == found.fingerprint {
-                Claim::Replay(found.replay.clone())
-            } else {
-                Claim::Mismatch
-            }));
+            return answered_by(&found, request).map(ClaimProgress::Decided);
         }
         // A first execution in progress in this process counts like a record in the store: nothing
         // may execute beside it without a claim.
@@ -397,6 +391,30 @@ impl ClaimCall {
             return Ok(ClaimProgress::Decided(claim));
         }
     }
+}
+
+/// Returns the answer to a claim while a write about its key is deferred.
+fn answered_by(
+    found: &DeferredOutcome,
+    request: &dyn OperationRequest,
+) -> Result<Claim, ClaimError> {
+    let by = |scheme| request.fingerprint(scheme).ok_or(ClaimError::UnknownScheme);
+    if by(&found.scheme)? == found.fingerprint {
+        return Ok(Claim::Replay(found.replay.clone()));
+    }
+    for Redirect { scheme, fingerprint, outcome } in &found.redirects {
+        if by(scheme)? == *fingerprint {
+            let outcome = outcome.clone();
+            return Ok(Claim::Replay(Replay { outcome, deferred: false, ..found.replay.clone() }));
+        }
+    }
+    if found.releases {
+        // It may execute once the key is released in the store.
+        let error =
+            StoreError::unavailable("the store has not accepted the release of the key yet");
+        return Err(ClaimError::Interrupted(error));
+    }
+    Ok(Claim::Mismatch)
 }
 
 /// Result of an exchange.

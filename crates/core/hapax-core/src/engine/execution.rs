@@ -49,6 +49,12 @@ pub enum ExecutionEnd {
     },
     /// The operation did not happen: its writes are rolled back, and the next claim executes.
     Release,
+    /// The request is to be repeated elsewhere: the writes are rolled back, the key is released, and a
+    /// duplicate of this request gets the outcome.
+    Redirect {
+        /// The outcome to replay.
+        outcome: Outcome,
+    },
     /// The operation did not run: the attempt does not count.
     Withdraw,
     /// The operation may have had effects outside of its transaction, which is rolled back: a retry
@@ -180,6 +186,7 @@ impl Execution {
                 ExecutionEnd::Complete { .. }
                 | ExecutionEnd::Reject { .. }
                 | ExecutionEnd::Release
+                | ExecutionEnd::Redirect { .. }
                 | ExecutionEnd::Withdraw
                 | ExecutionEnd::Rerun,
             ) => {
@@ -241,6 +248,7 @@ impl Execution {
                 self.lease.complete(outcome, retention).await
             }
             ExecutionEnd::Release => self.lease.release().await.map(|()| None),
+            ExecutionEnd::Redirect { outcome } => self.lease.redirect(outcome).await.map(|()| None),
             ExecutionEnd::Withdraw => self.lease.withdraw().await.map(|()| None),
             ExecutionEnd::Abandon { seen } => self.lease.abandon(seen).await.map(|()| None),
             ExecutionEnd::Rerun => return self.rerun().await,

@@ -19,10 +19,10 @@ use super::renewal::Renewal;
 use super::retry;
 use crate::clock::Timestamp;
 use crate::codec::{MAX_CHECKPOINT, MAX_OUTCOME};
-use crate::exchange::{Ownership, Replay, WriteResult};
+use crate::exchange::{Ownership, WriteResult};
 use crate::key::Key;
 use crate::machine::OwnerAction;
-use crate::record::{FencingToken, LeaseId, Outcome, Record, Terms};
+use crate::record::{FencingToken, LeaseId, Outcome, Terms};
 use crate::scope::OperationId;
 use crate::store::BoxFuture;
 
@@ -235,6 +235,17 @@ impl Lease {
     pub async fn release(self) -> Result<(), FinishError> {
         let keep = self.shared.keep_released;
         self.shared.finish(OwnerAction::Release { keep }).await.map(drop)
+    }
+
+    /// Releases the key: the request is to be repeated elsewhere, and executes there under the same key.
+    /// A duplicate of this request, by its fingerprint, gets `outcome`, within the limits of
+    /// [`Extensions::add_redirect`](crate::Extensions::add_redirect).
+    ///
+    /// # Errors
+    /// [`FinishError`].
+    pub async fn redirect(self, outcome: Outcome) -> Result<(), FinishError> {
+        let keep = self.shared.keep_released;
+        self.shared.finish(OwnerAction::Redirect { outcome, keep }).await.map(drop)
     }
 
     /// Withdraws the claim: nothing was executed, and it does not count as an attempt.
@@ -556,12 +567,7 @@ impl LeaseState {
         stuck: DeferredWrite,
     ) -> BoxFuture<'_, Result<Option<Timestamp>, FinishError>> {
         let inner = &self.inner;
-        let outcome = match &stuck.action {
-            OwnerAction::Complete { outcome, .. } => {
-                self.deferred_outcome(&stuck.ownership, outcome)
-            }
-            _ => None,
-        };
+        let outcome = DeferredOutcome::of(&stuck);
         let counted = stuck.bytes() > 0;
         inner.defer(stuck, outcome);
         Box::pin(async move {
@@ -570,22 +576,6 @@ impl LeaseState {
             }
             Err(FinishError::Pending)
         })
-    }
-
-    fn deferred_outcome(
-        &self,
-        ownership: &Ownership,
-        outcome: &Outcome,
-    ) -> Option<DeferredOutcome> {
-        let Record { scheme, fingerprint, .. } = ownership.record()?;
-        let replay = Replay {
-            outcome: outcome.clone(),
-            fence: self.fence,
-            expires_in: None,
-            expires_at: None,
-            deferred: true,
-        };
-        Some(DeferredOutcome { scheme: scheme.clone(), fingerprint: *fingerprint, replay })
     }
 
     pub(super) fn lose(&self, how: FinishError) -> FinishError {

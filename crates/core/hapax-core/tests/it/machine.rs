@@ -2,6 +2,7 @@
 
 mod extensions;
 mod operators;
+mod releases;
 mod sagas;
 
 use std::time::Duration;
@@ -138,6 +139,7 @@ fn claim_as(text: &str, on_unknown: OnUnknown, hook: Option<HookTiming>, expecte
         own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint(text),
+        rehashed: &[],
         terms: terms(on_unknown),
         hook,
         may_reconcile: true,
@@ -211,6 +213,7 @@ fn a_claim_with_another_scheme_is_hashed_again() {
         own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
+        rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_reconcile: true,
@@ -243,6 +246,7 @@ fn a_claim_that_finds_its_own_earlier_lease_id_owns_the_key() {
         own_lease_ids: &[OWN],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
+        rehashed: &[],
         terms: terms(OnUnknown::Block),
         hook: None,
         may_reconcile: true,
@@ -266,6 +270,7 @@ fn a_claim_in_the_process_that_still_executes_the_record_finds_it_in_flight() {
         own_lease_ids,
         scheme: &scheme,
         fingerprint: &fingerprint,
+        rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
         hook: HOOK,
         may_reconcile: true,
@@ -302,6 +307,7 @@ fn executes(seen: &Snapshot) -> Draft {
         own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
+        rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
         hook: None,
         may_reconcile: true,
@@ -368,33 +374,6 @@ fn an_owner_withdraws_its_claim() {
          unknown:lost unknown-block:lost unknown-reconcile:lost reconciling:lost \
          reconciling-lapsed:lost done:lost",
     );
-}
-
-#[test]
-fn a_withdrawn_claim_gives_its_attempt_back() {
-    let owner = Owner { lease_id: OWN, generation: OWN };
-    let withdraw = Event::Owner(owner, OwnerAction::Withdraw { keep: 10 * LEASE });
-    let mut stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
-    (stored.record.generation, stored.record.attempt) = (OWN, 7);
-    let seen = Snapshot { now: at(0), stored: Some(stored) };
-    let Step::Write(draft) = step(&seen, &withdraw) else { panic!() };
-    assert_eq!((draft.record.attempt, &draft.record.state), (6, &RecordState::Released));
-    assert_eq!(draft.keep, Some(10 * LEASE));
-}
-
-#[test]
-fn a_withdrawn_takeover_is_taken_over_again() {
-    let owner = Owner { lease_id: OWN, generation: GENERATION };
-    let stored = stored_record(RecordState::InFlight, 10, OnUnknown::Reexecute);
-    let (attempt, seen) =
-        (stored.record.attempt, Snapshot { now: at(0), stored: Some(stored.clone()) });
-    let Step::Write(draft) = step(&seen, &Event::Owner(owner, WITHDRAW)) else { panic!() };
-    assert_eq!((draft.record.attempt, draft.lease), (attempt - 1, Duration::ZERO));
-    let left = StoredRecord { lease_until: at(0), record: draft.record, ..stored };
-    let draft = executes(&Snapshot { now: at(0), stored: Some(left) });
-    let Record { lease_id, generation, checkpoint, .. } = &draft.record;
-    assert_eq!((*lease_id, *generation, draft.record.attempt), (NEW, GENERATION, attempt));
-    assert!(checkpoint.is_some());
 }
 
 #[test]
@@ -482,6 +461,7 @@ fn an_unknown_step_states_when_a_hook_may_be_called() {
             local: &[],
             scheme: &scheme,
             fingerprint: &fingerprint("same"),
+            rehashed: &[],
             terms: terms(Reconcile),
             hook,
             may_reconcile,
@@ -561,6 +541,7 @@ fn an_operators_note_stays_in_the_record_until_another_decision() {
         own_lease_ids: &[],
         scheme: &released.record.scheme.clone(),
         fingerprint: &fingerprint("same"),
+        rehashed: &[],
         terms: terms(OnUnknown::Block),
         hook: None,
         may_reconcile: true,

@@ -226,6 +226,12 @@ macro_rules! __http_group {
                 w22_a_100_continue_is_not_the_response
                 w22_responses_may_have_idempotency_expires w22_by_default_responses_have_no_idempotency_expires
                 w22_a_key_may_be_reused_after_its_retention;
+            redirects: w33_a_client_that_follows_a_redirect_has_one_effect
+                w33_a_redirect_is_sent_again_whatever_the_state
+                w33_several_redirects_in_a_row_are_kept_up_to_a_limit
+                w33_a_redirect_to_the_same_path_elsewhere_releases_the_key
+                w33_lists_and_headers_take_precedence w33_redirects_are_kept_under_every_profile
+                w33_a_redirect_is_recognised_by_the_scheme_of_its_record;
             details: w23_a_released_key_accepts_another_fingerprint
                 w23_connection_must_not_name_key_or_scope
                 w23_connection_must_not_name_a_fingerprinted_header w23_malformed_framing_is_400

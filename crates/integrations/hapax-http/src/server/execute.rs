@@ -31,8 +31,8 @@ use super::service::draining;
 use super::transaction::{HandlerErrorExtension, Recorded, rolled_back};
 use crate::body::{Body, BoxError, Erased, WithoutTrailers, erase};
 use crate::classify::{
-    ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_grpc, is_grpc_ok,
-    is_grpc_web,
+    ClassifiedResponse, HeaderOverride, OutcomeClass, classify_grpc, is_elsewhere, is_grpc,
+    is_grpc_ok, is_grpc_web,
 };
 use crate::error_format::ErrorFormat;
 use crate::header::{
@@ -41,6 +41,7 @@ use crate::header::{
 };
 use crate::length;
 use crate::problem::{Code, Problem};
+use crate::redirect::redirect;
 use crate::stored_response::{FullResponse, StoredResponse};
 
 /// An execution of a handler, with its policy and its client's format.
@@ -104,6 +105,9 @@ pub(super) struct Recording {
     pub(super) class: OutcomeClass,
     pub(super) retention: Option<Duration>,
     pub(super) kept: Option<Outcome>,
+    /// The part of a redirect by which its request is answered again, if the class is retryable because
+    /// of its status.
+    pub(super) redirect: Option<Outcome>,
     /// Whether the handler's writes in a transaction commit with it, if it is final; `None` if the
     /// response does not show whether it is a rejection.
     pub(super) commits: Option<bool>,
@@ -112,6 +116,14 @@ pub(super) struct Recording {
 pub(super) enum ExecutionReply {
     Handler(HandlerResponse),
     Problem(Problem),
+}
+
+/// The class of a response, and what decided it.
+struct Classified {
+    class: OutcomeClass,
+    retention: Option<Duration>,
+    /// Whether the status alone sends the request elsewhere.
+    is_elsewhere: bool,
 }
 
 /// Result of one call of the handler.
@@ -368,20 +380,25 @@ impl RequestExecution {
                 retain(&mut head.headers, |name| {
                     *name != TRANSFER_ENCODING && !(no_length && *name == CONTENT_LENGTH)
                 });
-                let (class, retention) = self.classify(overrides, &head, Some(trailers.as_ref()));
+                let classified = self.classify(overrides, &head, Some(trailers.as_ref()));
+                let Classified { class, retention, is_elsewhere } = classified;
                 let response = Response::from_parts(head, read.clone());
                 let cookies = self.policy.options.cookies;
                 let kept = (class != OutcomeClass::Retryable)
                     .then(|| keep(FullResponse::of(&response, trailers.as_ref(), cookies)));
-                (Recording { class, retention, kept, commits }, response.into_parts().0)
+                let head = response.into_parts().0;
+                let redirect = is_elsewhere.then(|| redirect(&self.named.uri, &head)).flatten();
+                (Recording { class, retention, kept, redirect, commits }, head)
             }
             Rest::Coming(_) => {
-                let (class, retention) = self.classify(overrides, &head, None);
+                let classified = self.classify(overrides, &head, None);
+                let Classified { class, retention, is_elsewhere } = classified;
+                let redirect = is_elsewhere.then(|| redirect(&self.named.uri, &head)).flatten();
                 let kept = (class == OutcomeClass::Final).then(|| {
                     self.layer.observe(&self.policy, RequestEvent::NotRetained);
                     StoredResponse::NotRetained { status: head.status }.outcome()
                 });
-                (Recording { class, retention, kept, commits }, head)
+                (Recording { class, retention, kept, redirect, commits }, head)
             }
         };
         header::strip(&mut head.headers);
@@ -399,7 +416,7 @@ impl RequestExecution {
         overrides: HandlerOverride,
         head: &response::Parts,
         trailers: Option<Option<&HeaderMap>>,
-    ) -> (OutcomeClass, Option<Duration>) {
+    ) -> Classified {
         let options = &self.policy.options;
         let by_response = match head.extensions.get::<ClassifiedResponse>() {
             Some(ClassifiedResponse(class)) => {
@@ -415,14 +432,16 @@ impl RequestExecution {
             let trailers = trailers.filter(|_| is_grpc(&head.headers))?;
             Some(classify_grpc(&head.headers, trailers, on_unknown))
         };
-        let class = overrides
+        let chosen = overrides
             .class
             .or(by_response.class)
             .or_else(|| options.classify.as_ref()?(head))
             .or_else(by_grpc)
-            .or_else(|| options.statuses.class(head.status))
-            .unwrap_or_else(|| options.profile.classify(head.status, on_unknown));
-        (class, overrides.retention.or(by_response.retention))
+            .or_else(|| options.statuses.class(head.status));
+        let is_elsewhere = chosen.is_none() && is_elsewhere(head.status);
+        let class = chosen.unwrap_or_else(|| options.profile.classify(head.status, on_unknown));
+        let retention = overrides.retention.or(by_response.retention);
+        Classified { class, retention, is_elsewhere }
     }
 
     /// Returns the client's response, once the outcome is recorded, or known not to be.

@@ -193,13 +193,9 @@ fn a_new_journal_is_told_in_one_line_and_can_be_rejected() {
     let send = ["--name", "invoice-17", "--server", "hapax", "POST", &url];
     let required = [&send[..], &["--journal-must-exist"]].concat();
     let expected = format!("hapax: expected a journal at {}, found none", journal.display());
-    for words in [
-        &["list"][..],
-        &["resume", "--origin", &url],
-        &["acknowledge", "invoice-17"],
-        &["forget", "invoice-17"],
-        &required,
-    ] {
+    let resume = ["resume", "--origin", &url];
+    let (acknowledge, forget) = (["acknowledge", "invoice-17"], ["forget", "invoice-17"]);
+    for words in [&["list"][..], &resume, &acknowledge, &forget, &required] {
         let output = script.call(words);
         let line = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(69), "{line}");
@@ -216,10 +212,8 @@ fn a_new_journal_is_told_in_one_line_and_can_be_rejected() {
         let output = script.call(words);
         assert!(output.status.success());
         let said = String::from_utf8(output.stderr).unwrap();
-        match line {
-            Some(line) => assert!(said.starts_with(line) && said.lines().count() == 1, "{said}"),
-            None => assert_eq!(said, ""),
-        }
+        assert_eq!(said.lines().count(), usize::from(line.is_some()), "{said}");
+        assert!(line.is_none_or(|line| said.starts_with(line)), "{said}");
     }
     assert_eq!(script.bank.requests().len(), 1);
 }

@@ -25,6 +25,8 @@ class Payment(BaseModel):
     hold: bool = False
 
 
+# A request for /orders is redirected to /orders/ with 307.
+@app.post("/orders/", status_code=201)
 @app.post("/payments", status_code=201)
 async def pay(payment: Payment, authorization: str = Header()):
     charge = f"ch_{next(ids)}"

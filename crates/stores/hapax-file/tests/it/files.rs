@@ -290,6 +290,7 @@ async fn takes_over(
         own_lease_ids: &[],
         scheme: &record.scheme,
         fingerprint: &record.fingerprint,
+        rehashed: &[],
         terms: record.terms,
         hook: None,
         may_reconcile: true,

@@ -187,6 +187,36 @@ async fn a_deferred_outcome_is_replayed_here_and_written_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn while_a_redirect_is_deferred_another_request_is_interrupted_and_executes_later() {
+    let world = World::new();
+    let process = world.process();
+    let lease = own(&process, &reexecute()).await;
+    world.store.set(Mode::Unavailable);
+    assert_eq!(lease.redirect(outcome("there")).await, Err(FinishError::Pending));
+    assert_eq!(replayed(&process).await, outcome("there"));
+    assert_eq!(process.stats().deferred_bytes, 5);
+    let scope = hapax_core::Scope::shared();
+    let other = async || process.claim(&scope, &key(), &Text("b"), &reexecute()).await;
+    assert!(matches!(other().await, Err(ClaimError::Interrupted(_))));
+
+    world.store.set(Mode::Healthy);
+    process.drain().await;
+    let Ok(Claim::Execute(lease)) = other().await else { panic!() };
+    assert_eq!(replayed(&process).await, outcome("there"));
+    // The outcome of the request that followed is deferred: the redirect is known nevertheless.
+    world.store.set(Mode::Unavailable);
+    assert_eq!(lease.complete(outcome("done"), None).await, Err(FinishError::Pending));
+    assert_eq!(replayed(&process).await, outcome("there"));
+    let Ok(Claim::Replay(done)) = other().await else { panic!() };
+    assert_eq!(done.outcome, outcome("done"));
+    let third = process.claim(&scope, &key(), &Text("c"), &reexecute()).await;
+    assert!(matches!(third, Ok(Claim::Mismatch)));
+    world.store.set(Mode::Healthy);
+    process.drain().await;
+    assert_eq!(replayed(&world.process()).await, outcome("there"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replay_states_whether_its_outcome_is_stored() {
     let world = World::new();
     let process = world.process();

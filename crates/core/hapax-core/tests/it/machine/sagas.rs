@@ -66,6 +66,7 @@ fn a_claim_that_adopts_creates_no_record() {
         own_lease_ids: &[],
         scheme: &scheme,
         fingerprint: &fingerprint("same"),
+        rehashed: &[],
         terms: terms(OnUnknown::Reexecute),
         description: None,
         hook: None,

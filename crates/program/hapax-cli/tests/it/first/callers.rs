@@ -6,11 +6,12 @@ use std::process::Command;
 
 use hapax_testkit::servers::free_port;
 
-use super::services::{Axum, Service, serve_axum};
+use super::services::{Axum, Service, script, serve_axum};
 use super::{
-    Caller, Killed, Line, Process, a_client_hangs_up, a_client_is_killed, paid,
+    Caller, HOLD, Killed, Line, Process, a_client_hangs_up, a_client_is_killed, paid,
     the_keeper_is_killed, two_callers_with_one_key,
 };
+use crate::world::installed;
 
 const TOKENS: [Caller; 2] = [("authorization", "Bearer a"), ("authorization", "Bearer b")];
 const COOKIES: [Caller; 2] = [("cookie", "session=a"), ("cookie", "session=b")];
@@ -78,6 +79,49 @@ mod pypi {
         let (service, _process) = Service::fastapi(folder.path());
         let gateway = Line::start(service.address, folder.path(), &[]);
         exercise(gateway, None, &service, TOKENS);
+    }
+
+    /// The clients follow the redirect of a path without its last slash; one of them is killed before it has
+    /// the second response.
+    #[test]
+    fn fastapi_with_slashes_has_one_effect_for_clients_that_follow() {
+        let folder = tempfile::tempdir().unwrap();
+        let (service, _process) = Service::fastapi(folder.path());
+        let gateway = Line::start(service.address, folder.path(), &[]);
+        let pay = |key: &str, amount: u32, more: &str| {
+            let mut python = Command::new(installed("pypi").join("bin/python"));
+            python.arg("-I").arg(script("pay_following.py"));
+            let url = format!("http://{}/orders", gateway.address());
+            python.args([url, key.to_owned(), format!(r#"{{"amount": {amount}{more}}}"#)]);
+            python
+        };
+        let paid = |key, amount, more| {
+            let output = pay(key, amount, more).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{error}");
+            serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        };
+        let first = paid("order-1", 1, "");
+        assert_eq!(
+            (&first[0], &first[1], &first[2]),
+            (&[307].into(), &201.into(), &"false".into())
+        );
+        let again = paid("order-1", 1, "");
+        assert_eq!((&again[0], &again[1], &again[2]), (&[307].into(), &201.into(), &"true".into()));
+        assert_eq!(first[3], again[3]);
+
+        let killed = Process::start(&mut pay("order-2", 2, HOLD));
+        service.wait_for_charge(2);
+        drop(killed);
+        service.release();
+        let retried = loop {
+            let answer = paid("order-2", 2, HOLD);
+            if answer[1] != 409 {
+                break answer;
+            }
+        };
+        assert_eq!((&retried[0], &retried[1]), (&[307].into(), &201.into()), "{retried}");
+        service.was_charged_once_each(&[1, 2]);
     }
 }
 

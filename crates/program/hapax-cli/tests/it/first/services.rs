@@ -97,7 +97,7 @@ fn released(ledger: &Path) -> PathBuf {
     PathBuf::from(format!("{}.release", ledger.display()))
 }
 
-fn script(name: &str) -> PathBuf {
+pub(super) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/services").join(name)
 }
 

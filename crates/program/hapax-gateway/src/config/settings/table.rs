@@ -336,8 +336,9 @@ settings! {
     /// with `Idempotency-Outcome: did-not-happen`: it did not happen, and the service rejects this
     /// fence from now on. Anything else: not known yet. RunningAdmin at start and on reload
     reconcile_url: Option<Url> => (|it| it.reconcile_url);
-    /// Responses that are stored and replayed: `standard` (2xx, 3xx and most 4xx), `stripe-v1` (all
-    /// but 409 and 429) or `success-only` (2xx). Under `standard` the outcome of other 5xx is
+    /// Responses that are stored and replayed: `standard` (2xx, most 3xx and most 4xx), `stripe-v1` (all
+    /// but 307, 308, 409 and 429) or `success-only` (2xx). A 307 or 308 releases the key, and its
+    /// request gets it again. Under `standard` the outcome of other 5xx is
     /// unknown, of 503 too unless `on_unknown` is reexecute
     profile: ProfileName => (|it| it.profile);
     /// Statuses that are stored and replayed, whatever the profile, like 404, 5xx or 500-502;
